@@ -1,0 +1,67 @@
+"""fedcover: federated learning where each client trains a sub-model, and coverage is measured and designed."""
+
+from fedcover import data
+from fedcover.aggregate import ClientUpdate, RegionSum, average
+from fedcover.budgets import Budget, by_client, by_slot, parse_code
+from fedcover.clients import Client
+from fedcover.cost import Cost, cost_of
+from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
+from fedcover.data import Examples, Population
+from fedcover.errors import ClientError, FedcoverError, InputError
+from fedcover.federation import Federation
+from fedcover.history import History, RoundRecord
+from fedcover.local import LocalSGD, Task
+from fedcover.network import Network, trace
+from fedcover.policies import (
+    Policy,
+    check_policy,
+    fixed_subnetwork,
+    full,
+    neuron_pruning,
+    policy,
+    pretrained_mask,
+    weight_pruning,
+)
+from fedcover.seeding import Round
+from fedcover.version import __version__
+
+__all__ = [
+    "Budget",
+    "Client",
+    "ClientError",
+    "ClientUpdate",
+    "Cost",
+    "Examples",
+    "FedcoverError",
+    "Federation",
+    "History",
+    "InputError",
+    "LocalSGD",
+    "Network",
+    "Policy",
+    "Population",
+    "RegionSum",
+    "Round",
+    "RoundRecord",
+    "Task",
+    "__version__",
+    "average",
+    "by_client",
+    "by_slot",
+    "check_policy",
+    "cost_of",
+    "coverage_of",
+    "data",
+    "fixed_subnetwork",
+    "full",
+    "gamma_min",
+    "neuron_pruning",
+    "parse_code",
+    "policy",
+    "pretrained_mask",
+    "pruning_noise",
+    "regions",
+    "trace",
+    "uncovered",
+    "weight_pruning",
+]

@@ -1,0 +1,78 @@
+"""Averaging region by region, as a stream: two running sums for each entry.
+
+An entry's new value is the weighted mean over the clients that hold it; an entry that nobody holds
+keeps its old value, bit for bit. Memory does not grow with the cohort.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcover.errors import InputError
+from fedcover.params import Mask, Params
+
+WEIGHTINGS = ("uniform", "examples")
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What a client sends back: its trained values, of which only those inside its mask count."""
+
+    client: int
+    theta: Params
+    mask: Mask
+    examples: int = 1
+    train_loss: float = float("nan")
+    seconds: float = 0.0
+
+
+class RegionSum:
+    """A running region average.
+
+    Sums are in double precision, so that the order of clients changes the result by rounding at most.
+
+    >>> total = RegionSum({"w": torch.tensor([5.0, 7.0])})
+    >>> total.add(ClientUpdate(0, {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])}))
+    >>> total.mean()["w"].tolist()
+    [1.0, 7.0]
+    """
+
+    def __init__(self, theta: Params, weighting: str = "uniform") -> None:
+        if weighting not in WEIGHTINGS:
+            raise InputError(f"weighting must be one of {', '.join(WEIGHTINGS)}; got '{weighting}'")
+        self._theta = theta
+        self._by_examples = weighting == "examples"
+        self._sum: dict[str, Tensor] = {k: torch.zeros_like(t, dtype=torch.float64) for k, t in theta.items()}
+        self._weight: dict[str, Tensor] = {k: torch.zeros_like(t, dtype=torch.float64) for k, t in theta.items()}
+
+    def add(self, update: ClientUpdate) -> None:
+        """Take in one client; what it holds outside its mask has no influence, not even as NaN."""
+        weight = float(update.examples) if self._by_examples else 1.0
+        for name, total in self._sum.items():
+            values = update.theta[name].double()
+            if name in update.mask:
+                kept = update.mask[name]
+                total.add_(torch.where(kept, values, 0.0), alpha=weight)
+                self._weight[name].add_(kept, alpha=weight)
+            else:
+                total.add_(values, alpha=weight)
+                self._weight[name].add_(weight)
+
+    def mean(self) -> Params:
+        """The new theta."""
+        new = {}
+        for name, old in self._theta.items():
+            weight = self._weight[name]
+            held = weight > 0
+            new[name] = torch.where(held, (self._sum[name] / weight.clamp_min(1e-300)).to(old.dtype), old)
+        return new
+
+
+def average(theta: Params, updates: Iterable[ClientUpdate], weighting: str = "uniform") -> Params:
+    """The region average of a batch of updates, the same bits for any order of them."""
+    total = RegionSum(theta, weighting)
+    for update in sorted(updates, key=lambda u: u.client):
+        total.add(update)
+    return total.mean()

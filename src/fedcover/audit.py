@@ -1,0 +1,155 @@
+"""What a code name means before anything is trained: coverage, regions, costs and expected noise."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from fedcover.budgets import Budget, parse_code
+from fedcover.clients import cohort_of
+from fedcover.cost import cost_of
+from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
+from fedcover.models import IMAGES, build
+from fedcover.network import trace
+from fedcover.params import Params, params_of
+from fedcover.policies.ranked import Frozen, Ranked
+from fedcover.policies.techniques import named_policy
+from fedcover.seeding import Round
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class PolicyCost:
+    """What one item of the code costs, and who has it."""
+
+    name: str
+    slots: list[int]
+    keep: float
+    parameters: int
+    macs: float
+    bytes_down: int
+    bytes_up: int
+    flops_of_step: float
+    """FLOPs of a training step on a batch of 10."""
+    pruning_noise: float
+
+
+@dataclass(frozen=True)
+class RegionFact:
+    """One region: how many hold it, who, and how large it is."""
+
+    coverage: int
+    slots: list[int]
+    size: int
+    share: float
+    tensors: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The audit of a code; costs are averages over the cohort, noise is for a freshly initialised model."""
+
+    code: str
+    technique: str
+    model: str
+    clients: int
+    gamma_min: int
+    condition_holds: bool
+    """Whether every parameter is in at least one client's model: Gamma_min >= 1."""
+    coverage: list[int]
+    """Least coverage of the items in each band of the ranking, S1 (the largest) first."""
+    uncovered: float
+    parameters: float
+    parameters_ratio: float
+    macs: float
+    macs_ratio: float
+    bytes: float
+    """Bytes that a client downloads: kept values and its mask's cheapest encoding."""
+    bytes_up: float
+    bytes_ratio: float
+    expected_pruning_noise: float
+    expected_pruning_noise_max: float
+    policies: list[PolicyCost]
+    regions: list[RegionFact]
+
+    def as_dict(self) -> dict[str, Any]:
+        """This audit as plain data, for JSON."""
+        return asdict(self)
+
+
+def audit_code(code: str, technique: str = "WP", model: str = "mlp", seed: int = 0) -> Audit:
+    """The audit of a code for a technique (WP, NP, FS, PT or full) on one of the paper's networks.
+
+    >>> audit_code("1111223344").gamma_min, audit_code("1111444444").gamma_min
+    (8, 4)
+    """
+    module = build(model, IMAGES.get(model, (1, 28, 28)), CLASSES, seed)
+    network = trace(module, torch.zeros(2, *IMAGES[model]))
+    policy = named_policy(technique).bind(network)
+    budgets = parse_code(code, policy.codebook)
+    theta = params_of(module)
+    cohort = cohort_of(range(len(budgets)), [1] * len(budgets), budgets, "slot")
+    masks, _ = policy.plan(theta, cohort, Round(1, seed), policy.start())
+    counts = coverage_of(masks, theta)
+    noise = pruning_noise(theta, masks)
+    whole = cost_of(network, {})
+    costs = [cost_of(network, mask) for mask in {id(m): m for m in masks}.values()]
+    cost = dict(zip({id(m): None for m in masks}, costs, strict=True))
+    each = [cost[id(mask)] for mask in masks]
+    mean = {
+        key: sum(getattr(c, key) for c in each) / len(each) for key in ("parameters", "macs", "bytes_down", "bytes_up")
+    }
+    least = gamma_min(counts)
+    facts = [
+        PolicyCost(
+            name, slots, budgets[slots[0]].keep, each[slots[0]].parameters, each[slots[0]].macs,
+            each[slots[0]].bytes_down, each[slots[0]].bytes_up, each[slots[0]].flops_of_step(10), noise[slots[0]],
+        )
+        for name, slots in _by_name(budgets).items()
+    ]  # fmt: skip
+    inner = policy.inner if isinstance(policy, Frozen) else policy
+    return Audit(
+        code=code,
+        technique=technique if technique == "full" else technique.upper(),
+        model=model,
+        clients=len(budgets),
+        gamma_min=least,
+        condition_holds=least >= 1,
+        coverage=_band_coverage(inner, budgets, theta) if isinstance(inner, Ranked) else [len(budgets)] * 4,
+        uncovered=uncovered(counts),
+        parameters=mean["parameters"],
+        parameters_ratio=mean["parameters"] / whole.parameters,
+        macs=mean["macs"],
+        macs_ratio=mean["macs"] / whole.macs,
+        bytes=mean["bytes_down"],
+        bytes_up=mean["bytes_up"],
+        bytes_ratio=(mean["bytes_down"] + mean["bytes_up"]) / (whole.bytes_down + whole.bytes_up),
+        expected_pruning_noise=sum(noise) / len(noise),
+        expected_pruning_noise_max=max(noise),
+        policies=facts,
+        regions=[
+            RegionFact(len(r.holders), list(r.holders), r.size, r.size / whole.parameters, dict(r.tensors))
+            for r in regions(masks, theta)
+        ],
+    )
+
+
+def _by_name(budgets: Sequence[Budget]) -> dict[str, list[int]]:
+    slots: dict[str, list[int]] = {}
+    for slot, budget in enumerate(budgets):
+        slots.setdefault(str(budget), []).append(slot)
+    return slots
+
+
+def _band_coverage(policy: Ranked, budgets: Sequence[Budget], theta: Params) -> list[int]:
+    """The least coverage of the items in each band, over all blocks; quarters, or as fine as the code's bands."""
+    bands = math.lcm(4, *(len(budget.bands) for budget in budgets if budget.bands))
+    least = torch.full((bands,), len(budgets), dtype=torch.long)
+    for name, ranks in policy.ranks(theta).items():
+        held = torch.stack([budget.held(ranks, name) for budget in budgets]).sum(0)
+        least.scatter_reduce_(0, ranks * bands // ranks.numel(), held, "amin")
+    found: list[int] = least.tolist()
+    return found

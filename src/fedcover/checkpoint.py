@@ -1,0 +1,82 @@
+"""Checkpoints: all that a resume needs, in one file without pickle, written whole or not at all.
+
+A checkpoint is a safetensors file: tensors ``theta/NAME`` and ``policy/NAME``, and in its header,
+as JSON, the round, the history, the fingerprint of the settings and a digest of all of it.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from fedcover.errors import InputError
+from fedcover.files import write_atomically
+from fedcover.history import History
+from fedcover.params import Params
+
+FORMAT = "fedcover-checkpoint-1"
+
+
+@dataclass(frozen=True)
+class State:
+    """A federation between two rounds: nothing else is carried over."""
+
+    round: int
+    """Rounds played so far."""
+    theta: Params
+    policy: dict[str, Tensor] = field(default_factory=dict)
+
+
+def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
+    """A SHA-256 over names, shapes, types and bits of tensors, and over texts."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        total.update(tensor.numpy().tobytes())
+    for text in texts:
+        total.update(text.encode())
+    return total.hexdigest()
+
+
+def save(path: Path, state: State, history: History, fingerprint: str) -> None:
+    """Write a checkpoint, atomically."""
+    from safetensors.torch import save as to_bytes
+
+    tensors = {f"theta/{name}": tensor.contiguous() for name, tensor in state.theta.items()}
+    tensors |= {f"policy/{name}": tensor.contiguous() for name, tensor in state.policy.items()}
+    lines = history.to_lines()
+    header = {
+        "format": FORMAT,
+        "round": str(state.round),
+        "fingerprint": fingerprint,
+        "history": lines,
+        "digest": digest_of(tensors, str(state.round), fingerprint, lines),
+    }
+    write_atomically(path, to_bytes(tensors, metadata=header))
+
+
+def load(path: Path) -> tuple[State, History, str]:
+    """The state, history and fingerprint in a checkpoint; an error if a single bit of it is off."""
+    from safetensors import SafetensorError, safe_open
+
+    remedy = "delete it to resume from the checkpoint before it, or start anew in another folder"
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"checkpoint {path} is truncated or corrupt ({error}); {remedy}") from error
+    if header.get("format") != FORMAT:
+        raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
+    whole = digest_of(tensors, header["round"], header["fingerprint"], header["history"])
+    if header["digest"] != whole:
+        raise InputError(f"checkpoint {path} is corrupt: its digest is not that of its contents; {remedy}")
+    parts: dict[str, Params] = {"theta": {}, "policy": {}}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition("/")
+        parts[kind][rest] = tensor
+    state = State(int(header["round"]), parts["theta"], parts["policy"])
+    return state, History.from_lines(header["history"]), header["fingerprint"]

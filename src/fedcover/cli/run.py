@@ -1,0 +1,104 @@
+"""``fedcover run``: train a federation into a run folder."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcover.cli.console import RunProgress, err, friendly, out
+from fedcover.config import Config, check_config, read_config
+from fedcover.errors import InputError
+from fedcover.history import History
+from fedcover.runfolder import read_settings
+
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", envvar="FEDCOVER_DATA", help="Folder with mnist/, fashion_mnist/, cifar10/.", metavar="DIR"),
+]
+
+
+@friendly
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(help="Settings in TOML; the paper's MNIST settings if left out.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one setting, such as local.lr=0.1.", metavar="KEY=VALUE")
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Run folder; a new one under runs/ if left out.", metavar="DIR")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, to the same bits.")] = False,
+    data: DataOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
+) -> None:
+    """Train a federation: real data, any masks, coverage and noise measured in every round.
+
+    `fedcover list settings` shows every setting. Example:
+    `fedcover run --set policy.name=NP --set budgets.code=1111444444 --set rounds=20 --out runs/np`
+    """
+    changes = set_ or []
+    if resume and out_dir is None:
+        raise InputError("--resume needs --out DIR, the folder of the run to go on with")
+    if resume and config is None and out_dir is not None:
+        settings = _resumed(out_dir, changes)
+    else:
+        settings = read_config(config, changes)
+    where = out_dir or new_folder(settings.title)
+    history = train(settings, where, resume, data, quiet or as_json)
+    summary = json.loads((where / "summary.json").read_text())
+    if as_json:
+        out.print_json(json.dumps({**summary, "folder": str(where)}))
+    elif not quiet:
+        last = history.last
+        local = f", local {last.local_accuracy:.2%}" if last.local_accuracy is not None else ""
+        out.print(
+            f"{summary['name']}: accuracy {last.accuracy:.2%}{local} after {len(history)} rounds;"
+            f" Γmin {history.gamma_min}, δ² {last.pruning_noise:.4f}; {summary['seconds']:.1f} s"
+        )
+        if summary["uncovered"] > 0:
+            out.print(
+                f"[yellow]warning:[/] {summary['uncovered']:.2%} of the entries were held by nobody in some round"
+            )
+        out.print(f"data: {summary['data']}", markup=False)
+        out.print(f"report: {where / 'report.html'}", markup=False)
+
+
+def train(
+    settings: Config, where: Path, resume: bool, data: str | None, quiet: bool, bar: RunProgress | None = None
+) -> History:
+    """Build the federation and play its rounds into a folder, with progress."""
+    federation, test = settings.build(data)
+    with bar or RunProgress(quiet) as progress:
+        return federation.run(
+            settings.rounds,
+            evaluate_on=test,
+            evaluate_every=settings.evaluate.every,
+            local_every=settings.evaluate.local_every,
+            out=where,
+            resume=resume,
+            checkpoint_every=settings.checkpoint_every,
+            settings=settings.settings(),
+            on_round=progress.follow(settings.title, settings.rounds),
+        )
+
+
+def new_folder(title: str) -> Path:
+    """A folder under runs/ that does not exist yet."""
+    path, number = Path("runs") / title, 2
+    while path.exists():
+        path = Path("runs") / f"{title}-{number}"
+        number += 1
+    return path
+
+
+def _resumed(folder: Path, changes: list[str]) -> Config:
+    raw = read_settings(folder)
+    config = check_config(raw)
+    if not changes:
+        return config
+    if any(change.split("=")[0].strip() not in ("rounds", "name") for change in changes):
+        err.print("note: a resumed run keeps its settings; only rounds and name may change")
+    return read_config(folder / "config.toml", changes)

@@ -1,0 +1,46 @@
+"""Who is in a round's cohort, and with what budget."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedcover.budgets import Budget
+from fedcover.errors import InputError
+from fedcover.seeding import Round
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client in one round: who it is, its place in the cohort, and what it can afford."""
+
+    id: int
+    slot: int
+    budget: Budget
+    examples: int = 1
+    """How many training examples it has."""
+
+
+def sample_ids(population: int, size: int, this_round: Round) -> list[int]:
+    """``size`` different client ids of 0 .. population-1, in random order, in time that only ``size`` sets.
+
+    >>> sorted(sample_ids(3, 3, Round(index=1, seed=0)))
+    [0, 1, 2]
+    """
+    if not 0 < size <= population:
+        raise InputError(f"a cohort of {size} cannot be drawn from {population} clients; make cohort 1 to {population}")
+    rng = this_round.generator("cohort")
+    chosen: dict[int, None] = {}
+    for top in range(population - size, population):  # Floyd's sampling
+        pick = int(torch.randint(top + 1, (), generator=rng))
+        chosen[top if pick in chosen else pick] = None
+    ids = list(chosen)
+    return [ids[i] for i in torch.randperm(size, generator=rng).tolist()]
+
+
+def cohort_of(ids: Sequence[int], sizes: Sequence[int], budgets: Sequence[Budget], by: str) -> list[Client]:
+    """The cohort's clients with their budgets, attached by slot or by client."""
+    return [
+        Client(id, slot, budgets[(slot if by == "slot" else id) % len(budgets)], examples)
+        for slot, (id, examples) in enumerate(zip(ids, sizes, strict=True))
+    ]

@@ -1,0 +1,203 @@
+"""Runs described in TOML: strict keys, the paper's settings as defaults."""
+
+import tomllib
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedcover import data
+from fedcover.budgets import by_client, by_slot
+from fedcover.data import Examples, Population
+from fedcover.errors import InputError
+from fedcover.federation import Federation
+from fedcover.local import LocalSGD, Task
+from fedcover.models import build
+from fedcover.policies.techniques import named_policy, pretrained_mask
+from fedcover.settings import flatten
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(_Strict):
+    """Which data, and how the clients share it."""
+
+    name: str = Field("mnist", description="mnist, fashion_mnist, cifar10 or digits")
+    partition: Literal["iid", "shards", "dirichlet"] = Field("iid", description="how the clients share the data")
+    clients: int = Field(100, ge=1, description="clients in the population")
+    shards_each: int = Field(2, ge=1, description="with shards: label shards for each client")
+    alpha: float = Field(0.5, gt=0, description="with dirichlet: smaller is more skewed")
+
+
+class ModelConfig(_Strict):
+    """Which network."""
+
+    name: str = Field("mlp", description="mlp or lenet")
+
+
+class PolicyConfig(_Strict):
+    """How masks are made."""
+
+    name: str = Field("WP", description="full, WP, NP, FS or PT")
+    freeze_after: int = Field(3, ge=1, description="with PT: rounds before the mask is frozen")
+
+
+class BudgetsConfig(_Strict):
+    """What clients can afford."""
+
+    code: str = Field("1111111111", description="1111223344, or 4x1,6x0.75; see `fedcover audit --help`")
+    by: Literal["slot", "client"] = Field("slot", description="whether an item belongs to a cohort slot or to a client")
+
+
+class LocalConfig(_Strict):
+    """Local training."""
+
+    epochs: int = Field(5, description="epochs over a client's data in each round")
+    batch_size: int = Field(10, description="examples in a step")
+    lr: float = Field(0.01, description="step size")
+    momentum: float = Field(0.5, description="starts at 0 in each round")
+
+
+class EvaluateConfig(_Strict):
+    """When to look."""
+
+    every: int = Field(1, ge=1, description="rounds between evaluations on the test set")
+    local_every: int = Field(0, ge=0, description="rounds between local evaluations; 0: after the last round")
+
+
+class Config(_Strict):
+    """A run, in full."""
+
+    name: str = Field("", description="what the run is called; made from the settings if empty")
+    seed: int = Field(0, description="decides theta_0, the partition and every draw")
+    rounds: int = Field(100, ge=1, description="rounds to play")
+    cohort: int = Field(10, ge=1, description="clients in a round")
+    weighting: Literal["uniform", "examples"] = Field("uniform", description="how a region's clients are weighted")
+    engine: Literal["serial"] = Field("serial", description="what trains the clients")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    policy: PolicyConfig = PolicyConfig()
+    budgets: BudgetsConfig = BudgetsConfig()
+    local: LocalConfig = LocalConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+    @property
+    def title(self) -> str:
+        """The run's name, or one made from its settings: ``WP-1111223344-mnist-iid-seed0``."""
+        if self.name:
+            return self.name
+        code = "".join(c if c.isalnum() or c in ".-" else "_" for c in self.budgets.code)
+        policy = self.policy.name if self.policy.name == "full" else f"{self.policy.name}-{code}"
+        return f"{policy}-{self.data.name}-{self.data.partition}-seed{self.seed}"
+
+    def settings(self) -> dict[str, Any]:
+        """This configuration as a nested dict, in full."""
+        return {**self.model_dump(), "name": self.title}
+
+    def build(self, folder: str | None = None) -> tuple[Federation, Examples]:
+        """The federation that this describes, and its test set; ``folder`` is where data sets lie."""
+        split = data.load(self.data.name, folder)
+        federation = Federation(
+            task=Task(build(self.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, self.seed)),
+            clients=self._population(split.train),
+            policy=pretrained_mask(self.policy.freeze_after)
+            if self.policy.name.upper() == "PT"
+            else named_policy(self.policy.name),
+            budgets=by_slot(self.budgets.code) if self.budgets.by == "slot" else by_client(self.budgets.code),
+            local=LocalSGD(**self.local.model_dump()),
+            cohort=self.cohort,
+            seed=self.seed,
+            weighting=self.weighting,
+        )
+        return federation, split.test
+
+    def _population(self, train: Examples) -> Population:
+        if self.data.partition == "iid":
+            return data.iid(train, self.data.clients, seed=self.seed)
+        if self.data.partition == "shards":
+            return data.shards(train, self.data.clients, self.data.shards_each, seed=self.seed)
+        return data.dirichlet(train, self.data.clients, self.data.alpha, seed=self.seed)
+
+
+def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> Config:
+    """The configuration in a TOML file (or the defaults), with ``key=value`` changes applied."""
+    raw: dict[str, Any] = {}
+    if path is not None:
+        try:
+            raw = tomllib.loads(Path(path).read_text())
+        except FileNotFoundError:
+            raise InputError(
+                f"there is no config file {path}; check the path, or leave it out for the defaults"
+            ) from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InputError(f"{path} is not readable as TOML ({error}); see `fedcover list settings`") from error
+    for change in changes:
+        _apply(raw, change)
+    return check_config(raw)
+
+
+def check_config(raw: dict[str, Any]) -> Config:
+    """The configuration that a nested dict describes, or an error that names the key and the remedy."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise InputError(f"there is no setting '{key}'{_nearest(key)}") from None
+        what = first["msg"].removeprefix("Input ").removeprefix("should")
+        raise InputError(f"setting {key} should{what}; got {first['input']!r}") from None
+
+
+def valid_keys() -> dict[str, Any]:
+    """Every setting with its default, by dotted key."""
+    return dict(flatten(Config().model_dump()))
+
+
+def describe_keys() -> list[tuple[str, Any, str]]:
+    """Every setting with its default and one line of description."""
+    rows: list[tuple[str, Any, str]] = []
+    for name, info in Config.model_fields.items():
+        default = info.default
+        if isinstance(default, _Strict):
+            for inner, field in type(default).model_fields.items():
+                rows.append((f"{name}.{inner}", field.default, field.description or ""))
+        else:
+            rows.append((name, default, info.description or ""))
+    return rows
+
+
+def _nearest(key: str) -> str:
+    keys = list(valid_keys())
+    by_tail = [k for k in keys if k.split(".")[-1] == key.split(".")[-1]]
+    near = by_tail or get_close_matches(key, keys, n=1, cutoff=0.5)
+    if not near:
+        tails = {k.split(".")[-1]: k for k in keys}
+        near = [tails[t] for t in get_close_matches(key.split(".")[-1], tails, n=1)]
+    return f"; did you mean '{near[0]}'?" if near else "; see `fedcover list settings`"
+
+
+def _apply(raw: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--set takes key=value, such as --set local.lr=0.1; got '{change}'")
+    if key not in valid_keys():
+        raise InputError(f"there is no setting '{key}'{_nearest(key)}")
+    current = valid_keys()[key]
+    value: Any = text
+    if not isinstance(current, str):
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+    at = raw
+    *sections, last = key.split(".")
+    for section in sections:
+        at = at.setdefault(section, {})
+    at[last] = value

@@ -1,0 +1,27 @@
+"""Data for federations: named data sets, ways to deal them to clients, and the clients' shares."""
+
+from fedcover.data import partition
+from fedcover.data.examples import Examples, as_examples
+from fedcover.data.fetch import get
+from fedcover.data.population import Population, dirichlet, from_parts, iid, shards
+from fedcover.data.sources import Description, Split, cache_folder, describe, load, names
+from fedcover.data.table import Source
+
+__all__ = [
+    "Description",
+    "Examples",
+    "Population",
+    "Source",
+    "Split",
+    "as_examples",
+    "cache_folder",
+    "describe",
+    "dirichlet",
+    "from_parts",
+    "get",
+    "iid",
+    "load",
+    "names",
+    "partition",
+    "shards",
+]

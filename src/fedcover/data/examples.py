@@ -1,0 +1,166 @@
+"""Labelled examples held as two tensors, and the one door through which a caller's data comes in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from fedcover.errors import InputError
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs (float32, N x ...) with their labels (int64, N), the number of classes, and where they come from.
+
+    >>> few = Examples(torch.zeros(3, 1, 8, 8), torch.tensor([0, 2, 2]), classes=3)
+    >>> len(few), few.label_counts().tolist()
+    (3, [1, 0, 2])
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    classes: int
+    name: str = "examples"
+    provenance: str = "given by the caller"
+
+    def __post_init__(self) -> None:
+        for what, value, dtype in (("inputs", self.inputs, torch.float32), ("labels", self.labels, torch.int64)):
+            if not isinstance(value, Tensor) or value.dtype != dtype:
+                got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise InputError(f"{what} of {self.name} must be a {dtype} tensor; got {got}; convert with as_examples")
+        if self.labels.ndim != 1 or self.inputs.ndim < 1:
+            shapes = f"inputs {tuple(self.inputs.shape)} and labels {tuple(self.labels.shape)}"
+            raise InputError(f"{self.name} must have inputs N x ... and labels N; got {shapes}; reshape them")
+        if len(self.inputs) != len(self.labels):
+            counts = f"{len(self.inputs)} inputs and {len(self.labels)} labels"
+            raise InputError(f"{self.name} must have one label for each input; got {counts}; drop what has no partner")
+        if len(self.labels) == 0:
+            raise InputError(f"{self.name} has no examples; give at least one")
+        low, high = (int(end) for end in self.labels.aminmax())
+        if low < 0 or high >= self.classes:
+            worst = low if low < 0 else high
+            raise InputError(f"labels of {self.name} must be in 0..{self.classes - 1}; got {worst}; renumber them")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, indices: "Tensor | np.ndarray[Any, Any] | Sequence[int]") -> "Examples":
+        """The examples at these indices, in this order.
+
+        >>> Examples(torch.zeros(3, 2), torch.tensor([0, 1, 2]), 3).subset([2, 0]).labels.tolist()
+        [2, 0]
+        """
+        chosen = as_indices(indices, len(self), f"a subset of {self.name}").to(self.labels.device)
+        return replace(self, inputs=self.inputs[chosen.to(self.inputs.device)], labels=self.labels[chosen])
+
+    def label_counts(self) -> Tensor:
+        """How many examples each class has (int64, one entry per class).
+
+        >>> Examples(torch.zeros(2, 1), torch.tensor([1, 1]), classes=2).label_counts().tolist()
+        [0, 2]
+        """
+        return torch.bincount(self.labels, minlength=self.classes)
+
+
+def as_indices(indices: object, length: int, what: str) -> Tensor:
+    """The indices as a flat int64 tensor, all of them in 0..length-1.
+
+    >>> as_indices([0, 2], 3, "a subset").tolist()
+    [0, 2]
+    """
+    given = as_tensor(indices, f"the indices of {what}")
+    if given.ndim != 1:
+        raise InputError(f"the indices of {what} must be flat; got the shape {tuple(given.shape)}; flatten them")
+    if len(given) and (given.dtype == torch.bool or given.is_floating_point() or given.is_complex()):
+        raise InputError(f"the indices of {what} must be integers; got {given.dtype}; for a mask pass its nonzero()")
+    flat = given.to(torch.int64)
+    if len(flat):
+        low, high = (int(end) for end in flat.aminmax())
+        if low < 0 or high >= length:
+            worst = low if low < 0 else high
+            raise InputError(f"the indices of {what} must be in 0..{length - 1}; got {worst}; drop or renumber it")
+    return flat
+
+
+def as_tensor(value: object, what: str) -> Tensor:
+    """The value as a tensor, or an error that names it."""
+    try:
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            return torch.tensor(value)  # torch cannot share memory that must not be written
+        return torch.as_tensor(cast(Any, value))
+    except (TypeError, ValueError, RuntimeError) as why:
+        kind = type(value).__name__
+        raise InputError(f"{what} must be a tensor, an array or a list of numbers; got {kind} ({why})") from why
+
+
+def as_labels(labels: object) -> Tensor:
+    """The labels as a flat int64 tensor of whole numbers, none of them negative.
+
+    >>> as_labels([2.0, 0.0]).tolist()
+    [2, 0]
+    """
+    y = as_tensor(labels, "labels")
+    if y.ndim != 1:
+        raise InputError(f"labels must be flat; got the shape {tuple(y.shape)}; pass one class number per example")
+    if y.is_complex() or (y.is_floating_point() and bool((y != y.round()).any())):
+        raise InputError("labels must be whole numbers; got fractions; pass class numbers 0, 1, 2, ...")
+    y = y.to(torch.int64)
+    if y.numel() and int(y.min()) < 0:
+        raise InputError(f"labels must be 0 or more; got {int(y.min())}; renumber the classes")
+    return y
+
+
+def as_examples(data: object) -> Examples:
+    """Examples made from Examples, a pair (inputs, labels), or a map-style torch dataset of (x, y) pairs.
+
+    Numbers are cast (inputs to float32, labels to int64), never scaled. The number of classes is the
+    dataset's own ``classes`` where it has them, otherwise the largest label plus one.
+
+    >>> as_examples((np.zeros((4, 2)), [0, 1, 1, 2])).classes
+    3
+    """
+    if isinstance(data, Examples):
+        return data
+    if isinstance(data, (tuple, list)):
+        if len(data) != 2:
+            raise InputError(f"data must be a pair (inputs, labels); got {len(data)} parts; pass exactly two")
+        return _from_pair(data[0], data[1], None)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and callable(getattr(data, "__len__", None)):
+        return _from_dataset(data)
+    kind = type(data).__name__
+    raise InputError(f"data must be Examples, a pair (inputs, labels) or a torch Dataset with a length; got {kind}")
+
+
+def _from_dataset(data: Any) -> Examples:
+    pairs = []
+    for index in range(len(data)):
+        item = data[index]
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            kind = type(item).__name__
+            raise InputError(f"item {index} of the dataset must be a pair (x, y); got {kind}; wrap the dataset")
+        pairs.append((as_tensor(item[0], f"x of item {index}"), as_tensor(item[1], f"y of item {index}")))
+    if not pairs:
+        raise InputError("the dataset has no examples; give at least one")
+    for index, (x, y) in enumerate(pairs):
+        if x.shape != pairs[0][0].shape:
+            shapes = f"{tuple(x.shape)} at item {index}, {tuple(pairs[0][0].shape)} at item 0"
+            raise InputError(f"the inputs of a dataset must have one shape; got {shapes}; resize them")
+        if y.numel() != 1:
+            raise InputError(f"y of item {index} must be a class number; got the shape {tuple(y.shape)}; pass one")
+    classes = getattr(data, "classes", None)
+    names = len(classes) if isinstance(classes, (list, tuple)) else None
+    return _from_pair(torch.stack([x for x, _ in pairs]), torch.stack([y.reshape(()) for _, y in pairs]), names)
+
+
+def _from_pair(inputs: object, labels: object, classes: int | None) -> Examples:
+    x, y = as_tensor(inputs, "inputs").to(torch.float32), as_labels(labels)
+    # A finite sum proves every entry finite and needs no mask as large as the data.
+    if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
+        first = int((~torch.isfinite(x)).nonzero()[0][0])
+        raise InputError(f"inputs must be finite; got nan or infinity at example {first}; repair or drop it")
+    largest = int(y.max()) + 1 if y.numel() else 1
+    return Examples(x, y, max(largest, classes or 1))

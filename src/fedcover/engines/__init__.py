@@ -1,0 +1,1 @@
+"""Engines: they train a round's jobs. Serial is the definition of all."""

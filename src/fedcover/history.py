@@ -1,0 +1,131 @@
+"""What happened, round by round: one record a round, one JSON line a record."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fedcover.errors import InputError
+
+
+@dataclass(frozen=True)
+class LayerCoverage:
+    """How often the entries of one parameter tensor were held in a round."""
+
+    least: int
+    mean: float
+    uncovered: float
+    """Share of the tensor's entries that no client held."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """Everything measured in one round; ``seconds`` is left out of comparisons.
+
+    Lists run over ``cohort``, in its order.
+    """
+
+    round: int
+    cohort: list[int]
+    gamma_min: int
+    """Least number of clients that held any one entry (the paper's Gamma_min in this round)."""
+    uncovered: float
+    """Share of the model's entries that no client held."""
+    pruning_noise: float
+    """Mean over the cohort of delta^2 = ||theta - theta o m||^2 / ||theta||^2."""
+    pruning_noise_max: float
+    pruning_noises: list[float]
+    kept: list[float]
+    """Share of the model's entries that each client held."""
+    coverage: dict[str, LayerCoverage]
+    train_loss: float | None
+    """Mean over clients of the loss over their last local epoch."""
+    loss: float | None
+    accuracy: float | None
+    local_accuracy: float | None
+    bytes_down: int
+    bytes_up: int
+    bytes_full: int
+    """Bytes, both ways, had every client held the whole model."""
+    macs: float
+    """Multiply-adds of one example's forward pass, mean over the cohort."""
+    macs_full: float
+    rejected: list[dict[str, Any]]
+    """Clients whose update was left out, each as {"client": id, "reason": text}."""
+    seconds: dict[str, float] = field(compare=False)
+    """Seconds by stage: plan, train, aggregate, evaluate."""
+
+    def to_json(self) -> str:
+        """One line of JSON; floats are written so that they read back to the same bits."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "RoundRecord":
+        """The record that ``to_json`` wrote."""
+        raw = json.loads(line)
+        known = {f.name for f in fields(cls)}
+        if set(raw) != known:
+            odd = sorted(set(raw) ^ known)
+            raise InputError(f"a history record has missing or unknown fields {odd}; it was written by another version")
+        raw["coverage"] = {name: LayerCoverage(**values) for name, values in raw["coverage"].items()}
+        return cls(**raw)
+
+
+class History(Sequence[RoundRecord]):
+    """The records of a run, first round first. Two histories are equal if all but their seconds is."""
+
+    def __init__(self, records: Sequence[RoundRecord] = ()) -> None:
+        self._records = list(records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        return iter(self._records)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._records[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, History) and self._records == other._records
+
+    def append(self, record: RoundRecord) -> None:
+        """Add the record of the next round."""
+        self._records.append(record)
+
+    @property
+    def last(self) -> RoundRecord:
+        """The newest record."""
+        if not self._records:
+            raise InputError("the history is empty: run at least one round first")
+        return self._records[-1]
+
+    @property
+    def gamma_min(self) -> int:
+        """Gamma_min of the whole run: the least over its rounds."""
+        return min(record.gamma_min for record in self._records)
+
+    def column(self, name: str) -> list[Any]:
+        """One field of every record, such as ``column("accuracy")``."""
+        return [getattr(record, name) for record in self._records]
+
+    def to_lines(self) -> str:
+        """The whole history as JSON lines."""
+        return "".join(record.to_json() + "\n" for record in self._records)
+
+    @classmethod
+    def from_lines(cls, text: str) -> "History":
+        """The history that ``to_lines`` wrote."""
+        return cls([RoundRecord.from_json(line) for line in text.splitlines() if line.strip()])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "History":
+        """The history in a ``history.jsonl`` file."""
+        try:
+            return cls.from_lines(Path(path).read_text())
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:
+            raise InputError(
+                f"{path} is not a readable history ({error}); give the folder of a fedcover run"
+            ) from error

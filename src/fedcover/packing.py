@@ -1,0 +1,123 @@
+"""Masks as bytes: the cheapest of a few exact encodings, tensor by tensor.
+
+A tensor's mask is written as one tag byte and a body:
+
+====== ======================================================================
+full   nothing: every entry is kept
+bits   one bit for each entry
+product one bit for each index of each axis: the mask is an outer product, as when whole units go
+kept   the kept flat indices, as gaps in variable-length integers
+dropped the dropped flat indices, likewise
+====== ======================================================================
+
+What a client downloads is its kept values and these bytes; it sends back kept values alone, since
+the server knows the mask.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcover.errors import InputError
+
+FULL, BITS, PRODUCT, KEPT, DROPPED = range(5)
+
+
+def pack(kept: Tensor) -> bytes:
+    """The shortest encoding of one tensor's mask.
+
+    >>> len(pack(torch.ones(1000, dtype=torch.bool))), len(pack(torch.arange(1000) % 2 == 0))
+    (1, 126)
+    """
+    bits = kept.detach().cpu().numpy()
+    if bits.all():
+        return bytes([FULL])
+    bodies = {BITS: _pack_bits(bits.reshape(-1))}
+    axes = _product_axes(bits)
+    if axes is not None:
+        bodies[PRODUCT] = b"".join(_pack_bits(axis) for axis in axes)
+    for tag, flat in ((KEPT, bits.reshape(-1)), (DROPPED, ~bits.reshape(-1))):
+        # A gap takes at least one byte: no need to write out a list that cannot win.
+        if int(flat.sum()) < len(bodies[BITS]):
+            bodies[tag] = _pack_gaps(np.flatnonzero(flat))
+    tag = min(bodies, key=lambda t: (len(bodies[t]), t))
+    return bytes([tag]) + bodies[tag]
+
+
+def unpack(data: bytes, shape: tuple[int, ...]) -> Tensor:
+    """The mask that ``pack`` wrote, for a tensor of this shape."""
+    size = math.prod(shape)
+    if not data or data[0] > DROPPED:
+        raise InputError(f"a packed mask starts with {data[:1]!r}, which is no known encoding; it is corrupt")
+    tag, body = data[0], data[1:]
+    if tag == FULL:
+        _expect(len(body) == 0)
+        return torch.ones(shape, dtype=torch.bool)
+    if tag == BITS:
+        return torch.from_numpy(_unpack_bits(body, size).reshape(shape))
+    if tag == PRODUCT:
+        ends = np.cumsum([0] + [-(-n // 8) for n in shape])
+        _expect(len(body) == ends[-1])
+        axes = [_unpack_bits(body[a:b], n) for a, b, n in zip(ends, ends[1:], shape, strict=False)]
+        return torch.from_numpy(np.logical_and.reduce(np.ix_(*axes)))
+    flat = np.zeros(size, dtype=bool)
+    indices = _unpack_gaps(body)
+    _expect(len(indices) == 0 or int(indices[-1]) < size)
+    flat[indices] = True
+    return torch.from_numpy((flat if tag == KEPT else ~flat).reshape(shape))
+
+
+def _expect(fits: bool) -> None:
+    if not fits:
+        raise InputError("a packed mask does not fit its tensor's shape; it is corrupt or of another model")
+
+
+def _pack_bits(flat: np.ndarray) -> bytes:
+    return np.packbits(flat, bitorder="little").tobytes()
+
+
+def _unpack_bits(body: bytes, size: int) -> np.ndarray:
+    _expect(len(body) == -(-size // 8))
+    return np.unpackbits(np.frombuffer(body, dtype=np.uint8), count=size, bitorder="little").astype(bool)
+
+
+def _product_axes(bits: np.ndarray) -> list[np.ndarray] | None:
+    """The axes' own masks, if the mask is their outer product."""
+    if bits.ndim < 2:
+        return None
+    axes = [np.asarray(bits.any(axis=tuple(j for j in range(bits.ndim) if j != i))) for i in range(bits.ndim)]
+    if math.prod(int(axis.sum()) for axis in axes) != int(bits.sum()):
+        return None
+    return axes
+
+
+def _pack_gaps(indices: np.ndarray) -> bytes:
+    """Gaps between sorted indices as little-endian base-128 integers."""
+    gaps = np.diff(indices, prepend=-1).astype(np.uint64) - np.uint64(1)
+    width = np.ones(len(gaps), dtype=np.int64)
+    for k in range(1, 10):
+        width += gaps >= np.uint64(1) << np.uint64(7 * k) if 7 * k < 64 else 0
+    out = np.zeros(int(width.sum()), dtype=np.uint8)
+    starts = np.cumsum(width) - width
+    for k in range(int(width.max(initial=0))):
+        wide = width > k
+        low = (gaps[wide] >> np.uint64(7 * k)) & np.uint64(127)
+        more = (width[wide] > k + 1).astype(np.uint64) << np.uint64(7)
+        out[starts[wide] + k] = (low | more).astype(np.uint8)
+    return out.tobytes()
+
+
+def _unpack_gaps(body: bytes) -> np.ndarray:
+    raw = np.frombuffer(body, dtype=np.uint8)
+    last = raw < 128
+    _expect(len(raw) == 0 or bool(last[-1]))
+    ends = np.flatnonzero(last)
+    starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64) if len(ends) else ends
+    _expect(len(ends) == 0 or int((ends - starts).max()) < 5)
+    gaps = np.zeros(len(ends), dtype=np.int64)
+    for k in range(int((ends - starts).max(initial=-1)) + 1):
+        here = starts + k <= ends
+        gaps[here] |= (raw[starts[here] + k].astype(np.int64) & 127) << (7 * k)
+    return np.cumsum(gaps + 1) - 1

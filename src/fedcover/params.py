@@ -1,0 +1,86 @@
+"""Parameters and masks: dicts of tensors over a plain module's ``named_parameters()``.
+
+A mask is data: one bool tensor for each parameter tensor that it touches. A name left out is kept
+whole, so ``{}`` is the full model. theta o m is the meaning of a pruned model.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedcover.errors import InputError
+
+Params = dict[str, Tensor]
+Mask = dict[str, Tensor]
+
+FULL: Mask = {}
+"""The mask of the whole model."""
+
+
+def params_of(model: nn.Module) -> Params:
+    """A copy of the module's parameters, by name, detached from the module.
+
+    >>> sorted(params_of(nn.Linear(2, 1)))
+    ['bias', 'weight']
+    """
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+
+def put_params(model: nn.Module, theta: Mapping[str, Tensor]) -> None:
+    """Copy values into the module's parameters, in place."""
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            tensor.copy_(theta[name])
+
+
+def prune(theta: Params, mask: Mask) -> Params:
+    """theta o m: what the mask keeps, and exactly zero elsewhere, whatever stood there.
+
+    >>> prune({"w": torch.tensor([1.0, float("nan")])}, {"w": torch.tensor([True, False])})["w"].tolist()
+    [1.0, 0.0]
+    """
+    return {
+        name: torch.where(mask[name], tensor, torch.zeros_like(tensor)) if name in mask else tensor.clone()
+        for name, tensor in theta.items()
+    }
+
+
+def count(theta: Mapping[str, Tensor], mask: Mask = FULL) -> int:
+    """How many entries the mask keeps.
+
+    >>> count({"w": torch.zeros(4), "b": torch.zeros(2)}, {"w": torch.tensor([True, False, False, True])})
+    4
+    """
+    return sum(int(mask[name].sum()) if name in mask else tensor.numel() for name, tensor in theta.items())
+
+
+def norm2(theta: Mapping[str, Tensor]) -> float:
+    """||theta||^2, the sum of squares over all entries, in double precision."""
+    return sum(float(tensor.double().square().sum()) for tensor in theta.values())
+
+
+def all_finite(theta: Mapping[str, Tensor]) -> bool:
+    """Whether no entry is NaN or infinite."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in theta.values())
+
+
+def check_mask(mask: object, theta: Mapping[str, Tensor], whose: str) -> None:
+    """Nothing, or an error that says how the mask does not fit theta; ``whose`` begins the sentence."""
+    if not isinstance(mask, Mapping):
+        raise InputError(f"{whose} is a {type(mask).__name__}; return a dict from parameter name to bool tensor")
+    for name, kept in mask.items():
+        if name not in theta:
+            raise InputError(f"{whose} names '{name}', which the model has not; it has {', '.join(theta)}")
+        if not isinstance(kept, Tensor) or kept.dtype != torch.bool:
+            kind = kept.dtype if isinstance(kept, Tensor) else type(kept).__name__
+            raise InputError(f"{whose} is {kind} for '{name}'; make it a bool tensor, such as `scores > threshold`")
+        if kept.shape != theta[name].shape:
+            raise InputError(
+                f"{whose} has shape {tuple(kept.shape)} for '{name}', whose shape is {tuple(theta[name].shape)};"
+                f" return one bool for each entry"
+            )
+        if kept.device != theta[name].device:
+            raise InputError(
+                f"{whose} is on {kept.device} for '{name}', which is on {theta[name].device}; move it there"
+            )

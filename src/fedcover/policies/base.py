@@ -1,0 +1,72 @@
+"""What a pruning policy is: theta and a cohort in, one mask for each client out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from fedcover.budgets import QUARTERS, Codebook
+from fedcover.clients import Client
+from fedcover.network import Network
+from fedcover.params import Mask, Params
+from fedcover.seeding import Round
+
+State = dict[str, Tensor]
+"""What a policy carries from round to round; it goes into checkpoints."""
+
+
+class Policy(ABC):
+    """The paper's P: m_{q,n} = P(theta_q, n), planned jointly for a round's cohort.
+
+    A policy hides nothing: what it must remember goes through ``plan`` as state. Equal masks should
+    be the same object, which spares work later. Randomness comes from ``this_round`` alone.
+    """
+
+    codebook: Codebook = QUARTERS
+    """What the digits of a code mean to this policy."""
+
+    def bind(self, network: Network) -> "Policy":
+        """This policy, ready for one network."""
+        return self
+
+    def start(self) -> State:
+        """The state before the first round."""
+        return {}
+
+    @abstractmethod
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """One mask for each client of the cohort, and the state for the next round."""
+
+
+class PerClient(Policy):
+    """A policy that asks a function for each client's mask."""
+
+    def __init__(self, function: Callable[[Params, Client, Round], Mask]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", "policy")
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """One call of the function for each client."""
+        return [self._function(theta, client, this_round) for client in cohort], state
+
+
+def policy(function: Callable[[Params, Client, Round], Mask]) -> PerClient:
+    """A policy made from a function (theta, client, this_round) -> mask; use it as a decorator.
+
+    >>> import torch
+    >>> @policy
+    ... def random_weights(theta, client, this_round):
+    ...     rng = this_round.generator("mask", client.id)
+    ...     return {k: torch.rand(t.shape, generator=rng) < client.budget.keep for k, t in theta.items() if t.ndim > 1}
+    >>> random_weights
+    random_weights
+    """
+    return PerClient(function)

@@ -1,0 +1,117 @@
+"""``check_policy``: which law does a policy break?"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedcover.budgets import budgets_of
+from fedcover.clients import Client, cohort_of
+from fedcover.errors import InputError
+from fedcover.network import trace
+from fedcover.params import Mask, Params, check_mask, count, params_of
+from fedcover.policies.base import Policy, State
+from fedcover.seeding import Round
+
+KEEPS = (1.0, 0.75, 0.5, 0.25)
+ROUNDS = 5
+
+LAWS = {
+    "runs": "plan must not raise on a cohort with budgets 1, 0.75, 0.5 and 0.25",
+    "one mask each": "plan returns one mask for each client of the cohort",
+    "masks fit": "a mask maps parameter names to bool tensors of the parameter's own shape",
+    "something is kept": "a mask keeps at least one entry",
+    "budgets are met": "a client that cannot afford the model does not get all of it, nor more than a richer one",
+    "theta is left alone": "plan does not change theta",
+    "same seed, same masks": "masks depend on theta, the cohort, the round and the state alone",
+    "no global randomness": "plan draws from this_round.generator(...), never from torch's global generator",
+    "state is tensors": "the state is a dict of tensors, so that a checkpoint can hold it",
+}
+"""The laws that ``check_policy`` tests."""
+
+
+def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 0) -> None:
+    """Nothing if the policy keeps every law on this model; otherwise an error that names the law.
+
+    ``example`` is a batch of inputs for the model. The rounds are played without training; theta is
+    shaken a little between them.
+
+    >>> from fedcover.policies.techniques import weight_pruning
+    >>> check_policy(weight_pruning(), nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)), torch.zeros(2, 8))
+    """
+    bound = policy.bind(trace(model, example))
+    cohort = cohort_of(range(len(KEEPS)), [10] * len(KEEPS), budgets_of(KEEPS), "slot")
+    theta = params_of(model)
+    state = bound.start()
+    for index in range(1, ROUNDS + 1):
+        this_round = Round(index, seed)
+        broken = _breaker(policy, index)
+        before = {name: tensor.clone() for name, tensor in theta.items()}
+        ambient = torch.default_generator.get_state()
+        masks, after = _plan(bound, theta, cohort, this_round, state, broken)
+        if not torch.equal(ambient, torch.default_generator.get_state()):
+            raise broken("no global randomness", "it moved torch's global generator")
+        if any(not torch.equal(before[name], theta[name]) for name in theta):
+            raise broken("theta is left alone", "theta was changed in place")
+        again, _ = _plan(bound, theta, cohort, this_round, state, broken)
+        _check_masks(masks, again, theta, broken)
+        if not isinstance(after, dict) or any(not isinstance(value, Tensor) for value in after.values()):
+            raise broken("state is tensors", f"it returned {type(after).__name__} with other values")
+        state = after
+        shake = this_round.generator("check")
+        theta = {k: t + 0.01 * torch.randn(t.shape, generator=shake).to(t) for k, t in theta.items()}
+
+
+def _breaker(policy: Policy, index: int) -> Callable[[str, str], InputError]:
+    def broken(law: str, what: str) -> InputError:
+        return InputError(f"policy {policy} breaks the law '{law}' in round {index}: {what}. {LAWS[law].capitalize()}")
+
+    return broken
+
+
+def _plan(
+    policy: Policy,
+    theta: Params,
+    cohort: Sequence[Client],
+    this_round: Round,
+    state: State,
+    broken: Callable[[str, str], InputError],
+) -> tuple[list[Mask], State]:
+    try:
+        planned = policy.plan(theta, cohort, this_round, dict(state))
+        masks, after = planned
+    except Exception as error:
+        raise broken("runs", f"{type(error).__name__}: {error}") from error
+    if len(masks) != len(cohort):
+        raise broken("one mask each", f"{len(masks)} masks for {len(cohort)} clients")
+    return list(masks), after
+
+
+def _check_masks(
+    masks: Sequence[Mask], again: Sequence[Mask], theta: Params, broken: Callable[[str, str], InputError]
+) -> None:
+    sizes = []
+    for place, (mask, same) in enumerate(zip(masks, again, strict=True)):
+        try:
+            check_mask(mask, theta, f"mask {place}")
+        except InputError as error:
+            raise broken("masks fit", str(error)) from None
+        if set(mask) != set(same) or any(not torch.equal(mask[name], same[name]) for name in mask):
+            raise broken("same seed, same masks", f"mask {place} was not the same when planned a second time")
+        sizes.append(count(theta, mask))
+        if sizes[-1] == 0:
+            raise broken("something is kept", f"mask {place} keeps nothing")
+    total = count(theta)
+    for place in range(1, len(sizes)):
+        if sizes[place] == total and KEEPS[place] < 1 and sizes[0] == total and not _ignores_budgets(sizes, total):
+            raise broken("budgets are met", f"keep {KEEPS[place]} got all {total} entries")
+        if sizes[place] > sizes[place - 1] + 0.02 * total:
+            raise broken(
+                "budgets are met",
+                f"keep {KEEPS[place]} got {sizes[place]} entries and keep {KEEPS[place - 1]} only {sizes[place - 1]}",
+            )
+
+
+def _ignores_budgets(sizes: Sequence[int], total: int) -> bool:
+    """Whether everyone gets the whole model, as in FedAvg, which is a law unto itself."""
+    return all(size == total for size in sizes)

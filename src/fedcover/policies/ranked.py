@@ -1,0 +1,176 @@
+"""Policies that rank items and keep those that a budget names: WP, NP, FS and PT.
+
+An item is a weight, a kernel or a whole unit; a block is a list of items that are ranked together.
+Rank means rank: 0 for the largest score, ties by index.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedcover.budgets import QUARTERS, Budget, Codebook
+from fedcover.clients import Client
+from fedcover.errors import InputError
+from fedcover.network import Network
+from fedcover.params import FULL, Mask, Params
+from fedcover.policies.base import Policy, State
+from fedcover.seeding import Round
+from fedcover.units import UnitGroup
+
+Ranks = Mapping[str, Tensor]
+
+
+def rank(scores: Tensor) -> Tensor:
+    """Each score's place in descending order, ties by index.
+
+    >>> rank(torch.tensor([0.1, 0.9, 0.5, 0.9])).tolist()
+    [3, 0, 2, 1]
+    """
+    order = scores.argsort(descending=True, stable=True)
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(len(order), device=order.device)
+    return ranks
+
+
+class Block(ABC):
+    """Items that are ranked against each other."""
+
+    name: str
+
+    @abstractmethod
+    def scores(self, theta: Params) -> Tensor:
+        """One score for each item."""
+
+    @abstractmethod
+    def restrict(self, mask: Mask, theta: Params, held: Tensor) -> None:
+        """Narrow a mask, in place, to the items that are held."""
+
+
+@dataclass(frozen=True)
+class Weights(Block):
+    """The entries of one tensor, by magnitude."""
+
+    name: str
+
+    def scores(self, theta: Params) -> Tensor:
+        """|theta| of each entry."""
+        return theta[self.name].abs().flatten()
+
+    def restrict(self, mask: Mask, theta: Params, held: Tensor) -> None:
+        """Keep the held entries."""
+        mask[self.name] = held.reshape(theta[self.name].shape)
+
+
+@dataclass(frozen=True)
+class Kernels(Block):
+    """The kernels of one convolution's tensor, each cut whole, by L1 norm; its bias stays."""
+
+    name: str
+
+    def scores(self, theta: Params) -> Tensor:
+        """The L1 norm of each kernel."""
+        return theta[self.name].double().abs().flatten(1).sum(1)
+
+    def restrict(self, mask: Mask, theta: Params, held: Tensor) -> None:
+        """Keep the held kernels."""
+        weight = theta[self.name]
+        mask[self.name] = held.reshape(-1, *[1] * (weight.ndim - 1)).expand(weight.shape).clone()
+
+
+@dataclass(frozen=True)
+class Units(Block):
+    """The units of one group, by the L1 norm of their incoming weights, or in their own order."""
+
+    group: UnitGroup
+    in_order: bool
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name of the layer that the units belong to."""
+        return self.group.name
+
+    def scores(self, theta: Params) -> Tensor:
+        """One score for each unit."""
+        if self.in_order:
+            return -torch.arange(self.group.size)
+        return self.group.incoming_norm(theta)
+
+    def restrict(self, mask: Mask, theta: Params, held: Tensor) -> None:
+        """Keep the held units."""
+        self.group.restrict(mask, theta, held)
+
+
+@dataclass(frozen=True)
+class Ranked(Policy):
+    """Ranks the items of every block by the current theta and keeps what each client's budget names."""
+
+    name: str
+    find: Callable[[Network], tuple[tuple[Block, ...], Codebook]] = field(repr=False)
+    """The blocks of a network, and what code digits mean on it."""
+    blocks: tuple[Block, ...] = field(default=(), repr=False)
+    codebook: Codebook = field(default_factory=lambda: QUARTERS, repr=False)
+
+    def bind(self, network: Network) -> "Ranked":
+        """This policy with the network's own blocks."""
+        blocks, codebook = self.find(network)
+        if not blocks:
+            raise InputError(
+                f"{self.name} finds nothing to prune in {type(network.model).__name__}: it has one layer,"
+                f" the output, which stays whole; add a hidden layer or use the policy 'full'"
+            )
+        return replace(self, blocks=blocks, codebook=codebook)
+
+    def ranks(self, theta: Params) -> Ranks:
+        """The rank of every item of every block."""
+        if not self.blocks:
+            raise InputError(f"{self.name} is not bound to a network; call policy.bind(trace(model, example)) first")
+        return {block.name: rank(block.scores(theta)) for block in self.blocks}
+
+    def masks(self, theta: Params, cohort: Sequence[Client], ranks: Ranks) -> list[Mask]:
+        """The masks that these ranks give; clients with equal budgets share one."""
+        made: dict[Budget, Mask] = {}
+        for budget in {client.budget: None for client in cohort}:
+            mask: Mask = {}
+            for block in self.blocks:
+                held = budget.held(ranks[block.name], block.name)
+                if not bool(held.all()):
+                    block.restrict(mask, theta, held)
+            made[budget] = mask or FULL
+        return [made[client.budget] for client in cohort]
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """Masks by the ranks of the current theta."""
+        return self.masks(theta, cohort, self.ranks(theta)), state
+
+
+@dataclass(frozen=True)
+class Frozen(Policy):
+    """A ranked policy whose ranks are drawn anew for the first rounds and then kept for good."""
+
+    inner: Ranked
+    after: int = 3
+
+    @property
+    def codebook(self) -> Codebook:  # type: ignore[override]
+        """The inner policy's."""
+        return self.inner.codebook
+
+    def bind(self, network: Network) -> "Frozen":
+        """This policy for one network."""
+        return replace(self, inner=self.inner.bind(network))
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """Masks by fresh ranks up to round ``after``, by the remembered ones from then on."""
+        if this_round.index <= self.after or not state:
+            ranks = self.inner.ranks(theta)
+            state = {name: values.to(torch.int32) for name, values in ranks.items()}
+        else:
+            ranks = state
+        return self.inner.masks(theta, cohort, ranks), state

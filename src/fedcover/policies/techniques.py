@@ -1,0 +1,116 @@
+"""The paper's techniques: full models, WP, NP, FS and PT, on its two networks and on any other.
+
+On any network all hidden weight tensors (or hidden units) are pruned and the output layer and the
+biases stay whole. On the paper's LeNet a code digit means what its appendix says.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from fedcover.budgets import QUARTERS, Budget, Codebook
+from fedcover.clients import Client
+from fedcover.errors import InputError
+from fedcover.models import LeNet
+from fedcover.network import Network
+from fedcover.params import FULL, Mask, Params
+from fedcover.policies.base import Policy, State
+from fedcover.policies.ranked import Block, Frozen, Kernels, Ranked, Units, Weights
+from fedcover.seeding import Round
+from fedcover.units import find_groups
+
+# CIFAR, WP: kernels in quarters by the digit; the fully connected weights at the digit's keep, largest first.
+_LENET_WP: Codebook = {
+    digit: budget
+    if budget.full
+    else Budget(
+        bands=budget.bands,
+        name=digit,
+        layers=(("fc1.weight", Budget(budget.keep)), ("fc2.weight", Budget(budget.keep))),
+    )
+    for digit, budget in QUARTERS.items()
+}
+
+# CIFAR, FS: 2 prunes everything, 3 the convolutions, 4 the fully connected layers.
+_LENET_FS: Codebook = {
+    "1": Budget(name="1"),
+    "2": Budget(name="2", layers=(("conv1", 5), ("conv2", 12), ("fc1", 100), ("fc2", 84))),
+    "3": Budget(name="3", layers=(("conv1", 5), ("conv2", 12))),
+    "4": Budget(name="4", layers=(("fc1", 100), ("fc2", 84))),
+}
+
+
+def _weights(network: Network) -> tuple[tuple[Block, ...], Codebook]:
+    if not isinstance(network.model, LeNet):
+        return tuple(Weights(name) for name in network.hidden), QUARTERS
+    kernels = {name for name in network.hidden if len(network.shapes[name]) > 2}
+    return tuple(Kernels(name) if name in kernels else Weights(name) for name in network.hidden), _LENET_WP
+
+
+def _units(in_order: bool) -> Callable[[Network], tuple[tuple[Block, ...], Codebook]]:
+    def find(network: Network) -> tuple[tuple[Block, ...], Codebook]:
+        blocks = tuple(Units(group, in_order) for group in find_groups(network))
+        return blocks, _LENET_FS if in_order and isinstance(network.model, LeNet) else QUARTERS
+
+    return find
+
+
+@dataclass(frozen=True)
+class FullModels(Policy):
+    """FedAvg: every client holds the whole model, whatever its budget."""
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """The full mask for everyone."""
+        return [FULL for _ in cohort], state
+
+
+def full() -> Policy:
+    """Full models for all clients: FedAvg."""
+    return FullModels()
+
+
+def weight_pruning() -> Ranked:
+    """WP: each hidden weight tensor keeps its largest weights, ranked anew every round."""
+    return Ranked("WP", _weights)
+
+
+def neuron_pruning() -> Ranked:
+    """NP: each hidden layer keeps the units with the largest L1 norm of incoming weights."""
+    return Ranked("NP", _units(in_order=False))
+
+
+def fixed_subnetwork() -> Ranked:
+    """FS: each hidden layer keeps its first units, always the same."""
+    return Ranked("FS", _units(in_order=True))
+
+
+def pretrained_mask(after: int = 3) -> Frozen:
+    """PT: WP's masks, drawn anew for the first ``after`` rounds and then frozen."""
+    if after < 1:
+        raise InputError(f"a pre-trained mask is frozen after {after} rounds; use 1 or more")
+    return Frozen(weight_pruning(), after)
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "full": full,
+    "WP": weight_pruning,
+    "NP": neuron_pruning,
+    "FS": fixed_subnetwork,
+    "PT": pretrained_mask,
+}
+
+
+def named_policy(name: str) -> Policy:
+    """The policy with this short name; the case of letters does not matter.
+
+    >>> named_policy("wp")
+    Ranked(name='WP')
+    """
+    known = {short.lower(): make for short, make in POLICIES.items()}
+    if name.lower() not in known:
+        near = get_close_matches(name.lower(), known, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise InputError(f"there is no policy '{name}'; use one of {', '.join(POLICIES)}{hint}")
+    return known[name.lower()]()

@@ -1,0 +1,71 @@
+"""Numbers as short text: one way to write each kind, for tables, tiles and sentences alike."""
+
+import math
+
+MISSING = "–"
+
+
+def percent(share: float | None, digits: int = 2) -> str:
+    """A share in percent: ``0.98047`` is ``98.05 %``; a share above 0 never reads as 0."""
+    if share is None:
+        return MISSING
+    if not math.isfinite(share):
+        return "not finite"
+    if 0 < share < 0.5 * 10 ** -(digits + 2):
+        return f"< {10**-digits:.{digits}f} %"
+    return f"{100 * share:.{digits}f} %"
+
+
+def rough_percent(share: float | None) -> str:
+    """A share in percent for a sentence: whole numbers, with one digit more below 10 %."""
+    return percent(share, 1 if share is not None and 0 < abs(share) < 0.0995 else 0)
+
+
+def decimal(value: float | None) -> str:
+    """A loss or a delta^2: four decimals, or powers of ten where those would not do."""
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
+
+
+def megabytes(count: float) -> str:
+    """Bytes in millions, three digits or so."""
+    millions = count / 1e6
+    if millions >= 100:
+        return f"{millions:,.0f}"
+    if millions >= 10:
+        return f"{millions:.1f}"
+    return f"{millions:.2f}" if millions >= 0.1 or millions == 0 else f"{millions:.2g}"
+
+
+def seconds(value: float) -> str:
+    """Seconds for a table: ``0.42``, ``12.3``, ``1,240``."""
+    if value < 10:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def duration(value: float) -> str:
+    """Seconds for a reader: ``8.1 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if value < 60:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def clients(sizes: tuple[int, int]) -> str:
+    """The cohort's size, or its range: ``10``, ``8 to 10``."""
+    least, most = sizes
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+def shorten(text: str, length: int) -> str:
+    """The text, with its middle left out if it is longer than ``length``."""
+    if len(text) <= length:
+        return text
+    front = (length - 1) // 2
+    return text[:front] + "…" + text[len(text) - (length - 1 - front) :]

@@ -1,0 +1,109 @@
+"""The numbers of a whole run: what its history comes to."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedcover.history import History, RoundRecord
+
+
+@dataclass(frozen=True)
+class Hole:
+    """The layer of a run that went uncovered the most, and when."""
+
+    layer: str
+    round: int
+    share: float
+    """Share of the layer's entries that no client held in that round."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """A run in numbers; None where nothing was measured."""
+
+    rounds: int
+    accuracy: float | None
+    """Accuracy at the last evaluated round, as are ``local_accuracy`` and ``loss``."""
+    accuracy_round: int | None
+    local_accuracy: float | None
+    loss: float | None
+    gamma_min: int
+    clients: tuple[int, int]
+    """The smallest and the largest cohort."""
+    uncovered: float
+    """The largest share of entries that no client held, over the rounds."""
+    uncovered_rounds: int
+    hole: Hole | None
+    pruning_noise: float | None
+    """Mean over rounds of the cohort's mean delta^2."""
+    kept: float | None
+    """Mean over rounds and clients of the share of entries held."""
+    bytes_down: int
+    bytes_up: int
+    bytes_full: int
+    bytes_share: float | None
+    """Bytes both ways as a share of those with full models."""
+    macs_share: float | None
+    seconds: float
+    rejected: int
+
+
+def measure(history: History) -> Measures:
+    """The numbers of a history of at least one round."""
+    accuracy_round, accuracy = last_measured(history, "accuracy")
+    cohorts = [len(record.cohort) for record in history]
+    down, up, full = (sum(history.column(name)) for name in ("bytes_down", "bytes_up", "bytes_full"))
+    return Measures(
+        rounds=len(history),
+        accuracy=accuracy,
+        accuracy_round=accuracy_round,
+        local_accuracy=last_measured(history, "local_accuracy")[1],
+        loss=last_measured(history, "loss")[1],
+        gamma_min=history.gamma_min,
+        clients=(min(cohorts), max(cohorts)),
+        uncovered=max(history.column("uncovered")),
+        uncovered_rounds=sum(share > 0 for share in history.column("uncovered")),
+        hole=_worst_hole(history),
+        pruning_noise=mean(history.column("pruning_noise")),
+        kept=mean(share for record in history for share in record.kept),
+        bytes_down=down,
+        bytes_up=up,
+        bytes_full=full,
+        bytes_share=_ratio(down + up, full),
+        macs_share=_ratio(sum(history.column("macs")), sum(history.column("macs_full"))),
+        seconds=sum(math.fsum(record.seconds.values()) for record in history),
+        rejected=sum(len(record.rejected) for record in history),
+    )
+
+
+def last_measured(history: History, name: str) -> tuple[int | None, float | None]:
+    """The last round in which the column was measured, and its value; (None, None) if never."""
+    for record in reversed(history):
+        value = getattr(record, name)
+        if value is not None:
+            return record.round, float(value)
+    return None, None
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """The mean, or None of nothing."""
+    known = list(values)
+    return math.fsum(known) / len(known) if known else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _worst_hole(history: History) -> Hole | None:
+    """The largest uncovered share of any layer in any round; the first round of equals."""
+    worst: Hole | None = None
+    for record in history:
+        for hole in _holes(record):
+            if worst is None or hole.share > worst.share:
+                worst = hole
+    return worst
+
+
+def _holes(record: RoundRecord) -> list[Hole]:
+    return [Hole(name, record.round, layer.uncovered) for name, layer in record.coverage.items() if layer.uncovered > 0]

@@ -1,0 +1,70 @@
+"""The page: one HTML file that needs nothing else, for one run or for several compared."""
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+
+from fedcover.errors import InputError
+from fedcover.report import sections, wording
+from fedcover.report.files import write_whole
+from fedcover.report.run import AnyPath, Run, open_runs
+
+
+def write_report(runs: Iterable[Run | AnyPath], out: str | os.PathLike[str] | None = None) -> Path:
+    """The path of the page just written.
+
+    One run gives its own page, by default ``report.html`` in its folder; several give a comparison, which needs
+    ``out``. Equal runs give equal bytes.
+    """
+    loaded = open_runs(runs)
+    if out is None:
+        if len(loaded) > 1:
+            raise InputError(
+                f"a comparison of {len(loaded)} runs has no folder of its own; give out, such as compare.html"
+            )
+        out = loaded[0].path / "report.html"
+    return write_whole(out, page(loaded).encode("utf-8", errors="replace"))
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The whole page as HTML."""
+    style, script = _package_file("page.css"), _package_file("page.js")
+    parts = [
+        sections.heading(runs),
+        sections.tiles(runs),
+        sections.comparison(runs) if len(runs) > 1 else "",
+        sections.figures(runs),
+        sections.rounds(runs),
+        sections.settings(runs),
+    ]
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
+<title>{sections.attribute(wording.title(runs))} · fedcover</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+{chr(10).join(part for part in parts if part)}
+</main>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _policy(script: str) -> str:
+    """What a browser may load: this page's own script and styles and embedded images, and nothing from outside."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data: blob:"
+
+
+def _package_file(name: str) -> str:
+    return resources.files("fedcover.report").joinpath(name).read_text(encoding="utf-8")

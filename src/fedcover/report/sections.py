@@ -1,0 +1,222 @@
+"""The parts of the page as HTML. Whatever comes from a run passes through ``text`` before it gets here."""
+
+import html
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from fedcover.report import cells, wording
+from fedcover.report.figures import Drawing, drawings
+from fedcover.report.measures import Measures, measure
+from fedcover.report.run import Run
+from fedcover.report.style import dashes
+from fedcover.report.svg import inline_svg
+from fedcover.report.table import best_names, comparison_rows, round_rows, setting_rows
+
+
+def text(plain: object) -> str:
+    """Any text, safe in HTML, with Gamma_min's index set as one."""
+    return html.escape(str(plain)).replace("Γmin", "Γ<sub>min</sub>")
+
+
+def prose(plain: str) -> str:
+    """A sentence, safe in HTML, in which no line ends between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=%)", "\u00a0", text(plain))
+
+
+def attribute(plain: object) -> str:
+    """Any text, safe between double quotes."""
+    return html.escape(str(plain))
+
+
+def heading(runs: Sequence[Run]) -> str:
+    """Title, verdict, warnings, and where the data came from."""
+    parts = [
+        '<p class="over">fedcover report</p>',
+        f"<h1>{text(wording.title(runs))}</h1>",
+        f'<p class="verdict">{prose(wording.verdict(runs))}</p>',
+    ]
+    boxes = [("warning", *found) for found in wording.warnings(runs)] + [("notice", *n) for n in wording.notes(runs)]
+    parts += [f'<p class="{kind}"><strong>{text(head)}.</strong> {prose(body)}</p>' for kind, head, body in boxes]
+    abouts = {run.name: about for run in runs if (about := _about(run))}
+    if len(set(abouts.values())) > 1:
+        abouts = {name: f"{name}: {about}" for name, about in abouts.items()}
+    parts += [f'<p class="about">{text(about)}</p>' for about in dict.fromkeys(abouts.values())]
+    return "\n".join(parts)
+
+
+def _about(run: Run) -> str:
+    """The run's data, model size and engine, as far as its summary tells."""
+    summary = run.summary or {}
+    sentences = []
+    if data := summary.get("data"):
+        sentences.append(f"Data: {str(data).rstrip('.')}.")
+    if isinstance(parameters := summary.get("parameters"), int):
+        sentences.append(f"{parameters:,} parameters.")
+    if engine := summary.get("engine"):
+        sentences.append(f"Engine: {engine}.")
+    return " ".join(sentences)
+
+
+def tiles(runs: Sequence[Run]) -> str:
+    """The key numbers; of several runs their ranges."""
+    numbers = [measure(run.history) for run in runs]
+    found = _tiles_of_one(numbers[0]) if len(runs) == 1 else _tiles_of_many(numbers)
+    boxes = []
+    for label, value, note in found:
+        below = f'<dd class="note">{text(note)}</dd>' if note else ""
+        boxes.append(f"<div><dt>{text(label)}</dt><dd>{text(value)}</dd>{below}</div>")
+    return '<dl class="tiles">\n' + "\n".join(boxes) + "\n</dl>"
+
+
+def _tiles_of_one(numbers: Measures) -> list[tuple[str, str, str]]:
+    saved = None if numbers.bytes_share is None else 1 - numbers.bytes_share
+    saving = (
+        "" if saved is None else f"{cells.percent(abs(saved), 1)} {'fewer' if saved >= 0 else 'more'} than full models"
+    )
+    measured = "" if numbers.accuracy_round is None else f"global model, test set, round {numbers.accuracy_round}"
+    rounds_bare = (
+        f"in {numbers.uncovered_rounds} of {numbers.rounds} rounds" if numbers.uncovered > 0 else "in any round"
+    )
+    return [
+        ("Accuracy", cells.percent(numbers.accuracy), measured),
+        ("Local accuracy", cells.percent(numbers.local_accuracy), "mean over clients"),
+        ("Test loss", cells.decimal(numbers.loss), "global model"),
+        ("Least coverage Γmin", f"{numbers.gamma_min} of {cells.clients(numbers.clients)}", "clients, worst round"),
+        ("Uncovered", cells.percent(numbers.uncovered) if numbers.uncovered > 0 else "0 %", rounds_bare),
+        ("Pruning noise δ²", cells.decimal(numbers.pruning_noise), "mean over rounds"),
+        ("Model held", cells.percent(numbers.kept, 1), "mean over clients and rounds"),
+        ("Multiply-adds", cells.percent(numbers.macs_share, 1), "of the full model's"),
+        ("Sent, down and up", f"{cells.megabytes(numbers.bytes_down + numbers.bytes_up)} MB", saving),
+        ("Time", cells.duration(numbers.seconds), f"{numbers.rounds} round{'s' if numbers.rounds > 1 else ''}"),
+    ]
+
+
+def _tiles_of_many(numbers: Sequence[Measures]) -> list[tuple[str, str, str]]:
+    def span(values: Sequence[float | None], digits: int) -> str:
+        known = [value for value in values if value is not None]
+        if not known:
+            return cells.MISSING
+        low, high = cells.percent(min(known), digits), cells.percent(max(known), digits)
+        return low if low == high else f"{low.removesuffix(' %')} – {high}"
+
+    gammas = [m.gamma_min for m in numbers]
+    gamma = f"{gammas[0]}" if min(gammas) == max(gammas) else f"{min(gammas)} – {max(gammas)}"
+    bare = sum(m.uncovered > 0 for m in numbers)
+    return [
+        ("Accuracy", span([m.accuracy for m in numbers], 2), "lowest – highest, test set"),
+        ("Least coverage Γmin", gamma, "clients, each run's worst round"),
+        ("Uncovered entries", f"{bare} of {len(numbers)}", "runs had some, in any round"),
+        ("Model held", span([m.kept for m in numbers], 0), "mean over clients and rounds"),
+        ("Bytes sent", span([m.bytes_share for m in numbers], 0), "of full models'"),
+    ]
+
+
+def table(
+    rows: Sequence[Mapping[str, str]],
+    label: str,
+    marks: Mapping[tuple[int, str], str] | None = None,
+    words: Collection[str] = (),
+    keys: Sequence[str] = (),
+) -> str:
+    """Rows as a table in a box that scrolls by itself.
+
+    ``marks`` gives cells a class by row and header; ``words`` are the columns of prose, the others being numbers;
+    ``keys`` are small drawings put before the first cells.
+    """
+
+    def kind(header: str, mark: str = "") -> str:
+        names = " ".join(name for name in ("words" if header in words else "", mark) if name)
+        return f' class="{names}"' if names else ""
+
+    heads = "".join(f'<th scope="col"{kind(header)}>{text(header)}</th>' for header in rows[0])
+    body = []
+    for number, row in enumerate(rows):
+        (_, first), *rest = row.items()
+        columns = [f"<td{kind(h, (marks or {}).get((number, h), ''))}>{text(cell)}</td>" for h, cell in rest]
+        key = keys[number] if keys else ""
+        body.append(f'<tr><th scope="row">{key}{text(first)}</th>{"".join(columns)}</tr>')
+    tall = " long" if len(rows) > 20 else ""
+    return (
+        f'<div class="scroll{tall}" tabindex="0" role="region" aria-label="{attribute(label)}">\n<table>\n'
+        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n" + "\n".join(body) + "\n</tbody>\n</table>\n</div>"
+    )
+
+
+def comparison(runs: Sequence[Run]) -> str:
+    """The table of runs, each with the stroke that stands for it in the figures."""
+    best = best_names(runs)
+    marks: dict[tuple[int, str], str] = {}
+    for number, run in enumerate(runs):
+        marks |= {(number, header): "best" for header, names in best.items() if run.name in names}
+        if measure(run.history).uncovered > 0:
+            marks[number, "uncovered"] = "bad"
+    keys = [_key(number) for number in range(len(runs))]
+    return f"<h2>Runs</h2>\n{table(comparison_rows(runs), 'Runs compared', marks, keys=keys)}"
+
+
+def _key(index: int) -> str:
+    """The index-th run's line, as a small drawing."""
+    strokes = " ".join(f"{2 * length:g}" for length in dashes(index))
+    dash = f' stroke-dasharray="{strokes}"' if strokes else ""
+    stroke = f'stroke="var(--series-{index % 8 + 1})"{dash}'
+    return f'<svg class="key" viewBox="0 0 30 10" aria-hidden="true"><path d="M0 5H30" {stroke}/></svg>'
+
+
+def figures(runs: Sequence[Run]) -> str:
+    """Every figure with its title, caption and a place for the links that save it."""
+    return '<h2>Figures</h2>\n<div class="figures">\n' + "\n".join(map(_figure, drawings(runs))) + "\n</div>"
+
+
+def _figure(drawing: Drawing) -> str:
+    figure = drawing.draw()
+    tall = figure.get_figheight() > figure.get_figwidth()
+    svg = inline_svg(figure, re.sub(r"[^a-z0-9-]", "-", drawing.name), attribute(drawing.alt))
+    return (
+        f'<figure{" class=tall" if tall else ""}>\n<div class="head"><h3>{text(drawing.title)}</h3>'
+        f'<span class="get" data-name="{attribute(drawing.name)}"></span></div>\n'
+        f"{svg}\n<figcaption>{prose(drawing.caption)}</figcaption>\n</figure>"
+    )
+
+
+def rounds(runs: Sequence[Run]) -> str:
+    """The table of rounds of each run, folded away."""
+    parts = ["<h2>Rounds</h2>"]
+    for run in runs:
+        rows = round_rows(run)
+        count = f"{len(run.history)} round{'s' if len(run.history) > 1 else ''}"
+        if len(rows) < len(run.history):
+            count += f", of which {len(rows)} are shown; history.jsonl has all"
+        name = f"{run.name}: " if len(runs) > 1 else ""
+        marks = {(n, "uncovered"): "bad" for n, row in enumerate(rows) if row["uncovered"] != "0 %"}
+        body = table(rows, f"Rounds of {run.name}", marks, words=("left out",))
+        parts.append(f"<details>\n<summary>{text(name + count)}</summary>\n{body}\n</details>")
+    return "\n".join(parts)
+
+
+def settings(runs: Sequence[Run]) -> str:
+    """Config and versions; of several runs first what differs, then what all share."""
+    parts = []
+    for title, tables in (("Settings", [run.config for run in runs]), ("Versions", [run.versions for run in runs])):
+        parts.append(f"<h2>{title}</h2>")
+        names = [run.name for run in runs] if len(runs) > 1 else ["value"]
+        rows = setting_rows(tables, names)
+        if not rows:
+            parts.append(f'<p class="about">No {title.lower()} were recorded.</p>')
+            continue
+        if len(runs) == 1:
+            parts.append(
+                _fold(
+                    "All settings" if title == "Settings" else "All versions", rows, names, opened=title == "Settings"
+                )
+            )
+            continue
+        differing = [row for row in rows if len({row[name] for name in names}) > 1]
+        shared = [{"setting": row["setting"], "value": row[names[0]]} for row in rows if row not in differing]
+        parts.append(_fold("Different between the runs", differing, names, opened=True) if differing else "")
+        parts.append(_fold("The same in all runs", shared, ["value"], opened=False) if shared else "")
+    return "\n".join(part for part in parts if part)
+
+
+def _fold(title: str, rows: Sequence[Mapping[str, str]], names: Sequence[str], opened: bool) -> str:
+    state = " open" if opened else ""
+    return f"<details{state}>\n<summary>{text(title)}</summary>\n{table(rows, title, words=names)}\n</details>"

@@ -1,0 +1,70 @@
+"""Figures as bytes: SVG that follows a page's theme, and files that stand alone."""
+
+import io
+import re
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from fedcover.report.style import COLOURS, look
+
+FORMATS = ("svg", "png", "pdf")
+_FONTS = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
+
+
+def file_bytes(figure: Figure, kind: str) -> bytes:
+    """The figure as a file of the format, on white; equal figures give equal bytes."""
+    metadata: dict[str, None] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
+    buffer = io.BytesIO()
+    with look():
+        figure.savefig(buffer, format=kind, dpi=200, facecolor="white", metadata=metadata)
+    return buffer.getvalue()
+
+
+def inline_svg(figure: Figure, name: str, alt: str) -> str:
+    """The figure as an ``<svg>`` element for an HTML page.
+
+    Text stays text; named colours become ``var(--name, #light)``, so the page's theme decides and a copy of the
+    element alone is light; ids start with ``name``; numbers are cut to a hundredth of a point.
+    ``alt`` must already be escaped.
+    """
+    buffer = io.StringIO()
+    with look():
+        matplotlib.rcParams["svg.fonttype"] = "none"
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style\b.*?</style>|<defs>\s*</defs>", "", text, flags=re.DOTALL)
+    text = _own_ids(_slim(text), name)
+    text = re.sub(r'style="[^"]*"', lambda found: _themed(found[0]), text)
+    width, height = figure.get_size_inches() * 72
+    root = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{alt}" stroke-linejoin="round">'
+    return root + text[text.index(">") + 1 :]
+
+
+def _themed(style: str) -> str:
+    for variable, value in COLOURS.items():
+        style = style.replace(value, f"var(--{variable}, {value})")
+    return style
+
+
+def _slim(text: str) -> str:
+    """The same drawing in fewer characters."""
+    text = re.sub(r"\btransform=\"rotate\(-0 [^)]*\)\"", "", text)
+    text = re.sub(r"base64,\s+", "base64,", text)
+    text = re.sub(r"font-family: [^;\"]*", f"font-family: {_FONTS}", text)
+    text = re.sub(r'\b(d|x|y)="([^"]*)"', lambda found: f'{found[1]}="{_round(found[2])}"', text)
+    return re.sub(r">\s+<", "><", text).strip().replace(" />", "/>")
+
+
+def _round(numbers: str) -> str:
+    short = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), numbers)
+    return re.sub(r"\s*\n\s*", "", re.sub(r"(?<=\d)\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[-\d])", "", short))
+
+
+def _own_ids(text: str, name: str) -> str:
+    """The drawing with only the ids that something refers to, each as ``name-number``."""
+    used = dict.fromkeys(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
+    fresh = {old: f"{name}-{number}" for number, old in enumerate(used, 1)}
+    text = re.sub(r' id="([^"]*)"', lambda found: f' id="{fresh[found[1]]}"' if found[1] in fresh else "", text)
+    return re.sub(r'(url\(#|href="#)([^)"]+)', lambda found: found[1] + fresh[found[2]], text)

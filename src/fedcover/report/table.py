@@ -1,0 +1,106 @@
+"""Tables of formatted cells, shared by the page and the console."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedcover.history import RoundRecord
+from fedcover.report import cells
+from fedcover.report.measures import Measures, mean, measure
+from fedcover.report.run import AnyPath, Run, open_runs
+
+MOST_ROWS = 1000
+"""A page shows at most so many rounds of a run as rows."""
+
+
+def comparison_rows(runs: Iterable[Run | AnyPath]) -> list[dict[str, str]]:
+    """One row a run: a dict from column header to formatted cell, the same headers in every row.
+
+    Accuracy, local accuracy and loss are those of the last evaluated round; Gamma_min is the least and
+    ``uncovered`` the worst over rounds; delta^2 and ``kept`` are means over rounds and clients.
+    """
+    return [{"run": run.name, **_cells(measure(run.history))} for run in open_runs(runs)]
+
+
+def _cells(numbers: Measures) -> dict[str, str]:
+    return {
+        "accuracy": cells.percent(numbers.accuracy),
+        "local accuracy": cells.percent(numbers.local_accuracy),
+        "loss": cells.decimal(numbers.loss),
+        "Γmin": f"{numbers.gamma_min} of {cells.clients(numbers.clients)}",
+        "uncovered": cells.percent(numbers.uncovered) if numbers.uncovered > 0 else "0 %",
+        "mean δ²": cells.decimal(numbers.pruning_noise),
+        "kept": cells.percent(numbers.kept, 1),
+        "MB down": cells.megabytes(numbers.bytes_down),
+        "MB up": cells.megabytes(numbers.bytes_up),
+        "seconds": cells.seconds(numbers.seconds),
+        "rounds": f"{numbers.rounds}",
+    }
+
+
+def best_names(runs: Sequence[Run]) -> dict[str, set[str]]:
+    """The runs with the best value of each column in which one value is plainly better; ties share it."""
+    numbers = {run.name: measure(run.history) for run in runs}
+    columns = {
+        "accuracy": {name: m.accuracy for name, m in numbers.items()},
+        "local accuracy": {name: m.local_accuracy for name, m in numbers.items()},
+        "loss": {name: -m.loss if m.loss is not None else None for name, m in numbers.items()},
+    }
+    best: dict[str, set[str]] = {}
+    for header, column in columns.items():
+        known = {name: value for name, value in column.items() if value is not None and value == value}
+        if len(set(known.values())) > 1:
+            top = max(known.values())
+            best[header] = {name for name, value in known.items() if value == top}
+    return best
+
+
+def round_rows(run: Run) -> list[dict[str, str]]:
+    """One row a round; of long runs every k-th round and the last, so that there are at most about 1000."""
+    step = -(-len(run.history) // MOST_ROWS)
+    shown = [record for index, record in enumerate(run.history) if index % step == 0]
+    if shown[-1] is not run.history.last:
+        shown.append(run.history.last)
+    return [_round_cells(record) for record in shown]
+
+
+def _round_cells(record: RoundRecord) -> dict[str, str]:
+    return {
+        "round": f"{record.round}",
+        "accuracy": cells.percent(record.accuracy),
+        "local accuracy": cells.percent(record.local_accuracy),
+        "loss": cells.decimal(record.loss),
+        "train loss": cells.decimal(record.train_loss),
+        "Γmin": f"{record.gamma_min} of {len(record.cohort)}",
+        "uncovered": cells.percent(record.uncovered) if record.uncovered > 0 else "0 %",
+        "mean δ²": cells.decimal(record.pruning_noise),
+        "max δ²": cells.decimal(record.pruning_noise_max),
+        "kept": cells.percent(mean(record.kept), 1),
+        "MB down": cells.megabytes(record.bytes_down),
+        "MB up": cells.megabytes(record.bytes_up),
+        "seconds": cells.seconds(sum(record.seconds.values())),
+        "left out": "; ".join(f"client {r.get('client')}: {r.get('reason')}" for r in record.rejected),
+    }
+
+
+def setting_rows(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, str]]:
+    """Nested settings side by side: one row a dotted key, one column a name, keys in order of appearance."""
+    flat = [flatten(setting) for setting in settings]
+    keys = list(dict.fromkeys(key for setting in flat for key in setting))
+    return [
+        {"setting": key, **{name: s.get(key, cells.MISSING) for name, s in zip(names, flat, strict=True)}}
+        for key in keys
+    ]
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted keys and values as text: ``{"data": {"name": "mnist"}}`` is ``{"data.name": "mnist"}``."""
+    flat: dict[str, str] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = (
+                value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+            )
+    return flat

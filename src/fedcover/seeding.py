@@ -1,0 +1,67 @@
+"""Randomness with an address: (seed, round, purpose, client) -> generator.
+
+Nothing in fedcover draws from a global generator. Whoever needs randomness asks for the generator
+at its own address, so a draw depends on nothing that was drawn before it, in whatever process.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+Key = int | str
+
+
+def address(seed: int, *key: Key) -> int:
+    """The 63-bit number at an address; equal keys give equal numbers on every machine.
+
+    >>> address(0, "cohort", 3) == address(0, "cohort", 3) != address(1, "cohort", 3)
+    True
+    """
+    text = "/".join(f"{type(part).__name__}:{part}" for part in (seed, *key))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, *key: Key) -> torch.Generator:
+    """A fresh CPU generator for one address.
+
+    >>> a, b = generator(0, "x"), generator(0, "x")
+    >>> torch.equal(torch.rand(3, generator=a), torch.rand(3, generator=b))
+    True
+    """
+    return torch.Generator().manual_seed(address(seed, *key))
+
+
+@contextmanager
+def ambient(seed: int, *key: Key) -> Iterator[None]:
+    """Torch's default CPU generator, set to an address inside the block and put back after it.
+
+    Modules such as ``nn.Dropout`` and the default initialisers take no generator of their own;
+    this lends them one without leaving a trace.
+    """
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(address(seed, *key))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of a federation, and the source of all randomness in it.
+
+    ``index`` counts from 1, as the paper's q does.
+
+    >>> Round(index=1, seed=0).generator("mask", 7).initial_seed() == Round(1, 0).generator("mask", 7).initial_seed()
+    True
+    """
+
+    index: int
+    seed: int
+
+    def generator(self, *key: Key) -> torch.Generator:
+        """The generator for one purpose in this round, such as ``generator("mask", client.id)``."""
+        return generator(self.seed, "round", self.index, *key)

@@ -1,0 +1,68 @@
+"""Settings as nested dicts: their TOML, their fingerprint, and how two of them differ."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+NOT_PART_OF_A_RUN = ("name", "rounds")
+"""Keys that may change between a run and its resumption."""
+
+
+def flatten(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values, in order.
+
+    >>> dict(flatten({"seed": 1, "local": {"lr": 0.1}}))
+    {'seed': 1, 'local.lr': 0.1}
+    """
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def fingerprint(settings: Settings, *digests: str) -> str:
+    """A digest of everything that decides a run's bits."""
+    flat = {key: value for key, value in flatten(settings) if key not in NOT_PART_OF_A_RUN}
+    return hashlib.sha256(json.dumps([flat, *digests], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def differences(old: Settings, new: Settings) -> list[str]:
+    """The keys whose values differ, as sentences' parts: ``local.lr was 0.01 and is 0.1``."""
+    before, after = dict(flatten(old)), dict(flatten(new))
+    keys = [key for key in {**before, **after} if key not in NOT_PART_OF_A_RUN]
+    return [
+        f"{key} was {before.get(key, 'not set')} and is {after.get(key, 'not set')}"
+        for key in keys
+        if before.get(key) != after.get(key)
+    ]
+
+
+def to_toml(settings: Settings) -> str:
+    """Settings as TOML; None is left out.
+
+    >>> print(to_toml({"seed": 0, "local": {"lr": 0.01, "name": "a"}}), end="")
+    seed = 0
+    <BLANKLINE>
+    [local]
+    lr = 0.01
+    name = "a"
+    """
+    plain = {k: v for k, v in settings.items() if not isinstance(v, Mapping) and v is not None}
+    lines = [f"{key} = {_value(value)}" for key, value in plain.items()]
+    for key, section in settings.items():
+        if isinstance(section, Mapping):
+            lines += ["", f"[{key}]"]
+            lines += [f"{k} = {_value(v)}" for k, v in section.items() if v is not None]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool | int | float | str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return json.dumps(str(value), ensure_ascii=False)
