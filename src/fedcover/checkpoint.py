@@ -5,6 +5,7 @@ as JSON, the round, the history, the fingerprint of the settings and a digest of
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,12 +49,14 @@ def save(path: Path, state: State, history: History, fingerprint: str) -> None:
     tensors = {f"theta/{name}": tensor.contiguous() for name, tensor in state.theta.items()}
     tensors |= {f"policy/{name}": tensor.contiguous() for name, tensor in state.policy.items()}
     lines = history.to_lines()
+    order = json.dumps(list(tensors))  # safetensors sorts by name, but sums over theta go by its own order
     header = {
         "format": FORMAT,
         "round": str(state.round),
         "fingerprint": fingerprint,
         "history": lines,
-        "digest": digest_of(tensors, str(state.round), fingerprint, lines),
+        "order": order,
+        "digest": digest_of(tensors, str(state.round), fingerprint, lines, order),
     }
     write_atomically(path, to_bytes(tensors, metadata=header))
 
@@ -71,12 +74,12 @@ def load(path: Path) -> tuple[State, History, str]:
         raise InputError(f"checkpoint {path} is truncated or corrupt ({error}); {remedy}") from error
     if header.get("format") != FORMAT:
         raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
-    whole = digest_of(tensors, header["round"], header["fingerprint"], header["history"])
+    whole = digest_of(tensors, *(header[key] for key in ("round", "fingerprint", "history", "order")))
     if header["digest"] != whole:
         raise InputError(f"checkpoint {path} is corrupt: its digest is not that of its contents; {remedy}")
     parts: dict[str, Params] = {"theta": {}, "policy": {}}
-    for name, tensor in tensors.items():
+    for name in json.loads(header["order"]):
         kind, _, rest = name.partition("/")
-        parts[kind][rest] = tensor
+        parts[kind][rest] = tensors[name]
     state = State(int(header["round"]), parts["theta"], parts["policy"])
     return state, History.from_lines(header["history"]), header["fingerprint"]

@@ -1,18 +1,27 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader sees the old one or the new one, never a part of it."""
 
 import os
 from pathlib import Path
 
+from fedcover.errors import InputError
 
-def write_atomically(path: Path, data: bytes | str) -> None:
-    """Write a file whole or not at all: to a neighbour first, then renamed over the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> Path:
+    """The path, now holding ``content``; parent folders are made, and the file appears in one step."""
+    target = Path(path)
+    if target.is_dir():
+        raise InputError(f"{target} is a folder; give the name of a file in it, such as {target / 'report.html'}")
+    draft = target.with_name(f".{target.name[:40]}.{os.getpid()}.part")
     try:
-        with open(beside, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(draft, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(draft, target)
+    except OSError as error:
+        raise InputError(f"{target} cannot be written ({error.strerror}); give a path in a folder you own") from error
     finally:
-        beside.unlink(missing_ok=True)
+        if draft.parent.is_dir():
+            draft.unlink(missing_ok=True)
+    return target

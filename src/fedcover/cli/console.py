@@ -57,6 +57,18 @@ def show_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> N
     out.print(table)
 
 
+def show_comparison(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print runs side by side: a few as columns, which fit a narrow terminal; many as rows."""
+    if len(rows) > 4:
+        show_table(rows)
+        return
+    first, *measures = rows[0]
+    names = [row[first] for row in rows]
+    show_table(
+        [{first: measure, **{n: row[measure] for n, row in zip(names, rows, strict=True)}} for measure in measures]
+    )
+
+
 class RunProgress:
     """A progress bar over rounds: round, accuracy, Gamma_min, time left; silent when asked or not a terminal."""
 

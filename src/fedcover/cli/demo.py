@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import RunProgress, err, friendly, out, show_table
+from fedcover.cli.console import RunProgress, err, friendly, out, show_comparison
 from fedcover.cli.run import DataOption, train
 from fedcover.config import Config, check_config
 from fedcover.data import get
@@ -34,12 +34,12 @@ def demo(
     where = _fresh(out_dir)
     with RunProgress() as bar:
         for title, policy, code in RUNS:
-            train(_settings(title, policy, code, name, rounds), where / title.strip("*"), False, data, False, bar)
+            train(_settings(title, policy, code, name, rounds), where / title.strip("*"), False, data, bar)
     folders = [where / title.strip("*") for title, _, _ in RUNS]
     page = write_report(folders, where / "comparison.html")
     loaded = [load_run(folder) for folder in folders]
     out.print()
-    show_table(comparison_rows(loaded))
+    show_comparison(comparison_rows(loaded))
     out.print(f"\ndata: {(loaded[0].summary or {}).get('data', name)}", markup=False)
     out.print(f"report: {page.resolve()}   ({time.perf_counter() - begun:.0f} s in all)", markup=False)
 

@@ -58,10 +58,7 @@ def listing(
         raise InputError(f"there is no topic '{topic}'; use one of {', '.join(TOPICS)}")
     chosen = {topic: TOPICS[topic]()} if topic else {name: make() for name, make in TOPICS.items()}
     if as_json:
-        plain = {
-            name: [dict(zip(headers, row, strict=True)) for row in rows] for name, (headers, rows) in chosen.items()
-        }
-        out.print_json(json.dumps(plain, default=str))
+        out.print_json(json.dumps(chosen, default=str))
         return
     for name, rows in chosen.items():
         show_table(rows, title=f"[bold]{name}[/]" if topic is None else None)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import friendly, out, show_table
+from fedcover.cli.console import friendly, out, show_comparison
 from fedcover.errors import InputError
 
 
@@ -33,7 +33,7 @@ def report(
     if as_json:
         out.print_json(json.dumps({"report": str(page), "figures": [str(path) for path in files]}))
         return
-    show_table(comparison_rows(loaded))
+    show_comparison(comparison_rows(loaded))
     out.print(f"report: {page}", markup=False)
     if files:
         out.print(f"{len(files)} figures in {figures}", markup=False)

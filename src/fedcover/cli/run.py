@@ -47,7 +47,8 @@ def run(
     else:
         settings = read_config(config, changes)
     where = out_dir or new_folder(settings.title)
-    history = train(settings, where, resume, data, quiet or as_json)
+    with RunProgress(quiet or as_json) as progress:
+        history = train(settings, where, resume, data, progress)
     summary = json.loads((where / "summary.json").read_text())
     if as_json:
         out.print_json(json.dumps({**summary, "folder": str(where)}))
@@ -66,23 +67,20 @@ def run(
         out.print(f"report: {where / 'report.html'}", markup=False)
 
 
-def train(
-    settings: Config, where: Path, resume: bool, data: str | None, quiet: bool, bar: RunProgress | None = None
-) -> History:
+def train(settings: Config, where: Path, resume: bool, data: str | None, progress: RunProgress) -> History:
     """Build the federation and play its rounds into a folder, with progress."""
     federation, test = settings.build(data)
-    with bar or RunProgress(quiet) as progress:
-        return federation.run(
-            settings.rounds,
-            evaluate_on=test,
-            evaluate_every=settings.evaluate.every,
-            local_every=settings.evaluate.local_every,
-            out=where,
-            resume=resume,
-            checkpoint_every=settings.checkpoint_every,
-            settings=settings.settings(),
-            on_round=progress.follow(settings.title, settings.rounds),
-        )
+    return federation.run(
+        settings.rounds,
+        evaluate_on=test,
+        evaluate_every=settings.evaluate.every,
+        local_every=settings.evaluate.local_every,
+        out=where,
+        resume=resume,
+        checkpoint_every=settings.checkpoint_every,
+        settings=settings.settings(),
+        on_round=progress.follow(settings.title, settings.rounds),
+    )
 
 
 def new_folder(title: str) -> Path:

@@ -64,9 +64,8 @@ class _Record:
 class _Reader(pickle.Unpickler):
     """A reader of pickles that can make nothing but numbers, bytes, containers and inert records.
 
-    Only the three names by which numpy writes an array are known, and even they give a fresh record
-    class instead of numpy's own object; any other name is refused, so that no code of the file's
-    choosing is ever called.
+    Only the names by which numpy writes an array are known, and even they give a record instead of
+    numpy's own object; any other name is refused, so no code of the file's choosing is ever called.
     """
 
     names = frozenset(
@@ -81,7 +80,7 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type[_Record]:
         if (module, name) not in self.names:
             raise InputError(f"it asks for {module}.{name}, which no CIFAR-10 file needs; fetch the official file")
-        return type(name, (_Record,), {})
+        return _Record
 
 
 def _array(record: object, where: str) -> NDArray[np.uint8]:

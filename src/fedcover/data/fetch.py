@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import URLError
 
 from fedcover.data.files import Copy, Layout, find
 from fedcover.data.sources import Folder, cache_folder, data_folder, source_of
@@ -179,4 +180,8 @@ def _scratch() -> Iterator[Path]:
 
 def _clause(why: BaseException) -> str:
     """The first clause of an error, on one line: the remedy that may follow is not for this attempt."""
+    if isinstance(why, URLError) and isinstance(why.reason, OSError):
+        why = why.reason
+    if isinstance(why, OSError) and why.strerror and not isinstance(why, URLError):
+        return why.strerror
     return " ".join(str(why).split(";")[0].split()) or type(why).__name__

@@ -174,7 +174,7 @@ def _examples(
         raise InputError(f"{source.name} in {copy.place} must have images of {shape}; got {sizes}; fetch it again")
     if not verdict.verified and len(images) != count:
         raise InputError(f"{source.name} in {copy.place} must have {count} images; got {len(images)}; fetch it again")
-    inputs = torch.from_numpy(images.astype(np.float32)).reshape(-1, *source.shape).div_(source.top)
+    inputs = torch.tensor(images, dtype=torch.float32).reshape(-1, *source.shape).div_(source.top)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (source.mean, source.std))
     return Examples(
         inputs.sub_(mean).div_(std),

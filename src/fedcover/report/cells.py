@@ -6,7 +6,11 @@ MISSING = "–"
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """A share in percent: ``0.98047`` is ``98.05 %``; a share above 0 never reads as 0."""
+    """A share in percent; a share above 0 never reads as 0.
+
+    >>> percent(0.98047), percent(0.00001), percent(None)
+    ('98.05 %', '< 0.01 %', '–')
+    """
     if share is None:
         return MISSING
     if not math.isfinite(share):
@@ -64,7 +68,11 @@ def clients(sizes: tuple[int, int]) -> str:
 
 
 def shorten(text: str, length: int) -> str:
-    """The text, with its middle left out if it is longer than ``length``."""
+    """The text, with its middle left out if it is longer than ``length``.
+
+    >>> shorten("layers.0.attention.weight", 15)
+    'layers.….weight'
+    """
     if len(text) <= length:
         return text
     front = (length - 1) // 2

@@ -70,10 +70,10 @@ def _draw_key(figure: Figure, shades: ScalarMappable, most: int) -> None:
     key.outline.set_visible(False)
     if key.solids is not None:
         key.solids.set_edgecolor("face")
-    numbers = (
-        list(range(1, most + 1)) if most <= 12 else sorted({1, *MaxNLocator(6, integer=True).tick_values(1, most)})
-    )
-    key.set_ticks([number for number in numbers if 1 <= number <= most])
+    if most <= 12:
+        key.set_ticks(range(1, most + 1))
+    else:  # the first tick keeps away from the 0
+        key.set_ticks([at for at in MaxNLocator(6, integer=True).tick_values(1, most) if most / 12 <= at <= most])
     key.ax.tick_params(labelsize=9, length=0, pad=2, colors=MUTED)
     zero = key.ax.annotate("0", (-0.035, 1.0), (0, 2), xycoords="axes fraction", textcoords="offset points")
     zero.set(ha="center", va="bottom", fontsize=9, color=WARN)

@@ -62,7 +62,7 @@ def gamma_min_figure(runs: Sequence[Run]) -> Figure:
             axes.plot(bare, [0] * len(bare), "o", markersize=3.5, color=WARN, clip_on=False, zorder=3)
     cohort = max(len(record.cohort) for run in runs for record in run.history)
     axes.axhline(cohort, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-    axes.set_ylim(0, cohort * 1.12)
+    axes.set_ylim(0, max(cohort, 1) * 1.12)
     axes.yaxis.set_major_locator(whole_numbers())
     _fit(axes, runs)
     note = axes.text(0.005, 1.02 * cohort, f"all {cohort} clients", transform=axes.get_yaxis_transform(), color=MUTED)
@@ -86,8 +86,8 @@ def pruning_noise_figure(runs: Sequence[Run]) -> Figure:
         if len(runs) == 1:
             _draw_clients(axes, run)
         lines.append(draw_line(axes, rounds, means, index))
-        top = max([top, *means, *high])
-    axes.set_ylim(0, 1.08 * top if 0 < top < math.inf else 1)
+        top = max([top, *filter(math.isfinite, [*means, *high])])
+    axes.set_ylim(0, 1.08 * top or 1)
     _fit(axes, runs)
     if len(runs) > 1:
         name_lines(figure, axes, lines, [run.name for run in runs])

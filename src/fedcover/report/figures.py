@@ -10,6 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedcover.errors import InputError
+from fedcover.files import write_atomically
 from fedcover.report import cells
 from fedcover.report.costs import cost_figure
 from fedcover.report.coverage_map import coverage_figure
@@ -21,7 +22,6 @@ from fedcover.report.curves import (
     measured,
     pruning_noise_figure,
 )
-from fedcover.report.files import write_whole
 from fedcover.report.measures import measure
 from fedcover.report.run import AnyPath, Run, numbered, open_runs
 from fedcover.report.svg import FORMATS, file_bytes
@@ -136,7 +136,11 @@ def drawings(runs: Sequence[Run]) -> list[Drawing]:
 def export_figures(
     runs: Iterable[Run | AnyPath], folder: str | os.PathLike[str], formats: Sequence[str] = ("svg", "png")
 ) -> list[Path]:
-    """The files written: every figure of the report in every format, such as ``accuracy.svg``, in ``folder``."""
+    """The files written: every figure of the report in every format (svg, png, pdf), such as ``accuracy.svg``.
+
+    >>> export_figures(["runs/wp"], "figures", formats=["pdf"])[0]  # doctest: +SKIP
+    PosixPath('figures/accuracy.pdf')
+    """
     wanted = [formats] if isinstance(formats, str) else list(formats)
     for kind in wanted:
         if kind not in FORMATS:
@@ -144,7 +148,9 @@ def export_figures(
     written = []
     for drawing in drawings(open_runs(runs)):
         figure = drawing.draw()
-        written += [write_whole(Path(folder) / f"{drawing.name}.{kind}", file_bytes(figure, kind)) for kind in wanted]
+        written += [
+            write_atomically(Path(folder) / f"{drawing.name}.{kind}", file_bytes(figure, kind)) for kind in wanted
+        ]
     return written
 
 

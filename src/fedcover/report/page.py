@@ -8,8 +8,8 @@ from importlib import resources
 from pathlib import Path
 
 from fedcover.errors import InputError
+from fedcover.files import write_atomically
 from fedcover.report import sections, wording
-from fedcover.report.files import write_whole
 from fedcover.report.run import AnyPath, Run, open_runs
 
 
@@ -18,6 +18,11 @@ def write_report(runs: Iterable[Run | AnyPath], out: str | os.PathLike[str] | No
 
     One run gives its own page, by default ``report.html`` in its folder; several give a comparison, which needs
     ``out``. Equal runs give equal bytes.
+
+    >>> write_report(["runs/wp"])  # doctest: +SKIP
+    PosixPath('runs/wp/report.html')
+    >>> write_report(["runs/full", "runs/wp"], out="compare.html")  # doctest: +SKIP
+    PosixPath('compare.html')
     """
     loaded = open_runs(runs)
     if out is None:
@@ -26,7 +31,7 @@ def write_report(runs: Iterable[Run | AnyPath], out: str | os.PathLike[str] | No
                 f"a comparison of {len(loaded)} runs has no folder of its own; give out, such as compare.html"
             )
         out = loaded[0].path / "report.html"
-    return write_whole(out, page(loaded).encode("utf-8", errors="replace"))
+    return write_atomically(out, page(loaded).encode("utf-8", errors="replace"))
 
 
 def page(runs: Sequence[Run]) -> str:

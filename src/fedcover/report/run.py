@@ -36,6 +36,10 @@ def load_run(path: AnyPath) -> Run:
     """The run in a folder, finished or not.
 
     Only ``history.jsonl`` must be there; a missing ``config.toml`` or ``versions.json`` reads as empty.
+
+    >>> run = load_run("runs/wp")  # doctest: +SKIP
+    >>> run.name, run.history.last.accuracy  # doctest: +SKIP
+    ('wp', 0.9805)
     """
     folder = Path(path)
     if not folder.exists():
@@ -74,7 +78,11 @@ def open_runs(runs: "Iterable[Run | AnyPath] | Run | AnyPath") -> list[Run]:
 
 
 def numbered(names: Sequence[str], mark: str = " #") -> list[str]:
-    """The names, with a number added from the second of its kind on: ``a``, ``a #2``."""
+    """The names, with a number added from the second of its kind on.
+
+    >>> numbered(["a", "b", "a"])
+    ['a', 'b', 'a #2']
+    """
     taken: set[str] = set()
     result = []
     for name in names:

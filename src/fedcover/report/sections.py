@@ -169,10 +169,10 @@ def figures(runs: Sequence[Run]) -> str:
 
 def _figure(drawing: Drawing) -> str:
     figure = drawing.draw()
-    tall = figure.get_figheight() > figure.get_figwidth()
+    kind = ' class="tall"' if figure.get_figheight() > figure.get_figwidth() else ""
     svg = inline_svg(figure, re.sub(r"[^a-z0-9-]", "-", drawing.name), attribute(drawing.alt))
     return (
-        f'<figure{" class=tall" if tall else ""}>\n<div class="head"><h3>{text(drawing.title)}</h3>'
+        f'<figure{kind}>\n<div class="head"><h3>{text(drawing.title)}</h3>'
         f'<span class="get" data-name="{attribute(drawing.name)}"></span></div>\n'
         f"{svg}\n<figcaption>{prose(drawing.caption)}</figcaption>\n</figure>"
     )
@@ -211,7 +211,7 @@ def settings(runs: Sequence[Run]) -> str:
             )
             continue
         differing = [row for row in rows if len({row[name] for name in names}) > 1]
-        shared = [{"setting": row["setting"], "value": row[names[0]]} for row in rows if row not in differing]
+        shared = [{"": row[""], "value": row[names[0]]} for row in rows if row not in differing]
         parts.append(_fold("Different between the runs", differing, names, opened=True) if differing else "")
         parts.append(_fold("The same in all runs", shared, ["value"], opened=False) if shared else "")
     return "\n".join(part for part in parts if part)

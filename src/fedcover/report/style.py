@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from fedcover.report.cells import shorten
 
 INK, MUTED, RULE, CARD, WARN = "#1d2126", "#59626c", "#dfe2e6", "#fefefe", "#d9480f"
-SERIES = ("#0066b3", "#b36a02", "#00805b", "#9b4a87", "#1b86a1", "#9a2b40", "#5a626d", "#687701")
+SERIES = ("#0066b3", "#b36a02", "#00805b", "#9b4a87", "#9a2b40", "#5a626d", "#687701", "#1b86a1")
 COLOURS = {"ink": INK, "muted": MUTED, "rule": RULE, "card": CARD, "warn": WARN} | {
     f"series-{number}": colour for number, colour in enumerate(SERIES, 1)
 }
@@ -114,6 +114,8 @@ def new_axes(measure: str, x: str = "round", height: float = 3.0) -> tuple[Figur
 def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], index: int = 0, step: bool = False) -> Line2D:
     """A curve in the index-th colour and dashes, with points where there are few of them."""
     (line,) = axes.plot(xs, ys, color=colour(index), drawstyle="steps-mid" if step else "default")
+    if len(xs) > 200:
+        line.set_linewidth(1.0)
     if dashes(index) and len(xs) > 1:
         line.set_dashes(dashes(index))
         line.set_dash_capstyle("butt")

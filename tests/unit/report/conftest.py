@@ -73,7 +73,7 @@ def write_run(
     (folder / "history.jsonl").write_text(history.to_lines(), encoding="utf-8")
     settings = {"rounds": config.pop("rounds", len(records)), "seed": config.pop("seed", 0)}
     lines = [f"name = {json.dumps(name)}", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
-    tables = {
+    tables: dict[str, Any] = {
         "data": {"name": "mnist", "clients": 100},
         "policy": {"name": "weight"},
         "local": {"lr": 0.01, "epochs": 5},
@@ -90,15 +90,27 @@ def write_run(
     return folder
 
 
+@pytest.fixture(name="record")
+def record_factory() -> Callable[..., RoundRecord]:
+    """Makes the record of one round."""
+    return make_record
+
+
+@pytest.fixture(name="save")
+def save_factory(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a run folder that holds the records given and returns its path."""
+    return lambda folder, records, **more: write_run(tmp_path / folder, records, **more)
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a run folder of so many rounds and returns its path; further keywords go to the record or the config."""
+    """Writes a run folder of so many rounds and returns its path; further keywords go to the records."""
 
     def make(
-        folder: str = "wp", rounds: int = 6, *, name: str | None = None, finished: bool = True, **record: Any
+        folder: str = "wp", rounds: int = 6, *, name: str | None = None, finished: bool = True, **more: Any
     ) -> Path:
-        planned = record.pop("planned", rounds)
-        records = [make_record(index, **record) for index in range(1, rounds + 1)]
+        planned = more.pop("planned", rounds)
+        records = [make_record(index, **more) for index in range(1, rounds + 1)]
         return write_run(tmp_path / folder, records, name=name or folder, finished=finished, rounds=planned)
 
     return make

@@ -1,0 +1,237 @@
+"""Bad input gets one sentence that names the thing, the value and the remedy, and exit code 2; nothing is lost."""
+
+import gzip
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedcover as fc
+from fedcover.runfolder import RunFolder, newest_checkpoint
+
+Cli = Callable[..., tuple[int, str, str]]
+
+QUICK = [
+    "--set",
+    "data.name=digits",
+    "--set",
+    "data.clients=20",
+    "--set",
+    "local.epochs=1",
+    "--set",
+    "rounds=2",
+    "--quiet",
+]
+
+
+def refuses(cli: Cli, arguments: list[str], *parts: str) -> None:
+    """The call ends with code 2 and one sentence on stderr that has all these parts."""
+    code, out, err = cli(*arguments)
+    assert code == 2
+    assert out == ""
+    sentence = " ".join(err.split())
+    assert sentence.startswith("error: ")
+    assert "Traceback" not in sentence
+    for part in parts:
+        assert part in sentence, sentence
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def finished(cli: Cli, tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    code, _, err = cli("run", *QUICK, "--out", str(folder))
+    assert code == 0, err
+    return folder
+
+
+def test_wrong_code_digit(cli: Cli, tmp_path: Path) -> None:
+    refuses(cli, ["audit", "1111223894"], "digit 8 of code '1111223894' is '8'", "use one of 1, 2, 3, 4, 5, 6, 7")
+    run = ["run", *QUICK, "--set", "budgets.code=1111220000", "--out", str(tmp_path / "x")]
+    refuses(cli, run, "digit 7 of code '1111220000' is '0'", "use one of")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("keep", ["0.0", "1.5", "-0.5"])
+def test_keep_outside_its_range(cli: Cli, keep: str) -> None:
+    refuses(cli, ["audit", f"1,{keep}"], f"keep must be in (0, 1]; got {float(keep)}", "0.75 prunes a quarter")
+
+
+def test_cohort_larger_than_the_population(cli: Cli, tmp_path: Path) -> None:
+    run = ["run", *QUICK, "--set", "cohort=30", "--set", "budgets.by=client", "--out", str(tmp_path / "x")]
+    refuses(cli, run, "a cohort of 30 cannot be drawn from 20 clients", "make cohort 1 to 20")
+
+
+def test_code_and_cohort_of_different_lengths(cli: Cli, tmp_path: Path) -> None:
+    run = ["run", *QUICK, "--set", "cohort=5", "--out", str(tmp_path / "x")]
+    refuses(cli, run, "the code has 10 slots but the cohort is 5", "by_client")
+
+
+def test_policy_with_a_wrong_shape(small_federation: Callable[..., fc.Federation]) -> None:
+    @fc.policy
+    def wrong(theta, client, this_round):  # type: ignore[no-untyped-def]
+        return {"0.weight": torch.ones(3, dtype=torch.bool)}
+
+    with pytest.raises(fc.InputError) as caught:
+        small_federation(policy=wrong).run(1)
+    message = str(caught.value)
+    assert "policy wrong" in message
+    assert "round 1" in message
+    assert "has shape (3,) for '0.weight', whose shape is (8, 6); return one bool for each entry" in message
+
+
+def test_missing_data(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = ["run", "--data", str(tmp_path), "--out", str(tmp_path / "x")]
+    refuses(cli, run, "mnist was not found in", "fedcover data get mnist", "--data")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def mnist_copy(tmp_path: Path, mnist_folder: str) -> Path:
+    where = fc.data.describe("mnist").where
+    assert where is not None
+    shutil.copytree(where, tmp_path / "data" / "mnist")
+    for path in (tmp_path / "data" / "mnist").iterdir():
+        path.chmod(0o644)
+    return tmp_path / "data" / "mnist"
+
+
+def test_missing_data_file(cli: Cli, mnist_copy: Path, tmp_path: Path) -> None:
+    next(mnist_copy.glob("train-labels*")).unlink()
+    refuses(cli, ["run", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "x")], "train-labels-idx1-ubyte")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_corrupt_data_file(cli: Cli, mnist_copy: Path, tmp_path: Path, damage: str) -> None:
+    path = next(mnist_copy.glob("t10k-labels*"))
+    raw = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(raw[: len(raw) // 2])
+    else:
+        plain = bytearray(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        plain[100] ^= 1
+        path.write_bytes(gzip.compress(bytes(plain)) if path.suffix == ".gz" else bytes(plain))
+    before = snapshot(tmp_path / "data")
+    run = ["run", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "x")]
+    refuses(cli, run, "t10k-labels-idx1-ubyte", "fedcover data get mnist")
+    assert snapshot(tmp_path / "data") == before
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied"])
+def test_damaged_checkpoint(cli: Cli, finished: Path, damage: str) -> None:
+    newest = newest_checkpoint(finished)
+    assert newest is not None
+    raw = newest.read_bytes()
+    damaged = {"truncated": raw[: len(raw) // 2], "flipped": raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:], "emptied": b""}
+    newest.write_bytes(damaged[damage])
+    before = snapshot(finished)
+    run = ["run", "--resume", "--out", str(finished), "--set", "rounds=4", "--quiet"]
+    refuses(cli, run, str(newest), "corrupt", "delete it to resume from the checkpoint before it")
+    assert snapshot(finished) == before
+    newest.unlink()  # the remedy
+    code, _, err = cli(*run)
+    assert code == 0, err
+    assert len(fc.History.load(finished / "history.jsonl")) == 4
+
+
+def test_run_folder_that_holds_a_run(cli: Cli, finished: Path) -> None:
+    before = snapshot(finished)
+    refuses(cli, ["run", *QUICK, "--out", str(finished)], str(finished), "already holds a run of 2 rounds", "--resume")
+    assert snapshot(finished) == before
+
+
+def test_run_folder_in_use(cli: Cli, finished: Path) -> None:
+    with RunFolder(finished) as folder:
+        folder._take_lock()
+        refuses(
+            cli, ["run", "--resume", "--out", str(finished)], str(finished), "is in use by process", "another folder"
+        )
+
+
+def test_run_folder_that_is_something_else(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("precious")
+    run = ["run", *QUICK, "--out", str(tmp_path / "thesis")]
+    refuses(cli, run, "is not empty and no run folder (it holds chapter.tex)", "name a new folder")
+    assert snapshot(tmp_path / "thesis") == {"chapter.tex": b"precious"}
+    refuses(cli, ["run", *QUICK, "--out", str(tmp_path / "thesis" / "chapter.tex")], "is a file; name a folder")
+
+
+def test_resume_with_other_settings(cli: Cli, finished: Path) -> None:
+    before = snapshot(finished)
+    run = ["run", *QUICK, "--set", "local.lr=0.5", "--resume", "--out", str(finished)]
+    config = finished / "config.toml"
+    refuses(cli, ["run", str(config), *run[1:]], "local.lr was 0.01 and is 0.5", "name another folder")
+    assert snapshot(finished) == before
+
+
+def test_resume_of_nothing(cli: Cli, tmp_path: Path) -> None:
+    refuses(cli, ["run", "--resume", "--out", str(tmp_path / "none")], "is not a run folder")
+    refuses(cli, ["run", "--resume"], "--resume needs --out")
+
+
+def test_misspelt_config_key(cli: Cli, tmp_path: Path) -> None:
+    refuses(cli, ["run", "--set", "local.lrr=1"], "there is no setting 'local.lrr'; did you mean 'local.lr'?")
+    refuses(cli, ["run", "--set", "lr=1"], "there is no setting 'lr'; did you mean 'local.lr'?")
+    config = tmp_path / "c.toml"
+    config.write_text("[data]\nclient = 5\n")
+    refuses(cli, ["run", str(config)], "there is no setting 'data.client'; did you mean 'data.clients'?")
+    config.write_text("[locl]\nlr = 5\n")
+    refuses(cli, ["run", str(config)], "there is no setting 'locl'", "did you mean 'local")
+
+
+def test_bad_config_values(cli: Cli, tmp_path: Path) -> None:
+    refuses(cli, ["run", "--set", "rounds=many"], "setting rounds should be a valid integer", "got 'many'")
+    refuses(
+        cli, ["run", "--set", "data.partition=idd"], "data.partition", "'iid', 'shards' or 'dirichlet'", "got 'idd'"
+    )
+    refuses(cli, ["run", *QUICK, "--set", "local.lr=-1"], "lr must be a positive number; got -1.0")
+    refuses(cli, ["run", *QUICK, "--set", "policy.name=WPP"], "there is no policy 'WPP'", "did you mean 'wp'?")
+    refuses(cli, ["run", *QUICK, "--set", "data.name=mnits"], "mnits", "mnist")
+    refuses(cli, ["run", "--set", "rounds"], "--set takes key=value")
+    refuses(cli, ["run", str(tmp_path / "none.toml")], "there is no config file")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("rounds = = 3")
+    refuses(cli, ["run", str(bad)], "is not readable as TOML")
+
+
+def test_client_with_no_data() -> None:
+    x = torch.randn(10, 4)
+    with pytest.raises(fc.InputError, match="client 1 has no data"):
+        fc.data.from_parts((x, torch.zeros(10).long()), [torch.arange(10), torch.tensor([], dtype=torch.long)])
+
+
+def test_client_with_no_data_from_the_command_line(cli: Cli, tmp_path: Path) -> None:
+    run = ["run", *QUICK, "--set", "data.clients=5000", "--out", str(tmp_path / "x")]
+    refuses(cli, run, "5000", "1437")
+
+
+def test_reports_of_what_is_no_run(cli: Cli, tmp_path: Path, finished: Path) -> None:
+    refuses(cli, ["report", str(tmp_path / "none")], str(tmp_path / "none"))
+    refuses(cli, ["report", str(finished), str(finished)], "needs --out FILE")
+
+
+def test_lenet_on_images_too_small(cli: Cli, tmp_path: Path) -> None:
+    refuses(cli, ["run", *QUICK, "--set", "model.name=lenet"], "lenet needs images of at least 16 x 16", "use the mlp")
+
+
+def test_model_with_running_statistics() -> None:
+    with pytest.raises(fc.InputError, match=r"layer '1' keeps running statistics.*nn.GroupNorm"):
+        fc.Task(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+
+
+def test_the_real_command_exits_with_2_and_no_traceback(
+    fedcover_cli: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = fedcover_cli("audit", "19")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: digit 2 of code '19' is '9'")
+    assert fedcover_cli("audit").returncode == 2  # a missing argument is bad input too

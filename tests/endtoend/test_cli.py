@@ -1,0 +1,109 @@
+"""The command line, as a user and as a script meet it."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Cli = Callable[..., tuple[int, str, str]]
+
+QUICK = ["--set", "data.name=digits", "--set", "data.clients=20", "--set", "local.epochs=1", "--set", "rounds=2"]
+
+
+def test_run_report_compare(cli: Cli, tmp_path: Path) -> None:
+    folders = []
+    for policy, code in (("WP", "1111223344"), ("NP", "1111444444"), ("full", "1111111111")):
+        folder = tmp_path / policy
+        run = [*QUICK, "--set", f"policy.name={policy}", "--set", f"budgets.code={code}", "--out", str(folder)]
+        code_, out, err = cli("run", *run)
+        assert code_ == 0, err
+        assert f"report: {folder / 'report.html'}" in out
+        assert "round 2/2" in err  # progress for logs, since this is no terminal
+        folders.append(str(folder))
+    code_, out, err = cli("report", *folders, "--out", str(tmp_path / "all.html"), "--figures", str(tmp_path / "figs"))
+    assert code_ == 0, err
+    assert (tmp_path / "all.html").stat().st_size > 10_000
+    suffixes = {path.suffix for path in (tmp_path / "figs").iterdir()}
+    assert suffixes == {".svg", ".png"}
+    for name in ("WP-1111223344", "NP-1111444444", "full"):
+        assert name in out
+
+
+def test_json_mode_prints_json_alone(cli: Cli, tmp_path: Path) -> None:
+    code, out, err = cli("run", *QUICK, "--json", "--out", str(tmp_path / "run"))
+    assert (code, err) == (0, "")
+    summary = json.loads(out)
+    assert summary["rounds"] == 2
+    assert summary["folder"] == str(tmp_path / "run")
+    assert 0 <= summary["accuracy"] <= 1
+
+
+def test_quiet_mode_prints_nothing(cli: Cli, tmp_path: Path) -> None:
+    assert cli("run", *QUICK, "--quiet", "--out", str(tmp_path / "run")) == (0, "", "")
+
+
+def test_config_file_and_changes(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        'rounds = 9\n[data]\nname = "digits"\nclients = 20\npartition = "dirichlet"\n[local]\nepochs = 1\n'
+    )
+    code, out, err = cli("run", str(config), "--set", "rounds=1", "--json", "--out", str(tmp_path / "run"))
+    assert code == 0, err
+    assert json.loads(out)["rounds"] == 1
+    assert 'partition = "dirichlet"' in (tmp_path / "run" / "config.toml").read_text()
+    assert "batch_size = 10" in (tmp_path / "run" / "config.toml").read_text()  # resolved, in full
+
+
+@pytest.mark.parametrize("topic", ["policies", "models", "codes", "data", "settings"])
+def test_lists(cli: Cli, topic: str) -> None:
+    code, out, _ = cli("list", topic)
+    assert code == 0
+    assert out
+    code, out, _ = cli("list", topic, "--json")
+    assert code == 0
+    assert json.loads(out)[topic]
+
+
+def test_every_command_explains_itself(cli: Cli) -> None:
+    code, out, _ = cli("--help")
+    assert code == 0
+    for command in ("demo", "run", "audit", "report", "list", "data"):
+        assert command in out
+        code, text, _ = cli(command, "--help")
+        assert code == 0
+        assert "Usage: fedcover" in text
+
+
+def test_audit_reads_well(cli: Cli) -> None:
+    code, out, _ = cli("audit", "1111444444")
+    assert code == 0
+    assert "Γmin 4" in out
+    assert "S1 10  S2 10  S3 10  S4 4" in out
+    code, out, _ = cli("audit", "4444444444", "--technique", "FS")
+    assert code == 0
+    assert "FAILS" in out
+
+
+def test_demo(fedcover_cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, mnist_folder: str) -> None:
+    done = fedcover_cli("demo", "--rounds", "1", "--out", "d")
+    assert done.returncode == 0, done.stderr
+    for name in ("FullNets", "WP-M2", "*WP-M1"):
+        assert name in done.stdout
+    assert (tmp_path / "d" / "comparison.html").exists()
+    assert str(tmp_path / "d" / "comparison.html") in done.stdout
+
+
+def test_demo_without_any_source_uses_the_digits(
+    fedcover_cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """No folder, no cache, no mirror, no npm: the demo says so and goes on with real, smaller data."""
+    nowhere = {
+        "FEDCOVER_DATA": str(tmp_path / "none"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": str(tmp_path),
+        "https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9",
+    }  # fmt: skip
+    done = fedcover_cli("demo", "--rounds", "1", "--out", "d", env=nowhere)
+    assert done.returncode == 0, done.stderr
+    assert "uses the 8x8 digits that ship with fedcover instead" in done.stderr
+    assert (tmp_path / "d" / "comparison.html").exists()

@@ -1,0 +1,109 @@
+"""A killed run resumes to the same bits; the same seed gives the same history, wherever it runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedcover as fc
+from fedcover.runfolder import newest_checkpoint
+from tests.laws.strategies import same
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+SETTINGS = [
+    "--set", "data.name=digits", "--set", "data.clients=20", "--set", "policy.name=PT",
+    "--set", "budgets.code=1111223344",
+    "--set", "local.epochs=20", "--set", "rounds=6", "--quiet",
+]  # fmt: skip
+
+
+def final_theta(folder: Path) -> dict[str, torch.Tensor]:
+    newest = newest_checkpoint(folder)
+    assert newest is not None
+    return load_file(newest)
+
+
+def test_kill_9_in_mid_round_then_resume_gives_the_same_bits(tmp_path: Path, fedcover_cli: Cli) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert fedcover_cli("run", *SETTINGS, "--out", str(whole)).returncode == 0
+
+    command = [sys.executable, "-m", "fedcover", "run", *SETTINGS, "--out", str(killed)]
+    process = subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ))
+    history = killed / "history.jsonl"
+    deadline = time.time() + 120
+    while time.time() < deadline and (not history.exists() or history.read_text().count("\n") < 3):
+        time.sleep(0.005)
+    time.sleep(0.1)  # round 4 is under way
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 3 <= history.read_text().count("\n") < 6
+    assert not (killed / "summary.json").exists()
+
+    resumed = fedcover_cli("run", "--resume", "--out", str(killed), "--quiet")
+    assert resumed.returncode == 0, resumed.stderr
+    assert fc.History.load(killed / "history.jsonl") == fc.History.load(whole / "history.jsonl")
+    assert len(fc.History.load(killed / "history.jsonl")) == 6
+    assert same(final_theta(killed), final_theta(whole))
+    assert any(name.startswith("policy/") for name in final_theta(killed))  # PT's frozen ranks travelled too
+
+
+@pytest.mark.parametrize("policy", ["WP", "PT"])
+@pytest.mark.parametrize("stop", [1, 4])
+def test_resume_after_any_round(
+    small_federation: Callable[..., fc.Federation], tmp_path: Path, stop: int, policy: str
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop_there(record: fc.RoundRecord) -> None:
+        if record.round == stop:
+            raise Stop
+
+    make = {"WP": fc.weight_pruning, "PT": fc.pretrained_mask}[policy]
+    test = small_federation().clients.examples
+    settings = {"evaluate_on": test, "evaluate_every": 2, "checkpoint_every": 3}
+    whole = small_federation(policy=make()).run(6, out=tmp_path / "whole", **settings)
+    with pytest.raises(Stop):
+        small_federation(policy=make()).run(6, out=tmp_path / "cut", on_round=stop_there, **settings)
+    resumed = small_federation(policy=make()).run(6, out=tmp_path / "cut", resume=True, **settings)
+    assert resumed == whole == fc.History.load(tmp_path / "cut" / "history.jsonl")
+    assert same(final_theta(tmp_path / "whole"), final_theta(tmp_path / "cut"))
+
+
+def test_a_finished_run_goes_on_when_asked_for_more_rounds(
+    small_federation: Callable[..., fc.Federation], tmp_path: Path
+) -> None:
+    small_federation().run(3, out=tmp_path / "run")
+    longer = small_federation().run(5, out=tmp_path / "run", resume=True)
+    assert longer == small_federation().run(5)
+
+
+def test_same_seed_same_history_whatever_ran_before(small_federation: Callable[..., fc.Federation]) -> None:
+    test = small_federation().clients.examples
+    first = small_federation().run(3, evaluate_on=test)
+    small_federation(seed=9, policy=fc.pretrained_mask()).run(2)
+    torch.rand(1000)  # whoever draws from the global generator meanwhile
+    assert small_federation().run(3, evaluate_on=test) == first
+    assert small_federation(seed=9).run(3, evaluate_on=test) != first
+
+
+def test_one_federation_can_run_twice(small_federation: Callable[..., fc.Federation]) -> None:
+    federation = small_federation(policy=fc.pretrained_mask())
+    assert federation.run(4) == federation.run(4)
+
+
+def test_same_seed_same_history_in_two_processes(tmp_path: Path, fedcover_cli: Cli) -> None:
+    short = [*SETTINGS, "--set", "rounds=2", "--set", "local.epochs=1"]
+    for name, hash_seed in (("a", "1"), ("b", "2")):
+        done = fedcover_cli("run", *short, "--out", str(tmp_path / name), env={"PYTHONHASHSEED": hash_seed})
+        assert done.returncode == 0, done.stderr
+    assert fc.History.load(tmp_path / "a/history.jsonl") == fc.History.load(tmp_path / "b/history.jsonl")
+    assert same(final_theta(tmp_path / "a"), final_theta(tmp_path / "b"))

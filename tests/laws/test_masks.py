@@ -1,0 +1,120 @@
+"""Laws of masks: coverage, regions, noise, ranks, budgets, packing."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcover.budgets import Budget, pattern
+from fedcover.clients import cohort_of
+from fedcover.coverage import coverage_of, gamma_min, pruning_error, pruning_noise, regions, uncovered
+from fedcover.models import MLP
+from fedcover.network import trace
+from fedcover.packing import pack, unpack
+from fedcover.params import Mask, Params, count, norm2, params_of, prune
+from fedcover.policies import fixed_subnetwork, neuron_pruning, weight_pruning
+from fedcover.policies.ranked import rank
+from fedcover.seeding import Round
+from tests.laws.strategies import kept_of, seeds, theta_and_masks
+
+keeps = st.floats(0.01, 1.0)
+
+
+@given(theta_and_masks())
+def test_coverage_sums_to_the_sizes_of_the_masks(case: tuple[Params, list[Mask]]) -> None:
+    theta, masks = case
+    counts = coverage_of(masks, theta)
+    assert sum(int(c.sum()) for c in counts.values()) == sum(count(theta, mask) for mask in masks)
+
+
+@given(theta_and_masks())
+def test_regions_partition_the_model_by_holders(case: tuple[Params, list[Mask]]) -> None:
+    theta, masks = case
+    cut = regions(masks, theta)
+    counts = coverage_of(masks, theta)
+    assert sum(region.size for region in cut) == count(theta)
+    assert len({region.holders for region in cut}) == len(cut)
+    assert min(len(region.holders) for region in cut) == gamma_min(counts)
+    assert sum(r.size for r in cut if not r.holders) == round(uncovered(counts) * count(theta))
+    for region in cut:
+        for name, size in region.tensors.items():
+            inside = torch.ones_like(theta[name], dtype=torch.bool)
+            for place, mask in enumerate(masks):
+                kept = kept_of(mask, theta)[name]
+                inside &= kept if place in region.holders else ~kept
+            assert int(inside.sum()) == size
+
+
+@given(theta_and_masks())
+def test_pythagoras_of_pruning(case: tuple[Params, list[Mask]]) -> None:
+    theta, masks = case
+    for mask in masks:
+        rest = {name: theta[name] - value for name, value in prune(theta, mask).items()}
+        assert abs(norm2(prune(theta, mask)) + norm2(rest) - norm2(theta)) <= 1e-9 * norm2(theta)
+        assert abs(pruning_error(theta, mask) - norm2(rest)) <= 1e-9 * norm2(theta)
+    assert all(0 <= noise <= 1 + 1e-12 for noise in pruning_noise(theta, masks))
+
+
+@given(st.lists(st.floats(-10, 10, width=16), min_size=1, max_size=60), keeps)
+def test_a_mask_keeps_the_largest_scores(scores: list[float], keep: float) -> None:
+    values = torch.tensor(scores)
+    held = Budget(keep).held(rank(values))
+    assert 1 <= int(held.sum()) <= len(scores)
+    if not bool(held.all()):
+        assert float(values[held].min()) >= float(values[~held].max())
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=40))
+def test_rank_is_rank_with_ties_by_index(scores: list[int]) -> None:
+    ranks = rank(torch.tensor(scores)).tolist()
+    assert sorted(ranks) == list(range(len(scores)))
+    for i, a in enumerate(scores):
+        for j, b in enumerate(scores):
+            if a > b or (a == b and i < j):
+                assert ranks[i] < ranks[j]
+
+
+@given(st.integers(1, 200), keeps, keeps, seeds)
+def test_nested_budgets_give_nested_masks(size: int, a: float, b: float, seed: int) -> None:
+    ranks = rank(torch.rand(size, generator=torch.Generator().manual_seed(seed)))
+    small, large = Budget(min(a, b)).held(ranks), Budget(max(a, b)).held(ranks)
+    assert not bool((small & ~large).any())
+
+
+@given(st.integers(1, 100), st.integers(2, 9), seeds)
+def test_bands_partition_any_list(size: int, bands: int, seed: int) -> None:
+    """The bands are disjoint, together everything, and a leading run of them equals a keep."""
+    ranks = rank(torch.rand(size, generator=torch.Generator().manual_seed(seed)))
+    single = [pattern("0" * b + "1" + "0" * (bands - b - 1)).held(ranks) for b in range(bands)]
+    assert torch.equal(torch.stack(single).sum(0), torch.ones(size, dtype=torch.long))
+    for b in range(1, bands):
+        assert torch.equal(pattern("1" * b + "0" * (bands - b)).held(ranks), Budget(b / bands).held(ranks))
+
+
+@given(st.sampled_from([weight_pruning, neuron_pruning, fixed_subnetwork]), keeps, keeps, seeds)
+def test_nested_budgets_give_nested_masks_in_every_policy(make: object, a: float, b: float, seed: int) -> None:
+    torch_rng = torch.Generator().manual_seed(seed)
+    model = MLP((1, 4, 4), 3, hidden=12)
+    theta = {k: torch.randn(t.shape, generator=torch_rng) for k, t in params_of(model).items()}
+    policy = make().bind(trace(model, torch.zeros(2, 1, 4, 4)))  # type: ignore[operator]
+    budgets = [Budget(min(a, b)), Budget(max(a, b))]
+    (small, large), _ = policy.plan(theta, cohort_of([0, 1], [1, 1], budgets, "slot"), Round(1, 0), {})
+    for name in theta:
+        assert not bool((kept_of(small, theta)[name] & ~kept_of(large, theta)[name]).any())
+
+
+@given(theta_and_masks(most=1))
+def test_packing_is_exact(case: tuple[Params, list[Mask]]) -> None:
+    theta, (mask,) = case
+    for name, kept in mask.items():
+        packed = pack(kept)
+        assert torch.equal(unpack(packed, tuple(theta[name].shape)), kept)
+        assert len(packed) <= 1 + -(-kept.numel() // 8)
+
+
+@given(st.integers(0, 3000), st.floats(0, 0.05), seeds)
+def test_packing_of_sparse_masks_is_exact_and_short(size: int, density: float, seed: int) -> None:
+    kept = torch.rand(size + 1, generator=torch.Generator().manual_seed(seed)) < density
+    for mask in (kept, ~kept):
+        packed = pack(mask)
+        assert torch.equal(unpack(packed, (size + 1,)), mask)
+        assert len(packed) <= 2 + 2 * int(kept.sum())

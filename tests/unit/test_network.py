@@ -1,0 +1,124 @@
+"""Tracing and costs, on networks of several kinds."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedcover.cost import cost_of
+from fedcover.errors import InputError
+from fedcover.models import MLP, LeNet, build
+from fedcover.network import trace
+from fedcover.params import params_of
+from fedcover.units import find_groups
+
+
+class Functional(nn.Module):
+    """Parameters without layers: named by nothing but their use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = nn.Parameter(torch.randn(3, 5))
+        self.early = nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.relu(x @ self.early.t()), self.late)
+
+
+class Characters(nn.Module):
+    """An embedding, attention, and an output tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        h, _ = self.attention(h, h, h)
+        return F.linear(h, self.embed.weight)
+
+
+def test_the_papers_networks() -> None:
+    for model, shape, parameters, macs in ((MLP(), (1, 28, 28), 159010, 158800), (LeNet(), (3, 32, 32), 64102, 653800)):
+        network = trace(model, torch.zeros(1, *shape))
+        full = cost_of(network, {})
+        assert (full.parameters, full.macs) == (parameters, macs)
+        assert full.bytes_down == full.bytes_up == 4 * parameters
+
+
+def test_order_is_that_of_use() -> None:
+    network = trace(Functional(), torch.zeros(2, 4))
+    assert network.hidden == ("early",)
+    assert network.output == "late"
+    assert network.macs == {"early": 1.0, "late": 1.0}
+    assert network.first == {"early"}
+
+
+def test_sequences_and_tied_weights() -> None:
+    network = trace(Characters(), torch.zeros(2, 6, dtype=torch.long))
+    assert network.output == "embed.weight"
+    assert set(network.hidden) == {"attention.in_proj_weight", "attention.out_proj.weight"}
+    assert network.macs["attention.out_proj.weight"] == 6  # once for each position
+    assert network.macs["embed.weight"] == 6
+
+
+def test_flops_of_a_step_count_what_autograd_does() -> None:
+    """Against torch's own counter on a real forward and backward pass."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for model, shape in ((MLP(), (1, 28, 28)), (LeNet(), (3, 32, 32))):
+        network = trace(model, torch.zeros(1, *shape))
+        x = torch.randn(10, *shape)
+        counter = FlopCounterMode(display=False)
+        with counter:
+            model(x).sum().backward()
+        assert cost_of(network, {}).flops_of_step(10) == counter.get_total_flops()
+
+
+def test_macs_of_a_mask_are_those_of_the_smaller_network() -> None:
+    model = LeNet()
+    network = trace(model, torch.zeros(1, 3, 32, 32))
+    theta = params_of(model)
+    mask: dict[str, Tensor] = {}
+    for group in find_groups(network):
+        group.restrict(mask, theta, torch.arange(group.size) < group.size // 2)
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2 = nn.Conv2d(3, 3, 5), nn.Conv2d(3, 8, 5)
+            self.fc1, self.fc2, self.fc3 = nn.Linear(200, 60), nn.Linear(60, 50), nn.Linear(50, 10)
+
+        forward = LeNet.forward
+
+    small = cost_of(trace(Half(), torch.zeros(1, 3, 32, 32)), {})
+    cut = cost_of(network, mask)
+    assert (cut.parameters, cut.macs, cut.bytes_up) == (small.parameters, small.macs, small.bytes_up)
+    assert cut.flops_per_example == small.flops_per_example
+    assert 0 < cut.bytes_down - cut.bytes_up < 200  # a product of axes takes few bytes
+
+
+def test_tracing_leaves_the_model_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trace(model, torch.randn(2, 4))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not model.training
+
+
+def test_models_that_cannot_be_used() -> None:
+    with pytest.raises(InputError, match="cannot run on its data: a batch of shape"):
+        trace(nn.Linear(3, 2), torch.zeros(2, 4))
+    with pytest.raises(InputError, match="has no weight matrix"):
+        trace(nn.LayerNorm(4), torch.zeros(2, 4))
+    with pytest.raises(InputError, match=r"has no parameters"):
+        trace(nn.ReLU(), torch.zeros(2, 4))
+    with pytest.raises(InputError, match=r"there is no model 'lenett'; use one of mlp, lenet; did you mean 'lenet'"):
+        build("lenett", (1, 28, 28), 10, 0)
+
+
+def test_named_models_depend_on_the_seed_alone() -> None:
+    a, b, c = (params_of(build("mlp", (1, 4, 4), 3, seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not torch.equal(a["fc1.weight"], c["fc1.weight"])
