@@ -74,8 +74,8 @@ def load(path: Path) -> tuple[State, History, str]:
         raise InputError(f"checkpoint {path} is truncated or corrupt ({error}); {remedy}") from error
     if header.get("format") != FORMAT:
         raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
-    whole = digest_of(tensors, *(header[key] for key in ("round", "fingerprint", "history", "order")))
-    if header["digest"] != whole:
+    whole = digest_of(tensors, *(header.get(key, "") for key in ("round", "fingerprint", "history", "order")))
+    if header.get("digest") != whole:
         raise InputError(f"checkpoint {path} is corrupt: its digest is not that of its contents; {remedy}")
     parts: dict[str, Params] = {"theta": {}, "policy": {}}
     for name in json.loads(header["order"]):

@@ -60,8 +60,11 @@ def unpack(data: bytes, shape: tuple[int, ...]) -> Tensor:
     if tag == PRODUCT:
         ends = np.cumsum([0] + [-(-n // 8) for n in shape])
         _expect(len(body) == ends[-1])
-        axes = [_unpack_bits(body[a:b], n) for a, b, n in zip(ends, ends[1:], shape, strict=False)]
-        return torch.from_numpy(np.logical_and.reduce(np.ix_(*axes)))
+        kept = np.ones(shape, dtype=bool)
+        for i, n in enumerate(shape):
+            axis = _unpack_bits(body[ends[i] : ends[i + 1]], n)
+            kept &= axis.reshape([-1 if j == i else 1 for j in range(len(shape))])
+        return torch.from_numpy(kept)
     flat = np.zeros(size, dtype=bool)
     indices = _unpack_gaps(body)
     _expect(len(indices) == 0 or int(indices[-1]) < size)

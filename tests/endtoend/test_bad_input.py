@@ -120,7 +120,7 @@ def test_corrupt_data_file(cli: Cli, mnist_copy: Path, tmp_path: Path, damage: s
         path.write_bytes(gzip.compress(bytes(plain)) if path.suffix == ".gz" else bytes(plain))
     before = snapshot(tmp_path / "data")
     run = ["run", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "x")]
-    refuses(cli, run, "t10k-labels-idx1-ubyte", "fedcover data get mnist")
+    refuses(cli, run, "t10k-labels-idx1-ubyte", "fedcover data get")
     assert snapshot(tmp_path / "data") == before
 
 

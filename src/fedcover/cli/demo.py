@@ -17,7 +17,7 @@ RUNS = (("FullNets", "full", "1111111111"), ("WP-M2", "WP", "1111444444"), ("*WP
 
 @friendly
 def demo(
-    rounds: Annotated[int, typer.Option(help="Rounds of each of the three runs.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Rounds of each of the three runs.")] = 8,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for the runs and the page.", metavar="DIR")] = Path(
         "demo"
     ),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcover.data.files import AGAIN
 from fedcover.errors import InputError
 
 Batch = tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -23,9 +24,7 @@ def parse_binary(raw: bytes, where: str) -> Batch:
     ((1, 3, 32, 32), [7])
     """
     if not raw or len(raw) % (1 + PIXELS):
-        raise InputError(
-            f"{where} has {len(raw)} bytes, not a multiple of {1 + PIXELS}: it is truncated; fetch it again"
-        )
+        raise InputError(f"{where} has {len(raw)} bytes, not a multiple of {1 + PIXELS}: it is truncated; {AGAIN}")
     records = np.frombuffer(raw, np.uint8).reshape(-1, 1 + PIXELS)
     return _checked(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0], where)
 
@@ -40,12 +39,12 @@ def parse_python(raw: bytes, where: str) -> Batch:
     except InputError as why:
         raise InputError(f"{where} is refused: {why}") from why
     except Exception as why:  # a broken pickle can raise nearly anything
-        raise InputError(f"{where} is not a CIFAR-10 python file ({why}); fetch it again") from why
+        raise InputError(f"{where} is not a CIFAR-10 python file ({why}); {AGAIN}") from why
     if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
-        raise InputError(f"{where} is not a CIFAR-10 python file: it has no b'data' and b'labels'; fetch it again")
+        raise InputError(f"{where} is not a CIFAR-10 python file: it has no b'data' and b'labels'; {AGAIN}")
     images, labels = _array(batch[b"data"], where), batch[b"labels"]
     if not isinstance(labels, list) or not all(type(y) is int and 0 <= y < CLASSES for y in labels):
-        raise InputError(f"{where} must have a list of labels in 0..{CLASSES - 1}; it has others; fetch it again")
+        raise InputError(f"{where} must have a list of labels in 0..{CLASSES - 1}; it has others; {AGAIN}")
     return _checked(images, np.array(labels, np.uint8), where)
 
 
@@ -93,13 +92,13 @@ def _array(record: object, where: str) -> NDArray[np.uint8]:
         if one_byte and whole:
             flat = np.frombuffer(data, np.uint8)
             return flat.reshape(shape, order="F" if fortran else "C").reshape(-1, 3, 32, 32)
-    raise InputError(f"{where} must have an N x {PIXELS} array of bytes as b'data'; got something else; fetch it again")
+    raise InputError(f"{where} must have an N x {PIXELS} array of bytes as b'data'; got something else; {AGAIN}")
 
 
 def _checked(images: NDArray[np.uint8], labels: NDArray[np.uint8], where: str) -> Batch:
     if len(images) != len(labels) or not len(labels):
-        raise InputError(f"{where} has {len(images)} images and {len(labels)} labels; fetch it again")
+        raise InputError(f"{where} has {len(images)} images and {len(labels)} labels; {AGAIN}")
     if labels.max() >= CLASSES:
         record = int(np.argmax(labels >= CLASSES))
-        raise InputError(f"{where} has the label {labels[record]} at record {record}, not 0..9; fetch it again")
+        raise InputError(f"{where} has the label {labels[record]} at record {record}, not 0..9; {AGAIN}")
     return images, labels

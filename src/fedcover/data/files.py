@@ -10,6 +10,9 @@ from pathlib import Path
 
 from fedcover.errors import InputError
 
+AGAIN = "remove it, then `fedcover data get`"
+"""The remedy for a broken copy."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -75,7 +78,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return gzip.decompress(raw)
     except (OSError, EOFError, zlib.error) as why:
-        raise InputError(f"{path} is not a whole gzip file ({why}); fetch it again") from why
+        raise InputError(f"{path} is not a whole gzip file ({why}); {AGAIN}") from why
 
 
 def find(name: str, layouts: tuple[Layout, ...], folder: Path) -> Copy | None:
@@ -114,7 +117,7 @@ def _read_archive(path: Path, layout: Layout) -> dict[str, bytes]:
                 if file in layout.files and (stream := archive.extractfile(member)) is not None:
                     contents[file] = stream.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as why:
-        raise InputError(f"{path} is not a whole tar archive ({why}); fetch it again") from why
+        raise InputError(f"{path} is not a whole tar archive ({why}); {AGAIN}") from why
     for file in layout.files:
         if file not in contents:
             raise InputError(f"{path} has no {layout.folder}/{file}; fetch the archive again")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcover.data.files import read_bytes
+from fedcover.data.files import AGAIN, read_bytes
 from fedcover.errors import InputError
 
 UNSIGNED_BYTE = 8
@@ -33,7 +33,7 @@ def parse_idx(raw: bytes, where: str) -> NDArray[np.uint8]:
     [[5, 6]]
     """
     if len(raw) < 4:
-        raise InputError(f"{where} is truncated: {len(raw)} bytes, and an IDX file starts with 4; fetch it again")
+        raise InputError(f"{where} is truncated: {len(raw)} bytes, and an IDX file starts with 4; {AGAIN}")
     if raw[:2] != b"\0\0" or raw[2] != UNSIGNED_BYTE or raw[3] == 0:
         raise InputError(
             f"{where} is not an IDX file of unsigned bytes: it starts with {raw[:4].hex()}, not 000008..; "
@@ -43,7 +43,7 @@ def parse_idx(raw: bytes, where: str) -> NDArray[np.uint8]:
     shape: tuple[Any, ...] = tuple(np.frombuffer(raw[4:head], ">u4", count=len(raw[4:head]) // 4).tolist())
     size = math.prod(shape)
     if len(shape) < raw[3] or len(raw) < head + size:
-        raise InputError(f"{where} is truncated: {len(raw)} bytes of {head + size} or more; fetch it again")
+        raise InputError(f"{where} is truncated: {len(raw)} bytes of {head + size} or more; {AGAIN}")
     if len(raw) > head + size:
-        raise InputError(f"{where} has {len(raw) - head - size} trailing bytes after {size} numbers; fetch it again")
+        raise InputError(f"{where} has {len(raw) - head - size} trailing bytes after {size} numbers; {AGAIN}")
     return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)

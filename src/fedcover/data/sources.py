@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedcover.data import cifar, digits, idx
 from fedcover.data.examples import Examples
-from fedcover.data.files import Copy, find
+from fedcover.data.files import AGAIN, Copy, find
 from fedcover.data.table import SOURCES, Source
 from fedcover.data.verify import Verdict, verify
 from fedcover.errors import InputError
@@ -171,9 +171,9 @@ def _examples(
     shape = source.shape if images.ndim == 4 else source.shape[1:]
     if images.shape[1:] != shape or labels.ndim != 1:
         sizes = " x ".join(map(str, images.shape))
-        raise InputError(f"{source.name} in {copy.place} must have images of {shape}; got {sizes}; fetch it again")
+        raise InputError(f"{source.name} in {copy.place} must have images of {shape}; got {sizes}; {AGAIN}")
     if not verdict.verified and len(images) != count:
-        raise InputError(f"{source.name} in {copy.place} must have {count} images; got {len(images)}; fetch it again")
+        raise InputError(f"{source.name} in {copy.place} must have {count} images; got {len(images)}; {AGAIN}")
     inputs = torch.tensor(images, dtype=torch.float32).reshape(-1, *source.shape).div_(source.top)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (source.mean, source.std))
     return Examples(

@@ -32,7 +32,7 @@ def test_a_path_may_be_a_string(tmp_path: Path, as_idx: AsIdx) -> None:
 
 @pytest.mark.parametrize("keep", [0, 3, 4, 9, 15, 16, 39])
 def test_every_cut_is_truncated(keep: int, as_idx: AsIdx) -> None:
-    with pytest.raises(InputError, match=r"images is truncated: .*; fetch it again"):
+    with pytest.raises(InputError, match=r"images is truncated: .*fedcover data get"):
         parse_idx(as_idx(ARRAY)[:keep], "images")
 
 

@@ -54,7 +54,7 @@ def test_a_listed_file_that_differs_is_corrupt(tmp_path: Path, small_mnist: Smal
     source, path = small_mnist(tmp_path / "mnist"), tmp_path / "mnist" / f"{LABELS}.gz"
     change(path)
     (tmp_path / "mnist" / "SHA256SUMS").write_text(f"{'0' * 64} *./{LABELS}\n")
-    with pytest.raises(InputError, match=r"corrupt: .* SHA256SUMS beside it.*fetch it again"):
+    with pytest.raises(InputError, match=r"corrupt: .* SHA256SUMS beside it.*fedcover data get"):
         verify("mnist", copy_of(source, tmp_path / "mnist"))
 
 
