@@ -22,6 +22,7 @@ from fedcover.policies import (
     pretrained_mask,
     weight_pruning,
 )
+from fedcover.runfolder import load_model
 from fedcover.seeding import Round
 from fedcover.version import __version__
 
@@ -55,6 +56,7 @@ __all__ = [
     "fixed_subnetwork",
     "full",
     "gamma_min",
+    "load_model",
     "neuron_pruning",
     "parse_code",
     "policy",

@@ -25,7 +25,6 @@ class ClientUpdate:
     mask: Mask
     examples: int = 1
     train_loss: float = float("nan")
-    seconds: float = 0.0
 
 
 class RegionSum:

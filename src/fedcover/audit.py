@@ -19,6 +19,7 @@ from fedcover.policies.techniques import named_policy
 from fedcover.seeding import Round
 
 CLASSES = 10
+MOST_BANDS = 64
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ def _by_name(budgets: Sequence[Budget]) -> dict[str, list[int]]:
 def _band_coverage(policy: Ranked, budgets: Sequence[Budget], theta: Params) -> list[int]:
     """The least coverage of the items in each band, over all blocks; quarters, or as fine as the code's bands."""
     bands = math.lcm(4, *(len(budget.bands) for budget in budgets if budget.bands))
+    bands = bands if bands <= MOST_BANDS else 4
     least = torch.full((bands,), len(budgets), dtype=torch.long)
     for name, ranks in policy.ranks(theta).items():
         held = torch.stack([budget.held(ranks, name) for budget in budgets]).sum(0)

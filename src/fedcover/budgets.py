@@ -61,12 +61,15 @@ class Budget:
                 raise InputError(f"budget '{self}' keeps {rule} items of '{layer}', which has {size}; use 1 to {size}")
             return ranks < rule
         if rule.bands is None:
-            return ranks < share(rule.keep, size)
+            return ranks < max(1, share(rule.keep, size))
         ends = [share(b / len(rule.bands), size) for b in range(len(rule.bands) + 1)]
         held = torch.zeros(size, dtype=torch.bool, device=ranks.device)
         for kept, start, end in zip(rule.bands, ends, ends[1:], strict=False):
             if kept:
                 held |= (ranks >= start) & (ranks < end)
+        if size and not bool(held.any()):
+            where = f"'{layer}'" if layer else "a layer"
+            raise InputError(f"budget '{self}' keeps none of the {size} items of {where}; use fewer bands")
         return held
 
 
@@ -87,6 +90,9 @@ def pattern(bits: str, name: str = "") -> Budget:
 
 
 Codebook = Mapping[str, Budget]
+
+MOST_CLIENTS = 1_000_000
+"""The longest code that is read; a slip of the finger should not fill the memory."""
 
 QUARTERS: Codebook = {
     digit: Budget(name=digit) if bits == "1111" else pattern(bits, digit)
@@ -114,6 +120,8 @@ def parse_code(code: str, codebook: Codebook = QUARTERS) -> tuple[Budget, ...]:
         times, _, what = item.rpartition("x")
         if times and not times.isdecimal():
             raise InputError(f"item '{item}' of code '{code}' must be ITEM or COUNTxITEM, such as 6x0.75")
+        if int(times or 1) > MOST_CLIENTS:
+            raise InputError(f"item '{item}' of code '{code}' repeats too often; use at most {MOST_CLIENTS}")
         budgets += [_item(what, f"item '{item}' of code '{code}'", codebook)] * int(times or 1)
     if not budgets:
         raise InputError(f"code '{code}' names no client; give one item for each, such as 4x1,6x0.75")

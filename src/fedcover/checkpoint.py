@@ -1,7 +1,7 @@
 """Checkpoints: all that a resume needs, in one file without pickle, written whole or not at all.
 
-A checkpoint is a safetensors file: tensors ``theta/NAME`` and ``policy/NAME``, and in its header,
-as JSON, the round, the history, the fingerprint of the settings and a digest of all of it.
+A checkpoint is a safetensors file: tensors ``theta/NAME`` and ``policy/NAME``, the history as bytes,
+and in its header the round, the fingerprint of the settings and a digest of all of it.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from fedcover.errors import InputError
@@ -18,6 +19,8 @@ from fedcover.history import History
 from fedcover.params import Params
 
 FORMAT = "fedcover-checkpoint-1"
+SIGNED = ("round", "fingerprint", "order")
+"""What the digest covers beside the tensors."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        total.update(tensor.numpy().tobytes())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     for text in texts:
         total.update(text.encode())
     return total.hexdigest()
@@ -46,18 +49,14 @@ def save(path: Path, state: State, history: History, fingerprint: str) -> None:
     """Write a checkpoint, atomically."""
     from safetensors.torch import save as to_bytes
 
-    tensors = {f"theta/{name}": tensor.contiguous() for name, tensor in state.theta.items()}
-    tensors |= {f"policy/{name}": tensor.contiguous() for name, tensor in state.policy.items()}
-    lines = history.to_lines()
-    order = json.dumps(list(tensors))  # safetensors sorts by name, but sums over theta go by its own order
-    header = {
-        "format": FORMAT,
-        "round": str(state.round),
-        "fingerprint": fingerprint,
-        "history": lines,
-        "order": order,
-        "digest": digest_of(tensors, str(state.round), fingerprint, lines, order),
-    }
+    tensors = {f"theta/{name}": tensor for name, tensor in state.theta.items()}
+    tensors |= {f"policy/{name}": tensor for name, tensor in state.policy.items()}
+    tensors["history"] = torch.frombuffer(bytearray(history.to_lines().encode() or b"\n"), dtype=torch.uint8)
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    header = {"format": FORMAT, "round": str(state.round), "fingerprint": fingerprint}
+    # safetensors sorts by name, but sums over theta go by its own order.
+    header["order"] = json.dumps(list(tensors))
+    header["digest"] = digest_of(tensors, *(header[key] for key in SIGNED))
     write_atomically(path, to_bytes(tensors, metadata=header))
 
 
@@ -74,12 +73,11 @@ def load(path: Path) -> tuple[State, History, str]:
         raise InputError(f"checkpoint {path} is truncated or corrupt ({error}); {remedy}") from error
     if header.get("format") != FORMAT:
         raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
-    whole = digest_of(tensors, *(header.get(key, "") for key in ("round", "fingerprint", "history", "order")))
-    if header.get("digest") != whole:
+    if header.get("digest") != digest_of(tensors, *(header.get(key, "") for key in SIGNED)):
         raise InputError(f"checkpoint {path} is corrupt: its digest is not that of its contents; {remedy}")
-    parts: dict[str, Params] = {"theta": {}, "policy": {}}
+    parts: dict[str, Params] = {"theta": {}, "policy": {}, "history": {}}
     for name in json.loads(header["order"]):
         kind, _, rest = name.partition("/")
         parts[kind][rest] = tensors[name]
-    state = State(int(header["round"]), parts["theta"], parts["policy"])
-    return state, History.from_lines(header["history"]), header["fingerprint"]
+    history = History.from_lines(tensors["history"].numpy().tobytes().decode())
+    return State(int(header["round"]), parts["theta"], parts["policy"]), history, header["fingerprint"]

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedcover import data
 from fedcover.budgets import by_client, by_slot
@@ -15,12 +15,14 @@ from fedcover.errors import InputError
 from fedcover.federation import Federation
 from fedcover.local import LocalSGD, Task
 from fedcover.models import build
-from fedcover.policies.techniques import named_policy, pretrained_mask
+from fedcover.policies.base import Policy
+from fedcover.policies.load import load_policy
+from fedcover.policies.techniques import FullModels, named_policy, pretrained_mask
 from fedcover.settings import flatten
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class DataConfig(_Strict):
@@ -42,7 +44,7 @@ class ModelConfig(_Strict):
 class PolicyConfig(_Strict):
     """How masks are made."""
 
-    name: str = Field("WP", description="full, WP, NP, FS or PT")
+    name: str = Field("WP", description="full, WP, NP, FS or PT; or FILE.py:NAME for a policy of your own")
     freeze_after: int = Field(3, ge=1, description="with PT: rounds before the mask is frozen")
 
 
@@ -86,14 +88,23 @@ class Config(_Strict):
     local: LocalConfig = LocalConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if len(name) > 100 or not name.isprintable() or set(name) & set("/\\"):
+            raise InputError("should be at most 100 printable characters without slashes")
+        return name
+
     @property
     def title(self) -> str:
         """The run's name, or one made from its settings: ``WP-1111223344-mnist-iid-seed0``."""
         if self.name:
             return self.name
-        code = "".join(c if c.isalnum() or c in ".-" else "_" for c in self.budgets.code)
-        policy = self.policy.name if self.policy.name == "full" else f"{self.policy.name}-{code}"
-        return f"{policy}-{self.data.name}-{self.data.partition}-seed{self.seed}"
+        code = self.budgets.code if len(self.budgets.code) <= 24 else f"{self.budgets.code[:20]}..."
+        policy = self.policy.name.rpartition(":")[2]
+        made = f"{policy}-{code}" if policy.lower() != "full" else policy
+        made = f"{made}-{self.data.name}-{self.data.partition}-seed{self.seed}"
+        return "".join(c if c.isalnum() or c in ".-" else "_" for c in made)
 
     def settings(self) -> dict[str, Any]:
         """This configuration as a nested dict, in full."""
@@ -102,19 +113,31 @@ class Config(_Strict):
     def build(self, folder: str | None = None) -> tuple[Federation, Examples]:
         """The federation that this describes, and its test set; ``folder`` is where data sets lie."""
         split = data.load(self.data.name, folder)
+        budgets = by_slot(self.budgets.code) if self.budgets.by == "slot" else by_client(self.budgets.code)
+        policy = self._policy()
+        if isinstance(policy, FullModels) and not all(b.full for b in budgets.resolve(policy.codebook)):
+            raise InputError(
+                f"policy full gives every client the whole model, but the code {self.budgets.code} asks for less;"
+                f" choose another policy, such as WP, or a code of 1s"
+            )
         federation = Federation(
             task=Task(build(self.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, self.seed)),
             clients=self._population(split.train),
-            policy=pretrained_mask(self.policy.freeze_after)
-            if self.policy.name.upper() == "PT"
-            else named_policy(self.policy.name),
-            budgets=by_slot(self.budgets.code) if self.budgets.by == "slot" else by_client(self.budgets.code),
+            policy=policy,
+            budgets=budgets,
             local=LocalSGD(**self.local.model_dump()),
             cohort=self.cohort,
             seed=self.seed,
             weighting=self.weighting,
         )
         return federation, split.test
+
+    def _policy(self) -> Policy:
+        if ":" in self.policy.name:
+            return load_policy(self.policy.name)
+        if self.policy.name.upper() == "PT":
+            return pretrained_mask(self.policy.freeze_after)
+        return named_policy(self.policy.name)
 
     def _population(self, train: Examples) -> Population:
         if self.data.partition == "iid":
@@ -150,8 +173,8 @@ def check_config(raw: dict[str, Any]) -> Config:
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise InputError(f"there is no setting '{key}'{_nearest(key)}") from None
-        what = first["msg"].removeprefix("Input ").removeprefix("should")
-        raise InputError(f"setting {key} should{what}; got {first['input']!r}") from None
+        what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        raise InputError(f"setting {key} {what}; got {first['input']!r}") from None
 
 
 def valid_keys() -> dict[str, Any]:
@@ -196,8 +219,7 @@ def _apply(raw: dict[str, Any], change: str) -> None:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-    at = raw
-    *sections, last = key.split(".")
-    for section in sections:
-        at = at.setdefault(section, {})
-    at[last] = value
+    section, _, last = key.rpartition(".")
+    at = raw.setdefault(section, {}) if section else raw
+    if isinstance(at, dict):  # if not, the check of the whole says so
+        at[last] = value

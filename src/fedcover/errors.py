@@ -11,3 +11,15 @@ class InputError(FedcoverError, ValueError):
 
 class ClientError(FedcoverError):
     """A client failed; the message names the client, the round and the stage."""
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Nothing, or an error if the value is not a whole number of ``least`` or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} must be a whole number of {least} or more; got {value!r}")
+
+
+def check_number(name: str, value: object, low: float, high: float, must: str) -> None:
+    """Nothing, or an error if the value is not a number with low < value < high; ``must`` says it in words."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
+        raise InputError(f"{name} must be {must}; got {value!r}")

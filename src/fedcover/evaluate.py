@@ -45,18 +45,22 @@ def local_accuracy(
     mixes: Sequence[Tensor],
     sizes: Sequence[int],
     test: Examples,
-) -> float:
+) -> float | None:
     """sum_n p_n Acc(theta o m_n) on test data with client n's own label mix; p_n is its share of the examples.
 
     Re-weighting the accuracy on each class by the client's mix is the same as testing on data of
-    that mix, and needs one pass for each different mask.
+    that mix, and needs one pass for each different mask. Classes that the test set has not are left
+    out of a mix; a client left with none does not count. None if nobody counts.
     """
+    tested = test.label_counts() > 0
     by_mask: dict[int, Tensor] = {}
-    total = 0.0
+    total, weight = 0.0, 0
     for mask, mix, size in zip(masks, mixes, sizes, strict=True):
+        here = tested & (mix > 0)
+        if not bool(here.any()):
+            continue
         if id(mask) not in by_mask:
             by_mask[id(mask)] = evaluate(model, loss, prune(theta, mask), test).by_class
-        here = mix > 0
-        accuracy = (mix[here] * by_mask[id(mask)][here]).sum() / mix[here].sum()
-        total += size * float(accuracy)
-    return total / sum(sizes)
+        total += size * float((mix[here] * by_mask[id(mask)][here]).sum() / mix[here].sum())
+        weight += size
+    return total / weight if weight else None

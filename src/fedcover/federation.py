@@ -4,35 +4,34 @@ theta -> cohort -> plan (one mask per client) -> audit (coverage, noise) -> jobs
       -> stream into the region average -> theta' -> evaluate -> record
 """
 
-import math
 import os
-import time
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from fedcover.aggregate import WEIGHTINGS, RegionSum
 from fedcover.budgets import Budget, Budgets
-from fedcover.checkpoint import State, digest_of
+from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, sample_ids
 from fedcover.cost import Cost, cost_of
-from fedcover.coverage import coverage_of, gamma_min, pruning_noise, uncovered
+from fedcover.coverage import coverage_of, pruning_noise
 from fedcover.data import Examples, Population, as_examples
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
-from fedcover.errors import InputError
+from fedcover.errors import ClientError, InputError, check_whole
 from fedcover.evaluate import evaluate, local_accuracy
-from fedcover.history import History, LayerCoverage, RoundRecord
+from fedcover.history import History, RoundRecord
 from fedcover.local import Job, LocalSGD, Task
 from fedcover.network import trace
 from fedcover.params import FULL, Mask, Params, all_finite, check_mask, count, params_of
 from fedcover.policies.base import Policy
 from fedcover.policies.techniques import full
-from fedcover.runs import run_rounds
+from fedcover.recording import Clock, make_record
+from fedcover.runs import Schedule, run_rounds
 from fedcover.seeding import Round
 from fedcover.settings import Settings
+from fedcover.threads import one_thread
 
 
 class Federation:
@@ -58,31 +57,46 @@ class Federation:
         self.local, self.engine, self.weighting = local or LocalSGD(), engine or Serial(), weighting
         if weighting not in WEIGHTINGS:
             raise InputError(f"weighting must be one of {', '.join(WEIGHTINGS)}; got '{weighting}'")
-        if not 1 <= cohort <= len(clients):
+        check_whole("cohort", cohort, 1)
+        if cohort > len(clients):
             raise InputError(
                 f"a cohort of {cohort} cannot be drawn from {len(clients)} clients; make cohort 1 to {len(clients)}"
             )
         self.network = trace(task.model, clients.examples.inputs[:2])
-        self.policy = (policy or full()).bind(self.network)
-        self._by = budgets.by if budgets else "slot"
-        self._budgets = budgets.resolve(self.policy.codebook) if budgets else (Budget(),) * cohort
-        if self._by == "slot" and len(self._budgets) != cohort:
+        if self.network.moving:
             raise InputError(
-                f"the code has {len(self._budgets)} slots but the cohort is {cohort}; make them equal, or use by_client"
+                f"buffer '{self.network.moving[0]}' changes in training, and clients with different sub-models cannot"
+                f" share it; use nn.GroupNorm, or batch normalisation with track_running_stats=False"
             )
-        self._theta0 = params_of(task.model)
+        if self.network.uncounted:
+            names = ", ".join(self.network.uncounted)
+            warnings.warn(f"multiply-adds of {names} cannot be counted and are left out of MACs", stacklevel=2)
+        self.policy = (policy or full()).bind(self.network)
+        self.by = budgets.by if budgets else "slot"
+        self.budgets = budgets.resolve(self.policy.codebook) if budgets else (Budget(),) * cohort
+        if self.by == "slot" and len(self.budgets) != cohort:
+            raise InputError(
+                f"the code has {len(self.budgets)} slots but the cohort is {cohort}; make them equal, or use by_client"
+            )
+        if len(self.budgets) > len(clients):
+            raise InputError(f"there are {len(self.budgets)} budgets for {len(clients)} clients; give at most one each")
+        self.theta0 = params_of(task.model)
         self._full = cost_of(self.network, FULL)
 
     def start(self) -> State:
         """The state before round 1."""
-        return State(0, {name: tensor.clone() for name, tensor in self._theta0.items()}, self.policy.start())
+        return State(0, {name: tensor.clone() for name, tensor in self.theta0.items()}, self.policy.start())
 
     def play_round(self, state: State, test: Examples | None = None, local: bool = False) -> tuple[State, RoundRecord]:
         """One round: the state after it, and its record. ``local`` asks for local accuracy too."""
-        clock = _Clock()
+        with one_thread():  # so that the record's sums are the same on every machine
+            return self._play_round(state, test, local)
+
+    def _play_round(self, state: State, test: Examples | None, local: bool) -> tuple[State, RoundRecord]:
+        clock = Clock()
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
-        cohort = cohort_of(ids, [self.clients.size(i) for i in ids], self._budgets, self._by)
+        cohort = cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by)
         masks, memory = self.policy.plan(state.theta, cohort, this_round, state.policy)
         self._check(masks, state.theta, cohort, this_round)
         noise = pruning_noise(state.theta, masks)
@@ -99,13 +113,18 @@ class Federation:
         rejected: list[dict[str, Any]] = []
         for update in self.engine.train(self.task, jobs):
             clock.lap("train")
-            if all_finite(update.theta):
+            if all_finite(update.theta, update.mask):
                 total.add(update)
                 answered.append(update.mask)
                 losses.append(update.train_loss)
             else:
                 rejected.append({"client": update.client, "reason": "its trained values are not all finite"})
             clock.lap("aggregate")
+        if not answered:
+            raise ClientError(
+                f"every client of round {this_round.index} diverged: no trained values are finite;"
+                f" lower lr (now {self.local.lr}) and start anew"
+            )
         theta = total.mean()
         counts = coverage_of(answered, state.theta)
         clock.lap("aggregate")
@@ -113,27 +132,8 @@ class Federation:
         score = evaluate(self.task.model, self.task.loss, theta, test) if test else None
         own = self._local_accuracy(theta, cohort, masks, test) if test and local else None
         clock.lap("evaluate")
-        record = RoundRecord(
-            round=this_round.index,
-            cohort=ids,
-            gamma_min=gamma_min(counts),
-            uncovered=uncovered(counts),
-            pruning_noise=sum(noise) / len(noise),
-            pruning_noise_max=max(noise),
-            pruning_noises=noise,
-            kept=[cost.parameters / self._full.parameters for cost in costs],
-            coverage={name: _layer(c) for name, c in counts.items()},
-            train_loss=_number(sum(losses) / len(losses)) if losses else None,
-            loss=_number(score.loss) if score else None,
-            accuracy=score.accuracy if score else None,
-            local_accuracy=own,
-            bytes_down=sum(cost.bytes_down for cost in costs),
-            bytes_up=sum(cost.bytes_up for cost in costs),
-            bytes_full=len(cohort) * (self._full.bytes_down + self._full.bytes_up),
-            macs=sum(cost.macs for cost in costs) / len(costs),
-            macs_full=self._full.macs,
-            rejected=rejected,
-            seconds=clock.seconds,
+        record = make_record(
+            this_round, cohort, counts, noise, costs, self._full, losses, score, own, rejected, clock.seconds
         )
         return State(this_round.index, theta, memory), record
 
@@ -158,40 +158,24 @@ class Federation:
         """
         return run_rounds(
             self,
-            rounds,
-            as_examples(evaluate_on) if evaluate_on is not None else None,
-            evaluate_every,
-            local_every,
-            out,
-            resume,
-            checkpoint_every,
-            settings,
-            on_round,
+            Schedule(rounds, evaluate_every, local_every, checkpoint_every),
+            test=self._test_set(evaluate_on) if evaluate_on is not None else None,
+            on_round=on_round,
+            out=out,
+            resume=resume,
+            settings=settings,
         )
 
-    def describe(self) -> dict[str, Any]:
-        """What this federation knows of itself, as settings."""
-        return {
-            "seed": self.seed,
-            "cohort": self.cohort,
-            "weighting": self.weighting,
-            "engine": self.engine.name,
-            "data": {"name": self.clients.examples.name, "clients": len(self.clients)},
-            "model": {"name": type(self.task.model).__name__},
-            "policy": {"name": str(getattr(self.policy, "name", self.policy))},
-            "budgets": {"by": self._by, "items": [str(budget) for budget in self._budgets]},
-            "local": asdict(self.local),
-        }
-
-    def digests(self) -> list[str]:
-        """Digests of theta_0 and of who has which labels: what decides a run beside its settings."""
-        sizes = torch.tensor([self.clients.size(i) for i in range(len(self.clients))])
-        return [digest_of(self._theta0), digest_of({"labels": self.clients.examples.labels, "sizes": sizes})]
+    def _test_set(self, given: Any) -> Examples:
+        """The test set, with at least as many classes as the training set."""
+        test = as_examples(given)
+        return replace(test, classes=max(test.classes, self.clients.examples.classes))
 
     def _check(self, masks: Sequence[Mask], theta: Params, cohort: Sequence[Client], this_round: Round) -> None:
-        if len(masks) != len(cohort):
+        if not isinstance(masks, Sequence) or len(masks) != len(cohort):
+            got = len(masks) if isinstance(masks, Sequence) else type(masks).__name__
             raise InputError(
-                f"policy {self.policy} returned {len(masks)} masks for a cohort of {len(cohort)}; return one each"
+                f"policy {self.policy} returned {got} for a cohort of {len(cohort)}; return a list, one mask each"
             )
         seen: set[int] = set()
         for mask, client in zip(masks, cohort, strict=True):
@@ -209,29 +193,9 @@ class Federation:
                 known[id(mask)] = cost_of(self.network, mask)
         return [known[id(mask)] for mask in masks]
 
-    def _local_accuracy(self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], test: Examples) -> float:
+    def _local_accuracy(
+        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], test: Examples
+    ) -> float | None:
         mixes = [self.clients.label_mix(client.id) for client in cohort]
         sizes = [client.examples for client in cohort]
         return local_accuracy(self.task.model, self.task.loss, theta, masks, mixes, sizes, test)
-
-
-class _Clock:
-    """Seconds by stage."""
-
-    def __init__(self) -> None:
-        self.seconds = {"plan": 0.0, "train": 0.0, "aggregate": 0.0, "evaluate": 0.0}
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """Count the time since the last lap towards a stage."""
-        now = time.perf_counter()
-        self.seconds[stage] += now - self._last
-        self._last = now
-
-
-def _layer(counts: torch.Tensor) -> LayerCoverage:
-    return LayerCoverage(int(counts.min()), float(counts.double().mean()), float((counts == 0).double().mean()))
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

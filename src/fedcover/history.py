@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcover.errors import InputError
+from fedcover.params import Params
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,14 @@ class RoundRecord:
 
 
 class History(Sequence[RoundRecord]):
-    """The records of a run, first round first. Two histories are equal if all but their seconds is."""
+    """The records of a run, first round first. Two histories are equal if all but their seconds is.
+
+    ``theta`` holds the trained parameters once a run has ended.
+    """
 
     def __init__(self, records: Sequence[RoundRecord] = ()) -> None:
         self._records = list(records)
+        self.theta: Params | None = None
 
     def __len__(self) -> int:
         return len(self._records)

@@ -4,7 +4,6 @@ theta_{q,n,t} = theta_{q,n,t-1} - gamma grad F_n(theta_{q,n,t-1}, xi) o m, from 
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,27 +14,26 @@ from torch import Tensor, nn
 from fedcover.aggregate import ClientUpdate
 from fedcover.clients import Client
 from fedcover.data import Examples
-from fedcover.errors import InputError
-from fedcover.params import Mask, Params, params_of, prune, put_params
+from fedcover.errors import InputError, check_number, check_whole
+from fedcover.params import Mask, Params, all_finite, params_of, prune, put_params
 from fedcover.seeding import Round, ambient
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt: a model, whose present parameters are theta_0, and a loss (scores, labels) -> number."""
+    """What is learnt: a model, whose present parameters are theta_0, and a loss.
+
+    The loss takes (scores, labels) and gives a mean over the batch. Parameters that do not require
+    gradients stay as they are.
+    """
 
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
 
     def __post_init__(self) -> None:
-        for name, module in self.model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
-                raise InputError(
-                    f"layer '{name}' keeps running statistics, which clients with different sub-models cannot share;"
-                    f" use nn.GroupNorm, or {type(module).__name__}(..., track_running_stats=False)"
-                )
-        if not any(True for _ in self.model.parameters()):
-            raise InputError(f"the model {type(self.model).__name__} has no parameters; there is nothing to train")
+        if not any(tensor.requires_grad for tensor in self.model.parameters()):
+            name = type(self.model).__name__
+            raise InputError(f"the model {name} has no parameters to train; add some, or unfreeze (requires_grad)")
 
 
 @dataclass(frozen=True)
@@ -52,14 +50,10 @@ class LocalSGD:
     momentum: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise InputError(f"epochs must be 1 or more; got {self.epochs}")
-        if self.batch_size < 1:
-            raise InputError(f"batch_size must be 1 or more; got {self.batch_size}")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise InputError(f"lr must be a positive number; got {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"momentum must be in [0, 1); got {self.momentum}")
+        check_whole("epochs", self.epochs, 1)
+        check_whole("batch_size", self.batch_size, 1)
+        check_number("lr", self.lr, 0, math.inf, "a positive number")
+        check_number("momentum", self.momentum, -1e-300, 1, "a number in [0, 1)")
 
     def steps(self, examples: int) -> int:
         """How many SGD steps a client with this many examples takes."""
@@ -83,13 +77,22 @@ def train_client(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], job
 
     ``model`` lends its structure; its parameters are overwritten.
     """
-    begun = time.perf_counter()
+    update = _train(model, loss, job, by_product=True)
+    if job.mask and not all_finite(update.theta):
+        # A gradient that is not finite at a pruned entry survives the product with 0. Cutting it out takes
+        # ten times as long, so only those who need it pay.
+        update = _train(model, loss, job, by_product=False)
+    return update
+
+
+def _train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], job: Job, by_product: bool) -> ClientUpdate:
     recipe, client = job.recipe, job.client.id
     put_params(model, prune(job.theta, job.mask))
     model.train()
-    names = [name for name, _ in model.named_parameters()]
-    theta = [tensor for _, tensor in model.named_parameters()]
-    masks = [(i, job.mask[name].to(theta[i].dtype)) for i, name in enumerate(names) if name in job.mask]
+    trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
+    theta = [tensor for _, tensor in trained]
+    kept = {i: job.mask[name] for i, (name, _) in enumerate(trained) if name in job.mask}
+    masks = {i: mask.to(theta[i].dtype) if by_product else ~mask for i, mask in kept.items()}
     velocity = [torch.zeros_like(tensor) for tensor in theta]
     order = job.this_round.generator("batches", client)
     with ambient(job.this_round.seed, "round", job.this_round.index, "train", client):
@@ -101,12 +104,13 @@ def train_client(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], job
                 batch_loss = loss(model(x), y)
                 grads = torch.autograd.grad(batch_loss, theta, materialize_grads=True)
                 with torch.no_grad():
-                    for i, kept in masks:
-                        grads[i].mul_(kept)
+                    for i, mask in masks.items():
+                        if by_product:
+                            grads[i].mul_(mask)
+                        else:
+                            grads[i].masked_fill_(mask, 0.0)
                     for tensor, v, grad in zip(theta, velocity, grads, strict=True):
                         v.mul_(recipe.momentum).add_(grad)
                         tensor.sub_(v, alpha=recipe.lr)
                     epoch_loss += batch_loss.detach() * len(x)
-    trained = params_of(model)
-    seconds = time.perf_counter() - begun
-    return ClientUpdate(client, trained, job.mask, len(job.data), float(epoch_loss) / len(job.data), seconds)
+    return ClientUpdate(client, params_of(model), job.mask, len(job.data), float(epoch_loss) / len(job.data))

@@ -32,6 +32,10 @@ class Network:
     """Multiply-adds that one entry of a tensor takes part in, for one example's forward pass."""
     first: frozenset[str]
     """Tensors that meet the raw input, for which training needs no gradient towards the input."""
+    uncounted: tuple[str, ...]
+    """Weight tensors whose multiply-adds could not be counted, as in an LSTM; ``macs`` has 0 for them."""
+    moving: tuple[str, ...]
+    """Buffers that a training pass changes, such as running statistics."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -49,6 +53,7 @@ class _Watch(TorchDispatchMode):
         self.multiplies: dict[str, None] = {}
         self.macs: dict[str, float] = {}
         self.first: set[str] = set()
+        self.looked_up: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -57,6 +62,8 @@ class _Watch(TorchDispatchMode):
         for name, _ in named:
             if name is not None:
                 self.order.setdefault(name)
+        if func._overloadpacket is torch.ops.aten.embedding:
+            self.looked_up |= {name for name, _ in named if name is not None}
         flops = flop_registry.get(func._overloadpacket)
         if flops is not None:
             for name, tensor in named:
@@ -83,6 +90,7 @@ def trace(model: nn.Module, example: Tensor) -> Network:
     example = example[:2] if len(example) > 1 else torch.cat([example, example])
     scratch = copy.deepcopy(model).cpu().train()
     watch = _Watch(scratch)
+    buffers = {name: buffer.clone() for name, buffer in scratch.named_buffers()}
     with torch.enable_grad(), watch:
         try:
             scratch(example.cpu())
@@ -98,4 +106,6 @@ def trace(model: nn.Module, example: Tensor) -> Network:
         raise InputError(f"the model {type(model).__name__} has no weight matrix; there is nothing to prune")
     output = next((name for name in reversed(watch.multiplies)), weights[-1])
     macs = {name: watch.macs.get(name, 0.0) / len(example) for name in shapes}
-    return Network(scratch, example.cpu(), shapes, weights, output, macs, frozenset(watch.first))
+    moving = tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name]))
+    silent = tuple(n for n in weights if n in watch.order and not macs[n] and n not in watch.looked_up)
+    return Network(scratch, example.cpu(), shapes, weights, output, macs, frozenset(watch.first), silent, moving)

@@ -5,6 +5,7 @@ whole, so ``{}`` is the full model. theta o m is the meaning of a pruned model.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 from fedcover.errors import InputError
 
 Params = dict[str, Tensor]
-Mask = dict[str, Tensor]
+Mask = Mapping[str, Tensor]
 
-FULL: Mask = {}
-"""The mask of the whole model."""
+FULL: Mask = MappingProxyType({})
+"""The mask of the whole model; nobody can change it."""
 
 
 def params_of(model: nn.Module) -> Params:
@@ -60,9 +61,9 @@ def norm2(theta: Mapping[str, Tensor]) -> float:
     return sum(float(tensor.double().square().sum()) for tensor in theta.values())
 
 
-def all_finite(theta: Mapping[str, Tensor]) -> bool:
-    """Whether no entry is NaN or infinite."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in theta.values())
+def all_finite(theta: Mapping[str, Tensor], mask: Mask = FULL) -> bool:
+    """Whether no entry that the mask keeps is NaN or infinite."""
+    return all(bool(torch.isfinite(t[mask[name]] if name in mask else t).all()) for name, t in theta.items())
 
 
 def check_mask(mask: object, theta: Mapping[str, Tensor], whose: str) -> None:

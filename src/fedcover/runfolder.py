@@ -12,16 +12,19 @@ import json
 import os
 import platform
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedcover import checkpoint
 from fedcover.checkpoint import State
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
 from fedcover.history import History, RoundRecord
+from fedcover.params import put_params
 from fedcover.settings import Settings, differences, to_toml
 from fedcover.version import __version__
 
@@ -30,18 +33,31 @@ KEPT_CHECKPOINTS = 2
 
 def newest_checkpoint(path: Path) -> Path | None:
     """The newest checkpoint in a run folder, if there is one."""
-    found = sorted((path / "checkpoints").glob("round-*.safetensors"))
-    return found[-1] if found else None
+    found = [p for p in (path / "checkpoints").glob("round-*.safetensors") if p.stem.removeprefix("round-").isdecimal()]
+    return max(found, key=lambda p: int(p.stem.removeprefix("round-")), default=None)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings that a run folder was made with."""
     try:
         return tomllib.loads((path / "config.toml").read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is not a run folder: it has no config.toml; name the folder of a run") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path / 'config.toml'} is corrupt ({error}); start anew with another folder") from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path / 'config.toml'} cannot be read ({error}); start anew with another folder") from error
+
+
+def load_model(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+    """The module with the parameters of a run's newest checkpoint put in."""
+    newest = newest_checkpoint(Path(path))
+    if newest is None:
+        raise InputError(f"{path} has no checkpoint; name the folder of a run that has played a round")
+    theta = checkpoint.load(newest)[0].theta
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+    if shapes != {name: tuple(tensor.shape) for name, tensor in theta.items()}:
+        raise InputError(f"{newest} is of another model than {type(model).__name__}: names or shapes differ")
+    put_params(model, theta)
+    return model
 
 
 class RunFolder:
@@ -63,8 +79,18 @@ class RunFolder:
             os.close(self._lock)
             self._lock = -1
 
-    def open(self, settings: Settings, fingerprint: str, resume: bool) -> tuple[State, History] | None:
-        """Take the folder for a run: new, or on from where it stopped (None if there is no checkpoint yet)."""
+    def open(
+        self,
+        settings: Settings,
+        fingerprint: str,
+        resume: bool,
+        rounds: int,
+        trim: Callable[[RoundRecord], RoundRecord] = lambda record: record,
+    ) -> tuple[State, History] | None:
+        """Take the folder for a run of this many rounds: None for a new one, or where an old one stopped.
+
+        Nothing in the folder is touched before everything has been checked.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; name a folder for the run")
         config = self.path / "config.toml"
@@ -77,35 +103,43 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
+            found = self._find(settings, fingerprint, resume, rounds) if config.exists() else None
         except OSError as error:
+            self.close()
             raise InputError(f"{self.path} cannot be written to ({error}); name another folder") from error
-        if config.exists() and not resume:
-            done = newest_checkpoint(self.path)
-            where = f"a run of {int(done.stem.split('-')[1])} rounds" if done else "a run"
-            self._give_up(f"{self.path} already holds {where}; go on with --resume, or name another folder")
-        found = None
-        if config.exists():
-            newest = newest_checkpoint(self.path)
-            try:
-                changed = differences(read_settings(self.path), tomllib.loads(to_toml(settings)))
-                if newest:
-                    state, history, made_with = checkpoint.load(newest)
-                    if made_with != fingerprint and not changed:
-                        changed = ["its data or its first model are not the same"]
-                    found = state, history
-            except InputError:
-                self.close()
-                raise
-            if changed:
-                self._give_up(
-                    f"{self.path} was begun with other settings: {'; '.join(changed)};"
-                    f" resume with the same ones, or name another folder"
-                )
+        except InputError:
+            self.close()
+            raise
+        if found:
+            found = found[0], History([trim(record) for record in found[1]])
+        for draft in [*self.path.glob(".*.part"), *self.path.glob("checkpoints/.*.part")]:
+            draft.unlink()  # left behind by a process that was killed while it wrote
         write_atomically(config, to_toml(settings))
         write_atomically(self.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
         write_atomically(self.path / "history.jsonl", found[1].to_lines() if found else "")
         (self.path / "summary.json").unlink(missing_ok=True)
         return found
+
+    def _find(self, settings: Settings, fingerprint: str, resume: bool, rounds: int) -> tuple[State, History] | None:
+        """What the run in this folder has come to, if it is this run."""
+        newest = newest_checkpoint(self.path)
+        done = int(newest.stem.removeprefix("round-")) if newest else 0
+        if not resume:
+            raise InputError(
+                f"{self.path} already holds a run of {done} rounds; go on with --resume, or name another folder"
+            )
+        changed = differences(read_settings(self.path), tomllib.loads(to_toml(settings)))
+        found = checkpoint.load(newest) if newest else None
+        if found and found[2] != fingerprint and not changed:
+            changed = ["its data, its loss or its first model are not the same"]
+        if changed:
+            raise InputError(
+                f"{self.path} was begun with other settings: {'; '.join(changed)};"
+                f" resume with the same ones, or name another folder"
+            )
+        if done > rounds:
+            raise InputError(f"{self.path} has played {done} rounds already; ask for {done} or more")
+        return found[:2] if found else None
 
     def append(self, record: RoundRecord) -> None:
         """Add a round's record to the history."""
@@ -135,13 +169,9 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.read(self._lock, 32).decode(errors="replace").strip() or "another process"
-            self._give_up(f"{self.path} is in use by process {owner}; wait for it, or name another folder")
+            raise InputError(f"{self.path} is in use by process {owner}; wait for it, or name another folder") from None
         os.ftruncate(self._lock, 0)
         os.write(self._lock, str(os.getpid()).encode())
-
-    def _give_up(self, why: str) -> None:
-        self.close()
-        raise InputError(why)
 
 
 def versions() -> dict[str, str]:

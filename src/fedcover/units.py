@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedcover.errors import InputError
 from fedcover.network import Network
-from fedcover.params import Mask, Params
+from fedcover.params import Params
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class UnitGroup:
                 total.index_add_(0, member.units, weight.sum(1))
         return total
 
-    def restrict(self, mask: Mask, theta: Params, held: Tensor) -> None:
+    def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Narrow a mask, in place, to the units that are held."""
         for member in self.members:
             tensor = theta[member.tensor]

@@ -8,9 +8,9 @@ from pathlib import Path
 import fedcover
 
 ORDER = [
-    "version", "errors", "files", "seeding", "params", "packing", "budgets", "clients", "network", "units", "data",
-    "models", "coverage", "aggregate", "cost", "policies", "local", "evaluate", "engines", "settings", "history",
-    "checkpoint", "report", "runfolder", "runs", "federation", "audit", "config", "cli",
+    "version", "errors", "files", "threads", "seeding", "params", "packing", "budgets", "clients", "network", "units",
+    "data", "models", "coverage", "aggregate", "cost", "policies", "local", "evaluate", "engines", "settings",
+    "history", "recording", "checkpoint", "report", "runfolder", "runs", "federation", "audit", "config", "cli",
 ]  # fmt: skip
 SOURCE = Path(fedcover.__file__).parent
 

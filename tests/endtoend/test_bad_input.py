@@ -3,6 +3,7 @@
 import gzip
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.runfolder import RunFolder, newest_checkpoint
+from fedcover.runfolder import newest_checkpoint
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -40,7 +41,8 @@ def refuses(cli: Cli, arguments: list[str], *parts: str) -> None:
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock")
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 @pytest.fixture
@@ -148,11 +150,21 @@ def test_run_folder_that_holds_a_run(cli: Cli, finished: Path) -> None:
 
 
 def test_run_folder_in_use(cli: Cli, finished: Path) -> None:
-    with RunFolder(finished) as folder:
-        folder._take_lock()
-        refuses(
-            cli, ["run", "--resume", "--out", str(finished)], str(finished), "is in use by process", "another folder"
-        )
+    before = snapshot(finished)
+    take = f"from fedcover.runfolder import RunFolder\nfolder = RunFolder({str(finished)!r})\nfolder._take_lock()\n"
+    hold = take + "print(flush=True)\ninput()"
+    holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    again = ["run", "--resume", "--out", str(finished)]
+    try:
+        refuses(cli, again, str(finished), f"is in use by process {holder.pid}", "another folder")
+        assert snapshot(finished) == before
+    finally:
+        holder.kill()
+        holder.communicate()
+    code, _, err = cli(*again, "--quiet")  # the lock went with its holder
+    assert code == 0, err
 
 
 def test_run_folder_that_is_something_else(cli: Cli, tmp_path: Path) -> None:
@@ -169,6 +181,12 @@ def test_resume_with_other_settings(cli: Cli, finished: Path) -> None:
     run = ["run", *QUICK, "--set", "local.lr=0.5", "--resume", "--out", str(finished)]
     config = finished / "config.toml"
     refuses(cli, ["run", str(config), *run[1:]], "local.lr was 0.01 and is 0.5", "name another folder")
+    assert snapshot(finished) == before
+
+
+def test_resume_to_fewer_rounds(cli: Cli, finished: Path) -> None:
+    before = snapshot(finished)
+    refuses(cli, ["run", "--resume", "--out", str(finished), "--set", "rounds=1"], "has played 2 rounds already")
     assert snapshot(finished) == before
 
 
@@ -222,9 +240,80 @@ def test_lenet_on_images_too_small(cli: Cli, tmp_path: Path) -> None:
     refuses(cli, ["run", *QUICK, "--set", "model.name=lenet"], "lenet needs images of at least 16 x 16", "use the mlp")
 
 
-def test_model_with_running_statistics() -> None:
-    with pytest.raises(fc.InputError, match=r"layer '1' keeps running statistics.*nn.GroupNorm"):
-        fc.Task(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+@pytest.mark.parametrize("norm", [torch.nn.BatchNorm1d(2), torch.nn.InstanceNorm1d(2, track_running_stats=True)])
+def test_model_with_running_statistics(norm: torch.nn.Module) -> None:
+    clients = fc.data.iid((torch.randn(8, 2, 3), torch.arange(8) % 2), clients=2)
+    net = torch.nn.Sequential(norm, torch.nn.Flatten(), torch.nn.Linear(6, 2))
+    with pytest.raises(fc.InputError, match=r"buffer '0.running_mean' changes in training.*nn.GroupNorm"):
+        fc.Federation(fc.Task(net), clients, cohort=1)
+
+
+OWN = """
+import torch
+import fedcover as fc
+
+@fc.policy
+def half(theta, client, this_round):
+    weight = theta["fc1.weight"]
+    return {"fc1.weight": torch.arange(weight.numel()).reshape(weight.shape) % 2 == 0}
+
+@fc.policy
+def wrong(theta, client, this_round):
+    return {"fc1.weight": torch.ones(3, dtype=torch.bool)}
+
+number = 5
+"""
+
+
+def test_own_policy_from_the_command_line(cli: Cli, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(OWN)
+    code, _, err = cli("run", *QUICK, "--set", f"policy.name={mine}:half", "--out", str(tmp_path / "half"))
+    assert code == 0, err
+    wrong = ["run", *QUICK, "--set", f"policy.name={mine}:wrong", "--out", str(tmp_path / "wrong")]
+    refuses(
+        cli, wrong, "the mask of policy wrong for client", "has shape (3,) for 'fc1.weight', whose shape is (200, 64)"
+    )
+    for name, why in (("number", "is a int, not a policy"), ("none", "is not there"), ("", "is not there")):
+        refuses(cli, ["run", *QUICK, "--set", f"policy.name={mine}:{name}"], why, "@fedcover.policy")
+    refuses(cli, ["run", *QUICK, "--set", "policy.name=no.py:x"], "there is no file 'no.py'")
+    mine.write_text("1/0")
+    refuses(cli, ["run", *QUICK, "--set", f"policy.name={mine}:x"], "fails when it is loaded (ZeroDivisionError")
+
+
+def test_odd_input(cli: Cli, tmp_path: Path, finished: Path) -> None:
+    refuses(cli, ["run", *QUICK, "--set", "name=../../x"], "setting name should be at most 100 printable characters")
+    refuses(cli, ["run", *QUICK, "--set", "rounds=true"], "setting rounds", "got True")
+    refuses(cli, ["audit", "1000000000000000x1"], "repeats too often")
+    refuses(cli, ["audit", "0000001", "--technique", "FS"], "digit 1 of code '0000001' is '0'")
+    full = ["--set", "policy.name=full", "--set", "budgets.code=1111223344"]
+    refuses(cli, ["run", *QUICK, *full], "policy full gives every client the whole model")
+    many = ["--set", "budgets.by=client", "--set", "budgets.code=30x1"]
+    refuses(cli, ["run", *QUICK, *many], "30 budgets", "20 clients")
+    odd = tmp_path / "odd.toml"
+    odd.write_text("data = 5\n")
+    refuses(cli, ["run", str(odd), "--set", "data.name=digits"], "setting data")
+    (finished / "checkpoints" / "round-zz.safetensors").write_text("")
+    refuses(cli, ["run", *QUICK, "--out", str(finished)], "already holds a run of 2 rounds")
+    (finished / "config.toml").unlink()
+    (finished / "config.toml").mkdir()
+    refuses(cli, ["run", "--resume", "--out", str(finished)], "cannot be read")
+
+
+def test_names_with_brackets_are_only_names(cli: Cli, tmp_path: Path) -> None:
+    code, out, err = cli("run", *QUICK[:-1], "--set", "name=[x] [bold]", "--out", str(tmp_path / "[red]"))
+    assert code == 0, err
+    assert "[x] [bold]: accuracy" in out
+    code, out, err = cli("report", str(tmp_path / "[red]"))
+    assert code == 0, err
+    assert "[x] [bold]" in out
+
+
+def test_a_run_that_diverges_fails_and_says_why(cli: Cli, tmp_path: Path) -> None:
+    code, out, err = cli("run", *QUICK, "--set", "local.lr=1e30", "--out", str(tmp_path / "run"))
+    assert (code, out) == (1, "")
+    assert "every client of round 1 diverged" in err
+    assert "lower lr (now 1e+30)" in err
 
 
 def test_the_real_command_exits_with_2_and_no_traceback(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import fedcover as fc
 from fedcover.runfolder import newest_checkpoint
+from tests.conftest import small_data, small_net
 from tests.laws.strategies import same
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -28,7 +29,7 @@ SETTINGS = [
 def final_theta(folder: Path) -> dict[str, torch.Tensor]:
     newest = newest_checkpoint(folder)
     assert newest is not None
-    return load_file(newest)
+    return {name: tensor for name, tensor in load_file(newest).items() if name != "history"}
 
 
 def test_kill_9_in_mid_round_then_resume_gives_the_same_bits(tmp_path: Path, fedcover_cli: Cli) -> None:
@@ -81,9 +82,66 @@ def test_resume_after_any_round(
 def test_a_finished_run_goes_on_when_asked_for_more_rounds(
     small_federation: Callable[..., fc.Federation], tmp_path: Path
 ) -> None:
-    small_federation().run(3, out=tmp_path / "run")
-    longer = small_federation().run(5, out=tmp_path / "run", resume=True)
-    assert longer == small_federation().run(5)
+    test = small_federation().clients.examples
+    for looks in ({"evaluate_every": 2}, {"evaluate_every": 3, "local_every": 2}):
+        out = tmp_path / f"run{looks['evaluate_every']}"
+        shorter = small_federation().run(3, evaluate_on=test, out=out, **looks)
+        assert shorter.last.local_accuracy is not None  # the last round is always looked at
+        longer = small_federation().run(5, evaluate_on=test, out=out, resume=True, **looks)
+        assert longer == small_federation().run(5, evaluate_on=test, **looks)
+
+
+def test_threads_do_not_change_a_bit(small_federation: Callable[..., fc.Federation]) -> None:
+    test = small_federation().clients.examples
+    before = torch.get_num_threads()
+    histories = []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            histories.append(small_federation(policy=fc.neuron_pruning()).run(2, evaluate_on=test))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert histories[0] == histories[1]
+
+
+@pytest.mark.parametrize("change", ["partition", "inputs", "loss", "test", "model"])
+def test_a_resume_with_other_data_loss_or_model_is_refused(tmp_path: Path, change: str) -> None:
+    def federation(changed: str = "") -> fc.Federation:
+        data = small_data()
+        if changed == "inputs":
+            data.inputs.mul_(2)
+        loss = torch.nn.functional.multi_margin_loss if changed == "loss" else torch.nn.functional.cross_entropy
+        clients = fc.data.iid(data, clients=8, seed=2 if changed == "partition" else 1)
+        return fc.Federation(fc.Task(small_net(5 if changed == "model" else 0), loss), clients, cohort=4)
+
+    federation().run(1, out=tmp_path / "run", evaluate_on=small_data(30))
+    test = small_data(31 if change == "test" else 30)
+    with pytest.raises(fc.InputError, match="its data, its loss or its first model are not the same"):
+        federation(change).run(2, out=tmp_path / "run", resume=True, evaluate_on=test)
+    assert len(federation().run(2, out=tmp_path / "run", resume=True, evaluate_on=small_data(30))) == 2
+
+
+def test_a_policy_that_is_a_class_resumes(small_federation: Callable[..., fc.Federation], tmp_path: Path) -> None:
+    class Mine(fc.Policy):
+        def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
+            return [{} for _ in cohort], {"seen": torch.tensor(this_round.index)}
+
+    small_federation(policy=Mine()).run(1, out=tmp_path / "run")
+    assert len(small_federation(policy=Mine()).run(3, out=tmp_path / "run", resume=True)) == 3
+
+
+def test_the_trained_model_is_there_for_the_taking(
+    small_federation: Callable[..., fc.Federation], tmp_path: Path
+) -> None:
+    history = small_federation().run(2, out=tmp_path / "run")
+    model = fc.load_model(tmp_path / "run", small_net(9))
+    assert history.theta is not None
+    assert same({name: tensor.detach() for name, tensor in model.named_parameters()}, history.theta)
+    with pytest.raises(fc.InputError, match="is of another model than Linear"):
+        fc.load_model(tmp_path / "run", torch.nn.Linear(2, 2))
+    with pytest.raises(fc.InputError, match="has no checkpoint"):
+        fc.load_model(tmp_path, small_net())
 
 
 def test_same_seed_same_history_whatever_ran_before(small_federation: Callable[..., fc.Federation]) -> None:

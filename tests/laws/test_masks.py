@@ -83,6 +83,7 @@ def test_nested_budgets_give_nested_masks(size: int, a: float, b: float, seed: i
 @given(st.integers(1, 100), st.integers(2, 9), seeds)
 def test_bands_partition_any_list(size: int, bands: int, seed: int) -> None:
     """The bands are disjoint, together everything, and a leading run of them equals a keep."""
+    size += bands  # with fewer items than bands some bands would be empty, which is refused
     ranks = rank(torch.rand(size, generator=torch.Generator().manual_seed(seed)))
     single = [pattern("0" * b + "1" + "0" * (bands - b - 1)).held(ranks) for b in range(bands)]
     assert torch.equal(torch.stack(single).sum(0), torch.ones(size, dtype=torch.long))
@@ -118,3 +119,14 @@ def test_packing_of_sparse_masks_is_exact_and_short(size: int, density: float, s
         packed = pack(mask)
         assert torch.equal(unpack(packed, (size + 1,)), mask)
         assert len(packed) <= 2 + 2 * int(kept.sum())
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=4))
+def test_packing_of_whole_units_is_exact_and_short(axes: list[list[bool]]) -> None:
+    """A mask that keeps whole units along each axis is an outer product, whatever its shape."""
+    kept = torch.ones(tuple(len(axis) for axis in axes), dtype=torch.bool)
+    for i, axis in enumerate(axes):
+        kept &= torch.tensor(axis).reshape([-1 if j == i else 1 for j in range(len(axes))])
+    packed = pack(kept)
+    assert torch.equal(unpack(packed, tuple(kept.shape)), kept)
+    assert len(packed) <= 1 + sum(-(-len(axis) // 8) for axis in axes)

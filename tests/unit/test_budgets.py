@@ -55,6 +55,12 @@ def test_patterns_must_keep_something() -> None:
         pattern("2")
 
 
+def test_a_budget_always_leaves_something() -> None:
+    assert int(Budget(1e-12).held(torch.arange(200)).sum()) == 1
+    with pytest.raises(InputError, match="keeps none of the 3 items of 'fc1'; use fewer bands"):
+        pattern("0000001").held(torch.arange(3), "fc1")
+
+
 def test_layers_override() -> None:
     budget = Budget(0.5, layers=(("a", 3), ("b", Budget(1.0))))
     assert not budget.full

@@ -93,11 +93,76 @@ def test_a_client_that_fails_is_named(small_federation: Make) -> None:
 
 def test_weighting_by_examples(small_federation: Make) -> None:
     clients = fc.data.from_parts(small_data(), [torch.arange(100), torch.arange(100, 120)])
-    runs = {}
-    for weighting in ("uniform", "examples"):
-        federation = fc.Federation(fc.Task(small_net()), clients, cohort=2, weighting=weighting)
-        runs[weighting] = federation.play_round(federation.start())[0].theta
-    assert not torch.equal(runs["uniform"]["0.weight"], runs["examples"]["0.weight"])
+    federation = fc.Federation(fc.Task(small_net()), clients, cohort=2, weighting="examples")
+    theta = federation.play_round(federation.start())[0].theta
+    alone = []
+    for id in (0, 1):
+        client, first = fc.Client(id, 0, fc.Budget()), federation.start().theta
+        job = Job(client, first, {}, clients.examples_of(id), federation.local, fc.Round(1, 0))
+        alone += [update.theta for update in Serial().train(federation.task, [job])]
+    for name, value in theta.items():
+        assert torch.allclose(value, (100 * alone[0][name] + 20 * alone[1][name]) / 120, atol=1e-6)
+
+
+def test_parameters_that_are_frozen_stay(small_federation: Make) -> None:
+    net = small_net()
+    net[0].weight.requires_grad_(False)
+    clients, budgets = small_federation().clients, fc.by_slot("1447")
+    federation = fc.Federation(fc.Task(net), clients, fc.weight_pruning(), budgets, cohort=4)
+    after, record = federation.play_round(federation.start())
+    assert torch.allclose(after.theta["0.weight"], federation.start().theta["0.weight"])
+    assert not torch.equal(after.theta["3.weight"], federation.start().theta["3.weight"])
+    assert not record.rejected
+
+
+def test_a_gradient_that_is_infinite_where_it_is_pruned_does_no_harm(small_federation: Make) -> None:
+    class Roots(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(small_net()[0].weight.detach().clone())
+            self.out = torch.nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.out(x @ (self.w.sign() * self.w.abs().sqrt()).t())
+            return scores
+
+    @fc.policy
+    def checkers(theta, client, this_round):  # type: ignore[no-untyped-def]
+        return {"w": torch.arange(48).reshape(8, 6) % 2 == 0}
+
+    with pytest.warns(UserWarning, match="multiply-adds of w cannot be counted"):
+        federation = fc.Federation(fc.Task(Roots()), small_federation().clients, checkers, cohort=4)
+    after, record = federation.play_round(federation.start())
+    assert not record.rejected
+    assert torch.equal(after.theta["w"].flatten()[1::2], federation.start().theta["w"].flatten()[1::2])
+
+
+def test_token_models_and_double_precision() -> None:
+    tokens = torch.randint(0, 5, (60, 4), generator=torch.Generator().manual_seed(0))
+    net = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    clients = fc.data.iid((tokens, tokens[:, 0] % 2), 5)
+    assert fc.Federation(fc.Task(net), clients, fc.weight_pruning(), cohort=3).run(1).last.macs == 24
+    x = torch.randn(60, 4, dtype=torch.float64)
+    double = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2)).double()
+    clients = fc.data.iid((x, (x[:, 0] > 0).long()), 5)
+    history = fc.Federation(fc.Task(double), clients, fc.neuron_pruning(), cohort=3).run(1)
+    assert history.theta is not None
+    assert history.theta["0.weight"].dtype == torch.float64
+
+
+def test_test_sets_that_lack_a_class(small_federation: Make) -> None:
+    data = small_data()
+    for missing in (0, 2):
+        test = data.subset(torch.nonzero(data.labels != missing).flatten())
+        last = small_federation().run(1, evaluate_on=(test.inputs, test.labels)).last
+        assert last.local_accuracy is not None
+        assert 0 <= last.local_accuracy <= 1
+
+
+def test_nobody_can_spoil_the_full_mask() -> None:
+    masks, _ = fc.full().plan({}, [fc.Client(0, 0, fc.Budget())], fc.Round(1, 0), {})
+    with pytest.raises(TypeError):
+        masks[0]["w"] = torch.zeros(1)  # type: ignore[index]
 
 
 def test_local_accuracy_is_accuracy_on_data_of_the_clients_own_mix() -> None:

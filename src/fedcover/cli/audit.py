@@ -33,7 +33,7 @@ def audit(
 def _show(a: Audit) -> None:
     bands = "  ".join(f"S{i} {times}" for i, times in enumerate(a.coverage, start=1))
     holds = "holds: every parameter is trained by someone" if a.condition_holds else "FAILS: see coverage 0 below"
-    out.print(f"[bold]{a.technique} {a.code}[/] on {a.model}, {a.clients} clients")
+    out.print(f"{a.technique} {a.code} on {a.model}, {a.clients} clients", style="bold")
     out.print(f"Γmin {a.gamma_min}   the paper's condition Γmin ≥ 1 {holds}")
     out.print(f"coverage  {bands}   uncovered {a.uncovered:.2%}")
     out.print(

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -17,8 +16,9 @@ from fedcover.history import RoundRecord
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# No markup: names and paths may hold square brackets.
+out = Console(highlight=False, soft_wrap=True, markup=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 NUMBER = re.compile(r"[-+–]?[\d.,]*\s?[A-Za-z%]{0,3}|–|—")
 
@@ -33,8 +33,7 @@ def friendly(command: F) -> F:
         try:
             return command(*args, **kwargs)
         except FedcoverError as error:
-            err.print("[bold red]error:[/] ", end="")
-            err.print(str(error), markup=False)
+            say("error", str(error), "bold red")
             raise typer.Exit(BAD_INPUT if isinstance(error, InputError) else FAILED) from None
         except KeyboardInterrupt:
             err.print("interrupted; what was finished is kept, and `--resume` goes on from there")
@@ -46,6 +45,12 @@ def friendly(command: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+def say(kind: str, sentence: str, style: str) -> None:
+    """One line on stderr, such as ``error: ...``, its first word in colour."""
+    err.print(f"{kind}:", style=style, end=" ")
+    err.print(sentence)
+
+
 def show_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
     """Print rows as a table; columns whose cells all look like numbers are right-aligned and never wrapped."""
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
@@ -53,7 +58,7 @@ def show_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> N
         numbers = i > 0 and all(NUMBER.fullmatch(str(row[header])) for row in rows)
         table.add_column(header, justify="right" if numbers else "left", overflow="fold", no_wrap=numbers)
     for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row.values()))
+        table.add_row(*(str(cell) for cell in row.values()))
     out.print(table)
 
 
@@ -76,7 +81,7 @@ class RunProgress:
         self._quiet = quiet
         self._live = err.is_terminal and not quiet
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("accuracy {task.fields[accuracy]}  Γmin {task.fields[gamma]}"),
@@ -103,9 +108,7 @@ class RunProgress:
                 seconds = sum(record.seconds.values())
                 where = f"{name}  round {record.round}/{rounds}"
                 err.print(f"{where}  accuracy {accuracy}  Γmin {record.gamma_min}  {seconds:.1f} s")
-            for bad in record.rejected:
-                err.print(
-                    f"[yellow]warning:[/] round {record.round}: client {bad['client']} was left out: {bad['reason']}"
-                )
+            for bad in () if self._quiet else record.rejected:
+                say("warning", f"round {record.round}: client {bad['client']} was left out: {bad['reason']}", "yellow")
 
         return on_round

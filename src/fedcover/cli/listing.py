@@ -61,5 +61,5 @@ def listing(
         out.print_json(json.dumps(chosen, default=str))
         return
     for name, rows in chosen.items():
-        show_table(rows, title=f"[bold]{name}[/]" if topic is None else None)
+        show_table(rows, title=name if topic is None else None)
         out.print()

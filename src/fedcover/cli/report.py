@@ -34,6 +34,6 @@ def report(
         out.print_json(json.dumps({"report": str(page), "figures": [str(path) for path in files]}))
         return
     show_comparison(comparison_rows(loaded))
-    out.print(f"report: {page}", markup=False)
+    out.print(f"report: {page}")
     if files:
-        out.print(f"{len(files)} figures in {figures}", markup=False)
+        out.print(f"{len(files)} figures in {figures}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import RunProgress, err, friendly, out
+from fedcover.cli.console import RunProgress, err, friendly, out, say
 from fedcover.config import Config, check_config, read_config
 from fedcover.errors import InputError
 from fedcover.history import History
@@ -29,7 +29,9 @@ def run(
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Run folder; a new one under runs/ if left out.", metavar="DIR")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, to the same bits.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, if there is one, to the same bits.")
+    ] = False,
     data: DataOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
@@ -60,11 +62,9 @@ def run(
             f" Γmin {history.gamma_min}, δ² {last.pruning_noise:.4f}; {summary['seconds']:.1f} s"
         )
         if summary["uncovered"] > 0:
-            out.print(
-                f"[yellow]warning:[/] {summary['uncovered']:.2%} of the entries were held by nobody in some round"
-            )
-        out.print(f"data: {summary['data']}", markup=False)
-        out.print(f"report: {where / 'report.html'}", markup=False)
+            say("warning", f"{summary['uncovered']:.2%} of the entries were held by nobody in some round", "yellow")
+        out.print(f"data: {summary['data']}")
+        out.print(f"report: {where / 'report.html'}")
 
 
 def train(settings: Config, where: Path, resume: bool, data: str | None, progress: RunProgress) -> History:

@@ -11,10 +11,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fedcover.errors import InputError
 
+INPUTS = (torch.float32, torch.float64, torch.int64)
+"""The types that inputs may have."""
+
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs (float32, N x ...) with their labels (int64, N), the number of classes, and where they come from.
+    """Inputs (floats, or int64 such as token numbers; N x ...) with their labels (int64, N) and where they come from.
 
     >>> few = Examples(torch.zeros(3, 1, 8, 8), torch.tensor([0, 2, 2]), classes=3)
     >>> len(few), few.label_counts().tolist()
@@ -28,10 +31,11 @@ class Examples:
     provenance: str = "given by the caller"
 
     def __post_init__(self) -> None:
-        for what, value, dtype in (("inputs", self.inputs, torch.float32), ("labels", self.labels, torch.int64)):
-            if not isinstance(value, Tensor) or value.dtype != dtype:
+        for what, value, fits in (("inputs", self.inputs, INPUTS), ("labels", self.labels, (torch.int64,))):
+            if not isinstance(value, Tensor) or value.dtype not in fits:
                 got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                raise InputError(f"{what} of {self.name} must be a {dtype} tensor; got {got}; convert with as_examples")
+                wanted = " or ".join(str(dtype) for dtype in fits)
+                raise InputError(f"{what} of {self.name} must be {wanted}; got {got}; convert with as_examples")
         if self.labels.ndim != 1 or self.inputs.ndim < 1:
             shapes = f"inputs {tuple(self.inputs.shape)} and labels {tuple(self.labels.shape)}"
             raise InputError(f"{self.name} must have inputs N x ... and labels N; got {shapes}; reshape them")
@@ -117,8 +121,8 @@ def as_labels(labels: object) -> Tensor:
 def as_examples(data: object) -> Examples:
     """Examples made from Examples, a pair (inputs, labels), or a map-style torch dataset of (x, y) pairs.
 
-    Numbers are cast (inputs to float32, labels to int64), never scaled. The number of classes is the
-    dataset's own ``classes`` where it has them, otherwise the largest label plus one.
+    Floats stay as they are, whole numbers become int64 and bytes float32; nothing is scaled. The number
+    of classes is the dataset's own ``classes`` where it has them, otherwise the largest label plus one.
 
     >>> as_examples((np.zeros((4, 2)), [0, 1, 1, 2])).classes
     3
@@ -157,9 +161,11 @@ def _from_dataset(data: Any) -> Examples:
 
 
 def _from_pair(inputs: object, labels: object, classes: int | None) -> Examples:
-    x, y = as_tensor(inputs, "inputs").to(torch.float32), as_labels(labels)
+    x, y = as_tensor(inputs, "inputs"), as_labels(labels)
+    if x.dtype not in INPUTS:
+        x = x.to(torch.int64 if x.dtype in (torch.int16, torch.int32) else torch.float32)
     # A finite sum proves every entry finite and needs no mask as large as the data.
-    if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
+    if x.is_floating_point() and not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
         first = int((~torch.isfinite(x)).nonzero()[0][0])
         raise InputError(f"inputs must be finite; got nan or infinity at example {first}; repair or drop it")
     largest = int(y.max()) + 1 if y.numel() else 1

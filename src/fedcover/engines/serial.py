@@ -2,26 +2,12 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-import torch
 
 from fedcover.aggregate import ClientUpdate
 from fedcover.engines.base import Engine
 from fedcover.errors import ClientError
 from fedcover.local import Job, Task, train_client
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One intra-op thread inside the block: small steps gain nothing from more, and results then do not
-    depend on how many cores a machine has."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+from fedcover.threads import one_thread
 
 
 class Serial(Engine):

@@ -22,6 +22,9 @@ class Policy(ABC):
     be the same object, which spares work later. Randomness comes from ``this_round`` alone.
     """
 
+    def __repr__(self) -> str:
+        return type(self).__name__
+
     codebook: Codebook = QUARTERS
     """What the digits of a code mean to this policy."""
 

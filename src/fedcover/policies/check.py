@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedcover.budgets import budgets_of
+from fedcover.budgets import budgets_of, share
 from fedcover.clients import Client, cohort_of
 from fedcover.errors import InputError
 from fedcover.network import trace
@@ -78,13 +78,13 @@ def _plan(
     broken: Callable[[str, str], InputError],
 ) -> tuple[list[Mask], State]:
     try:
-        planned = policy.plan(theta, cohort, this_round, dict(state))
-        masks, after = planned
+        masks, after = policy.plan(theta, cohort, this_round, dict(state))
+        masks = list(masks)
     except Exception as error:
         raise broken("runs", f"{type(error).__name__}: {error}") from error
     if len(masks) != len(cohort):
         raise broken("one mask each", f"{len(masks)} masks for {len(cohort)} clients")
-    return list(masks), after
+    return masks, after
 
 
 def _check_masks(
@@ -101,6 +101,11 @@ def _check_masks(
         sizes.append(count(theta, mask))
         if sizes[-1] == 0:
             raise broken("something is kept", f"mask {place} keeps nothing")
+        touched = {name: kept.numel() for name, kept in mask.items() if not bool(kept.all())}
+        held = sum(int(mask[name].sum()) for name in touched)
+        most = sum(size * _rounded(KEEPS[place], theta[name]) for name, size in touched.items())
+        if held > most + 3 * most**0.5:  # room for masks that are drawn at random
+            raise broken("budgets are met", f"keep {KEEPS[place]} got {held} of the {sum(touched.values())} it prunes")
     total = count(theta)
     for place in range(1, len(sizes)):
         if sizes[place] == total and KEEPS[place] < 1 and sizes[0] == total and not _ignores_budgets(sizes, total):
@@ -110,6 +115,11 @@ def _check_masks(
                 "budgets are met",
                 f"keep {KEEPS[place]} got {sizes[place]} entries and keep {KEEPS[place - 1]} only {sizes[place - 1]}",
             )
+
+
+def _rounded(keep: float, tensor: Tensor) -> float:
+    """The largest share that keep may round up to along any axis of a tensor: 5 of 6 for 0.75."""
+    return max(share(keep, n) / n for n in tensor.shape if n)
 
 
 def _ignores_budgets(sizes: Sequence[int], total: int) -> bool:

@@ -45,7 +45,7 @@ class Block(ABC):
         """One score for each item."""
 
     @abstractmethod
-    def restrict(self, mask: Mask, theta: Params, held: Tensor) -> None:
+    def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Narrow a mask, in place, to the items that are held."""
 
 
@@ -59,7 +59,7 @@ class Weights(Block):
         """|theta| of each entry."""
         return theta[self.name].abs().flatten()
 
-    def restrict(self, mask: Mask, theta: Params, held: Tensor) -> None:
+    def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Keep the held entries."""
         mask[self.name] = held.reshape(theta[self.name].shape)
 
@@ -74,7 +74,7 @@ class Kernels(Block):
         """The L1 norm of each kernel."""
         return theta[self.name].double().abs().flatten(1).sum(1)
 
-    def restrict(self, mask: Mask, theta: Params, held: Tensor) -> None:
+    def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Keep the held kernels."""
         weight = theta[self.name]
         mask[self.name] = held.reshape(-1, *[1] * (weight.ndim - 1)).expand(weight.shape).clone()
@@ -98,7 +98,7 @@ class Units(Block):
             return -torch.arange(self.group.size)
         return self.group.incoming_norm(theta)
 
-    def restrict(self, mask: Mask, theta: Params, held: Tensor) -> None:
+    def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Keep the held units."""
         self.group.restrict(mask, theta, held)
 
@@ -133,7 +133,7 @@ class Ranked(Policy):
         """The masks that these ranks give; clients with equal budgets share one."""
         made: dict[Budget, Mask] = {}
         for budget in {client.budget: None for client in cohort}:
-            mask: Mask = {}
+            mask: dict[str, Tensor] = {}
             for block in self.blocks:
                 held = budget.held(ranks[block.name], block.name)
                 if not bool(held.all()):

@@ -8,6 +8,7 @@ from fedcover.history import RoundRecord
 from fedcover.report import cells
 from fedcover.report.measures import Measures, mean, measure
 from fedcover.report.run import AnyPath, Run, open_runs
+from fedcover.settings import flatten
 
 MOST_ROWS = 1000
 """A page shows at most so many rounds of a run as rows."""
@@ -94,23 +95,14 @@ def _round_cells(record: RoundRecord) -> dict[str, str]:
 
 def setting_rows(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, str]]:
     """Nested settings side by side: a row a dotted key, which stands under the header "", and a column a name."""
-    flat = [flatten(setting) for setting in settings]
+    flat = [_as_text(setting) for setting in settings]
     keys = list(dict.fromkeys(key for setting in flat for key in setting))
     return [{"": key, **{name: s.get(key, cells.MISSING) for name, s in zip(names, flat, strict=True)}} for key in keys]
 
 
-def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Dotted keys and values as text.
-
-    >>> flatten({"seed": 0, "data": {"name": "mnist", "clients": 100}})
-    {'seed': '0', 'data.name': 'mnist', 'data.clients': '100'}
-    """
-    flat: dict[str, str] = {}
-    for key, value in nested.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = (
-                value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-            )
-    return flat
+def _as_text(settings: dict[str, Any]) -> dict[str, str]:
+    """Dotted keys, and values as text."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+        for key, value in flatten(settings)
+    }

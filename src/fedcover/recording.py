@@ -1,0 +1,78 @@
+"""What is written down of a round."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedcover.clients import Client
+from fedcover.cost import Cost
+from fedcover.coverage import gamma_min, uncovered
+from fedcover.evaluate import Score
+from fedcover.history import LayerCoverage, RoundRecord
+from fedcover.seeding import Round
+
+
+class Clock:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds = {"plan": 0.0, "train": 0.0, "aggregate": 0.0, "evaluate": 0.0}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Count the time since the last lap towards a stage."""
+        now = time.perf_counter()
+        self.seconds[stage] += now - self._last
+        self._last = now
+
+
+def make_record(
+    this_round: Round,
+    cohort: Sequence[Client],
+    counts: Mapping[str, Tensor],
+    noise: list[float],
+    costs: Sequence[Cost],
+    full: Cost,
+    losses: Sequence[float],
+    score: Score | None,
+    local_accuracy: float | None,
+    rejected: list[dict[str, Any]],
+    seconds: dict[str, float],
+) -> RoundRecord:
+    """The record of a round; lists run over the cohort, ``counts`` is the coverage by those who answered."""
+    return RoundRecord(
+        round=this_round.index,
+        cohort=[client.id for client in cohort],
+        gamma_min=gamma_min(counts),
+        uncovered=uncovered(counts),
+        pruning_noise=sum(noise) / len(noise),
+        pruning_noise_max=max(noise),
+        pruning_noises=noise,
+        kept=[cost.parameters / full.parameters for cost in costs],
+        coverage={name: _layer(c) for name, c in counts.items()},
+        train_loss=_number(sum(losses) / len(losses)),
+        loss=_number(score.loss) if score else None,
+        accuracy=score.accuracy if score else None,
+        local_accuracy=local_accuracy,
+        bytes_down=sum(cost.bytes_down for cost in costs),
+        bytes_up=sum(cost.bytes_up for cost in costs),
+        bytes_full=len(cohort) * (full.bytes_down + full.bytes_up),
+        macs=sum(cost.macs for cost in costs) / len(costs),
+        macs_full=full.macs,
+        rejected=rejected,
+        seconds=seconds,
+    )
+
+
+def _layer(counts: Tensor) -> LayerCoverage:
+    if not counts.numel():
+        return LayerCoverage(0, 0.0, 0.0)
+    return LayerCoverage(int(counts.min()), float(counts.double().mean()), float((counts == 0).double().mean()))
+
+
+def _number(value: float) -> float | None:
+    """The value, or None for what JSON has no word for."""
+    return value if math.isfinite(value) else None
