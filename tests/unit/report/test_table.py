@@ -10,7 +10,7 @@ import pytest
 from fedcover.history import History, RoundRecord
 from fedcover.report import cells, comparison_rows, load_run
 from fedcover.report.measures import Hole, measure
-from fedcover.report.table import best_names, flatten, round_rows, setting_rows
+from fedcover.report.table import best_names, round_rows, setting_rows
 
 MakeRun = Callable[..., Path]
 HEADERS = [
@@ -98,7 +98,6 @@ def test_settings_stand_side_by_side() -> None:
         {"": "data.name", "a": "mnist", "b": "–"},
         {"": "tags", "a": "–", "b": '[1, "a"]'},
     ]
-    assert flatten({"empty": {}, "on": True}) == {"empty": "{}", "on": "true"}
 
 
 def test_numbers_are_written_in_one_way() -> None:
