@@ -7,8 +7,9 @@ from fedcover.clients import Client
 from fedcover.cost import Cost, cost_of
 from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.data import Examples, Population
+from fedcover.engines import Engine, Processes, Serial, Vectorized
 from fedcover.errors import ClientError, FedcoverError, InputError
-from fedcover.federation import Federation
+from fedcover.federation import Federation, run_many
 from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
 from fedcover.network import Network, trace
@@ -32,6 +33,7 @@ __all__ = [
     "ClientError",
     "ClientUpdate",
     "Cost",
+    "Engine",
     "Examples",
     "FedcoverError",
     "Federation",
@@ -41,10 +43,13 @@ __all__ = [
     "Network",
     "Policy",
     "Population",
+    "Processes",
     "RegionSum",
     "Round",
     "RoundRecord",
+    "Serial",
     "Task",
+    "Vectorized",
     "__version__",
     "average",
     "by_client",
@@ -63,6 +68,7 @@ __all__ = [
     "pretrained_mask",
     "pruning_noise",
     "regions",
+    "run_many",
     "trace",
     "uncovered",
     "weight_pruning",

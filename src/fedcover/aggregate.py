@@ -50,9 +50,9 @@ class RegionSum:
         """Take in one client; what it holds outside its mask has no influence, not even as NaN."""
         weight = float(update.examples) if self._by_examples else 1.0
         for name, total in self._sum.items():
-            values = update.theta[name].double()
+            values = update.theta[name].to(total)
             if name in update.mask:
-                kept = update.mask[name]
+                kept = update.mask[name].to(total.device)
                 total.add_(torch.where(kept, values, 0.0), alpha=weight)
                 self._weight[name].add_(kept, alpha=weight)
             else:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedcover import data
 from fedcover.budgets import by_client, by_slot
 from fedcover.data import Examples, Population
+from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError
 from fedcover.federation import Federation
 from fedcover.local import LocalSGD, Task
@@ -79,7 +80,9 @@ class Config(_Strict):
     rounds: int = Field(100, ge=1, description="rounds to play")
     cohort: int = Field(10, ge=1, description="clients in a round")
     weighting: Literal["uniform", "examples"] = Field("uniform", description="how a region's clients are weighted")
-    engine: Literal["serial"] = Field("serial", description="what trains the clients")
+    engine: Literal["auto", "serial", "processes", "vectorized"] = Field("auto", description="what trains the clients")
+    workers: int = Field(0, ge=0, description="worker processes; 0: as many as there are cores")
+    shrink: bool = Field(True, description="make sub-models physically smaller where whole units are pruned")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -129,6 +132,7 @@ class Config(_Strict):
             cohort=self.cohort,
             seed=self.seed,
             weighting=self.weighting,
+            engine=choose_engine(self.engine, self.workers or None, self.shrink, self.cohort),
         )
         return federation, split.test
 

@@ -6,11 +6,14 @@ theta -> cohort -> plan (one mask per client) -> audit (coverage, noise) -> jobs
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from fedcover.aggregate import WEIGHTINGS, RegionSum
+from torch import Tensor
+
+from fedcover.aggregate import WEIGHTINGS, ClientUpdate, RegionSum
 from fedcover.budgets import Budget, Budgets
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, sample_ids
@@ -28,7 +31,7 @@ from fedcover.params import FULL, Mask, Params, all_finite, check_mask, count, p
 from fedcover.policies.base import Policy
 from fedcover.policies.techniques import full
 from fedcover.recording import Clock, make_record
-from fedcover.runs import Schedule, run_rounds
+from fedcover.runs import Lane, Schedule, run_lanes
 from fedcover.seeding import Round
 from fedcover.settings import Settings
 from fedcover.threads import one_thread
@@ -90,9 +93,11 @@ class Federation:
     def play_round(self, state: State, test: Examples | None = None, local: bool = False) -> tuple[State, RoundRecord]:
         """One round: the state after it, and its record. ``local`` asks for local accuracy too."""
         with one_thread():  # so that the record's sums are the same on every machine
-            return self._play_round(state, test, local)
+            begun = self.begin_round(state)
+            return self.end_round(begun, self.engine.train(begun.jobs), test, local)
 
-    def _play_round(self, state: State, test: Examples | None, local: bool) -> tuple[State, RoundRecord]:
+    def begin_round(self, state: State) -> "BegunRound":
+        """The first half of a round: a cohort, its masks, and a job for each client."""
         clock = Clock()
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
@@ -101,17 +106,23 @@ class Federation:
         self._check(masks, state.theta, cohort, this_round)
         noise = pruning_noise(state.theta, masks)
         costs = self._costs(masks)
-        clock.lap("plan")
-
         jobs = [
-            Job(client, state.theta, mask, self.clients.examples_of(client.id), self.local, this_round)
+            Job(self.task, self.clients, client, state.theta, mask, self.local, this_round)
             for client, mask in zip(cohort, masks, strict=True)
         ]
+        clock.lap("plan")
+        return BegunRound(this_round, state, cohort, masks, memory, noise, costs, jobs, clock)
+
+    def end_round(
+        self, begun: "BegunRound", updates: Iterable[ClientUpdate], test: Examples | None = None, local: bool = False
+    ) -> tuple[State, RoundRecord]:
+        """The second half: updates stream into the region average, then the new theta is looked at."""
+        this_round, state, cohort, clock = begun.this_round, begun.state, begun.cohort, begun.clock
         total = RegionSum(state.theta, self.weighting)
         answered: list[Mask] = []
         losses: list[float] = []
         rejected: list[dict[str, Any]] = []
-        for update in self.engine.train(self.task, jobs):
+        for update in updates:
             clock.lap("train")
             if all_finite(update.theta, update.mask):
                 total.add(update)
@@ -130,12 +141,13 @@ class Federation:
         clock.lap("aggregate")
 
         score = evaluate(self.task.model, self.task.loss, theta, test) if test else None
-        own = self._local_accuracy(theta, cohort, masks, test) if test and local else None
+        own = self._local_accuracy(theta, cohort, begun.masks, test) if test and local else None
         clock.lap("evaluate")
         record = make_record(
-            this_round, cohort, counts, noise, costs, self._full, losses, score, own, rejected, clock.seconds
-        )
-        return State(this_round.index, theta, memory), record
+            this_round, cohort, counts, begun.noise, begun.costs, self._full, losses, score, own, rejected,
+            clock.seconds,
+        )  # fmt: skip
+        return State(this_round.index, theta, begun.memory), record
 
     def run(
         self,
@@ -156,17 +168,12 @@ class Federation:
         folder, from which ``resume`` continues to the same bits. ``settings`` is what the folder's
         config.toml shows; by default what this federation knows of itself.
         """
-        return run_rounds(
-            self,
-            Schedule(rounds, evaluate_every, local_every, checkpoint_every),
-            test=self._test_set(evaluate_on) if evaluate_on is not None else None,
-            on_round=on_round,
-            out=out,
-            resume=resume,
-            settings=settings,
-        )
+        schedule = Schedule(rounds, evaluate_every, local_every, checkpoint_every)
+        test = self.test_set(evaluate_on) if evaluate_on is not None else None
+        lane = Lane(self, test, on_round, out, resume, settings)
+        return run_lanes([lane], schedule, self.engine)[0]
 
-    def _test_set(self, given: Any) -> Examples:
+    def test_set(self, given: Any) -> Examples:
         """The test set, with at least as many classes as the training set."""
         test = as_examples(given)
         return replace(test, classes=max(test.classes, self.clients.examples.classes))
@@ -199,3 +206,54 @@ class Federation:
         mixes = [self.clients.label_mix(client.id) for client in cohort]
         sizes = [client.examples for client in cohort]
         return local_accuracy(self.task.model, self.task.loss, theta, masks, mixes, sizes, test)
+
+
+@dataclass(frozen=True)
+class BegunRound:
+    """A round whose clients are about to train."""
+
+    this_round: Round
+    state: State
+    cohort: list[Client]
+    masks: list[Mask]
+    memory: dict[str, Tensor]
+    """The policy's state for the next round."""
+    noise: list[float]
+    costs: list[Cost]
+    jobs: list[Job]
+    clock: Clock
+
+
+def run_many(
+    federations: Sequence[Federation],
+    rounds: int,
+    evaluate_on: Any = None,
+    evaluate_every: int = 1,
+    local_every: int = 0,
+    out: Sequence[str | os.PathLike[str]] | None = None,
+    resume: bool = False,
+    checkpoint_every: int = 1,
+    engine: Engine | None = None,
+    on_round: Callable[[int, RoundRecord], None] = lambda number, record: None,
+) -> list[History]:
+    """The histories of several federations played in lockstep, all their clients in one engine call a round.
+
+    A sweep over rows and seeds becomes one batch on a GPU. Each federation's result is the same alone or
+    in company. ``out`` has one folder for each; ``on_round`` gets the federation's number too.
+    """
+    if out is not None and len(out) != len(federations):
+        raise InputError(f"{len(federations)} federations need as many folders; got {len(out)}")
+    if not federations:
+        return []
+    lanes = [
+        Lane(
+            federation,
+            federation.test_set(evaluate_on) if evaluate_on is not None else None,
+            partial(on_round, number),
+            out[number] if out is not None else None,
+            resume,
+        )
+        for number, federation in enumerate(federations)
+    ]
+    schedule = Schedule(rounds, evaluate_every, local_every, checkpoint_every)
+    return run_lanes(lanes, schedule, engine or federations[0].engine)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from fedcover.aggregate import ClientUpdate
 from fedcover.clients import Client
-from fedcover.data import Examples
+from fedcover.data import Population
+from fedcover.dropout import Stream
 from fedcover.errors import InputError, check_number, check_whole
 from fedcover.params import Mask, Params, all_finite, params_of, prune, put_params
-from fedcover.seeding import Round, ambient
+from fedcover.seeding import Round, address, ambient
 
 
 @dataclass(frozen=True)
@@ -62,31 +63,43 @@ class LocalSGD:
 
 @dataclass(frozen=True)
 class Job:
-    """All that one client's training depends on."""
+    """All that one client's training depends on. The data stay where they are: ``clients`` is shared."""
 
+    task: Task
+    clients: Population
     client: Client
     theta: Params
     mask: Mask
-    data: Examples
     recipe: LocalSGD
     this_round: Round
 
 
-def train_client(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], job: Job) -> ClientUpdate:
+def shuffle_draws(job: Job, examples: int) -> Tensor:
+    """A random number for each example in each epoch; their order is the order of the examples."""
+    rng = job.this_round.generator("batches", job.client.id)
+    return torch.rand(job.recipe.epochs, examples, generator=rng)
+
+
+def dropout_key(job: Job) -> int:
+    """The key of a client's dropout in a round."""
+    return address(job.this_round.seed, "round", job.this_round.index, "dropout", job.client.id)
+
+
+def train_client(model: nn.Module, stream: Stream, job: Job) -> ClientUpdate:
     """The client's update; pruned entries are exactly zero from the first step to the last.
 
-    ``model`` lends its structure; its parameters are overwritten.
+    ``model`` and ``stream`` are those of ``with_keyed_dropout``; the model's parameters are overwritten.
     """
-    update = _train(model, loss, job, by_product=True)
+    update = _train(model, stream, job, by_product=True)
     if job.mask and not all_finite(update.theta):
         # A gradient that is not finite at a pruned entry survives the product with 0. Cutting it out takes
         # ten times as long, so only those who need it pay.
-        update = _train(model, loss, job, by_product=False)
+        update = _train(model, stream, job, by_product=False)
     return update
 
 
-def _train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], job: Job, by_product: bool) -> ClientUpdate:
-    recipe, client = job.recipe, job.client.id
+def _train(model: nn.Module, stream: Stream, job: Job, by_product: bool) -> ClientUpdate:
+    recipe, client, data = job.recipe, job.client.id, job.clients.examples_of(job.client.id)
     put_params(model, prune(job.theta, job.mask))
     model.train()
     trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
@@ -94,14 +107,17 @@ def _train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], job: Job,
     kept = {i: job.mask[name] for i, (name, _) in enumerate(trained) if name in job.mask}
     masks = {i: mask.to(theta[i].dtype) if by_product else ~mask for i, mask in kept.items()}
     velocity = [torch.zeros_like(tensor) for tensor in theta]
-    order = job.this_round.generator("batches", client)
+    step = 0
+    stream.key = dropout_key(job)
+    # What is random and is neither shuffling nor nn.Dropout draws from a generator lent for the while.
     with ambient(job.this_round.seed, "round", job.this_round.index, "train", client):
-        for _ in range(recipe.epochs):
-            shuffled = torch.randperm(len(job.data), generator=order)
-            inputs, labels = job.data.inputs[shuffled], job.data.labels[shuffled]
+        for shuffled in shuffle_draws(job, len(data)).argsort(stable=True, dim=1):
+            inputs, labels = data.inputs[shuffled], data.labels[shuffled]
             epoch_loss = torch.zeros(())
             for x, y in zip(inputs.split(recipe.batch_size), labels.split(recipe.batch_size), strict=True):
-                batch_loss = loss(model(x), y)
+                stream.step = step
+                step += 1
+                batch_loss = job.task.loss(model(x), y)
                 grads = torch.autograd.grad(batch_loss, theta, materialize_grads=True)
                 with torch.no_grad():
                     for i, mask in masks.items():
@@ -113,4 +129,4 @@ def _train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], job: Job,
                         v.mul_(recipe.momentum).add_(grad)
                         tensor.sub_(v, alpha=recipe.lr)
                     epoch_loss += batch_loss.detach() * len(x)
-    return ClientUpdate(client, params_of(model), job.mask, len(job.data), float(epoch_loss) / len(job.data))
+    return ClientUpdate(client, params_of(model), job.mask, len(data), float(epoch_loss) / len(data))

@@ -131,7 +131,7 @@ class RunFolder:
         changed = differences(read_settings(self.path), tomllib.loads(to_toml(settings)))
         found = checkpoint.load(newest) if newest else None
         if found and found[2] != fingerprint and not changed:
-            changed = ["its data, its loss or its first model are not the same"]
+            changed = ["its data, its loss, its first model or its kind of engine are not the same"]
         if changed:
             raise InputError(
                 f"{self.path} was begun with other settings: {'; '.join(changed)};"

@@ -1,18 +1,22 @@
 """Many rounds: when to look, what to keep on disk, how to go on after a stop."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedcover.checkpoint import State, digest_of
+from fedcover.checkpoint import digest_of
 from fedcover.data import Examples
+from fedcover.engines.base import Engine
 from fedcover.errors import InputError, check_whole
 from fedcover.history import History, RoundRecord
 from fedcover.runfolder import RunFolder
 from fedcover.settings import Settings, fingerprint
+from fedcover.threads import one_thread
 
 if TYPE_CHECKING:
     from fedcover.federation import Federation
@@ -53,51 +57,81 @@ class Schedule:
         return record if self.looks_locally(record.round) else replace(record, local_accuracy=None)
 
 
-def run_rounds(
-    federation: "Federation",
-    schedule: Schedule,
-    *,
-    test: Examples | None,
-    on_round: Callable[[RoundRecord], None],
-    out: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    settings: Settings | None = None,
-) -> History:
-    """The history of a federation's rounds; ``Federation.run`` says what the arguments mean."""
+@dataclass
+class Lane:
+    """One federation on its way through the rounds, with its test set, its folder and who is told."""
 
-    def play(state: State, history: History, keep: Callable[[State], None] = lambda state: None) -> None:
-        for index in range(state.round + 1, schedule.rounds + 1):
-            look, local = schedule.looks(index), schedule.looks_locally(index)
-            state, record = federation.play_round(state, test if look else None, local)
-            history.append(record)
-            keep(state)
-            on_round(record)
-        history.theta = state.theta
+    federation: "Federation"
+    test: Examples | None
+    on_round: Callable[[RoundRecord], None]
+    out: str | os.PathLike[str] | None = None
+    resume: bool = False
+    settings: Settings | None = None
 
-    history = History()
-    if out is None:
-        if resume:
+    def __post_init__(self) -> None:
+        self.state = self.federation.start()
+        self.history = History()
+        self._folder: RunFolder | None = None
+        self._mark = ""
+        if self.out is None and self.resume:
             raise InputError("resume needs out, the folder of the run to go on with")
-        play(federation.start(), history)
-        return history
-    if settings is None:
-        looks = {"every": schedule.evaluate_every, "local_every": schedule.local_every}
-        settings = {"rounds": schedule.rounds, **describe(federation), "evaluate": looks}
-    mark = fingerprint(settings, *digests(federation, test))
-    with RunFolder(out) as folder:
-        state = federation.start()
-        found = folder.open(settings, mark, resume, schedule.rounds, schedule.trim)
+
+    def open(self, schedule: Schedule, engine: Engine) -> None:
+        """Take the folder, if there is one, and what an earlier run left in it."""
+        if self.out is None:
+            return
+        if self.settings is None:
+            looks = {"every": schedule.evaluate_every, "local_every": schedule.local_every}
+            self.settings = {"rounds": schedule.rounds, **describe(self.federation), "evaluate": looks}
+        arithmetic = "serial" if engine.exact else engine.name
+        self._mark = fingerprint(self.settings, arithmetic, *digests(self.federation, self.test))
+        self._folder = RunFolder(self.out)
+        found = self._folder.open(self.settings, self._mark, self.resume, schedule.rounds, schedule.trim)
         if found:
-            state, history = found
+            self.state, self.history = found
 
-        def keep(state: State) -> None:
-            folder.append(history.last)
-            if schedule.keeps(state.round):
-                folder.save(state, history, mark)
+    def keep(self, record: RoundRecord, schedule: Schedule) -> None:
+        """Write the round down."""
+        self.history.append(record)
+        if self._folder:
+            self._folder.append(record)
+            if schedule.keeps(self.state.round):
+                self._folder.save(self.state, self.history, self._mark)
+        self.on_round(record)
 
-        play(state, history, keep)
-        folder.finish(summary(federation, history, str(settings.get("name") or folder.path.name), test))
-    return history
+    def finish(self) -> History:
+        """The history, once the summary is written."""
+        self.history.theta = self.state.theta
+        if self._folder:
+            name = str((self.settings or {}).get("name") or self._folder.path.name)
+            self._folder.finish(summary(self.federation, self.history, name, self.test))
+        return self.history
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._folder:
+            self._folder.close()
+
+
+def run_lanes(lanes: Sequence[Lane], schedule: Schedule, engine: Engine) -> list[History]:
+    """The histories of federations played in lockstep: one call of the engine for all their clients a round."""
+    with ExitStack() as stack:
+        stack.callback(engine.close)
+        for lane in lanes:
+            lane.open(schedule, engine)
+            stack.callback(lane.close)
+        first = min(lane.state.round for lane in lanes) + 1
+        for index in range(first, schedule.rounds + 1):
+            look, local = schedule.looks(index), schedule.looks_locally(index)
+            due = [lane for lane in lanes if lane.state.round < index]
+            with one_thread():  # so that the records' sums are the same on every machine
+                begun = [lane.federation.begin_round(lane.state) for lane in due]
+                updates = engine.train([job for one in begun for job in one.jobs])
+                for lane, one in zip(due, begun, strict=True):
+                    own = islice(updates, len(one.jobs))
+                    lane.state, record = lane.federation.end_round(one, own, lane.test if look else None, local)
+                    lane.keep(record, schedule)
+        return [lane.finish() for lane in lanes]
 
 
 def describe(federation: "Federation") -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 Settings = Mapping[str, Any]
 
-NOT_PART_OF_A_RUN = ("name", "rounds")
-"""Keys that may change between a run and its resumption."""
+NOT_PART_OF_A_RUN = ("name", "rounds", "engine", "workers", "checkpoint_every")
+"""Keys that may change between a run and its resumption: they decide how much is done and where, not what."""
 
 
 def flatten(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:

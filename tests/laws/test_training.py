@@ -1,5 +1,7 @@
 """Laws of local training."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -7,25 +9,29 @@ from hypothesis import strategies as st
 
 from fedcover.budgets import Budget
 from fedcover.clients import Client
-from fedcover.local import Job, LocalSGD, train_client
+from fedcover.data import from_parts
+from fedcover.dropout import with_keyed_dropout
+from fedcover.local import Job, LocalSGD, Task, train_client
 from fedcover.params import params_of
 from fedcover.seeding import Round
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import kept_of, random_mask, seeds
 
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-def job_for(seed: int, recipe: LocalSGD) -> Job:
+
+def job_for(seed: int, recipe: LocalSGD, loss: Loss = F.cross_entropy) -> Job:
     theta = params_of(small_net(seed))
-    return Job(Client(4, 0, Budget()), theta, random_mask(theta, seed), small_data(23), recipe, Round(2, seed))
+    clients = from_parts(small_data(23), [torch.arange(23)])
+    task = Task(small_net(), loss)
+    return Job(task, clients, Client(0, 0, Budget()), theta, random_mask(theta, seed), recipe, Round(2, seed))
 
 
 @given(seeds, st.floats(0.001, 0.5), st.floats(0, 0.9), st.integers(1, 3))
 @settings(max_examples=25)
 def test_training_never_moves_a_pruned_entry(seed: int, lr: float, momentum: float, epochs: int) -> None:
     """Pruned entries are exactly zero at every step: the loss looks at the parameters each time."""
-    job = job_for(seed, LocalSGD(epochs, 5, lr, momentum))
-    kept = kept_of(job.mask, job.theta)
-    model = small_net()
+    model, stream = with_keyed_dropout(small_net())
     looks = 0
 
     def watching_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -35,7 +41,9 @@ def test_training_never_moves_a_pruned_entry(seed: int, lr: float, momentum: flo
             assert not bool(tensor.detach()[~kept[name]].any())
         return F.cross_entropy(scores, labels)
 
-    update = train_client(model, watching_loss, job)
+    job = job_for(seed, LocalSGD(epochs, 5, lr, momentum), watching_loss)
+    kept = kept_of(job.mask, job.theta)
+    update = train_client(model, stream, job)
     assert looks == job.recipe.steps(23)
     for name, tensor in update.theta.items():
         assert not bool(tensor[~kept[name]].any())
@@ -46,9 +54,11 @@ def test_training_never_moves_a_pruned_entry(seed: int, lr: float, momentum: flo
 def test_training_equals_the_written_formula(seed: int) -> None:
     """theta <- theta - gamma v with v <- mu v + grad o m, from theta o m, by torch's own SGD on a masked model."""
     job = job_for(seed, LocalSGD(epochs=2, batch_size=23, lr=0.1, momentum=0.5))
-    model, reference = small_net().eval(), small_net().eval()
+    (model, stream), reference = with_keyed_dropout(small_net()), small_net().eval()
+    model.eval()
     model.train = lambda mode=True: model  # type: ignore[assignment,method-assign] # no dropout, to compare
-    update = train_client(model, F.cross_entropy, job)
+    update = train_client(model, stream, job)
+    data = job.clients.examples_of(0)
     kept = kept_of(job.mask, job.theta)
     with torch.no_grad():
         for name, tensor in reference.named_parameters():
@@ -57,7 +67,7 @@ def test_training_equals_the_written_formula(seed: int) -> None:
     optimiser = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.5)
     for _ in range(2):
         optimiser.zero_grad()
-        F.cross_entropy(reference(job.data.inputs), job.data.labels).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(reference(data.inputs), data.labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     for name, tensor in reference.named_parameters():
         assert torch.allclose(update.theta[name], tensor, rtol=1e-4, atol=1e-6)
@@ -65,5 +75,5 @@ def test_training_equals_the_written_formula(seed: int) -> None:
 
 def test_training_leaves_the_global_generator_alone() -> None:
     before = torch.default_generator.get_state()
-    train_client(small_net(), F.cross_entropy, job_for(0, LocalSGD(epochs=1)))
+    train_client(*with_keyed_dropout(small_net()), job_for(0, LocalSGD(epochs=1)))
     assert torch.equal(before, torch.default_generator.get_state())

@@ -27,10 +27,10 @@ def test_a_round_is_algorithm_1(small_federation: Make) -> None:
     ]
     masks, _ = federation.policy.plan(state.theta, cohort, fc.Round(1, 3), {})
     jobs = [
-        Job(c, state.theta, m, federation.clients.examples_of(c.id), federation.local, fc.Round(1, 3))
+        Job(federation.task, federation.clients, c, state.theta, m, federation.local, fc.Round(1, 3))
         for c, m in zip(cohort, masks, strict=True)
     ]
-    updates = list(Serial().train(federation.task, jobs))
+    updates = list(Serial().train(jobs))
     for name, old in state.theta.items():
         kept = torch.stack([m.get(name, torch.ones_like(old, dtype=torch.bool)) for m in masks])
         values = torch.stack([u.theta[name] for u in updates])
@@ -98,8 +98,8 @@ def test_weighting_by_examples(small_federation: Make) -> None:
     alone = []
     for id in (0, 1):
         client, first = fc.Client(id, 0, fc.Budget()), federation.start().theta
-        job = Job(client, first, {}, clients.examples_of(id), federation.local, fc.Round(1, 0))
-        alone += [update.theta for update in Serial().train(federation.task, [job])]
+        job = Job(federation.task, clients, client, first, {}, federation.local, fc.Round(1, 0))
+        alone += [update.theta for update in Serial().train([job])]
     for name, value in theta.items():
         assert torch.allclose(value, (100 * alone[0][name] + 20 * alone[1][name]) / 120, atol=1e-6)
 

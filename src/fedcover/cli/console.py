@@ -97,6 +97,11 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
+    def note(self, line: str) -> None:
+        """One line above the bars."""
+        if not self._quiet:
+            self._progress.console.print(line)
+
     def follow(self, name: str, rounds: int) -> Callable[[RoundRecord], None]:
         """A callback that moves the bar of one run."""
         task = self._progress.add_task(name, total=rounds, accuracy="–", gamma="–")

@@ -70,6 +70,7 @@ def run(
 def train(settings: Config, where: Path, resume: bool, data: str | None, progress: RunProgress) -> History:
     """Build the federation and play its rounds into a folder, with progress."""
     federation, test = settings.build(data)
+    progress.note(f"engine: {federation.engine}")
     return federation.run(
         settings.rounds,
         evaluate_on=test,

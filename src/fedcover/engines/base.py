@@ -4,14 +4,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from fedcover.aggregate import ClientUpdate
-from fedcover.local import Job, Task
+from fedcover.local import Job
 
 
 class Engine(ABC):
     """Trains a round's jobs. ``Serial`` is the definition; every other engine must agree with it."""
 
     name: str
+    exact: bool = True
+    """Whether its results are those of ``Serial``, bit for bit."""
 
     @abstractmethod
-    def train(self, task: Task, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
-        """One update for each job, in the order of the jobs."""
+    def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
+        """One update for each job, in the order of the jobs; the jobs may be of different federations."""
+
+    def close(self) -> None:  # noqa: B027 - most engines hold nothing
+        """Let go of workers and memory; the engine starts anew if it is used again."""
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

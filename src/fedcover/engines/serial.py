@@ -1,29 +1,35 @@
 """One client after another, in this process, on one thread: the definition of every other engine."""
 
-import copy
 from collections.abc import Iterator, Sequence
 
 from fedcover.aggregate import ClientUpdate
 from fedcover.engines.base import Engine
-from fedcover.errors import ClientError
-from fedcover.local import Job, Task, train_client
+from fedcover.engines.workbench import Workbench, failure
+from fedcover.local import Job
 from fedcover.threads import one_thread
 
 
 class Serial(Engine):
-    """The reference engine."""
+    """The reference engine. With ``shrink`` sub-models are made physically smaller before they are trained."""
 
     name = "serial"
 
-    def train(self, task: Task, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
+    def __init__(self, shrink: bool = False) -> None:
+        self._bench = Workbench(shrink)
+
+    def __repr__(self) -> str:
+        return "serial"
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
         """One client after another."""
-        scratch = copy.deepcopy(task.model)
         for job in jobs:
             try:
                 with one_thread():
-                    update = train_client(scratch, task.loss, job)
+                    update = self._bench.train(job)
             except Exception as error:
-                raise ClientError(
-                    f"client {job.client.id} failed in round {job.this_round.index} while training: {error}"
-                ) from error
+                raise failure(job, str(error)) from error
             yield update
+
+    def close(self) -> None:
+        """Forget the scratch models."""
+        self._bench.clear()

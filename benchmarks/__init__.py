@@ -1,0 +1,1 @@
+"""Speed and memory of fedcover beside its peers; `make bench` runs it all. Not part of the package."""

@@ -1,0 +1,1 @@
+"""Programs that play federated rounds on demand, one process each; see ``benchmarks.player``."""

@@ -1,0 +1,65 @@
+"""fedcover: whole rounds of a Federation (plan, audit, training, aggregation, record) with one of its engines."""
+
+import argparse
+import importlib
+import inspect
+from dataclasses import replace
+
+from benchmarks.player import Player
+from benchmarks.workload import WORKLOADS, Workload
+from fedcover import Federation, LocalSGD, Task, data
+from fedcover.engines.base import Engine
+from fedcover.evaluate import evaluate
+from fedcover.models import build
+
+
+def find_engine(name: str, **options: object) -> Engine:
+    """The engine with this name, given those options that it takes."""
+    module = importlib.import_module(f"fedcover.engines.{name}")
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and getattr(kind, "name", None) == name]
+    wanted = {key: value for key, value in options.items() if value is not None}
+    return kinds[0](**{key: value for key, value in wanted.items() if key in inspect.signature(kinds[0]).parameters})
+
+
+def federation_of(work: Workload, split: data.Split, engine: Engine, **how: object) -> Federation:
+    """The workload as a federation; ``how`` are more of Federation's arguments."""
+    model = build(work.model, tuple(split.train.inputs.shape[1:]), split.train.classes, work.seed)
+    return Federation(
+        Task(model),
+        data.iid(split.train, work.clients, seed=work.seed),
+        local=LocalSGD(work.epochs, work.batch_size, work.lr, work.momentum),
+        cohort=work.cohort,
+        seed=work.seed,
+        engine=engine,
+        **how,
+    )
+
+
+def main() -> None:
+    """Play rounds until stdin ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--engine", default="serial")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--clients", type=int)
+    parser.add_argument("--cohort", type=int)
+    args = parser.parse_args()
+    changes = {key: value for key in ("clients", "cohort") if (value := getattr(args, key)) is not None}
+    work = replace(WORKLOADS[args.workload], **changes)
+    engine = find_engine(args.engine, workers=args.workers)
+    split = data.load(work.data)
+    federation = federation_of(work, split, engine)
+    state = federation.start()
+    player = Player(lambda: evaluate(federation.task.model, federation.task.loss, state.theta, split.test).accuracy)
+    player.ready()
+    try:
+        while player.wait():
+            state, _ = federation.play_round(state)
+            player.done()
+    finally:
+        if hasattr(engine, "close"):
+            engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Contenders side by side: each in a process of its own, rounds in turn, so that a noisy machine disturbs all alike."""
+
+import contextlib
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import processes
+
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = ROOT / ".venv-bench" / "bin" / "python"
+LIMIT = 600.0
+"""Seconds after which a contender that does not answer is given up."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contender: a module under benchmarks.contenders, its arguments, and the interpreter that runs it."""
+
+    label: str
+    module: str
+    arguments: tuple[str, ...]
+    peer: bool = False
+    threads: int | None = None
+    """Intra-op threads, where the contender does not set them itself."""
+
+
+class Contender:
+    """An entry that is running and plays rounds when asked."""
+
+    def __init__(self, entry: Entry, folder: Path) -> None:
+        self.entry, self.log = entry, folder / f"{entry.module}-{len(list(folder.iterdir()))}.log"
+        self.seconds: list[float] = []
+        self.facts: dict[str, Any] = {}
+        self.error = ""
+        began = time.perf_counter()
+        command = [str(PEERS if entry.peer else sys.executable), "-m", f"benchmarks.contenders.{entry.module}"]
+        environment = {**os.environ, **offline(folder)}
+        if entry.threads is not None:
+            environment["OMP_NUM_THREADS"] = str(entry.threads)
+        with self.log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [*command, *entry.arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,
+            )
+        self.facts = self._read()
+        self.startup = time.perf_counter() - began
+
+    def ask(self, command: str) -> dict[str, Any]:
+        """The answer to a command; empty once the contender has failed."""
+        if self.error:
+            return {}
+        with contextlib.suppress(OSError):  # it is dead; reading says why
+            os.write(self._process.stdin.fileno(), f"{command}\n".encode())
+        answer = self._read()
+        if "seconds" in answer:
+            self.seconds.append(answer["seconds"])
+        return answer
+
+    def close(self) -> dict[str, float]:
+        """Its memory; after this, nothing of it runs."""
+        pid = self._process.pid
+        memory = {}
+        if not self.error:
+            memory = {
+                "peak_mb": processes.peak_mb(pid),
+                "peak_mb_main": self.ask("memory").get("peak_kib", 0) / 1024,
+                "proportional_mb": processes.proportional_mb(pid),
+                "processes": len(processes.descend(pid)),
+            }
+        known = {one: processes.started(one) for one in processes.descend(pid)}
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+        if forced := processes.end(known):
+            print(f"{self.entry.label}: {len(forced)} processes had to be ended", flush=True)
+        self._process.wait()
+        return memory
+
+    def _read(self) -> dict[str, Any]:
+        ready, _, _ = select.select([self._process.stdout], [], [], LIMIT)
+        line = self._process.stdout.readline() if ready else b""
+        if line:
+            return json.loads(line)
+        last = [text for text in self.log.read_text(errors="replace").splitlines() if text.strip()][-1:]
+        self.error = last[0][-200:] if last else "it gave no answer"
+        return {}
+
+
+def offline(folder: Path) -> dict[str, str]:
+    """Settings that keep Flower and Ray on this machine, silent and in a folder of ours."""
+    return {
+        "FLWR_HOME": str(folder / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_TMPDIR": str(folder),
+    }
+
+
+@dataclass
+class Result:
+    """What a contender did: seconds of the rounds after the warm-up, and the rest."""
+
+    label: str
+    seconds: list[float] = field(default_factory=list)
+    first_round: float = 0.0
+    startup: float = 0.0
+    accuracy: float | None = None
+    memory: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def median(self) -> float:
+        """The median round."""
+        return statistics.median(self.seconds)
+
+
+def hold(entries: Sequence[Entry], repeats: int, folder: Path, score_after: int = 0) -> list[Result]:
+    """The entries' results over one warm-up round and ``repeats`` more, A B C, B C A, ...; failures say why."""
+    running: list[Contender] = []
+    try:
+        for entry in entries:
+            running.append(Contender(entry, folder))
+            print(f"  {entry.label}: {running[-1].error or f'ready after {running[-1].startup:.1f} s'}", flush=True)
+        accuracy: dict[int, float | None] = {}
+        for turn in range(repeats + 1):
+            shift = turn % len(running)
+            for contender in [*running[shift:], *running[:shift]]:
+                contender.ask("play")
+            if turn + 1 == score_after:
+                accuracy = {id(one): one.ask("score").get("accuracy") for one in running}
+            spent = ", ".join(f"{one.seconds[-1]:.2f}" if one.seconds else "-" for one in running)
+            print(f"  round {turn}: {spent}", flush=True)
+    finally:
+        memory = [one.close() for one in running]
+    return [
+        Result(
+            label=one.entry.label,
+            seconds=one.seconds[1:],
+            first_round=one.seconds[0] if one.seconds else 0.0,
+            startup=one.startup,
+            accuracy=accuracy.get(id(one)),
+            memory=used,
+            facts=one.facts,
+            error=one.error,
+        )
+        for one, used in zip(running, memory, strict=True)
+    ]

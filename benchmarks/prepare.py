@@ -1,0 +1,51 @@
+"""Puts a workload on disk for the peers: fedcover's own data, partition, cohorts and theta_0."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.workload import Prepared, Workload
+from fedcover import data
+from fedcover.clients import sample_ids
+from fedcover.data.table import SOURCES
+from fedcover.errors import InputError
+from fedcover.models import build
+from fedcover.seeding import Round
+
+ROUNDS = 1000
+
+
+def available(name: str) -> bool:
+    """Whether a data set is here or can be fetched."""
+    try:
+        if data.describe(name).where is None:
+            data.get(name, progress=print)
+    except InputError as why:
+        print(why)
+        return False
+    return True
+
+
+def prepare(work: Workload, folder: Path) -> Prepared:
+    """The workload in a folder that peers can read."""
+    split, source = data.load(work.data), SOURCES[work.data]
+    clients = data.iid(split.train, work.clients, seed=work.seed)
+    mean, std = (np.array(values, dtype=np.float32) for values in (source.mean, source.std))
+    scale = torch.tensor(std).view(-1, 1, 1), torch.tensor(mean).view(-1, 1, 1)
+    pixels = (split.train.inputs * scale[0] + scale[1]).mul_(255).round_().to(torch.uint8)
+    model = build(work.model, tuple(split.train.inputs.shape[1:]), split.train.classes, work.seed)
+    prepared = Prepared(folder, work)
+    prepared.write(
+        train_images=split.train.inputs.numpy(),
+        train_labels=split.train.labels.numpy(),
+        train_bytes=pixels.permute(0, 2, 3, 1).squeeze(-1).contiguous().numpy(),
+        test_images=split.test.inputs.numpy(),
+        test_labels=split.test.labels.numpy(),
+        parts=np.stack([clients.indices(i).numpy() for i in range(work.clients)]),
+        cohorts=np.array([sample_ids(work.clients, work.cohort, Round(q, work.seed)) for q in range(1, ROUNDS + 1)]),
+        theta=torch.cat([tensor.detach().flatten() for tensor in model.parameters()]).numpy(),
+        mean=mean,
+        std=std,
+    )
+    return prepared

@@ -1,0 +1,110 @@
+"""The results as Markdown tables."""
+
+from typing import Any
+
+Row = dict[str, Any]
+TITLES = {"mnist": "MNIST, MLP 784-200-10", "cifar10": "CIFAR-10, LeNet"}
+
+
+def to_markdown(found: dict[str, Any]) -> str:
+    """The whole report."""
+    facts = found["machine"]
+    lines = [
+        "# CPU benchmark",
+        "",
+        f"`{found['command']}`: {facts['cores']} cores, {facts['processor']}, {facts['memory_gib']} GiB, "
+        f"Python {facts['python']}; {_versions(found)}. It took {found['minutes']} minutes; the load of the last "
+        f"minute was {found['load_before_and_after'][0]} before it and {found['load_before_and_after'][1]} after it.",
+        "",
+    ]
+    for name, title in TITLES.items():
+        if name in found:
+            lines += _contest(title, found[name])
+    for name, rows in found.get("pruning", {}).items():
+        lines += _pruning(TITLES[name], rows)
+    if "scaling" in found:
+        lines += _scaling(found["scaling"])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _versions(found: dict[str, Any]) -> str:
+    versions = dict(found["machine"]["versions"])
+    for name in TITLES:
+        for row in found.get(name, {}).get("contenders", []):
+            versions |= row.get("versions", {})
+    return ", ".join(f"{package} {number}" for package, number in versions.items())
+
+
+def _contest(title: str, part: dict[str, Any]) -> list[str]:
+    rows: list[Row] = part["contenders"]
+    played = [row for row in rows if "error" not in row]
+    own = min(
+        (row for row in played if row["label"].startswith("fedcover")), key=lambda row: row["median"], default=None
+    )
+    floor = next((row for row in played if row["label"] == "products alone, real shapes"), None)
+    lines = [
+        f"## {title}: one round, {part['steps']:,} SGD steps, {part['gflop']} GFLOP",
+        "",
+        "Rounds in turn, after one warm-up round. Times fedcover: over its fastest engine, by medians and by best "
+        "rounds. Start-up includes what the first round took longer. Memory: each process's own peak, summed; and shared pages "
+        "counted once, at the end.",
+        "",
+        "| | s per round, median (best to worst) | times fedcover | accuracy after 3 rounds | start-up s "
+        "| peak MB, all processes (once) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['label']} | {row['error'][:100]} | | | | |")
+            continue
+        times = f"{row['median'] / own['median']:.2f}, {row['best'] / own['best']:.2f}" if own else ""
+        accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f} %"
+        memory = f"{row['memory']['peak_mb']:.0f} ({row['memory']['proportional_mb']:.0f})"
+        spread = f"{row['median']:.3f} ({row['best']:.3f} to {row['worst']:.3f})"
+        lines.append(f"| {row['label']} | {spread} | {times} | {accuracy} | {row['startup']:.1f} | {memory} |")
+    if own and floor:
+        lines += [
+            "",
+            f"Share of the products' time at real shapes in {own['label']}, by best rounds: "
+            f"{floor['best'] / own['best']:.0%}.",
+        ]
+    return [*lines, ""]
+
+
+def _pruning(title: str, rows: list[Row]) -> list[str]:
+    lines = [
+        f"## {title}: local training of one pruned client",
+        "",
+        "Time over the time at keep 1 of the same row's way of training, by medians (by best).",
+        "",
+        "| | keep | multiply-adds | time | s |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['technique']} {row['way']} | | | not available: {row['error'][:80]} | |")
+        else:
+            time = f"{row['time_ratio']:.2f} ({row['time_ratio_best']:.2f})"
+            lines.append(
+                f"| {row['technique']} {row['way']} | {row['keep']} | {row['macs_ratio']:.2f} | {time} "
+                f"| {row['seconds_median']:.3f} |"
+            )
+    return [*lines, ""]
+
+
+def _scaling(rows: list[Row]) -> list[str]:
+    lines = [
+        "## Cohort and workers: MNIST, 1,000 clients of 60 examples, whole rounds",
+        "",
+        "| cohort | engine | s per round, median (best) | client-steps a second | peak MB |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['cohort']} | {row['label']} | {row['error'][:80]} | | |")
+        else:
+            rate = f"{row['steps'] / row['median']:,.0f}"
+            spread = f"{row['median']:.3f} ({row['best']:.3f})"
+            peak = f"{row['memory']['peak_mb']:.0f}"
+            lines.append(f"| {row['cohort']} | {row['label']} | {spread} | {rate} | {peak} |")
+    return [*lines, ""]

@@ -1,0 +1,29 @@
+"""Which engine, when the user leaves it open."""
+
+import os
+
+import torch
+
+from fedcover.engines.base import Engine
+from fedcover.engines.processes import Processes
+from fedcover.engines.serial import Serial
+from fedcover.engines.vectorized import Vectorized
+from fedcover.errors import InputError
+
+ENGINES = ("auto", "serial", "processes", "vectorized")
+
+
+def choose_engine(name: str, workers: int | None = None, shrink: bool = True, cohort: int = 2) -> Engine:
+    """The engine of this name; ``auto`` takes a GPU, else worker processes, where there is something to share out.
+
+    >>> choose_engine("serial").name
+    'serial'
+    """
+    if name not in ENGINES:
+        raise InputError(f"there is no engine '{name}'; use one of {', '.join(ENGINES)}")
+    if name == "vectorized" or (name == "auto" and torch.cuda.is_available() and cohort > 1):
+        return Vectorized()
+    cores = workers or len(os.sched_getaffinity(0))
+    if name == "serial" or (name == "auto" and min(cores, cohort) == 1):
+        return Serial(shrink)
+    return Processes(min(cores, cohort) if name == "auto" else cores, shrink)

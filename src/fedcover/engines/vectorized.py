@@ -1,0 +1,260 @@
+"""Clients as a batch axis on one device: all of a round's clients take each step together.
+
+Masks are data, batches are gathered on the device, momentum and the masked update are one pass. On
+a GPU a step is captured once as a CUDA graph and replayed. Results agree with ``Serial`` to rounding;
+each client's are the same alone or in company.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedcover.aggregate import ClientUpdate
+from fedcover.dropout import Stream, with_keyed_dropout
+from fedcover.engines.base import Engine
+from fedcover.engines.batches import BatchTable, batch_table
+from fedcover.engines.convolutions import use_matrix_products
+from fedcover.engines.fuse import fused
+from fedcover.local import Job, dropout_key
+from fedcover.params import Params
+
+
+class Vectorized(Engine):
+    """Trains clients as one batch; ``device`` defaults to a GPU where there is one.
+
+    ``most`` bounds how many clients are trained at once; a larger cohort is split.
+    """
+
+    name = "vectorized"
+    exact = False
+
+    def __init__(self, device: str | None = None, compile: bool | None = None, most: int = 4096) -> None:
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._compile = self.device.type == "cuda" if compile is None else compile
+        self._most = most
+        self._data: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._machines: dict[Any, _Machine] = {}
+
+    def __repr__(self) -> str:
+        return f"vectorized on {self.device}"
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
+        """The jobs' updates in their own order; alike jobs are trained together."""
+        groups: dict[Any, list[int]] = {}
+        for number, job in enumerate(jobs):
+            groups.setdefault(_kind(job), []).append(number)
+        done: dict[int, ClientUpdate] = {}
+        for kind, numbers in groups.items():
+            for start in range(0, len(numbers), self._most):
+                chunk = numbers[start : start + self._most]
+                for number, update in zip(chunk, self._train_alike(kind, [jobs[n] for n in chunk]), strict=True):
+                    done[number] = update
+        for number in range(len(jobs)):
+            yield done.pop(number)
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self._data.clear()
+        self._machines.clear()
+
+    def _train_alike(self, kind: Any, jobs: Sequence[Job]) -> list[ClientUpdate]:
+        inputs, labels = self._data_of(jobs[0])
+        table = batch_table(jobs, self.device)
+        masked = tuple(name for name in jobs[0].theta if any(name in job.mask for job in jobs))
+        key = (kind, len(jobs), tuple(table.index.shape), table.full, masked)
+        if key not in self._machines:
+            self._machines.clear()  # one at a time: each holds whole stacks of models
+            self._machines[key] = _Machine(jobs, table, masked, inputs, labels, self.device, self._compile)
+        theta, losses = self._machines[key].run(jobs, table)
+        counts = (table.index >= 0).sum(2) * table.last_epoch
+        means = ((losses * counts).sum(0) / counts.sum(0)).tolist()
+        return [
+            ClientUpdate(
+                job.client.id,
+                {name: stack[i] for name, stack in theta.items()},
+                job.mask,
+                job.clients.size(job.client.id),
+                means[i],
+            )
+            for i, job in enumerate(jobs)
+        ]
+
+    def _data_of(self, job: Job) -> tuple[Tensor, Tensor]:
+        given = job.clients.examples.inputs
+        if id(given) not in self._data:
+            labels = job.clients.examples.labels
+            self._data[id(given)] = (given, given.to(self.device), labels.to(self.device))
+        return self._data[id(given)][1:]
+
+
+def _kind(job: Job) -> Any:
+    """What jobs must share to be trained as one batch."""
+    model = job.task.model
+    shapes = tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in model.named_parameters())
+    return (type(model), repr(model), shapes, job.task.loss, job.recipe, id(job.clients.examples.inputs))
+
+
+@dataclass
+class _Buffers:
+    """What a step reads and writes, in place, so that a captured graph finds it at the same address."""
+
+    theta: Params
+    velocity: Params
+    masks: Params
+    index: Tensor
+    keys: Tensor
+    step: Tensor
+    losses: Tensor
+
+
+class _Machine:
+    """A step for a fixed number of clients, captured once and replayed."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        table: BatchTable,
+        masked: tuple[str, ...],
+        inputs: Tensor,
+        labels: Tensor,
+        device: torch.device,
+        compiled: bool,
+    ) -> None:
+        self._model, self._stream = with_keyed_dropout(jobs[0].task.model)
+        self._model.to(device).train()
+        if device.type == "cuda":
+            use_matrix_products(self._model)
+        self._inputs, self._labels, self._device = inputs, labels, device
+        self._recipe, self._full, loss = jobs[0].recipe, table.full, jobs[0].task.loss
+        n, steps = len(jobs), len(table.index)
+        shapes = dict(self._model.named_parameters())
+
+        def stack(name: str, dtype: torch.dtype | None = None) -> Tensor:
+            return torch.zeros((n, *shapes[name].shape), dtype=dtype or shapes[name].dtype, device=device)
+
+        self._trained = tuple(name for name, p in shapes.items() if p.requires_grad)
+        self._at = _Buffers(
+            {name: stack(name) for name in shapes},
+            {name: stack(name) for name in self._trained},
+            {name: stack(name, torch.bool) for name in masked},
+            torch.zeros_like(table.index),
+            torch.zeros(n, dtype=torch.long, device=device),
+            torch.zeros((), dtype=torch.long, device=device),
+            torch.zeros((steps, n), device=device),
+        )
+        self._update = _update_function(self._model, self._stream, loss, self._recipe, self._trained, self._full)
+        self._graph: Any = None
+        if compiled:
+            self._update = fused(self._update, self._arguments())
+
+    def run(self, jobs: Sequence[Job], table: BatchTable) -> tuple[Params, Tensor]:
+        """Stacks of trained parameters, and the loss of every step and client."""
+        self._load(jobs, table)
+        steps = len(table.index)
+        if self._device.type == "cuda":
+            if self._graph is None:
+                self._capture()
+                self._load(jobs, table)
+            for _ in range(steps):
+                self._graph.replay()
+        else:
+            for _ in range(steps):
+                self._step()
+        return {name: stack.clone() for name, stack in self._at.theta.items()}, self._at.losses.clone()
+
+    def _load(self, jobs: Sequence[Job], table: BatchTable) -> None:
+        at = self._at
+        for name, stack in at.theta.items():
+            sources: dict[int, Tensor] = {}
+            for i, job in enumerate(jobs):
+                if id(job.theta) not in sources:
+                    sources[id(job.theta)] = job.theta[name].to(self._device)
+                stack[i].copy_(sources[id(job.theta)])
+        for name, stack in at.masks.items():
+            moved: dict[int, Tensor] = {}
+            for i, job in enumerate(jobs):
+                if name not in job.mask:
+                    stack[i].fill_(True)
+                    continue
+                if id(job.mask) not in moved:
+                    moved[id(job.mask)] = job.mask[name].to(self._device)
+                stack[i].copy_(moved[id(job.mask)])
+            at.theta[name].mul_(stack)
+        for velocity in at.velocity.values():
+            velocity.zero_()
+        at.index.copy_(table.index)
+        at.keys.copy_(torch.tensor([dropout_key(job) for job in jobs]))
+        at.step.zero_()
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """What the update needs for the present step, its batch gathered on the device."""
+        at = self._at
+        index = at.index.index_select(0, at.step.view(1)).squeeze(0)
+        flat = index.clamp_min(0).view(-1)
+        x = self._inputs.index_select(0, flat).view(*index.shape, *self._inputs.shape[1:])
+        y = self._labels.index_select(0, flat).view(index.shape)
+        return at.theta, at.velocity, at.masks, x, y, index >= 0, at.keys, at.step
+
+    def _step(self) -> None:
+        at = self._at
+        losses = self._update(*self._arguments())
+        at.losses.index_copy_(0, at.step.view(1), losses.unsqueeze(0).to(at.losses.dtype))
+        at.step.add_(1)
+
+    def _capture(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._step()
+
+
+def _update_function(
+    model: nn.Module,
+    stream: Stream,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    recipe: Any,
+    trained: tuple[str, ...],
+    full: bool,
+) -> Callable[..., Tensor]:
+    """One step of all clients: gradients, momentum and the masked update, in place; gives each client's loss."""
+
+    def client_loss(
+        parameters: Params, fixed: Params, x: Tensor, y: Tensor, real: Tensor, key: Tensor, step: Tensor
+    ) -> Tensor:
+        stream.key, stream.step = key, step
+        scores = functional_call(model, {**fixed, **parameters}, (x,))
+        if full:
+            return loss(scores, y)
+        each = vmap(lambda score, label: loss(score.unsqueeze(0), label.unsqueeze(0)))(scores, y)
+        mean: Tensor = (each * real).sum() / real.sum().clamp_min(1)
+        return mean
+
+    gradients = vmap(grad_and_value(client_loss), in_dims=(0, 0, 0, 0, 0, 0, None), randomness="different")
+
+    def update(
+        theta: Params, velocity: Params, masks: Params, x: Tensor, y: Tensor, real: Tensor, keys: Tensor, step: Tensor
+    ) -> Tensor:
+        parameters = {name: theta[name] for name in trained}
+        fixed = {name: stack for name, stack in theta.items() if name not in parameters}
+        losses: Tensor
+        grads, losses = gradients(parameters, fixed, x, y, real, keys, step)
+        active = real.any(1)
+        for name in trained:
+            grad = torch.where(masks[name], grads[name], 0.0) if name in masks else grads[name]
+            velocity[name].mul_(recipe.momentum).add_(grad)
+            change = velocity[name] * recipe.lr
+            if not full:  # a client whose steps are over stands still
+                change = change * active.view(-1, *[1] * (change.ndim - 1))
+            theta[name].sub_(change)
+        return losses
+
+    return update
