@@ -39,6 +39,7 @@ class Contender:
     def __init__(self, entry: Entry, folder: Path) -> None:
         self.entry, self.log = entry, folder / f"{entry.module}-{len(list(folder.iterdir()))}.log"
         self.seconds: list[float] = []
+        self.cpu: list[float] = []
         self.facts: dict[str, Any] = {}
         self.error = ""
         began = time.perf_counter()
@@ -65,10 +66,14 @@ class Contender:
             return {}
         with contextlib.suppress(OSError):  # it is dead; reading says why
             os.write(self._process.stdin.fileno(), f"{command}\n".encode())
-        answer = self._read()
-        if "seconds" in answer:
+        return self._read()
+
+    def play(self) -> None:
+        """Play one round; note its seconds, by the contender's own clock, and its processor time."""
+        before = processes.cpu_seconds(self._process.pid)
+        if "seconds" in (answer := self.ask("play")):
             self.seconds.append(answer["seconds"])
-        return answer
+            self.cpu.append(processes.cpu_seconds(self._process.pid) - before)
 
     def close(self) -> dict[str, float]:
         """Its memory; after this, nothing of it runs."""
@@ -118,10 +123,12 @@ def offline(folder: Path) -> dict[str, str]:
 
 @dataclass
 class Result:
-    """What a contender did: seconds of the rounds after the warm-up, and the rest."""
+    """What a contender did in the rounds after the warm-up."""
 
     label: str
     seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """Processor time of those rounds, all processes."""
     first_round: float = 0.0
     startup: float = 0.0
     accuracy: float | None = None
@@ -146,7 +153,7 @@ def hold(entries: Sequence[Entry], repeats: int, folder: Path, score_after: int 
         for turn in range(repeats + 1):
             shift = turn % len(running)
             for contender in [*running[shift:], *running[:shift]]:
-                contender.ask("play")
+                contender.play()
             if turn + 1 == score_after:
                 accuracy = {id(one): one.ask("score").get("accuracy") for one in running}
             spent = ", ".join(f"{one.seconds[-1]:.2f}" if one.seconds else "-" for one in running)
@@ -157,6 +164,7 @@ def hold(entries: Sequence[Entry], repeats: int, folder: Path, score_after: int 
         Result(
             label=one.entry.label,
             seconds=one.seconds[1:],
+            cpu=one.cpu[1:],
             first_round=one.seconds[0] if one.seconds else 0.0,
             startup=one.startup,
             accuracy=accuracy.get(id(one)),

@@ -1,5 +1,6 @@
 """A process with all its descendants: their memory, and their end."""
 
+import contextlib
 import os
 import signal
 import time
@@ -27,6 +28,15 @@ def peak_mb(pid: int) -> float:
 def proportional_mb(pid: int) -> float:
     """Resident memory now, pages that processes share counted once."""
     return sum(_field(one, "smaps_rollup", "Pss:") for one in descend(pid)) / 1024
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process and its descendants have used, in ticks of 10 ms."""
+    total = 0
+    for one in descend(pid):
+        with contextlib.suppress(OSError):
+            total += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def started(pid: int) -> str:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import statistics
 import sys
 import tempfile
 import time
@@ -53,7 +54,7 @@ def entries_of(work: Workload, folder: Path) -> list[Entry]:
 
 
 def scaling(work: Workload, cohorts: dict[int, int], folder: Path) -> list[dict[str, Any]]:
-    """Client-steps a second by cohort, engine and workers; 1,000 clients of 60 examples each. ``cohorts`` has timed rounds."""
+    """Rounds by cohort, engine and workers, of 1,000 clients with 60 examples; ``cohorts`` has the timed rounds of each."""
     rows = []
     for cohort, repeats in cohorts.items():
         entries = [
@@ -79,6 +80,7 @@ def facts(result: Result) -> dict[str, Any]:
         "best": round(min(result.seconds), 4),
         "worst": round(max(result.seconds), 4),
         "seconds": [round(s, 4) for s in result.seconds],
+        "cpu_median": round(statistics.median(result.cpu), 2),
         "startup": round(result.startup + max(0.0, result.first_round - result.median), 2),
         "accuracy": result.accuracy,
         "memory": {name: round(value, 1) for name, value in result.memory.items()},

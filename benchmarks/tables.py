@@ -46,22 +46,25 @@ def _contest(title: str, part: dict[str, Any]) -> list[str]:
         f"## {title}: one round, {part['steps']:,} SGD steps, {part['gflop']} GFLOP",
         "",
         "Rounds in turn, after one warm-up round. Times fedcover: over its fastest engine, by medians and by best "
-        "rounds. Start-up includes what the first round took longer. Memory: each process's own peak, summed; and shared pages "
-        "counted once, at the end.",
+        "rounds. CPU: processor time of all processes, which other work on the machine disturbs less. Start-up "
+        "includes what the first round took longer. Memory: each process's own peak, summed; in brackets pages that "
+        "processes share counted once, at the end.",
         "",
-        "| | s per round, median (best to worst) | times fedcover | accuracy after 3 rounds | start-up s "
+        "| | s per round, median (best to worst) | times fedcover | CPU s | accuracy after 3 rounds | start-up s "
         "| peak MB, all processes (once) |",
-        "|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['label']} | {row['error'][:100]} | | | | |")
+            lines.append(f"| {row['label']} | {row['error'][:100]} | | | | | |")
             continue
         times = f"{row['median'] / own['median']:.2f}, {row['best'] / own['best']:.2f}" if own else ""
         accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f} %"
         memory = f"{row['memory']['peak_mb']:.0f} ({row['memory']['proportional_mb']:.0f})"
         spread = f"{row['median']:.3f} ({row['best']:.3f} to {row['worst']:.3f})"
-        lines.append(f"| {row['label']} | {spread} | {times} | {accuracy} | {row['startup']:.1f} | {memory} |")
+        lines.append(
+            f"| {row['label']} | {spread} | {times} | {row['cpu_median']:.2f} | {accuracy} | {row['startup']:.1f} | {memory} |"
+        )
     if own and floor:
         lines += [
             "",

@@ -280,9 +280,14 @@ def test_dropout_drops_as_often_as_it_should() -> None:
     assert torch.equal(net.eval()(x), x)
 
 
-@pytest.mark.parametrize(
-    "engine", [Serial, lambda: Processes(2), lambda: Vectorized("cpu")], ids=["serial", "processes", "vectorized"]
-)
+ENGINES: dict[str, Callable[[], fc.Engine]] = {
+    "serial": Serial,
+    "processes": lambda: Processes(2),
+    "vectorized": lambda: Vectorized("cpu"),
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
 def test_federations_in_lockstep_are_the_same_as_alone(name: str, tmp_path: Path) -> None:
     engine = ENGINES[name]
     rows = [("mlp", "WP"), ("mlp", "NP"), ("residual", "full"), ("mlp", "PT")]
