@@ -54,7 +54,7 @@ def entries_of(work: Workload, folder: Path) -> list[Entry]:
 
 
 def scaling(work: Workload, cohorts: dict[int, int], folder: Path) -> list[dict[str, Any]]:
-    """Rounds by cohort, engine and workers, of 1,000 clients with 60 examples; ``cohorts`` has the timed rounds of each."""
+    """Rounds by cohort, engine and workers; 1,000 clients of 60 examples. ``cohorts``: how many rounds are timed."""
     rows = []
     for cohort, repeats in cohorts.items():
         entries = [

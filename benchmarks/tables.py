@@ -62,9 +62,8 @@ def _contest(title: str, part: dict[str, Any]) -> list[str]:
         accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f} %"
         memory = f"{row['memory']['peak_mb']:.0f} ({row['memory']['proportional_mb']:.0f})"
         spread = f"{row['median']:.3f} ({row['best']:.3f} to {row['worst']:.3f})"
-        lines.append(
-            f"| {row['label']} | {spread} | {times} | {row['cpu_median']:.2f} | {accuracy} | {row['startup']:.1f} | {memory} |"
-        )
+        used = f"{row['cpu_median']:.2f} | {accuracy} | {row['startup']:.1f} | {memory}"
+        lines.append(f"| {row['label']} | {spread} | {times} | {used} |")
     if own and floor:
         lines += [
             "",

@@ -149,7 +149,7 @@ class _Machine:
         self._update = _update_function(self._model, self._stream, loss, self._recipe, self._trained, self._full)
         self._graph: Any = None
         if compiled:
-            self._update = fused(self._update, self._arguments())
+            self._update = fused(self._update, self._arguments(), kernels=device.type == "cuda")
 
     def run(self, jobs: Sequence[Job], table: BatchTable) -> tuple[Params, Tensor]:
         """Stacks of trained parameters, and the loss of every step and client."""
@@ -168,21 +168,13 @@ class _Machine:
 
     def _load(self, jobs: Sequence[Job], table: BatchTable) -> None:
         at = self._at
+        thetas, theta_of = _once([job.theta for job in jobs])
         for name, stack in at.theta.items():
-            sources: dict[int, Tensor] = {}
-            for i, job in enumerate(jobs):
-                if id(job.theta) not in sources:
-                    sources[id(job.theta)] = job.theta[name].to(self._device)
-                stack[i].copy_(sources[id(job.theta)])
+            _deal([theta[name] for theta in thetas], theta_of, stack)
+        masks, mask_of = _once([job.mask for job in jobs])
         for name, stack in at.masks.items():
-            moved: dict[int, Tensor] = {}
-            for i, job in enumerate(jobs):
-                if name not in job.mask:
-                    stack[i].fill_(True)
-                    continue
-                if id(job.mask) not in moved:
-                    moved[id(job.mask)] = job.mask[name].to(self._device)
-                stack[i].copy_(moved[id(job.mask)])
+            whole = torch.ones(stack.shape[1:], dtype=torch.bool)
+            _deal([mask.get(name, whole) for mask in masks], mask_of, stack)
             at.theta[name].mul_(stack)
         for velocity in at.velocity.values():
             velocity.zero_()
@@ -217,6 +209,21 @@ class _Machine:
             self._step()
 
 
+def _once(things: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Each object once, and for every place the number of the object that stands there."""
+    numbers: dict[int, int] = {}
+    for thing in things:
+        numbers.setdefault(id(thing), len(numbers))
+    first = {numbers[id(thing)]: thing for thing in reversed(things)}
+    return [first[n] for n in range(len(numbers))], [numbers[id(thing)] for thing in things]
+
+
+def _deal(tensors: Sequence[Tensor], number_of: Sequence[int], stack: Tensor) -> None:
+    """Fill a stack, on its device, with one of the tensors at each place."""
+    moved = torch.stack([tensor.to(stack.device) for tensor in tensors])
+    torch.index_select(moved, 0, torch.tensor(number_of, device=stack.device), out=stack)
+
+
 def _update_function(
     model: nn.Module,
     stream: Stream,
@@ -247,14 +254,11 @@ def _update_function(
         fixed = {name: stack for name, stack in theta.items() if name not in parameters}
         losses: Tensor
         grads, losses = gradients(parameters, fixed, x, y, real, keys, step)
-        active = real.any(1)
+        scale = real.any(1) * recipe.lr  # a client whose steps are over stands still
         for name in trained:
             grad = torch.where(masks[name], grads[name], 0.0) if name in masks else grads[name]
-            velocity[name].mul_(recipe.momentum).add_(grad)
-            change = velocity[name] * recipe.lr
-            if not full:  # a client whose steps are over stands still
-                change = change * active.view(-1, *[1] * (change.ndim - 1))
-            theta[name].sub_(change)
+            v = velocity[name].mul_(recipe.momentum).add_(grad)
+            theta[name].sub_(v * scale.to(v.dtype).view(-1, *[1] * (v.ndim - 1)))
         return losses
 
     return update
