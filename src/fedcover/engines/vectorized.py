@@ -126,7 +126,7 @@ class _Machine:
     ) -> None:
         self._model, self._stream = with_keyed_dropout(jobs[0].task.model)
         self._model.to(device).train()
-        if device.type == "cuda":
+        if compiled and device.type == "cuda":  # uncompiled, unfolding costs more than it saves
             use_matrix_products(self._model)
         self._inputs, self._labels, self._device = inputs, labels, device
         self._recipe, self._full, loss = jobs[0].recipe, table.full, jobs[0].task.loss
