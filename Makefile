@@ -12,8 +12,8 @@ test: setup check
 	$(BIN)/pytest
 
 check: setup
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
 
 setup: $(VENV)/.ready

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import select
 import statistics
@@ -142,8 +143,13 @@ class Result:
         return statistics.median(self.seconds)
 
 
-def hold(entries: Sequence[Entry], repeats: int, folder: Path, score_after: int = 0) -> list[Result]:
-    """The entries' results over one warm-up round and ``repeats`` more, A B C, B C A, ...; failures say why."""
+def hold(
+    entries: Sequence[Entry], repeats: int, folder: Path, score_after: int = 0, longest: float = math.inf
+) -> list[Result]:
+    """The entries' results over one warm-up round and ``repeats`` more, A B C, B C A, ...; failures say why.
+
+    Who needs more than ``longest`` seconds for a round is left out from then on.
+    """
     running: list[Contender] = []
     try:
         for entry in entries:
@@ -154,6 +160,8 @@ def hold(entries: Sequence[Entry], repeats: int, folder: Path, score_after: int 
             shift = turn % len(running)
             for contender in [*running[shift:], *running[:shift]]:
                 contender.play()
+                if not contender.error and contender.seconds[-1] > longest:
+                    contender.error = f"a round took {contender.seconds[-1]:.0f} s; the machine is too busy for it"
             if turn + 1 == score_after:
                 accuracy = {id(one): one.ask("score").get("accuracy") for one in running}
             spent = ", ".join(f"{one.seconds[-1]:.2f}" if one.seconds else "-" for one in running)

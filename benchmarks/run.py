@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import statistics
 import sys
 import tempfile
@@ -21,6 +22,9 @@ from benchmarks.workload import WORKLOADS, Workload
 CORES = len(os.sched_getaffinity(0))
 SCORED = 3
 """The round after which accuracies are compared."""
+
+LONGEST = 60.0
+"""Seconds of a round after which a contender is left out: several threads on a busy machine can take minutes."""
 
 USES = {"a": ("mnist",), "b": ("cifar10",), "c": ("mnist", "cifar10"), "d": ("mnist",)}
 """The data sets of each part."""
@@ -105,6 +109,7 @@ def main() -> None:
     parser.add_argument("--parts", default="", help="letters of the parts to run, such as ac; default: all of abcd")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="where results go")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contenders are ended then, too
     repeats = args.repeats or (2 if args.quick else 9)
     parts = set(args.parts or ("acd" if args.quick else "abcd"))
     began, before = time.time(), machine.load()
@@ -121,7 +126,7 @@ def main() -> None:
                 print(f"({part}) {name}", flush=True)
                 work = WORKLOADS[name]
                 prepare(work, folder / name)
-                results = hold(entries_of(work, folder / name, args.quick), times, folder, SCORED)
+                results = hold(entries_of(work, folder / name, args.quick), times, folder, SCORED, LONGEST)
                 gflop = round(floor.flops(work) / 1e9, 2)
                 found[name] = {"steps": work.steps, "gflop": gflop, "contenders": [facts(one) for one in results]}
         if "c" in parts:

@@ -64,6 +64,15 @@ def test_one_engine_serves_several_federations_in_turn() -> None:
             assert federation(engine, policy).run(2) == federation(Serial(), policy).run(2)
 
 
+def test_workers_stay_from_round_to_round() -> None:
+    pids: list[set[int]] = []
+    with Processes(2) as engine:
+        federation(engine).run(3, on_round=lambda record: pids.append({c.pid or 0 for c in children()}))
+    assert len(pids[0]) == 2
+    assert pids[0] == pids[1] == pids[2]
+    assert not children()
+
+
 def children() -> list[multiprocessing.process.BaseProcess]:
     return multiprocessing.active_children()
 

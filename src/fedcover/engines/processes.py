@@ -51,8 +51,9 @@ class Processes(Engine):
             self._pool = _Pool(jobs, self.workers, self._shrink)
         done = False
         try:
-            yield from self._pool.train(jobs)
-            done = True
+            for number, update in enumerate(self._pool.train(jobs), start=1):
+                done = number == len(jobs)  # known before the last is handed over: readers count, and may stop there
+                yield update
         finally:
             if not done:  # an error, or a reader who left: workers may be in the middle of something
                 self.close()
