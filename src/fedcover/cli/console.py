@@ -97,16 +97,14 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def note(self, line: str) -> None:
-        """One line above the bars."""
-        if not self._quiet:
-            self._progress.console.print(line)
-
-    def follow(self, name: str, rounds: int) -> Callable[[RoundRecord], None]:
-        """A callback that moves the bar of one run."""
+    def follow(self, name: str, rounds: int, note: str = "") -> Callable[[RoundRecord], None]:
+        """A callback that moves the bar of one run; the note is printed once it is under way."""
         task = self._progress.add_task(name, total=rounds, accuracy="–", gamma="–")
+        notes = [] if self._quiet or not note else [note]
 
         def on_round(record: RoundRecord) -> None:
+            while notes:
+                self._progress.console.print(notes.pop())
             accuracy = f"{record.accuracy:.2%}" if record.accuracy is not None else "–"
             self._progress.update(task, completed=record.round, accuracy=accuracy, gamma=str(record.gamma_min))
             if not self._live and not self._quiet:

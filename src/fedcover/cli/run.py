@@ -70,7 +70,6 @@ def run(
 def train(settings: Config, where: Path, resume: bool, data: str | None, progress: RunProgress) -> History:
     """Build the federation and play its rounds into a folder, with progress."""
     federation, test = settings.build(data)
-    progress.note(f"engine: {federation.engine}")
     return federation.run(
         settings.rounds,
         evaluate_on=test,
@@ -80,7 +79,7 @@ def train(settings: Config, where: Path, resume: bool, data: str | None, progres
         resume=resume,
         checkpoint_every=settings.checkpoint_every,
         settings=settings.settings(),
-        on_round=progress.follow(settings.title, settings.rounds),
+        on_round=progress.follow(settings.title, settings.rounds, f"engine: {federation.engine}"),
     )
 
 
