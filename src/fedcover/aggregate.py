@@ -16,6 +16,12 @@ from fedcover.params import Mask, Params
 WEIGHTINGS = ("uniform", "examples")
 
 
+def check_weighting(weighting: str) -> None:
+    """Nothing, or an error that names the ways in which a region's clients can be weighted."""
+    if weighting not in WEIGHTINGS:
+        raise InputError(f"weighting must be one of {', '.join(WEIGHTINGS)}; got '{weighting}'")
+
+
 @dataclass(frozen=True)
 class ClientUpdate:
     """What a client sends back: its trained values, of which only those inside its mask count."""
@@ -39,8 +45,7 @@ class RegionSum:
     """
 
     def __init__(self, theta: Params, weighting: str = "uniform") -> None:
-        if weighting not in WEIGHTINGS:
-            raise InputError(f"weighting must be one of {', '.join(WEIGHTINGS)}; got '{weighting}'")
+        check_weighting(weighting)
         self._theta = theta
         self._by_examples = weighting == "examples"
         self._sum: dict[str, Tensor] = {k: torch.zeros_like(t, dtype=torch.float64) for k, t in theta.items()}

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcover.aggregate import WEIGHTINGS, ClientUpdate, RegionSum
+from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
 from fedcover.budgets import Budget, Budgets
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, sample_ids
@@ -58,8 +58,7 @@ class Federation:
     ) -> None:
         self.task, self.clients, self.cohort, self.seed = task, clients, cohort, seed
         self.local, self.engine, self.weighting = local or LocalSGD(), engine or Serial(), weighting
-        if weighting not in WEIGHTINGS:
-            raise InputError(f"weighting must be one of {', '.join(WEIGHTINGS)}; got '{weighting}'")
+        check_weighting(weighting)
         check_whole("cohort", cohort, 1)
         if cohort > len(clients):
             raise InputError(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedcover.cli.console import RunProgress, err, friendly, out, say, show_comparison
-from fedcover.cli.run import DataOption, train
+from fedcover.cli.run import DataOption, train, unused
 from fedcover.config import Config, check_config
 from fedcover.data import get
 from fedcover.errors import InputError
@@ -31,7 +31,7 @@ def demo(
 
     begun = time.perf_counter()
     name = _data_set(data)
-    where = _fresh(out_dir)
+    where = unused(out_dir)
     with RunProgress() as bar:
         for title, policy, code in RUNS:
             train(_settings(title, policy, code, name, rounds), where / title.strip("*"), False, data, bar)
@@ -65,12 +65,3 @@ def _settings(title: str, policy: str, code: str, name: str, rounds: int) -> Con
             "data": {"name": name, **few},
         }
     )
-
-
-def _fresh(folder: Path) -> Path:
-    """The folder, or one with a number behind it if a demo has been there."""
-    path, number = folder, 2
-    while path.exists():
-        path = folder.with_name(f"{folder.name}-{number}")
-        number += 1
-    return path

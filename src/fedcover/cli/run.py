@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import RunProgress, err, friendly, out, say
-from fedcover.config import Config, check_config, read_config
+from fedcover.cli.console import RunProgress, friendly, out, say
+from fedcover.config import Config, read_config
 from fedcover.errors import InputError
 from fedcover.history import History
 from fedcover.runfolder import read_settings
@@ -48,7 +48,7 @@ def run(
         settings = _resumed(out_dir, changes)
     else:
         settings = read_config(config, changes)
-    where = out_dir or new_folder(settings.title)
+    where = out_dir or unused(Path("runs") / settings.title)
     with RunProgress(quiet or as_json) as progress:
         history = train(settings, where, resume, data, progress)
     summary = json.loads((where / "summary.json").read_text())
@@ -83,20 +83,16 @@ def train(settings: Config, where: Path, resume: bool, data: str | None, progres
     )
 
 
-def new_folder(title: str) -> Path:
-    """A folder under runs/ that does not exist yet."""
-    path, number = Path("runs") / title, 2
-    while path.exists():
-        path = Path("runs") / f"{title}-{number}"
+def unused(path: Path) -> Path:
+    """The path, or the same with a number behind it if something is there already."""
+    free, number = path, 2
+    while free.exists():
+        free = path.with_name(f"{path.name}-{number}")
         number += 1
-    return path
+    return free
 
 
 def _resumed(folder: Path, changes: list[str]) -> Config:
-    raw = read_settings(folder)
-    config = check_config(raw)
-    if not changes:
-        return config
-    if any(change.split("=")[0].strip() not in ("rounds", "name") for change in changes):
-        err.print("note: a resumed run keeps its settings; only rounds and name may change")
+    """The settings of the run in a folder, changed; what may not change the folder itself refuses."""
+    read_settings(folder)  # a sentence of its own for what is no run folder
     return read_config(folder / "config.toml", changes)
