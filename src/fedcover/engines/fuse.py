@@ -1,7 +1,7 @@
 """A step as one fused program: traced to plain operations, then compiled.
 
 Tracing first takes the Python objects out (a dropout layer's stream, the dicts of parameters), which
-the compiler could not follow through vmap. On a GPU the two products that dominate a small-batch step
+the compiler could not follow through vmap. On a GPU the products that dominate a small-batch step
 are then given to kernels of our own (``kernels.py``).
 """
 
@@ -59,24 +59,26 @@ def use_kernels(module: fx.GraphModule) -> int:
 
     ours = torch.ops.fedcover
     graph, done = module.graph, 0
-    nodes: list[Any] = list(graph.nodes)
-    for node in nodes:
-        if node.op != "call_function":
-            continue
-        if node.target is aten.bmm.default:
-            weight, flipped = _resolve(node.args[1])
-            if flipped and weight.op == "placeholder" and _worth(weight, batch=node.meta["val"].shape[1]):
-                with graph.inserting_before(node):
-                    new = graph.call_function(ours.forward_product.default, (node.args[0], weight))
-                new.meta = dict(node.meta)
-                node.replace_all_uses_with(new)
-                graph.erase_node(node)
-                done += 1
-        elif node.target is aten.sub_.Tensor:
-            done += _use_rank_step(graph, node, ours.rank_step.default)
+    for node in _calls(graph, aten.sub_.Tensor):
+        done += _use_rank_step(graph, node, ours.rank_step.default)
+    graph.eliminate_dead_code()  # the gradients that nothing reads any more
+    for node in _calls(graph, aten.bmm.default):
+        weight, flipped = _resolve(node.args[1])
+        if weight.op == "placeholder" and _worth(weight, batch=node.meta["val"].shape[1]):
+            product = ours.forward_product if flipped else ours.backward_product
+            with graph.inserting_before(node):
+                new = graph.call_function(product.default, (node.args[0], weight))
+            new.meta = dict(node.meta)
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+            done += 1
     graph.eliminate_dead_code()
     module.recompile()
     return done
+
+
+def _calls(graph: fx.Graph, target: Any) -> list[Any]:
+    return [node for node in graph.nodes if node.op == "call_function" and node.target is target]
 
 
 def _use_rank_step(graph: fx.Graph, sub: Any, rank_step: Any) -> int:

@@ -1,9 +1,9 @@
-"""Triton kernels for the two products that decide a small-batch step: each reads every weight once.
+"""Triton kernels for the products that decide a small-batch step: each reads every weight once.
 
 For a linear layer with n clients, batch b, weights (n, out, in):
-``forward_product`` is x W^T; ``rank_step`` forms the gradient d^T x a tile at a time, in registers,
-and applies mask, momentum and step to that tile, so the gradient never touches memory. Products run
-on tensor cores in three tf32 parts, which keeps float32's accuracy.
+``forward_product`` is x W^T, ``backward_product`` d W; ``rank_step`` forms the gradient d^T x a tile at
+a time, in registers, and applies mask, momentum and step to that tile, so the gradient never touches
+memory. Products run on tensor cores in three tf32 parts, which keeps float32's accuracy.
 """
 
 import torch
@@ -13,7 +13,10 @@ from torch import Tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _forward(x, w, out, batch, rows, columns, BATCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _product(  # type: ignore[no-untyped-def]
+    x, w, out, batch, rows, columns, row_step, column_step,
+    BATCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     b = tl.arange(0, BATCH)
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -21,7 +24,7 @@ def _forward(x, w, out, batch, rows, columns, BATCH: tl.constexpr, ROWS: tl.cons
     for start in range(0, columns, COLUMNS):
         c = start + tl.arange(0, COLUMNS)
         at_x = client * batch * columns + b[:, None] * columns + c[None, :]
-        at_w = client * rows * columns + r[:, None] * columns + c[None, :]
+        at_w = client * rows * columns + r[:, None] * row_step + c[None, :] * column_step
         tile_x = tl.load(x + at_x, mask=(b[:, None] < batch) & (c[None, :] < columns), other=0.0)
         tile_w = tl.load(w + at_w, mask=(r[:, None] < rows) & (c[None, :] < columns), other=0.0)
         total += tl.dot(tile_x, tl.trans(tile_w), input_precision="tf32x3")
@@ -53,21 +56,39 @@ def _rank(  # type: ignore[no-untyped-def]
     tl.store(theta + at, w - v * tl.load(scale + client), mask=inside)
 
 
+def _multiply(x: Tensor, weight: Tensor, flipped: bool) -> Tensor:
+    x, weight = x.contiguous(), weight.contiguous()
+    n, batch, columns = x.shape
+    rows = weight.shape[1 if flipped else 2]
+    steps = (columns, 1) if flipped else (1, rows)
+    out = torch.empty(n, batch, rows, device=x.device, dtype=x.dtype)
+    side = max(16, triton.next_power_of_2(batch))
+    _product[(triton.cdiv(rows, 32), n)](
+        x, weight, out, batch, rows, columns, *steps, side, 32, 32, num_warps=1, num_stages=2
+    )
+    return out
+
+
 @torch.library.custom_op("fedcover::forward_product", mutates_args=())
 def forward_product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T for each client: (n, batch, in) and (n, out, in) give (n, batch, out)."""
-    x, weight = x.contiguous(), weight.contiguous()
-    n, batch, columns = x.shape
-    rows = weight.shape[1]
-    out = torch.empty(n, batch, rows, device=x.device, dtype=x.dtype)
-    side = max(16, triton.next_power_of_2(batch))
-    _forward[(triton.cdiv(rows, 32), n)](x, weight, out, batch, rows, columns, side, 32, 32, num_warps=1, num_stages=2)
-    return out
+    return _multiply(x, weight, flipped=True)
 
 
 @forward_product.register_fake
 def _(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1], weight.shape[1])
+
+
+@torch.library.custom_op("fedcover::backward_product", mutates_args=())
+def backward_product(d: Tensor, weight: Tensor) -> Tensor:
+    """d W for each client: (n, batch, out) and (n, out, in) give (n, batch, in)."""
+    return _multiply(d, weight, flipped=False)
+
+
+@backward_product.register_fake
+def _(d: Tensor, weight: Tensor) -> Tensor:
+    return d.new_empty(d.shape[0], d.shape[1], weight.shape[2])
 
 
 @torch.library.custom_op("fedcover::rank_step", mutates_args=("theta", "velocity"))

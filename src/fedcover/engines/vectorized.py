@@ -17,7 +17,7 @@ from fedcover.aggregate import ClientUpdate
 from fedcover.dropout import Stream, with_keyed_dropout
 from fedcover.engines.base import Engine
 from fedcover.engines.batches import BatchTable, batch_table
-from fedcover.engines.convolutions import use_matrix_products
+from fedcover.engines.convolutions import use_stacked_convolutions
 from fedcover.engines.fuse import fused
 from fedcover.local import Job, dropout_key
 from fedcover.params import Params
@@ -127,7 +127,7 @@ class _Machine:
         self._model, self._stream = with_keyed_dropout(jobs[0].task.model)
         self._model.to(device).train()
         if compiled and device.type == "cuda":  # uncompiled, unfolding costs more than it saves
-            use_matrix_products(self._model)
+            use_stacked_convolutions(self._model)
         self._inputs, self._labels, self._device = inputs, labels, device
         self._recipe, self._full, loss = jobs[0].recipe, table.full, jobs[0].task.loss
         n, steps = len(jobs), len(table.index)

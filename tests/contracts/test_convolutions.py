@@ -1,0 +1,115 @@
+"""Convolutions for many clients at once against ``nn.Conv2d``, client by client, in double precision.
+
+Without a GPU the operations are played by torch's own, so that what surrounds the kernels is tested everywhere.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedcover.engines import convolutions
+from fedcover.engines.convolutions import DirectConv2d, MatmulConv2d, use_stacked_convolutions
+from tests.contracts.test_engines import DEVICES
+
+
+@convolutions.convolution.register_kernel("cpu")
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[int]) -> Tensor:
+    how = tuple(how)
+    biases = [None] * len(x) if bias is None else list(bias)
+    return torch.stack(
+        [F.conv2d(a, w, b, how[:2], how[2:4], how[4:]) for a, w, b in zip(x, weight, biases, strict=True)]
+    )
+
+
+@convolutions.weight_gradient.register_kernel("cpu")
+def _(d: Tensor, x: Tensor, kernel: Sequence[int], how: Sequence[int]) -> Tensor:
+    shape, how = (d.shape[2], x.shape[2], *kernel), tuple(how)
+    found = [
+        torch.nn.grad.conv2d_weight(a, shape, b, how[:2], how[2:4], how[4:]).flatten(1)
+        for a, b in zip(x, d, strict=True)
+    ]
+    return torch.cat([torch.stack(found), d.sum((1, 3, 4)).unsqueeze(-1)], -1)
+
+
+@convolutions.input_gradient.register_kernel("cpu")
+def _(d: Tensor, weight: Tensor, size: Sequence[int], how: Sequence[int]) -> Tensor:
+    shape, how = (d.shape[1], weight.shape[2], *size), tuple(how)
+    return torch.stack(
+        [torch.nn.grad.conv2d_input(shape, w, b, how[:2], how[2:4], how[4:]) for w, b in zip(weight, d, strict=True)]
+    )
+
+
+CASES: dict[str, tuple[nn.Conv2d, tuple[int, int]]] = {
+    "LeNet's first": (nn.Conv2d(3, 6, 5), (32, 32)),
+    "LeNet's second": (nn.Conv2d(6, 16, 5), (14, 14)),
+    "padded": (nn.Conv2d(1, 6, 3, padding=1), (6, 6)),
+    "no bias": (nn.Conv2d(2, 3, 4, stride=3, padding=(2, 1), bias=False), (8, 8)),
+    "uneven": (nn.Conv2d(3, 5, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)), (9, 11)),
+    "many channels": (nn.Conv2d(20, 40, 2, stride=(1, 2), padding=(0, 1), dilation=(2, 1)), (7, 6)),
+    "large kernel": (nn.Conv2d(4, 9, 7, stride=2, padding=3), (9, 9)),
+    "one entry": (nn.Conv2d(4, 5, 1), (5, 5)),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", CASES)
+def test_clients_at_once_are_as_each_alone(case: str, device: str) -> None:
+    conv, size = CASES[case]
+    clients, batch = 3, 10
+    rng = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng).to(device)
+
+    theta = {name: draw(clients, *p.shape) for name, p in conv.named_parameters()}
+    x = draw(clients, batch, conv.in_channels, *size)
+    holder = nn.Sequential(copy.deepcopy(conv)).to(device)
+    use_stacked_convolutions(holder)
+    assert type(holder[0]) is (MatmulConv2d if case == "one entry" else DirectConv2d)
+
+    d = draw(clients, *conv(x[0].cpu()).shape)
+
+    def loss(theta: dict[str, Tensor], x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+        out = functional_call(holder[0], theta, (x,))
+        return (out * d).sum(), out
+
+    (of_theta, of_x), out = vmap(grad(loss, argnums=(0, 1), has_aux=True))(theta, x, d)
+    for i in range(clients):
+        alone = copy.deepcopy(conv).to(device).double()
+        with torch.no_grad():
+            for name, p in alone.named_parameters():
+                p.copy_(theta[name][i])
+        image = x[i].double().requires_grad_()
+        expected = alone(image)
+        expected.backward(d[i].double())
+        pairs = [(out[i], expected.detach()), (of_x[i], image.grad)]
+        pairs += [(of_theta[name][i], p.grad) for name, p in alone.named_parameters()]
+        for found, wanted in pairs:
+            assert wanted is not None
+            assert found.shape == wanted.shape
+            assert float((found - wanted).norm() / wanted.norm()) < 2e-6
+
+
+def test_a_client_whose_images_all_share() -> None:
+    conv = DirectConv2d(nn.Conv2d(2, 3, 3))
+    theta = {"weight": torch.randn(4, 3, 2, 3, 3), "bias": torch.randn(4, 3)}
+    x = torch.randn(5, 2, 6, 6)
+    out = vmap(lambda theta: functional_call(conv, theta, (x,)))(theta)
+    for i in range(4):
+        torch.testing.assert_close(out[i], F.conv2d(x, theta["weight"][i], theta["bias"][i]))
+
+
+def test_convolutions_are_replaced_where_they_can_be() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), nn.Conv2d(4, 4, 8), nn.Conv2d(4, 4, 3).double(),
+    )  # fmt: skip
+    use_stacked_convolutions(net)
+    assert [type(layer) for layer in net] == [
+        DirectConv2d, nn.Conv2d, nn.Conv2d, nn.Conv2d, MatmulConv2d, MatmulConv2d
+    ]  # fmt: skip
