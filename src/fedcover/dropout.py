@@ -5,13 +5,18 @@ who trains beside it. In scratch models it is replaced by this, whose bits come 
 """
 
 import copy
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 LOW = 0xFFFFFFFF
 GOLDEN = 0x9E3779B1
+FIRST, SECOND = 0x7FEB352D, 0x846CA68B
+TOP = -(2**31)
+"""The sign bit: with it flipped, signed numbers compare as unsigned ones."""
 
 
 def mix(x: Any) -> Any:
@@ -20,9 +25,29 @@ def mix(x: Any) -> Any:
     >>> mix(1) == int(mix(torch.tensor(1))), mix(1) != mix(2)
     (True, True)
     """
-    x = (x ^ (x >> 16)) * 0x7FEB352D & LOW
-    x = (x ^ (x >> 15)) * 0x846CA68B & LOW
+    x = (x ^ (x >> 16)) * FIRST & LOW
+    x = (x ^ (x >> 15)) * SECOND & LOW
     return x ^ (x >> 16)
+
+
+def mix_int32(x: Tensor) -> Tensor:
+    """The same bits as ``mix`` in int32, whose products wrap and whose shifts drag the sign along; twice as fast.
+
+    >>> int(mix_int32(torch.tensor(5, dtype=torch.int32))) & LOW == mix(5)
+    True
+    """
+    x = (x ^ ((x >> 16) & 0xFFFF)) * FIRST
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * (SECOND - 2**32)
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+class Ask(NamedTuple):
+    """A dropout layer and what it drops from."""
+
+    layer: int
+    p: float
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class Stream:
@@ -31,14 +56,42 @@ class Stream:
     def __init__(self) -> None:
         self.key: Any = 0
         self.step: Any = 0
+        self.asked: dict[Ask, None] = {}
+        """What layers have asked for since somebody emptied this."""
+        self.given: Mapping[Ask, Tensor] | None = None
+        """Scales that were made beforehand; then no hash is computed here."""
 
     def __deepcopy__(self, memo: object) -> "Stream":
         return self  # copies of a model share their stream, so that whoever trains them can set it
 
-    def base(self, layer: int) -> Any:
-        """The number from which a layer's bits are made at this step."""
-        low, high = self.key & LOW, (self.key >> 32) & LOW
-        return mix(mix(mix(low) ^ high) + self.step * GOLDEN + layer & LOW)
+    def scale(self, ask: Ask, device: torch.device) -> Tensor:
+        """What a layer multiplies by at this step: 1 / (1 - p) where an entry stays and 0 where it drops."""
+        if self.given is not None:
+            return self.given[ask]
+        self.asked[ask] = None
+        kept = _numbers(self.key, self.step, ask, device) >= _least(ask)
+        return kept.to(ask.dtype) * (1 / (1 - ask.p))
+
+
+def scales(key: int, steps: Tensor, ask: Ask, device: torch.device) -> Tensor:
+    """What a layer multiplies by at each of several steps."""
+    # Comparing in place gives numbers 0 or 1: bool tensors take three times as long to make and to read.
+    return _numbers(key, steps, ask, device).ge_(_least(ask)).to(ask.dtype).mul_(1 / (1 - ask.p))
+
+
+def _numbers(key: Any, step: Any, ask: Ask, device: torch.device) -> Tensor:
+    """A random int32 for each place; with a tensor of steps or keys, for each of these."""
+    low, high = key & LOW, (key >> 32) & LOW
+    base = mix(mix(mix(low) ^ high) + step * GOLDEN + ask.layer & LOW)
+    start = torch.as_tensor(base, device=device).to(torch.int32)
+    # The base is well mixed, so neighbouring places may differ by one: mix is made for such numbers.
+    place = torch.arange(math.prod(ask.shape), device=device, dtype=torch.int32)
+    return (mix_int32(start.unsqueeze(-1) + place) ^ TOP).view(*start.shape, *ask.shape)
+
+
+def _least(ask: Ask) -> int:
+    """The least number with which a place stays."""
+    return int(ask.p * 2**32) + TOP
 
 
 class KeyedDropout(nn.Module):
@@ -54,11 +107,7 @@ class KeyedDropout(nn.Module):
             return x
         if self.p == 1:
             return torch.zeros_like(x)
-        # The base is well mixed, so neighbouring places may differ by one: mix is made for such numbers.
-        place = torch.arange(x.numel(), device=x.device)
-        bits = mix(place + self.stream.base(self.layer) & LOW).view(x.shape)
-        kept: Tensor = bits >= int(self.p * 2**32)
-        return x * (kept.to(x.dtype) / (1 - self.p))
+        return x * self.stream.scale(Ask(self.layer, self.p, tuple(x.shape), x.dtype), x.device)
 
 
 def with_keyed_dropout(model: nn.Module) -> tuple[nn.Module, Stream]:

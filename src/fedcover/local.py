@@ -1,4 +1,4 @@
-"""What training means: masked SGD with momentum on one client's data. The only optimiser loop.
+"""What training means: masked SGD with momentum on one client's data. The only loop over batches.
 
 theta_{q,n,t} = theta_{q,n,t-1} - gamma grad F_n(theta_{q,n,t-1}, xi) o m, from theta_q o m.
 """
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fedcover.aggregate import ClientUpdate
 from fedcover.clients import Client
 from fedcover.data import Population
-from fedcover.dropout import Stream
 from fedcover.errors import InputError, check_number, check_whole
-from fedcover.params import Mask, Params, all_finite, params_of, prune, put_params
+from fedcover.params import Mask, Params, all_finite
 from fedcover.seeding import Round, address, ambient
+from fedcover.stepper import Stepper
 
 
 @dataclass(frozen=True)
@@ -85,48 +85,25 @@ def dropout_key(job: Job) -> int:
     return address(job.this_round.seed, "round", job.this_round.index, "dropout", job.client.id)
 
 
-def train_client(model: nn.Module, stream: Stream, job: Job) -> ClientUpdate:
-    """The client's update; pruned entries are exactly zero from the first step to the last.
-
-    ``model`` and ``stream`` are those of ``with_keyed_dropout``; the model's parameters are overwritten.
-    """
-    update = _train(model, stream, job, by_product=True)
+def train_client(stepper: Stepper, job: Job) -> ClientUpdate:
+    """The client's update; pruned entries are exactly zero from the first step to the last."""
+    update = _train(stepper, job)
     if job.mask and not all_finite(update.theta):
-        # A gradient that is not finite at a pruned entry survives the product with 0. Cutting it out takes
-        # ten times as long, so only those who need it pay.
-        update = _train(model, stream, job, by_product=False)
+        # A gradient that is not finite at a pruned entry survives the product with 0.
+        update = _train(stepper, job, exact=True)
     return update
 
 
-def _train(model: nn.Module, stream: Stream, job: Job, by_product: bool) -> ClientUpdate:
-    recipe, client, data = job.recipe, job.client.id, job.clients.examples_of(job.client.id)
-    put_params(model, prune(job.theta, job.mask))
-    model.train()
-    trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
-    theta = [tensor for _, tensor in trained]
-    kept = {i: job.mask[name] for i, (name, _) in enumerate(trained) if name in job.mask}
-    masks = {i: mask.to(theta[i].dtype) if by_product else ~mask for i, mask in kept.items()}
-    velocity = [torch.zeros_like(tensor) for tensor in theta]
-    step = 0
-    stream.key = dropout_key(job)
+def _train(stepper: Stepper, job: Job, exact: bool = False) -> ClientUpdate:
+    recipe, client, data = job.recipe, job.client.id, job.clients.examples
+    owned = job.clients.indices(client)
+    stepper.start(job.theta, job.mask, recipe.lr, recipe.momentum, dropout_key(job), exact)
     # What is random and is neither shuffling nor nn.Dropout draws from a generator lent for the while.
-    with ambient(job.this_round.seed, "round", job.this_round.index, "train", client):
-        for shuffled in shuffle_draws(job, len(data)).argsort(stable=True, dim=1):
-            inputs, labels = data.inputs[shuffled], data.labels[shuffled]
-            epoch_loss = torch.zeros(())
-            for x, y in zip(inputs.split(recipe.batch_size), labels.split(recipe.batch_size), strict=True):
-                stream.step = step
-                step += 1
-                batch_loss = job.task.loss(model(x), y)
-                grads = torch.autograd.grad(batch_loss, theta, materialize_grads=True)
-                with torch.no_grad():
-                    for i, mask in masks.items():
-                        if by_product:
-                            grads[i].mul_(mask)
-                        else:
-                            grads[i].masked_fill_(mask, 0.0)
-                    for tensor, v, grad in zip(theta, velocity, grads, strict=True):
-                        v.mul_(recipe.momentum).add_(grad)
-                        tensor.sub_(v, alpha=recipe.lr)
-                    epoch_loss += batch_loss.detach() * len(x)
-    return ClientUpdate(client, params_of(model), job.mask, len(data), float(epoch_loss) / len(data))
+    with ambient(job.this_round.seed, "round", job.this_round.index, "train", client), torch.no_grad():
+        for order in owned[shuffle_draws(job, len(owned)).argsort(stable=True, dim=1)]:
+            inputs = data.inputs.index_select(0, order).split(recipe.batch_size)
+            labels = data.labels.index_select(0, order).split(recipe.batch_size)
+            losses = [stepper.step(x, y) for x, y in zip(inputs, labels, strict=True)]
+        sizes = torch.tensor([len(y) for y in labels])
+        train_loss = float((torch.stack(losses) * sizes).sum()) / len(owned)
+    return ClientUpdate(client, stepper.params(), job.mask, len(owned), train_loss)

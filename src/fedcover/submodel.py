@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -41,18 +42,20 @@ class SubModel:
     ([[1.0], [1.0]], [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     """
 
-    model: nn.Module
-    """A copy with parameters of its own, cut from the network's."""
+    source: nn.Module
+    """The whole model that it is cut from."""
     mask: Mask
     """What the mask still removes, in the small shapes; empty if nothing."""
     cuts: Cuts
     macs: float
     """Multiply-adds of one example's forward pass through the smaller module."""
+    shape_key: tuple[tuple[int, ...], ...]
+    """The shapes of the small parameters: equal for sub-models of one network that can share a module."""
 
-    @property
-    def shape_key(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the small parameters: equal for sub-models of one network that can share a module."""
-        return tuple(tuple(tensor.shape) for tensor in self.model.parameters())
+    @cached_property
+    def model(self) -> nn.Module:
+        """The smaller module, made when it is first asked for; its parameters are its own."""
+        return _build(self.source, self.cuts)
 
     def cut(self, theta: Mapping[str, Tensor]) -> Params:
         """The small model's part of theta, copied; the mask that is left over is not applied."""
@@ -103,7 +106,12 @@ class Shrinker:
         """The sub-model without the units of which the mask removes every entry: weights in, bias, weights out."""
         meta = {name: kept.to("meta") if isinstance(kept, Tensor) else kept for name, kept in mask.items()}
         check_mask(meta, self._shapes, "the mask to shrink by")
-        return _build(self._network.model, self._network, _cuts(self.groups, mask), mask)
+        cuts = _cuts(self.groups, mask)
+        shapes = {name: _shape_after(shape, cuts.get(name)) for name, shape in self._network.shapes.items()}
+        left = {name: _cut(kept, cuts[name]) if name in cuts else kept for name, kept in mask.items()}
+        left = {name: kept for name, kept in left.items() if not bool(kept.all())}
+        macs = sum(math.prod(shape) * self._network.macs[name] for name, shape in shapes.items())
+        return SubModel(self._network.model, left, cuts, macs, tuple(shapes.values()))
 
 
 def _cuts(groups: Sequence[UnitGroup], mask: Mask) -> Cuts:
@@ -124,6 +132,10 @@ def _cuts(groups: Sequence[UnitGroup], mask: Mask) -> Cuts:
     return cuts
 
 
+def _shape_after(shape: Sequence[int], axes: Mapping[int, Tensor] | None) -> tuple[int, ...]:
+    return tuple(len(axes[axis]) if axes and axis in axes else size for axis, size in enumerate(shape))
+
+
 def _cut(tensor: Tensor, axes: Mapping[int, Tensor] | None) -> Tensor:
     """A contiguous copy of what stays of a tensor."""
     for axis, kept in (axes or {}).items():
@@ -131,8 +143,8 @@ def _cut(tensor: Tensor, axes: Mapping[int, Tensor] | None) -> Tensor:
     return tensor if axes else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _build(model: nn.Module, network: Network, cuts: Cuts, mask: Mask) -> SubModel:
-    """The sub-model with a copy of ``model`` that holds only what the cuts leave."""
+def _build(model: nn.Module, cuts: Cuts) -> nn.Module:
+    """A copy of a model that holds only what the cuts leave."""
     # What is in the memo, deepcopy takes for copied: whole tensors are never copied, tied ones stay tied.
     memo: dict[int, object] = {
         id(tensor): nn.Parameter(_cut(tensor.detach(), cuts.get(name)), tensor.requires_grad)
@@ -143,9 +155,7 @@ def _build(model: nn.Module, network: Network, cuts: Cuts, mask: Mask) -> SubMod
         layer = small.get_submodule(_layer(name))
         for attribute in _SIZES.keys() & vars(layer).keys():
             setattr(layer, attribute, layer.get_parameter("weight").shape[_SIZES[attribute]])
-    left = {name: _cut(kept, cuts[name]) if name in cuts else kept for name, kept in mask.items()}
-    macs = sum(tensor.numel() * network.macs[name] for name, tensor in small.named_parameters())
-    return SubModel(small, {name: kept for name, kept in left.items() if not bool(kept.all())}, cuts, macs)
+    return small
 
 
 def _fault(network: Network, groups: Sequence[UnitGroup]) -> str:
@@ -171,7 +181,7 @@ def _fault(network: Network, groups: Sequence[UnitGroup]) -> str:
                 for group, order in zip(groups, orders, strict=True):
                     group.restrict(mask, theta, order < (max(1, group.size - 1), (group.size + 1) // 2, 1)[pattern])
                 put_params(dense, prune(theta, mask))
-                small = _build(dense, network, _cuts(groups, mask), mask).model
+                small = _build(dense, _cuts(groups, mask))
                 expected = dense(inputs)
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")

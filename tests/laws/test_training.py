@@ -1,7 +1,5 @@
 """Laws of local training."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -14,36 +12,36 @@ from fedcover.dropout import with_keyed_dropout
 from fedcover.local import Job, LocalSGD, Task, train_client
 from fedcover.params import params_of
 from fedcover.seeding import Round
+from fedcover.stepper import Stepper
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import kept_of, random_mask, seeds
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-
-def job_for(seed: int, recipe: LocalSGD, loss: Loss = F.cross_entropy) -> Job:
+def job_for(seed: int, recipe: LocalSGD) -> Job:
     theta = params_of(small_net(seed))
     clients = from_parts(small_data(23), [torch.arange(23)])
-    task = Task(small_net(), loss)
+    task = Task(small_net())
     return Job(task, clients, Client(0, 0, Budget()), theta, random_mask(theta, seed), recipe, Round(2, seed))
 
 
-@given(seeds, st.floats(0.001, 0.5), st.floats(0, 0.9), st.integers(1, 3))
+@given(seeds, st.floats(0.001, 0.5), st.floats(0, 0.9), st.integers(1, 3), st.booleans())
 @settings(max_examples=25)
-def test_training_never_moves_a_pruned_entry(seed: int, lr: float, momentum: float, epochs: int) -> None:
-    """Pruned entries are exactly zero at every step: the loss looks at the parameters each time."""
-    model, stream = with_keyed_dropout(small_net())
-    looks = 0
+def test_training_never_moves_a_pruned_entry(seed: int, lr: float, momentum: float, epochs: int, traced: bool) -> None:
+    """Pruned entries are exactly zero before every step and after the last."""
+    job = job_for(seed, LocalSGD(epochs, 5, lr, momentum))
+    kept = kept_of(job.mask, job.theta)
+    stepper = Stepper(*with_keyed_dropout(small_net()), F.cross_entropy, traced)
+    take, looks = stepper.step, 0
 
-    def watching_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def watched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         nonlocal looks
         looks += 1
-        for name, tensor in model.named_parameters():
+        for name, tensor in stepper.model.named_parameters():
             assert not bool(tensor.detach()[~kept[name]].any())
-        return F.cross_entropy(scores, labels)
+        return take(x, y)
 
-    job = job_for(seed, LocalSGD(epochs, 5, lr, momentum), watching_loss)
-    kept = kept_of(job.mask, job.theta)
-    update = train_client(model, stream, job)
+    stepper.step = watched  # type: ignore[method-assign]
+    update = train_client(stepper, job)
     assert looks == job.recipe.steps(23)
     for name, tensor in update.theta.items():
         assert not bool(tensor[~kept[name]].any())
@@ -57,7 +55,7 @@ def test_training_equals_the_written_formula(seed: int) -> None:
     (model, stream), reference = with_keyed_dropout(small_net()), small_net().eval()
     model.eval()
     model.train = lambda mode=True: model  # type: ignore[assignment,method-assign] # no dropout, to compare
-    update = train_client(model, stream, job)
+    update = train_client(Stepper(model, stream, F.cross_entropy), job)
     data = job.clients.examples_of(0)
     kept = kept_of(job.mask, job.theta)
     with torch.no_grad():
@@ -75,5 +73,5 @@ def test_training_equals_the_written_formula(seed: int) -> None:
 
 def test_training_leaves_the_global_generator_alone() -> None:
     before = torch.default_generator.get_state()
-    train_client(*with_keyed_dropout(small_net()), job_for(0, LocalSGD(epochs=1)))
+    train_client(Stepper(*with_keyed_dropout(small_net()), F.cross_entropy), job_for(0, LocalSGD(epochs=1)))
     assert torch.equal(before, torch.default_generator.get_state())

@@ -33,11 +33,11 @@ class Processes(Engine):
 
     name = "processes"
 
-    def __init__(self, workers: int | None = None, shrink: bool = False) -> None:
+    def __init__(self, workers: int | None = None, shrink: bool = False, traced: bool = True) -> None:
         self._pool: _Pool | None = None
         self.workers = workers if workers is not None else len(os.sched_getaffinity(0))
         check_whole("workers", self.workers, 1)
-        self._shrink = shrink
+        self._bench = Workbench(shrink, traced)
 
     def __repr__(self) -> str:
         return f"processes, {self.workers} workers"
@@ -48,7 +48,7 @@ class Processes(Engine):
             return
         if self._pool is None or not self._pool.fits(jobs):
             self.close()
-            self._pool = _Pool(jobs, self.workers, self._shrink)
+            self._pool = _Pool(jobs, self.workers, self._bench)
         done = False
         try:
             for number, update in enumerate(self._pool.train(jobs), start=1):
@@ -80,7 +80,9 @@ class _Worker:
 class _Pool:
     """Workers forked for certain sites (tasks with their data) and a certain number of models at once."""
 
-    def __init__(self, jobs: Sequence[Job], workers: int, shrink: bool) -> None:
+    def __init__(self, jobs: Sequence[Job], workers: int, bench: Workbench) -> None:
+        import torch._inductor  # noqa: F401 - tracing needs it; workers would each spend seconds to import it
+
         self._sites = _distinct([(job.task, job.clients) for job in jobs])
         self._layouts = [Layout(dict(task.model.named_parameters())) for task, _ in self._sites]
         self._models = len({id(job.theta) for job in jobs})
@@ -92,7 +94,7 @@ class _Pool:
             ours, theirs = context.Pipe()
             mask, out = shared_bytes(entries), shared_bytes(size)
             others = [worker.pipe for worker in self._workers]
-            inherited = (theirs, [ours, *others], self._sites, self._layouts, self._theta, mask, out, shrink)
+            inherited = (theirs, [ours, *others], self._sites, self._layouts, self._theta, mask, out, bench)
             process = context.Process(target=_work, args=inherited, daemon=True)
             process.start()
             theirs.close()
@@ -192,7 +194,7 @@ def _work(
     thetas: Sequence[torch.Tensor],
     mask_memory: torch.Tensor,
     out: torch.Tensor,
-    shrink: bool,
+    bench: Workbench,
 ) -> None:
     """The life of a worker: train what comes over the pipe until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is the parent's business
@@ -200,7 +202,6 @@ def _work(
     torch.set_num_threads(1)
     for other in unused:
         other.close()
-    bench = Workbench(shrink)
     answer: tuple[int, float, str | None]
     while True:
         try:

@@ -10,12 +10,16 @@ from fedcover.threads import one_thread
 
 
 class Serial(Engine):
-    """The reference engine. With ``shrink`` sub-models are made physically smaller before they are trained."""
+    """The reference engine. With ``shrink`` sub-models are made physically smaller before they are trained.
+
+    Steps are traced once and replayed; ``traced=False`` leaves them to autograd, for a model whose forward
+    pass depends on more than its input and parameters.
+    """
 
     name = "serial"
 
-    def __init__(self, shrink: bool = False) -> None:
-        self._bench = Workbench(shrink)
+    def __init__(self, shrink: bool = False, traced: bool = True) -> None:
+        self._bench = Workbench(shrink, traced)
 
     def __repr__(self) -> str:
         return "serial"

@@ -1,6 +1,7 @@
 """Where one client is trained: scratch models, shrunk or not. Serial and the worker processes share it."""
 
-from dataclasses import dataclass, replace
+import copy
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -9,7 +10,11 @@ from fedcover.dropout import Stream, with_keyed_dropout
 from fedcover.errors import ClientError
 from fedcover.local import Job, train_client
 from fedcover.network import trace
-from fedcover.submodel import Shrinker
+from fedcover.stepper import Stepper
+from fedcover.submodel import Shrinker, SubModel
+
+MOST_STEPPERS = 16
+"""How many shapes of sub-model are kept ready for each model."""
 
 
 @dataclass
@@ -18,13 +23,17 @@ class _Scratch:
     model: nn.Module
     stream: Stream
     shrinker: Shrinker | None = None
+    steppers: dict[object, Stepper] = field(default_factory=dict)
 
 
 class Workbench:
-    """Trains jobs one at a time, keeping a scratch model (and a shrinker) for each model it has met."""
+    """Trains jobs one at a time, keeping scratch models for each model it has met.
 
-    def __init__(self, shrink: bool) -> None:
-        self._shrink = shrink
+    With ``shrink`` sub-models are made smaller; without ``traced`` every step goes through autograd.
+    """
+
+    def __init__(self, shrink: bool, traced: bool = True) -> None:
+        self._shrink, self._traced = shrink, traced
         self._scratches: dict[int, _Scratch] = {}
 
     def train(self, job: Job) -> ClientUpdate:
@@ -34,12 +43,24 @@ class Workbench:
             self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original))
         scratch = self._scratches[id(original)]
         if not self._shrink or not job.mask:
-            return train_client(scratch.model, scratch.stream, job)
+            return train_client(self._stepper(scratch, job), job)
         if scratch.shrinker is None:
             scratch.shrinker = Shrinker(trace(scratch.model, job.clients.examples.inputs[:2]))
         sub = scratch.shrinker.shrink(job.mask)
-        small = train_client(sub.model, scratch.stream, replace(job, theta=sub.cut(job.theta), mask=sub.mask))
+        small = train_client(self._stepper(scratch, job, sub), replace(job, theta=sub.cut(job.theta), mask=sub.mask))
         return replace(small, theta=sub.restore(small.theta, job.theta), mask=job.mask)
+
+    def _stepper(self, scratch: _Scratch, job: Job, sub: SubModel | None = None) -> Stepper:
+        """The stepper for a job's loss on the whole model, or on a sub-model of the same shapes."""
+        key = (job.task.loss, sub.shape_key if sub else None)
+        if found := scratch.steppers.pop(key, None):
+            scratch.steppers[key] = found  # now the last to be forgotten
+            return found
+        if len(scratch.steppers) >= MOST_STEPPERS:
+            del scratch.steppers[next(iter(scratch.steppers))]
+        model = sub.model if sub else copy.deepcopy(scratch.model)
+        scratch.steppers[key] = Stepper(model, scratch.stream, job.task.loss, self._traced)
+        return scratch.steppers[key]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -1,0 +1,150 @@
+"""One client's SGD step, fast: traced once to plain operations, then replayed on flat buffers.
+
+A step on a small batch is little arithmetic; calling modules and autograd costs several times as much.
+So the operations of loss and gradients are found once for each shape of batch. Parameters and momenta lie
+in one stretch of memory each, so the update is one operation, and a product that makes the gradient of a
+weight matrix adds straight to its momentum. A model that cannot be traced is trained by autograd.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedcover.dropout import Ask, Stream, scales
+from fedcover.params import Mask, Params, params_of, prune, put_params
+from fedcover.program import Program, find_program
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+ALIGN = 16
+AHEAD = 1 << 16
+"""About how many places of dropout are drawn at once."""
+
+
+@dataclass
+class Flat:
+    """The trained parameters of one type, their momenta and their mask, each as one stretch of memory."""
+
+    names: list[str]
+    theta: Tensor
+    velocity: Tensor
+    momenta: list[Tensor]
+    """The velocity as views, one for each name."""
+    places: list[tuple[int, int]]
+    """Where each name's entries begin, and how many there are."""
+    kept: Tensor | None = None
+    """1 where an entry is kept and 0 where it is pruned; None if nothing is."""
+
+
+class Stepper:
+    """Takes SGD steps on a scratch model, whose parameters it moves into memory of its own.
+
+    ``trace=False`` leaves every step to autograd.
+    """
+
+    def __init__(self, model: nn.Module, stream: Stream, loss: Loss, trace: bool = True) -> None:
+        self.model, self.stream, self.loss = model.train(), stream, loss
+        self._trace = trace
+        self._flats = _lay_out(model)
+        self._programs: dict[object, Program | None] = {}
+        self._lr = self._momentum = 0.0
+        self._exact = False
+        self._number = 0
+        self._drawn: dict[Ask, tuple[int, Sequence[Tensor]]] = {}
+
+    def start(self, theta: Params, mask: Mask, lr: float, momentum: float, key: int, exact: bool = False) -> None:
+        """Be theta o m, at rest, before step 0; ``key`` is that of the client's dropout.
+
+        Pruned gradients are multiplied by 0, which a gradient that is not finite survives. ``exact`` cuts them out
+        instead, and is slower.
+        """
+        self._lr, self._momentum, self._exact = lr, momentum, exact
+        self.stream.key, self._number = key, 0
+        self._drawn.clear()
+        put_params(self.model, prune(theta, mask))
+        for flat in self._flats:
+            flat.velocity.zero_()
+            flat.kept = None
+            if any(name in mask for name in flat.names):
+                flat.kept = torch.ones_like(flat.theta)
+                for name, (at, size) in zip(flat.names, flat.places, strict=True):
+                    if name in mask:
+                        flat.kept[at : at + size].copy_(mask[name].reshape(-1))
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """Take one step on a batch; its loss before the step."""
+        key = (x.shape, x.dtype, y.shape, y.dtype)
+        if key not in self._programs:
+            self._programs[key] = self._find(x, y)
+        program = None if self._exact else self._programs[key]
+        loss = self._by_autograd(x, y) if program is None else self._by_program(program, x, y)
+        for flat in self._flats:
+            if flat.kept is None:
+                flat.theta.sub_(flat.velocity, alpha=self._lr)
+            else:
+                flat.theta.addcmul_(flat.velocity, flat.kept, value=-self._lr)
+        self._number += 1
+        return loss
+
+    def params(self) -> Params:
+        """A copy of the model's parameters as they stand."""
+        return params_of(self.model)
+
+    def _find(self, x: Tensor, y: Tensor) -> Program | None:
+        if not self._trace:
+            return None
+        momenta = {name: v for flat in self._flats for name, v in zip(flat.names, flat.momenta, strict=True)}
+        return find_program(self.model, self.stream, self.loss, x, y, momenta)
+
+    def _by_program(self, program: Program, x: Tensor, y: Tensor) -> Tensor:
+        return program.run(x, y, self._momentum, *[self._scale(ask, x.device) for ask in program.asks])
+
+    def _scale(self, ask: Ask, device: torch.device) -> Tensor:
+        """A layer's dropout at this step, drawn for many steps at once."""
+        first, drawn = self._drawn.get(ask, (0, ()))
+        if not first <= self._number < first + len(drawn):
+            ahead = max(1, AHEAD // torch.Size(ask.shape).numel())
+            first = self._number
+            steps = torch.arange(first, first + ahead, device=device)
+            drawn = scales(self.stream.key, steps, ask, device).unbind()
+            self._drawn[ask] = (first, drawn)
+        return drawn[self._number - first]
+
+    def _by_autograd(self, x: Tensor, y: Tensor) -> Tensor:
+        self.stream.step = self._number
+        with torch.enable_grad():
+            trained = [p for p in self.model.parameters() if p.requires_grad]
+            loss = self.loss(self.model(x), y)
+            found = torch.autograd.grad(loss, trained, materialize_grads=True)
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        grads = dict(zip(names, found, strict=True))
+        for flat in self._flats:
+            for name, v, (at, size) in zip(flat.names, flat.momenta, flat.places, strict=True):
+                if self._exact and flat.kept is not None:
+                    grads[name].masked_fill_(flat.kept[at : at + size].view_as(v) == 0, 0.0)
+                v.mul_(self._momentum).add_(grads[name])
+        return loss.detach()
+
+
+def _lay_out(model: nn.Module) -> list[Flat]:
+    """Move the trained parameters of a model into flat stretches, one for each type."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    flats = []
+    for dtype in dict.fromkeys(p.dtype for _, p in trained):
+        of_type = [(name, p) for name, p in trained if p.dtype == dtype]
+        places, at = [], 0
+        for _, p in of_type:
+            places.append((at, p.numel()))
+            at += -(-p.numel() // ALIGN) * ALIGN
+        theta, velocity = of_type[0][1].new_zeros(at).detach(), of_type[0][1].new_zeros(at).detach()
+        momenta = []
+        with torch.no_grad():
+            for (_, p), (start, size) in zip(of_type, places, strict=True):
+                view = theta[start : start + size].view(p.shape)
+                view.copy_(p)
+                p.data = view
+                momenta.append(velocity[start : start + size].view(p.shape))
+        flats.append(Flat([name for name, _ in of_type], theta, velocity, momenta, places))
+    return flats

@@ -1,0 +1,167 @@
+"""The traced step against autograd's, on networks with all that a trace could get wrong."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedcover as fc
+from fedcover.dropout import LOW, Ask, KeyedDropout, Stream, mix, mix_int32, scales, with_keyed_dropout
+from fedcover.engines.serial import Serial
+from fedcover.models import MLP, LeNet
+from fedcover.params import Params, params_of
+from fedcover.seeding import ambient
+from fedcover.stepper import Stepper
+from tests.conftest import small_data, small_net
+from tests.laws.strategies import random_mask
+
+
+class Odd(nn.Module):
+    """Tied weights, a frozen layer, a buffer, a plain tensor, a parameter that is not used, a product and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(36, 8)
+        self.frozen.requires_grad_(False)
+        self.tied = nn.Linear(8, 8, bias=False)
+        self.again = nn.Linear(8, 8)
+        self.again.weight = self.tied.weight
+        self.norm = nn.GroupNorm(2, 8)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.mixing = nn.Parameter(torch.randn(8, 5))
+        self.drop = nn.Dropout(0.3)
+        self.out = nn.Linear(5, 3)
+        self.register_buffer("shift", torch.linspace(-1, 1, 8))
+        self.plain = torch.linspace(1, 2, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(torch.tanh(self.frozen(x.flatten(1)))) + self.shift
+        x = self.norm(self.again(self.drop(self.tied(x))) * self.plain)
+        scores: Tensor = self.out(F.relu(x @ self.mixing))
+        return scores
+
+
+class Noisy(nn.Module):
+    """Draws from torch's own generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(x.flatten(1), 0.5, self.training)
+        scores: Tensor = self.out(x + torch.rand_like(x))
+        return scores
+
+
+class Undecided(nn.Module):
+    """Looks at its input to decide what to do, which no trace can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(36, 3), nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        scores: Tensor = self.one(x) if x.mean() > 0 else self.two(x)
+        return scores
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: MLP((1, 6, 6), 3, hidden=20),
+    "deep": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.Dropout(0.5), nn.GELU(), nn.Linear(9, 3)),
+    "lenet": lambda: LeNet((1, 16, 16), 3),
+    "odd": Odd,
+    "noisy": Noisy,
+    "undecided": Undecided,
+    "double": lambda: MLP((1, 6, 6), 3, hidden=20).double(),
+}
+
+
+def net(name: str) -> nn.Module:
+    with ambient(0, name):
+        return NETWORKS[name]()
+
+
+def train(name: str, traced: bool, masked: bool, momentum: float = 0.5) -> tuple[Params, list[float], Stepper]:
+    """Two clients one after the other, with batches of two sizes."""
+    stepper = Stepper(*with_keyed_dropout(net(name)), F.cross_entropy, traced)
+    theta = params_of(net(name))
+    trained = {key for key, p in net(name).named_parameters() if p.requires_grad}
+    side, dtype = (16, torch.float32) if name == "lenet" else (6, next(iter(theta.values())).dtype)
+    rng = torch.Generator().manual_seed(0)
+    losses = []
+    for client in range(2):
+        mask = {k: m for k, m in random_mask(theta, client).items() if k in trained} if masked else {}
+        stepper.start(theta, mask, 0.1, momentum, key=77 + client)
+        with ambient(client, "train"), torch.no_grad():
+            for size in (5, 5, 2, 5):
+                x = torch.randn(size, 1, side, side, generator=rng, dtype=dtype)
+                losses.append(float(stepper.step(x, torch.randint(3, (size,), generator=rng))))
+    return stepper.params(), losses, stepper
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_traced_step_is_autograds(name: str, masked: bool, momentum: float) -> None:
+    expected, expected_losses, _ = train(name, False, masked, momentum)
+    found, losses, stepper = train(name, True, masked, momentum)
+    assert all((program is None) == (name == "undecided") for program in stepper._programs.values())
+    assert losses == pytest.approx(expected_losses, abs=1e-6)
+    before = params_of(net(name))
+    for key, tensor in expected.items():
+        torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=1e-6)
+        assert masked or not torch.equal(tensor, before[key]) or key.startswith(("frozen", "unused"))
+
+
+def test_what_a_client_learns_does_not_depend_on_who_came_before() -> None:
+    """Momenta, masks and dropout start anew; a program found earlier gives what one found now would."""
+    x, y = torch.randn(4, 1, 6, 6), torch.tensor([0, 1, 2, 0])
+    theta = params_of(net("odd"))
+
+    def run(stepper: Stepper) -> Params:
+        stepper.start(theta, {}, 0.1, 0.5, key=5)
+        with ambient(1, "x"), torch.no_grad():
+            for _ in range(3):
+                stepper.step(x, y)
+        return stepper.params()
+
+    used = train("odd", True, True)[2]
+    fresh = Stepper(*with_keyed_dropout(net("odd")), F.cross_entropy)
+    assert all(torch.equal(a, b) for a, b in zip(run(used).values(), run(fresh).values(), strict=True))
+
+
+def test_infinite_gradients_at_pruned_entries_are_cut_out() -> None:
+    """An input that is infinite where all its weights are pruned makes their gradients NaN; the rest must live."""
+    data = small_data(20)
+    data.inputs[:, 5] = 1e38
+    mask = {"0.weight": torch.arange(6).expand(8, 6) < 5}
+    clients = fc.data.from_parts(data, [torch.arange(20)])
+    theta = {name: tensor * 1e3 for name, tensor in params_of(small_net()).items()}
+    job = fc.local.Job(
+        fc.Task(small_net()),
+        clients,
+        fc.Client(0, 0, fc.Budget()),
+        theta,
+        mask,
+        fc.LocalSGD(1, 5, 1e-3),
+        fc.Round(1, 0),
+    )
+    (update,) = Serial().train([job])
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in update.theta.values())
+    assert not bool(update.theta["0.weight"][:, 5].any())
+
+
+def test_dropout_bits_are_those_of_the_written_hash() -> None:
+    numbers = torch.randint(-(2**31), 2**31, (1000,))
+    fast = mix_int32(numbers.to(torch.int32)).long() & LOW
+    assert fast.tolist() == [mix(number & LOW) for number in numbers.tolist()]
+    stream = Stream()
+    layer, stream.key = KeyedDropout(0.3, 3, stream), 2**60 + 9
+    together = scales(stream.key, torch.arange(4, 9), Ask(3, 0.3, (7, 5), torch.float32), torch.device("cpu"))
+    for step in range(4, 9):
+        stream.step = step
+        assert torch.equal(together[step - 4], layer(torch.ones(7, 5)))
