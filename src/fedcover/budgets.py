@@ -54,23 +54,35 @@ class Budget:
 
     def held(self, ranks: Tensor, layer: str = "") -> Tensor:
         """Which items of a ranked list are kept, given each item's rank (0 = first)."""
-        size = ranks.numel()
+        held = torch.zeros(ranks.numel(), dtype=torch.bool, device=ranks.device)
+        for start, end in self.spans(ranks.numel(), layer):
+            held |= (ranks >= start) & (ranks < end)
+        return held
+
+    def spans(self, size: int, layer: str = "") -> list[tuple[int, int]]:
+        """The ranks that are kept of a list of this size, as spans from the first to one before the last.
+
+        >>> pattern("1011").spans(8), Budget(0.3).spans(10)
+        ([(0, 2), (4, 8)], [(0, 3)])
+        """
         rule = self.of_layer(layer)
         if isinstance(rule, int):
             if not 0 < rule <= size:
                 raise InputError(f"budget '{self}' keeps {rule} items of '{layer}', which has {size}; use 1 to {size}")
-            return ranks < rule
+            return [(0, rule)]
         if rule.bands is None:
-            return ranks < max(1, share(rule.keep, size))
+            return [(0, max(1, share(rule.keep, size)))]
         ends = [share(b / len(rule.bands), size) for b in range(len(rule.bands) + 1)]
-        held = torch.zeros(size, dtype=torch.bool, device=ranks.device)
+        found: list[tuple[int, int]] = []
         for kept, start, end in zip(rule.bands, ends, ends[1:], strict=False):
-            if kept:
-                held |= (ranks >= start) & (ranks < end)
-        if size and not bool(held.any()):
+            if kept and end > start:
+                if found and found[-1][1] == start:
+                    start = found.pop()[0]
+                found.append((start, end))
+        if size and not found:
             where = f"'{layer}'" if layer else "a layer"
             raise InputError(f"budget '{self}' keeps none of the {size} items of {where}; use fewer bands")
-        return held
+        return found
 
 
 def share(fraction: float, size: int) -> int:

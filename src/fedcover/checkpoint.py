@@ -52,7 +52,7 @@ def save(path: Path, state: State, history: History, fingerprint: str) -> None:
     tensors = {f"theta/{name}": tensor for name, tensor in state.theta.items()}
     tensors |= {f"policy/{name}": tensor for name, tensor in state.policy.items()}
     tensors["history"] = torch.frombuffer(bytearray(history.to_lines().encode() or b"\n"), dtype=torch.uint8)
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "round": str(state.round), "fingerprint": fingerprint}
     # safetensors sorts by name, but sums over theta go by its own order.
     header["order"] = json.dumps(list(tensors))

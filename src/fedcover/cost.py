@@ -1,9 +1,10 @@
 """What a mask costs on a network: parameters, multiply-adds, bytes on the wire, FLOPs of a training step."""
 
+import math
 from dataclasses import dataclass
 
 from fedcover.network import Network
-from fedcover.packing import pack
+from fedcover.packing import packed_size
 from fedcover.params import Mask
 
 BYTES_PER_VALUE = 4
@@ -42,12 +43,10 @@ def cost_of(network: Network, mask: Mask) -> Cost:
     """
     parameters, macs, flops, packed = 0, 0.0, 0.0, 0
     for name, shape in network.shapes.items():
-        size = 1
-        for n in shape:
-            size *= n
+        size = math.prod(shape)
         if name in mask:
-            size = int(mask[name].sum())
-            packed += len(pack(mask[name]))
+            size, length = packed_size(mask[name])
+            packed += length
         parameters += size
         macs += size * network.macs[name]
         flops += 2 * size * network.macs[name] * (2 if name in network.first else 3)

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from fedcover.params import Mask, Params, norm2
+from fedcover.params import Mask, Params, numbers
 
 
 def _distinct(masks: Sequence[Mask]) -> list[tuple[Mask, list[int]]]:
@@ -24,11 +25,11 @@ def coverage_of(masks: Sequence[Mask], theta: Params) -> dict[str, Tensor]:
     >>> coverage_of([{}, {"w": torch.tensor([True, False, True])}], theta)["w"].tolist()
     [2, 1, 2]
     """
-    counts = {name: torch.zeros(tensor.shape, dtype=torch.int32) for name, tensor in theta.items()}
+    counts = {name: torch.zeros_like(tensor, dtype=torch.int32) for name, tensor in theta.items()}
     for mask, places in _distinct(masks):
         for name, total in counts.items():
             if name in mask:
-                total.add_(mask[name].cpu(), alpha=len(places))
+                total.add_(mask[name], alpha=len(places))
             else:
                 total.add_(len(places))
     return counts
@@ -81,7 +82,11 @@ def regions(masks: Sequence[Mask], theta: Params) -> list[Region]:
 
 def pruning_error(theta: Params, mask: Mask) -> float:
     """e = ||theta - theta o m||^2: what the mask cuts away."""
-    return sum(float(torch.where(kept, 0.0, theta[name].double()).square().sum()) for name, kept in mask.items())
+    return sum(numbers(_errors(theta, mask)))
+
+
+def _errors(theta: Params, mask: Mask) -> list[Tensor]:
+    return [torch.where(kept, 0.0, theta[name].double()).square().sum() for name, kept in mask.items()]
 
 
 def pruning_noise(theta: Params, masks: Sequence[Mask]) -> list[float]:
@@ -90,10 +95,13 @@ def pruning_noise(theta: Params, masks: Sequence[Mask]) -> list[float]:
     >>> pruning_noise({"w": torch.tensor([3.0, 4.0])}, [{"w": torch.tensor([False, True])}])
     [0.36]
     """
-    total = norm2(theta)
+    distinct = _distinct(masks)
+    squares = [tensor.double().square().sum() for tensor in theta.values()]
+    found = iter(numbers([*squares, *(error for mask, _ in distinct for error in _errors(theta, mask))]))
+    total = sum(islice(found, len(squares)))
     noise = [0.0] * len(masks)
-    for mask, places in _distinct(masks):
-        share = pruning_error(theta, mask) / total if total else 0.0
+    for mask, places in distinct:
+        error = sum(islice(found, len(mask)))
         for place in places:
-            noise[place] = share
+            noise[place] = error / total if total else 0.0
     return noise

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from fedcover.data import Examples
 from fedcover.params import Mask, Params, prune, put_params
 
 BATCH = 2000
+BATCH_ON_GPU = 10_000
+
+_scratches: "WeakKeyDictionary[nn.Module, dict[torch.device, nn.Module]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -24,17 +28,38 @@ class Score:
 
 
 def evaluate(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], theta: Params, test: Examples) -> Score:
-    """The score of theta, in evaluation mode; ``model`` lends its structure and is left as it was."""
-    scratch = copy.deepcopy(model).eval()
+    """The score of theta, in evaluation mode, where theta is; ``model`` lends its structure and is left as it was."""
+    device = next(iter(theta.values())).device
+    test, scratch = test_on(test, device), _scratch(model, device)
     put_params(scratch, theta)
-    total = 0.0
-    right = torch.zeros(test.classes, dtype=torch.float64)
+    size = BATCH if device.type == "cpu" else BATCH_ON_GPU
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    right = torch.zeros(test.classes, dtype=torch.float64, device=device)
+    seen = torch.zeros_like(right)
     with torch.no_grad():
-        for x, y in zip(test.inputs.split(BATCH), test.labels.split(BATCH), strict=True):
+        for x, y in zip(test.inputs.split(size), test.labels.split(size), strict=True):
             scores = scratch(x)
-            total += float(loss(scores, y)) * len(x)
-            right += torch.bincount(y[scores.argmax(1) == y], minlength=test.classes)
-    return Score(total / len(test), float(right.sum()) / len(test), right / test.label_counts())
+            total += loss(scores, y).double() * len(x)
+            correct = (scores.argmax(1) == y).double()
+            right.index_add_(0, y, correct)
+            seen.index_add_(0, y, torch.ones_like(correct))
+    found = torch.stack([right, seen]).cpu()
+    return Score(float(total) / len(test), float(found[0].sum()) / len(test), found[0] / found[1])
+
+
+def test_on(test: Examples, device: torch.device) -> Examples:
+    """A test set on a device; unchanged if it is there."""
+    if test.inputs.device == device == test.labels.device:
+        return test
+    return replace(test, inputs=test.inputs.to(device), labels=test.labels.to(device))
+
+
+def _scratch(model: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of a model to evaluate with, made once for each device."""
+    copies = _scratches.setdefault(model, {})
+    if device not in copies:
+        copies[device] = copy.deepcopy(model).to(device)
+    return copies[device].eval()
 
 
 def local_accuracy(
@@ -52,7 +77,8 @@ def local_accuracy(
     that mix, and needs one pass for each different mask. Classes that the test set has not are left
     out of a mix; a client left with none does not count. None if nobody counts.
     """
-    tested = test.label_counts() > 0
+    test = test_on(test, next(iter(theta.values())).device)
+    tested = test.label_counts().cpu() > 0
     by_mask: dict[int, Tensor] = {}
     total, weight = 0.0, 0
     for mask, mix, size in zip(masks, mixes, sizes, strict=True):

@@ -9,8 +9,10 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
@@ -27,7 +29,7 @@ from fedcover.evaluate import evaluate, local_accuracy
 from fedcover.history import History, RoundRecord
 from fedcover.local import Job, LocalSGD, Task
 from fedcover.network import trace
-from fedcover.params import FULL, Mask, Params, all_finite, check_mask, count, params_of
+from fedcover.params import FULL, Mask, Params, check_mask, on_device, params_of
 from fedcover.policies.base import Policy
 from fedcover.policies.techniques import full
 from fedcover.recording import Clock, make_record
@@ -35,6 +37,8 @@ from fedcover.runs import Lane, Schedule, run_lanes
 from fedcover.seeding import Round
 from fedcover.settings import Settings
 from fedcover.threads import one_thread
+
+CPU = torch.device("cpu")
 
 
 class Federation:
@@ -92,19 +96,19 @@ class Federation:
     def play_round(self, state: State, test: Examples | None = None, local: bool = False) -> tuple[State, RoundRecord]:
         """One round: the state after it, and its record. ``local`` asks for local accuracy too."""
         with one_thread():  # so that the record's sums are the same on every machine
-            begun = self.begin_round(state)
-            return self.end_round(begun, self.engine.train(begun.jobs), test, local)
+            begun = self.begin_round(state, self.engine.device)
+            return self.end_round(begun, self.engine.train(begun.jobs), test, local, self.engine.together)
 
-    def begin_round(self, state: State) -> "BegunRound":
-        """The first half of a round: a cohort, its masks, and a job for each client."""
+    def begin_round(self, state: State, device: torch.device = CPU) -> "BegunRound":
+        """The first half of a round: a cohort, its masks, and a job for each client, on a device."""
         clock = Clock()
+        state = replace(state, theta=on_device(state.theta, device))
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
         cohort = cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by)
-        masks, memory = self.policy.plan(state.theta, cohort, this_round, state.policy)
-        self._check(masks, state.theta, cohort, this_round)
+        masks, memory = self._plan(state, cohort, this_round)
         noise = pruning_noise(state.theta, masks)
-        costs = self._costs(masks)
+        costs = self._costs(masks, cohort, this_round)
         jobs = [
             Job(self.task, self.clients, client, state.theta, mask, self.local, this_round)
             for client, mask in zip(cohort, masks, strict=True)
@@ -113,7 +117,12 @@ class Federation:
         return BegunRound(this_round, state, cohort, masks, memory, noise, costs, jobs, clock)
 
     def end_round(
-        self, begun: "BegunRound", updates: Iterable[ClientUpdate], test: Examples | None = None, local: bool = False
+        self,
+        begun: "BegunRound",
+        updates: Iterable[ClientUpdate],
+        test: Examples | None = None,
+        local: bool = False,
+        together: int = 1,
     ) -> tuple[State, RoundRecord]:
         """The second half: updates stream into the region average, then the new theta is looked at."""
         this_round, state, cohort, clock = begun.this_round, begun.state, begun.cohort, begun.clock
@@ -121,14 +130,20 @@ class Federation:
         answered: list[Mask] = []
         losses: list[float] = []
         rejected: list[dict[str, Any]] = []
-        for update in updates:
+        stream = iter(updates)
+        while group := list(islice(stream, together)):
             clock.lap("train")
-            if all_finite(update.theta, update.mask):
-                total.add(update)
-                answered.append(update.mask)
-                losses.append(update.train_loss)
-            else:
-                rejected.append({"client": update.client, "reason": "its trained values are not all finite"})
+            finite = [update.is_finite() for update in group]
+            sound = [update for update, fine in zip(group, finite, strict=True) if fine]
+            if sound:
+                total.add_together(sound)
+            answered += [update.mask for update in sound]
+            losses += [update.train_loss for update in sound]
+            rejected += [
+                {"client": update.client, "reason": "its trained values are not all finite"}
+                for update, fine in zip(group, finite, strict=True)
+                if not fine
+            ]
             clock.lap("aggregate")
         if not answered:
             raise ClientError(
@@ -177,6 +192,18 @@ class Federation:
         test = as_examples(given)
         return replace(test, classes=max(test.classes, self.clients.examples.classes))
 
+    def _plan(self, state: State, cohort: Sequence[Client], this_round: Round) -> tuple[list[Mask], dict[str, Tensor]]:
+        """The policy's masks, checked, where theta is; a policy that knows the CPU alone plans there."""
+        device = next(iter(state.theta.values())).device
+        where = device if self.policy.any_device else CPU
+        theta = on_device(state.theta, where)
+        masks, memory = self.policy.plan(theta, cohort, this_round, on_device(state.policy, where))
+        self._check(masks, theta, cohort, this_round)
+        if where != device:
+            moved = {id(mask): on_device(mask, device) if mask else FULL for mask in masks}
+            masks = [moved[id(mask)] for mask in masks]
+        return masks, memory
+
     def _check(self, masks: Sequence[Mask], theta: Params, cohort: Sequence[Client], this_round: Round) -> None:
         if not isinstance(masks, Sequence) or len(masks) != len(cohort):
             got = len(masks) if isinstance(masks, Sequence) else type(masks).__name__
@@ -188,15 +215,18 @@ class Federation:
             if id(mask) not in seen:
                 whose = f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
                 check_mask(mask, theta, whose)
-                if count(theta, mask) == 0:
-                    raise InputError(f"{whose} keeps nothing; keep at least one entry")
                 seen.add(id(mask))
 
-    def _costs(self, masks: Sequence[Mask]) -> list[Cost]:
+    def _costs(self, masks: Sequence[Mask], cohort: Sequence[Client], this_round: Round) -> list[Cost]:
         known = {id(FULL): self._full}
-        for mask in masks:
+        for mask, client in zip(masks, cohort, strict=True):
             if id(mask) not in known:
                 known[id(mask)] = cost_of(self.network, mask)
+                if known[id(mask)].parameters == 0:
+                    raise InputError(
+                        f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
+                        f" keeps nothing; keep at least one entry"
+                    )
         return [known[id(mask)] for mask in masks]
 
     def _local_accuracy(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedcover.errors import InputError
+from fedcover.params import numbers
 
 FULL, BITS, PRODUCT, KEPT, DROPPED = range(5)
 
@@ -44,6 +45,33 @@ def pack(kept: Tensor) -> bytes:
             bodies[tag] = _pack_gaps(np.flatnonzero(flat))
     tag = min(bodies, key=lambda t: (len(bodies[t]), t))
     return bytes([tag]) + bodies[tag]
+
+
+def packed_size(kept: Tensor) -> tuple[int, int]:
+    """How many entries a mask keeps, and the length of its shortest encoding, which is not written out.
+
+    >>> packed_size(torch.ones(1000, dtype=torch.bool)), packed_size(torch.arange(1000) % 2 == 0)
+    ((1000, 1), (500, 126))
+    """
+    axes = range(kept.ndim) if kept.ndim > 1 else ()
+    along = [_any_along(kept, axis).sum() for axis in axes]
+    count, *held = map(int, numbers([kept.sum(), *along]))
+    size = kept.numel()
+    if count == size:
+        return count, 1
+    lengths = [-(-size // 8)]
+    if along and math.prod(held) == count:
+        lengths.append(sum(-(-n // 8) for n in kept.shape))
+    for wanted, many in ((kept, count), (~kept, size - count)):
+        if many < lengths[0]:  # a gap takes at least one byte
+            places = wanted.reshape(-1).nonzero().squeeze(1)
+            gaps = places.diff(prepend=places.new_tensor([-1])) - 1
+            lengths.append(many + sum(int((gaps >= 1 << 7 * k).sum()) for k in range(1, 9)))
+    return count, 1 + min(lengths)
+
+
+def _any_along(kept: Tensor, axis: int) -> Tensor:
+    return kept.movedim(axis, 0).reshape(kept.shape[axis], -1).any(1)
 
 
 def unpack(data: bytes, shape: tuple[int, ...]) -> Tensor:

@@ -4,7 +4,7 @@ A mask is data: one bool tensor for each parameter tensor that it touches. A nam
 whole, so ``{}`` is the full model. theta o m is the meaning of a pruned model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -58,7 +58,17 @@ def count(theta: Mapping[str, Tensor], mask: Mask = FULL) -> int:
 
 def norm2(theta: Mapping[str, Tensor]) -> float:
     """||theta||^2, the sum of squares over all entries, in double precision."""
-    return sum(float(tensor.double().square().sum()) for tensor in theta.values())
+    return sum(numbers([tensor.double().square().sum() for tensor in theta.values()]))
+
+
+def numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """Tensors of one entry as numbers, in one transfer: a GPU is waited for once."""
+    return torch.stack([scalar.double() for scalar in scalars]).tolist() if scalars else []
+
+
+def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> Params:
+    """The tensors on a device; those that are there are not copied."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def all_finite(theta: Mapping[str, Tensor], mask: Mask = FULL) -> bool:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.cost import Cost
-from fedcover.coverage import gamma_min, uncovered
 from fedcover.evaluate import Score
 from fedcover.history import LayerCoverage, RoundRecord
+from fedcover.params import numbers
 from fedcover.seeding import Round
 
 
@@ -43,16 +43,18 @@ def make_record(
     seconds: dict[str, float],
 ) -> RoundRecord:
     """The record of a round; lists run over the cohort, ``counts`` is the coverage by those who answered."""
+    coverage = layer_coverage(counts)
+    sizes = {name: layer.numel() for name, layer in counts.items()}
     return RoundRecord(
         round=this_round.index,
         cohort=[client.id for client in cohort],
-        gamma_min=gamma_min(counts),
-        uncovered=uncovered(counts),
+        gamma_min=min(layer.least for name, layer in coverage.items() if sizes[name]),
+        uncovered=sum(layer.uncovered * sizes[name] for name, layer in coverage.items()) / sum(sizes.values()),
         pruning_noise=sum(noise) / len(noise),
         pruning_noise_max=max(noise),
         pruning_noises=noise,
         kept=[cost.parameters / full.parameters for cost in costs],
-        coverage={name: _layer(c) for name, c in counts.items()},
+        coverage=coverage,
         train_loss=_number(sum(losses) / len(losses)),
         loss=_number(score.loss) if score else None,
         accuracy=score.accuracy if score else None,
@@ -67,10 +69,14 @@ def make_record(
     )
 
 
-def _layer(counts: Tensor) -> LayerCoverage:
-    if not counts.numel():
-        return LayerCoverage(0, 0.0, 0.0)
-    return LayerCoverage(int(counts.min()), float(counts.double().mean()), float((counts == 0).double().mean()))
+def layer_coverage(counts: Mapping[str, Tensor]) -> dict[str, LayerCoverage]:
+    """How often the entries of each tensor are held."""
+    held = [layer for layer in counts.values() if layer.numel()]
+    found = iter(numbers([what for c in held for what in (c.min(), c.double().mean(), (c == 0).double().mean())]))
+    return {
+        name: LayerCoverage(int(next(found)), next(found), next(found)) if layer.numel() else LayerCoverage(0, 0.0, 0.0)
+        for name, layer in counts.items()
+    }
 
 
 def _number(value: float) -> float | None:

@@ -13,7 +13,9 @@ from fedcover.checkpoint import digest_of
 from fedcover.data import Examples
 from fedcover.engines.base import Engine
 from fedcover.errors import InputError, check_whole
+from fedcover.evaluate import test_on
 from fedcover.history import History, RoundRecord
+from fedcover.params import on_device
 from fedcover.runfolder import RunFolder
 from fedcover.settings import Settings, fingerprint
 from fedcover.threads import one_thread
@@ -101,7 +103,7 @@ class Lane:
 
     def finish(self) -> History:
         """The history, once the summary is written."""
-        self.history.theta = self.state.theta
+        self.history.theta = on_device(self.state.theta, torch.device("cpu"))
         if self._folder:
             name = str((self.settings or {}).get("name") or self._folder.path.name)
             self._folder.finish(summary(self.federation, self.history, name, self.test))
@@ -120,18 +122,32 @@ def run_lanes(lanes: Sequence[Lane], schedule: Schedule, engine: Engine) -> list
         for lane in lanes:
             lane.open(schedule, engine)
             stack.callback(lane.close)
+        _move_tests(lanes, engine.device)
         first = min(lane.state.round for lane in lanes) + 1
         for index in range(first, schedule.rounds + 1):
             look, local = schedule.looks(index), schedule.looks_locally(index)
             due = [lane for lane in lanes if lane.state.round < index]
             with one_thread():  # so that the records' sums are the same on every machine
-                begun = [lane.federation.begin_round(lane.state) for lane in due]
+                begun = [lane.federation.begin_round(lane.state, engine.device) for lane in due]
                 updates = engine.train([job for one in begun for job in one.jobs])
                 for lane, one in zip(due, begun, strict=True):
                     own = islice(updates, len(one.jobs))
-                    lane.state, record = lane.federation.end_round(one, own, lane.test if look else None, local)
+                    test = lane.test if look else None
+                    lane.state, record = lane.federation.end_round(one, own, test, local, engine.together)
                     lane.keep(record, schedule)
         return [lane.finish() for lane in lanes]
+
+
+def _move_tests(lanes: Sequence[Lane], device: torch.device) -> None:
+    """Put the lanes' test sets on a device, each once."""
+    moved: dict[int, tuple[Examples, Examples]] = {}
+    for lane in lanes:
+        if lane.test is not None:
+            key = id(lane.test.inputs)
+            if key not in moved:
+                moved[key] = (lane.test, test_on(lane.test, device))  # the first is kept, so that its id stays its own
+            there = moved[key][1]
+            lane.test = replace(lane.test, inputs=there.inputs, labels=there.labels)
 
 
 def describe(federation: "Federation") -> dict[str, Any]:

@@ -7,6 +7,7 @@ followed and no layer name is special.
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +38,11 @@ class UnitGroup:
 
     def incoming_norm(self, theta: Params) -> Tensor:
         """The L1 norm of each unit's incoming weights."""
-        total = torch.zeros(self.size, dtype=torch.float64)
+        total = torch.zeros(self.size, dtype=torch.float64, device=next(iter(theta.values())).device)
         for member in self.members:
             if member.incoming:
                 weight = theta[member.tensor].double().abs().movedim(member.axis, 0).flatten(1)
-                total.index_add_(0, member.units, weight.sum(1))
+                total.index_add_(0, _on(member.units, total.device), weight.sum(1))
         return total
 
     def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
@@ -50,9 +51,15 @@ class UnitGroup:
             tensor = theta[member.tensor]
             shape = [1] * tensor.ndim
             shape[member.axis] = -1
-            along = held[member.units].reshape(shape)
+            along = held[_on(member.units, held.device)].reshape(shape)
             known = mask.get(member.tensor)
             mask[member.tensor] = along.expand(tensor.shape).clone() if known is None else known & along
+
+
+@lru_cache(maxsize=256)
+def _on(units: Tensor, device: torch.device) -> Tensor:
+    """Indices on a device, moved there once."""
+    return units.to(device)
 
 
 def find_groups(network: Network) -> tuple[UnitGroup, ...]:

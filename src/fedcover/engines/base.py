@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from fedcover.aggregate import ClientUpdate
 from fedcover.local import Job
 
@@ -13,6 +15,10 @@ class Engine(ABC):
     name: str
     exact: bool = True
     """Whether its results are those of ``Serial``, bit for bit."""
+    device: torch.device = torch.device("cpu")
+    """Where it wants theta and masks, and leaves updates: the whole round is played there."""
+    together: int = 1
+    """How many updates are best averaged at once."""
 
     @abstractmethod
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:

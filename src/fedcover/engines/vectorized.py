@@ -38,6 +38,7 @@ class Vectorized(Engine):
         self._most = most
         self._data: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._machines: dict[Any, _Machine] = {}
+        self.together = 1 if self.device.type == "cpu" else 16
 
     def __repr__(self) -> str:
         return f"vectorized on {self.device}"
@@ -72,6 +73,7 @@ class Vectorized(Engine):
         theta, losses = self._machines[key].run(jobs, table)
         counts = (table.index >= 0).sum(2) * table.last_epoch
         means = ((losses * counts).sum(0) / counts.sum(0)).tolist()
+        finite = torch.stack([torch.isfinite(stack).flatten(1).all(1) for stack in theta.values()]).all(0).tolist()
         return [
             ClientUpdate(
                 job.client.id,
@@ -79,6 +81,7 @@ class Vectorized(Engine):
                 job.mask,
                 job.clients.size(job.client.id),
                 means[i],
+                finite[i],
             )
             for i, job in enumerate(jobs)
         ]

@@ -27,6 +27,8 @@ class Policy(ABC):
 
     codebook: Codebook = QUARTERS
     """What the digits of a code mean to this policy."""
+    any_device: bool = False
+    """Whether ``plan`` works on whatever device theta is on; if not, it is given theta on the CPU."""
 
     def bind(self, network: Network) -> "Policy":
         """This policy, ready for one network."""

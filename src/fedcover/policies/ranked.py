@@ -95,7 +95,7 @@ class Units(Block):
     def scores(self, theta: Params) -> Tensor:
         """One score for each unit."""
         if self.in_order:
-            return -torch.arange(self.group.size)
+            return -torch.arange(self.group.size, device=next(iter(theta.values())).device)
         return self.group.incoming_norm(theta)
 
     def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
@@ -107,6 +107,7 @@ class Units(Block):
 class Ranked(Policy):
     """Ranks the items of every block by the current theta and keeps what each client's budget names."""
 
+    any_device = True
     name: str
     find: Callable[[Network], tuple[tuple[Block, ...], Codebook]] = field(repr=False)
     """The blocks of a network, and what code digits mean on it."""
@@ -135,9 +136,9 @@ class Ranked(Policy):
         for budget in {client.budget: None for client in cohort}:
             mask: dict[str, Tensor] = {}
             for block in self.blocks:
-                held = budget.held(ranks[block.name], block.name)
-                if not bool(held.all()):
-                    block.restrict(mask, theta, held)
+                items = ranks[block.name]
+                if budget.spans(items.numel(), block.name) != [(0, items.numel())]:
+                    block.restrict(mask, theta, budget.held(items, block.name))
             made[budget] = mask or FULL
         return [made[client.budget] for client in cohort]
 
@@ -152,6 +153,7 @@ class Ranked(Policy):
 class Frozen(Policy):
     """A ranked policy whose ranks are drawn anew for the first rounds and then kept for good."""
 
+    any_device = True
     inner: Ranked
     after: int = 3
 

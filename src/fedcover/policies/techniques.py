@@ -59,6 +59,8 @@ def _units(in_order: bool) -> Callable[[Network], tuple[tuple[Block, ...], Codeb
 class FullModels(Policy):
     """FedAvg: every client holds the whole model, whatever its budget."""
 
+    any_device = True
+
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
