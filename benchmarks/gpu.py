@@ -1,9 +1,10 @@
-"""Client-steps a second on one GPU, against the number of models in the batch, and the memory floor.
+"""Client-steps a second on one GPU, against the number of models in the batch, and the share of the memory floor.
 
 PYTHONPATH=src python benchmarks/gpu.py --out results.json
 """
 
 import argparse
+import gc
 import json
 import time
 from pathlib import Path
@@ -16,7 +17,12 @@ from fedcover.local import Job
 from fedcover.models import build
 from fedcover.params import params_of
 
-IMAGES = {"mlp": ((1, 28, 28), 600), "lenet": ((3, 32, 32), 500)}
+WORK = {"mlp": ((1, 28, 28), 600), "lenet": ((3, 32, 32), 500), "resnet18": ((3, 32, 32), 50)}
+"""For each network the shape of an image and how many a client has."""
+MODELS = {"mlp": [100, 420, 1140, 2280], "lenet": [100, 420, 2280], "resnet18": [10, 100]}
+BATCH = 10
+BYTES_PER_ENTRY = 21
+"""The least that a step must move for an entry: read it, read and write it, likewise its momentum, read its mask."""
 
 
 def bandwidth() -> float:
@@ -34,55 +40,56 @@ def bandwidth() -> float:
 
 
 def jobs_of(name: str, models: int, keep: float) -> list[Job]:
-    """Jobs of the paper's size: one epoch less data than a round, random images."""
-    shape, each = IMAGES[name]
+    """One epoch for each client, on random images; four masks in turn."""
+    shape, each = WORK[name]
     rng = torch.Generator().manual_seed(0)
     inputs = torch.randn(each * 20, *shape, generator=rng)
     data = fc.Examples(inputs, torch.randint(10, (len(inputs),), generator=rng), classes=10)
     clients = fc.data.from_parts(data, [torch.randperm(len(inputs), generator=rng)[:each] for _ in range(models)])
     model = build(name, shape, 10, 0)
-    theta = params_of(model)
     hidden = fc.trace(model, inputs[:2]).hidden
-    masks = [{n: torch.rand(theta[n].shape, generator=rng) < keep for n in hidden} for _ in range(4)]
-    task, recipe = fc.Task(model), fc.LocalSGD(epochs=1)
+    theta = {key: tensor.cuda() for key, tensor in params_of(model).items()}
+    masks = [{n: (torch.rand(theta[n].shape, generator=rng) < keep).cuda() for n in hidden} for _ in range(4)]
+    task, recipe = fc.Task(model), fc.LocalSGD(epochs=1, batch_size=BATCH)
     return [
-        Job(
-            task, clients, fc.Client(i, i, fc.Budget()), theta, masks[i % 4] if keep < 1 else {}, recipe, fc.Round(1, 0)
-        )
+        Job(task, clients, fc.Client(i, i, fc.Budget()), theta, masks[i % 4], recipe, fc.Round(1, 0))
         for i in range(models)
     ]
 
 
-def measure(name: str, models: int, compile: bool, keep: float = 0.75, repeats: int = 3) -> dict[str, object]:
-    """Client-steps a second of the training loop alone and of the whole call."""
-    engine = Vectorized("cuda", compile=compile, most=models)
-    jobs = jobs_of(name, models, keep)
-    begun = time.perf_counter()
-    list(engine.train(jobs))
-    torch.cuda.synchronize()
-    first = time.perf_counter() - begun
-    torch.cuda.reset_peak_memory_stats()
+def seconds_of(work: object, repeats: int) -> float:
+    """The best of several times."""
     best = float("inf")
     for _ in range(repeats):
         torch.cuda.synchronize()
         begun = time.perf_counter()
-        list(engine.train(jobs))
+        work()
         torch.cuda.synchronize()
         best = min(best, time.perf_counter() - begun)
+    return best
+
+
+def measure(name: str, models: int, compile: bool, speed: float, keep: float = 0.75) -> dict[str, object]:
+    """Client-steps a second of the training loop alone, and of the whole call with loading."""
+    engine, jobs = Vectorized("cuda", compile=compile, most=models), jobs_of(name, models, keep)
+    first = seconds_of(lambda: list(engine.train(jobs)), 1)
+    torch.cuda.reset_peak_memory_stats()
+    whole = seconds_of(lambda: list(engine.train(jobs)), 3)
     machine = next(iter(engine._machines.values()))
-    steps = jobs[0].recipe.steps(IMAGES[name][1])
-    loop = float("inf")
-    for _ in range(repeats):
+    steps = jobs[0].recipe.steps(WORK[name][1])
+
+    def loop() -> None:
         machine._at.step.zero_()
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
         for _ in range(steps):
             machine._graph.replay()
-        torch.cuda.synchronize()
-        loop = min(loop, time.perf_counter() - begun)
+
+    alone = seconds_of(loop, 3)
+    entries = sum(tensor.numel() for tensor in jobs[0].theta.values())
+    floor = speed / (entries * BYTES_PER_ENTRY)
     return {
         "model": name, "models": models, "compiled": compile, "keep": keep, "first_call_seconds": round(first, 2),
-        "client_steps_per_second": round(models * steps / loop), "with_loading": round(models * steps / best),
+        "client_steps_per_second": round(models * steps / alone), "with_loading": round(models * steps / whole),
+        "share_of_memory_floor": round(models * steps / alone / floor, 3),
         "peak_GiB": round(torch.cuda.max_memory_allocated() / 2**30, 2),
     }  # fmt: skip
 
@@ -91,31 +98,33 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
-    parser.add_argument("--models", type=int, nargs="*", default=[100, 420, 2280])
+    parser.add_argument("--networks", nargs="*", default=list(WORK))
+    parser.add_argument("--models", type=int, nargs="*", help="models in the batch; default: several for each network")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    found = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "bytes_per_second": bandwidth(),
-        "runs": [],
-    }
-    print({k: v for k, v in found.items() if k != "runs"}, flush=True)
-    for name in IMAGES:
-        for models in arguments.models:
+    speed = bandwidth()
+    runs = []
+    for name in arguments.networks:
+        for models in arguments.models or MODELS[name]:
             for compile in (False, True):
                 try:
-                    row = measure(name, models, compile)
+                    row = measure(name, models, compile, speed)
                 except Exception as error:
-                    row = {
-                        "model": name,
-                        "models": models,
-                        "compiled": compile,
-                        "error": f"{type(error).__name__}: {error}"[:400],
-                    }
+                    why = f"{type(error).__name__}: {error}"[:300]
+                    row = {"model": name, "models": models, "compiled": compile, "error": why}
                 print(row, flush=True)
-                found["runs"].append(row)
+                runs.append(row)
+                gc.collect()
                 torch.cuda.empty_cache()
+    found = {
+        "command": "PYTHONPATH=src python benchmarks/gpu.py",
+        "what": "client-steps a second: one SGD step of one client on a batch of 10, keep 0.75 of the hidden weights",
+        "memory_floor": f"{BYTES_PER_ENTRY} bytes for each parameter and step at the measured bandwidth",
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "bytes_per_second": round(speed),
+        "runs": runs,
+    }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 

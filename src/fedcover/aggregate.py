@@ -75,17 +75,20 @@ class RegionSum:
         if len(updates) == 1:
             return self.add(updates[0])
         shares = [float(update.examples) if self._by_examples else 1.0 for update in updates]
+        alike = len(set(shares)) == 1
         for name, total in self._sum.items():
-            share = total.new_tensor(shares).view(-1, *[1] * total.ndim)
-            values = torch.stack([update.theta[name] for update in updates]).to(total)
+            values = torch.stack([update.theta[name] for update in updates])
+            share = 1.0 if alike else total.new_tensor(shares).view(-1, *[1] * total.ndim)
             if any(name in update.mask for update in updates):
                 whole = torch.ones_like(total, dtype=torch.bool)
-                kept = torch.stack([update.mask.get(name, whole) for update in updates]).to(total.device)
-                total.add_((torch.where(kept, values, 0.0) * share).sum(0))
-                self._weight[name].add_((kept * share).sum(0))
+                kept = torch.stack([update.mask.get(name, whole) for update in updates])
+                held = torch.where(kept, values, 0.0)
+                values, weight = (held, kept) if alike else (held * share, kept * share)
+                self._weight[name].add_(weight.sum(0, dtype=torch.float64), alpha=shares[0] if alike else 1.0)
             else:
-                total.add_((values * share).sum(0))
+                values = values if alike else values * share
                 self._weight[name].add_(sum(shares))
+            total.add_(values.sum(0, dtype=torch.float64), alpha=shares[0] if alike else 1.0)
 
     def mean(self) -> Params:
         """The new theta."""

@@ -8,6 +8,7 @@ the first ``keep`` of it, or a pattern of equal bands of it, S1 the largest. A c
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -54,10 +55,12 @@ class Budget:
 
     def held(self, ranks: Tensor, layer: str = "") -> Tensor:
         """Which items of a ranked list are kept, given each item's rank (0 = first)."""
-        held = torch.zeros(ranks.numel(), dtype=torch.bool, device=ranks.device)
-        for start, end in self.spans(ranks.numel(), layer):
-            held |= (ranks >= start) & (ranks < end)
-        return held
+        size = ranks.numel()
+        held = [
+            ranks < end if start == 0 else ranks >= start if end == size else (ranks >= start) & (ranks < end)
+            for start, end in self.spans(size, layer)
+        ]
+        return reduce(Tensor.logical_or, held) if held else torch.zeros_like(ranks, dtype=torch.bool)
 
     def spans(self, size: int, layer: str = "") -> list[tuple[int, int]]:
         """The ranks that are kept of a list of this size, as spans from the first to one before the last.

@@ -39,7 +39,7 @@ class DataConfig(_Strict):
 class ModelConfig(_Strict):
     """Which network."""
 
-    name: str = Field("mlp", description="mlp or lenet")
+    name: str = Field("mlp", description="mlp, lenet or resnet18")
 
 
 class PolicyConfig(_Strict):

@@ -1,10 +1,11 @@
 """What a mask costs on a network: parameters, multiply-adds, bytes on the wire, FLOPs of a training step."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedcover.network import Network
-from fedcover.packing import packed_size
+from fedcover.packing import packed_sizes
 from fedcover.params import Mask
 
 BYTES_PER_VALUE = 4
@@ -41,14 +42,22 @@ def cost_of(network: Network, mask: Mask) -> Cost:
     >>> full.parameters, full.macs, full.bytes_up
     (159010, 158800.0, 636040)
     """
-    parameters, macs, flops, packed = 0, 0.0, 0.0, 0
+    return costs_of(network, [mask])[0]
+
+
+def costs_of(network: Network, masks: Sequence[Mask]) -> list[Cost]:
+    """The costs of several sub-models; a GPU is waited for once."""
+    sizes = iter(packed_sizes([kept for mask in masks for kept in mask.values()]))
+    return [_cost(network, {name: next(sizes) for name in mask}) for mask in masks]
+
+
+def _cost(network: Network, masked: Mapping[str, tuple[int, int]]) -> Cost:
+    """The cost, given for each masked tensor how many entries are kept and how long its packed mask is."""
+    parameters, macs, flops = 0, 0.0, 0.0
     for name, shape in network.shapes.items():
-        size = math.prod(shape)
-        if name in mask:
-            size, length = packed_size(mask[name])
-            packed += length
+        size = masked[name][0] if name in masked else math.prod(shape)
         parameters += size
         macs += size * network.macs[name]
         flops += 2 * size * network.macs[name] * (2 if name in network.first else 3)
     values = BYTES_PER_VALUE * parameters
-    return Cost(parameters, macs, values + packed, values, flops)
+    return Cost(parameters, macs, values + sum(length for _, length in masked.values()), values, flops)

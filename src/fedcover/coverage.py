@@ -25,13 +25,14 @@ def coverage_of(masks: Sequence[Mask], theta: Params) -> dict[str, Tensor]:
     >>> coverage_of([{}, {"w": torch.tensor([True, False, True])}], theta)["w"].tolist()
     [2, 1, 2]
     """
-    counts = {name: torch.zeros_like(tensor, dtype=torch.int32) for name, tensor in theta.items()}
-    for mask, places in _distinct(masks):
-        for name, total in counts.items():
+    distinct = _distinct(masks)
+    counts = {}
+    for name, tensor in theta.items():
+        whole = sum(len(places) for mask, places in distinct if name not in mask)
+        counts[name] = torch.full_like(tensor, whole, dtype=torch.int32)
+        for mask, places in distinct:
             if name in mask:
-                total.add_(mask[name], alpha=len(places))
-            else:
-                total.add_(len(places))
+                counts[name].add_(mask[name], alpha=len(places))
     return counts
 
 
@@ -82,7 +83,7 @@ def regions(masks: Sequence[Mask], theta: Params) -> list[Region]:
 
 def pruning_error(theta: Params, mask: Mask) -> float:
     """e = ||theta - theta o m||^2: what the mask cuts away."""
-    return sum(numbers(_errors(theta, mask)))
+    return float(sum(numbers(_errors(theta, mask))))
 
 
 def _errors(theta: Params, mask: Mask) -> list[Tensor]:

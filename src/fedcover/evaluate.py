@@ -43,8 +43,9 @@ def evaluate(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], theta: 
             correct = (scores.argmax(1) == y).double()
             right.index_add_(0, y, correct)
             seen.index_add_(0, y, torch.ones_like(correct))
-    found = torch.stack([right, seen]).cpu()
-    return Score(float(total) / len(test), float(found[0].sum()) / len(test), found[0] / found[1])
+    found = torch.cat([total.view(1), right, seen]).cpu()  # one wait for a GPU
+    right, seen = found[1:].chunk(2)
+    return Score(float(found[0]) / len(test), float(right.sum()) / len(test), right / seen)
 
 
 def test_on(test: Examples, device: torch.device) -> Examples:

@@ -19,7 +19,7 @@ from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
 from fedcover.budgets import Budget, Budgets
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, sample_ids
-from fedcover.cost import Cost, cost_of
+from fedcover.cost import Cost, cost_of, costs_of
 from fedcover.coverage import coverage_of, pruning_noise
 from fedcover.data import Examples, Population, as_examples
 from fedcover.engines.base import Engine
@@ -95,7 +95,7 @@ class Federation:
 
     def play_round(self, state: State, test: Examples | None = None, local: bool = False) -> tuple[State, RoundRecord]:
         """One round: the state after it, and its record. ``local`` asks for local accuracy too."""
-        with one_thread():  # so that the record's sums are the same on every machine
+        with one_thread(), self.engine.playing():  # one thread: the record's sums are then the same on every machine
             begun = self.begin_round(state, self.engine.device)
             return self.end_round(begun, self.engine.train(begun.jobs), test, local, self.engine.together)
 
@@ -126,6 +126,7 @@ class Federation:
     ) -> tuple[State, RoundRecord]:
         """The second half: updates stream into the region average, then the new theta is looked at."""
         this_round, state, cohort, clock = begun.this_round, begun.state, begun.cohort, begun.clock
+        clock.skip()
         total = RegionSum(state.theta, self.weighting)
         answered: list[Mask] = []
         losses: list[float] = []
@@ -218,15 +219,14 @@ class Federation:
                 seen.add(id(mask))
 
     def _costs(self, masks: Sequence[Mask], cohort: Sequence[Client], this_round: Round) -> list[Cost]:
-        known = {id(FULL): self._full}
+        distinct = {id(mask): mask for mask in masks}
+        known = dict(zip(distinct, costs_of(self.network, list(distinct.values())), strict=True))
         for mask, client in zip(masks, cohort, strict=True):
-            if id(mask) not in known:
-                known[id(mask)] = cost_of(self.network, mask)
-                if known[id(mask)].parameters == 0:
-                    raise InputError(
-                        f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
-                        f" keeps nothing; keep at least one entry"
-                    )
+            if known[id(mask)].parameters == 0:
+                raise InputError(
+                    f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
+                    f" keeps nothing; keep at least one entry"
+                )
         return [known[id(mask)] for mask in masks]
 
     def _local_accuracy(

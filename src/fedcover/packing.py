@@ -15,6 +15,7 @@ the server knows the mask.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -47,20 +48,24 @@ def pack(kept: Tensor) -> bytes:
     return bytes([tag]) + bodies[tag]
 
 
-def packed_size(kept: Tensor) -> tuple[int, int]:
-    """How many entries a mask keeps, and the length of its shortest encoding, which is not written out.
+def packed_sizes(masks: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """For each mask how many entries it keeps and how long its encoding is, without writing it out.
 
-    >>> packed_size(torch.ones(1000, dtype=torch.bool)), packed_size(torch.arange(1000) % 2 == 0)
-    ((1000, 1), (500, 126))
+    >>> packed_sizes([torch.ones(1000, dtype=torch.bool), torch.arange(1000) % 2 == 0])
+    [(1000, 1), (500, 126)]
     """
-    axes = range(kept.ndim) if kept.ndim > 1 else ()
-    along = [_any_along(kept, axis).sum() for axis in axes]
-    count, *held = map(int, numbers([kept.sum(), *along]))
+    counts = [[kept.sum(), *(_any_along(kept, axis).sum() for axis in _axes(kept))] for kept in masks]
+    found = iter(numbers([count for some in counts for count in some]))
+    return [_packed_size(kept, next(found), [next(found) for _ in _axes(kept)]) for kept in masks]
+
+
+def _packed_size(kept: Tensor, count: int, along: list[int]) -> tuple[int, int]:
+    """The number of kept entries and the length of ``pack``, from the indices in use ``along`` each axis."""
     size = kept.numel()
     if count == size:
         return count, 1
     lengths = [-(-size // 8)]
-    if along and math.prod(held) == count:
+    if along and math.prod(along) == count:
         lengths.append(sum(-(-n // 8) for n in kept.shape))
     for wanted, many in ((kept, count), (~kept, size - count)):
         if many < lengths[0]:  # a gap takes at least one byte
@@ -70,8 +75,12 @@ def packed_size(kept: Tensor) -> tuple[int, int]:
     return count, 1 + min(lengths)
 
 
+def _axes(kept: Tensor) -> range:
+    return range(kept.ndim if kept.ndim > 1 else 0)
+
+
 def _any_along(kept: Tensor, axis: int) -> Tensor:
-    return kept.movedim(axis, 0).reshape(kept.shape[axis], -1).any(1)
+    return kept.any(dim=tuple(other for other in range(kept.ndim) if other != axis))
 
 
 def unpack(data: bytes, shape: tuple[int, ...]) -> Tensor:

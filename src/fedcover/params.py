@@ -6,6 +6,7 @@ whole, so ``{}`` is the full model. theta o m is the meaning of a pruned model.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,12 +59,12 @@ def count(theta: Mapping[str, Tensor], mask: Mask = FULL) -> int:
 
 def norm2(theta: Mapping[str, Tensor]) -> float:
     """||theta||^2, the sum of squares over all entries, in double precision."""
-    return sum(numbers([tensor.double().square().sum() for tensor in theta.values()]))
+    return float(sum(numbers([tensor.double().square().sum() for tensor in theta.values()])))
 
 
-def numbers(scalars: Sequence[Tensor]) -> list[float]:
-    """Tensors of one entry as numbers, in one transfer: a GPU is waited for once."""
-    return torch.stack([scalar.double() for scalar in scalars]).tolist() if scalars else []
+def numbers(scalars: Sequence[Tensor]) -> list[Any]:
+    """Tensors of one entry and one type as numbers, in one transfer: a GPU is waited for once."""
+    return torch.stack(list(scalars)).tolist() if scalars else []
 
 
 def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> Params:

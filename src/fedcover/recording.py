@@ -22,6 +22,10 @@ class Clock:
         self.seconds = {"plan": 0.0, "train": 0.0, "aggregate": 0.0, "evaluate": 0.0}
         self._last = time.perf_counter()
 
+    def skip(self) -> None:
+        """Forget the time since the last lap: it went to others."""
+        self._last = time.perf_counter()
+
     def lap(self, stage: str) -> None:
         """Count the time since the last lap towards a stage."""
         now = time.perf_counter()
@@ -71,12 +75,15 @@ def make_record(
 
 def layer_coverage(counts: Mapping[str, Tensor]) -> dict[str, LayerCoverage]:
     """How often the entries of each tensor are held."""
-    held = [layer for layer in counts.values() if layer.numel()]
-    found = iter(numbers([what for c in held for what in (c.min(), c.double().mean(), (c == 0).double().mean())]))
-    return {
-        name: LayerCoverage(int(next(found)), next(found), next(found)) if layer.numel() else LayerCoverage(0, 0.0, 0.0)
-        for name, layer in counts.items()
-    }
+    found = iter(
+        numbers([n for c in counts.values() if c.numel() for n in (c.min().long(), c.sum(), c.count_nonzero())])
+    )
+    layers = {}
+    for name, layer in counts.items():
+        size = layer.numel()
+        least, total, covered = (next(found), next(found), next(found)) if size else (0, 0, 0)
+        layers[name] = LayerCoverage(least, total / max(size, 1), (size - covered) / max(size, 1))
+    return layers
 
 
 def _number(value: float) -> float | None:

@@ -1,6 +1,7 @@
 """Many rounds: when to look, what to keep on disk, how to go on after a stop."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -116,26 +117,47 @@ class Lane:
 
 
 def run_lanes(lanes: Sequence[Lane], schedule: Schedule, engine: Engine) -> list[History]:
-    """The histories of federations played in lockstep: one call of the engine for all their clients a round."""
+    """The histories of federations played in lockstep: one call of the engine for all their clients a round.
+
+    An engine that can be asked ahead gets the lanes in as many groups, and trains one while the next is planned.
+    """
     with ExitStack() as stack:
         stack.callback(engine.close)
         for lane in lanes:
             lane.open(schedule, engine)
             stack.callback(lane.close)
+        # One thread, so that the records' sums are the same on every machine.
+        stack.enter_context(one_thread())
+        stack.enter_context(engine.playing())
         _move_tests(lanes, engine.device)
-        first = min(lane.state.round for lane in lanes) + 1
-        for index in range(first, schedule.rounds + 1):
-            look, local = schedule.looks(index), schedule.looks_locally(index)
-            due = [lane for lane in lanes if lane.state.round < index]
-            with one_thread():  # so that the records' sums are the same on every machine
-                begun = [lane.federation.begin_round(lane.state, engine.device) for lane in due]
-                updates = engine.train([job for one in begun for job in one.jobs])
-                for lane, one in zip(due, begun, strict=True):
-                    own = islice(updates, len(one.jobs))
-                    test = lane.test if look else None
-                    lane.state, record = lane.federation.end_round(one, own, test, local, engine.together)
-                    lane.keep(record, schedule)
+        each = -(-len(lanes) // engine.ahead)
+        groups = [lanes[start : start + each] for start in range(0, len(lanes), each)]
+        begun: deque[_Begun] = deque()
+        for index in range(min(lane.state.round for lane in lanes) + 1, schedule.rounds + 1):
+            for group in groups:
+                if len(begun) == len(groups):
+                    begun.popleft().end(schedule)
+                begun.append(_Begun(index, [lane for lane in group if lane.state.round < index], engine))
+        for one in begun:
+            one.end(schedule)
         return [lane.finish() for lane in lanes]
+
+
+class _Begun:
+    """A round of several lanes whose clients are being trained."""
+
+    def __init__(self, index: int, lanes: Sequence[Lane], engine: Engine) -> None:
+        self._index, self._lanes, self._together = index, lanes, engine.together
+        self._rounds = [lane.federation.begin_round(lane.state, engine.device) for lane in lanes]
+        self._updates = engine.train([job for one in self._rounds for job in one.jobs])
+
+    def end(self, schedule: Schedule) -> None:
+        """Take the updates in, and write the round down."""
+        look, local = schedule.looks(self._index), schedule.looks_locally(self._index)
+        for lane, begun in zip(self._lanes, self._rounds, strict=True):
+            own, test = islice(self._updates, len(begun.jobs)), lane.test if look else None
+            lane.state, record = lane.federation.end_round(begun, own, test, local, self._together)
+            lane.keep(record, schedule)
 
 
 def _move_tests(lanes: Sequence[Lane], device: torch.device) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from fedcover.dropout import with_keyed_dropout
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.processes import Processes
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized
+from fedcover.engines.vectorized import Vectorized, _updates
 from fedcover.local import Job
 from fedcover.models import MLP, LeNet
 from fedcover.policies import POLICIES
@@ -248,6 +249,23 @@ def test_vectorized_splits_a_cohort_that_is_too_large() -> None:
     expected = images(Serial(), "mlp", "NP").run(2)
     for most in (1, 2, 3):
         assert furthest(expected, images(Vectorized("cpu", most=most), "mlp", "NP").run(2)) < TOLERANCE
+
+
+def test_vectorized_splits_a_cohort_that_does_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = images(Serial(), "mlp", "WP").run(2)
+    engine, sizes = Vectorized("cpu"), []
+    run = engine._run
+
+    def narrow(kind, jobs):  # type: ignore[no-untyped-def]
+        sizes.append(len(jobs))
+        if len(jobs) > 1:
+            raise torch.OutOfMemoryError("no room")
+        return run(kind, jobs)
+
+    monkeypatch.setattr(engine, "_run", narrow)
+    monkeypatch.setattr(engine, "_begin", lambda kind, jobs: partial(_updates, jobs, *engine._run(kind, jobs)))
+    assert furthest(expected, images(engine, "mlp", "WP").run(2)) < TOLERANCE
+    assert sizes == [4, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1]  # what is known to be too much is not tried again
 
 
 @pytest.mark.filterwarnings("default")  # the compiler's own

@@ -54,6 +54,19 @@ def test_client_order_does_not_matter(case: tuple[Params, list[ClientUpdate]], w
         assert torch.allclose(value, average(theta, updates, weighting)[name], rtol=1e-6, atol=1e-7)
 
 
+@given(theta_and_updates(), weightings, st.integers(1, 4))
+def test_clients_may_be_taken_in_together(
+    case: tuple[Params, list[ClientUpdate]], weighting: str, together: int
+) -> None:
+    theta, updates = case
+    stream = RegionSum(theta, weighting)
+    for start in range(0, len(updates), together):
+        stream.add_together(updates[start : start + together])
+    expected = average(theta, updates, weighting)
+    for name, value in stream.mean().items():
+        assert torch.allclose(value, expected[name], rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
 @given(theta_and_updates(), weightings, st.sampled_from([float("nan"), float("inf"), 1e30]))
 def test_what_lies_outside_a_mask_has_no_influence(
     case: tuple[Params, list[ClientUpdate]], weighting: str, junk: float

@@ -9,7 +9,7 @@ from fedcover.clients import cohort_of
 from fedcover.coverage import coverage_of, gamma_min, pruning_error, pruning_noise, regions, uncovered
 from fedcover.models import MLP
 from fedcover.network import trace
-from fedcover.packing import pack, unpack
+from fedcover.packing import pack, packed_sizes, unpack
 from fedcover.params import Mask, Params, count, norm2, params_of, prune
 from fedcover.policies import fixed_subnetwork, neuron_pruning, weight_pruning
 from fedcover.policies.ranked import rank
@@ -109,6 +109,7 @@ def test_packing_is_exact(case: tuple[Params, list[Mask]]) -> None:
     for name, kept in mask.items():
         packed = pack(kept)
         assert torch.equal(unpack(packed, tuple(theta[name].shape)), kept)
+        assert packed_sizes([kept]) == [(int(kept.sum()), len(packed))]
         assert len(packed) <= 1 + -(-kept.numel() // 8)
 
 
@@ -118,6 +119,7 @@ def test_packing_of_sparse_masks_is_exact_and_short(size: int, density: float, s
     for mask in (kept, ~kept):
         packed = pack(mask)
         assert torch.equal(unpack(packed, (size + 1,)), mask)
+        assert packed_sizes([mask]) == [(int(mask.sum()), len(packed))]
         assert len(packed) <= 2 + 2 * int(kept.sum())
 
 
@@ -129,4 +131,5 @@ def test_packing_of_whole_units_is_exact_and_short(axes: list[list[bool]]) -> No
         kept &= torch.tensor(axis).reshape([-1 if j == i else 1 for j in range(len(axes))])
     packed = pack(kept)
     assert torch.equal(unpack(packed, tuple(kept.shape)), kept)
+    assert packed_sizes([kept, ~kept])[0] == (int(kept.sum()), len(packed))
     assert len(packed) <= 1 + sum(-(-len(axis) // 8) for axis in axes)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedcover.errors import InputError
-from fedcover.packing import BITS, DROPPED, FULL, KEPT, PRODUCT, pack, unpack
+from fedcover.packing import BITS, DROPPED, FULL, KEPT, PRODUCT, pack, packed_sizes, unpack
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ from fedcover.packing import BITS, DROPPED, FULL, KEPT, PRODUCT, pack, unpack
 def test_the_cheapest_encoding_wins(mask: torch.Tensor, tag: int, size: int) -> None:
     packed = pack(mask.bool())
     assert (packed[0], len(packed)) == (tag, size)
+    assert packed_sizes([mask.bool()]) == [(int(mask.bool().sum()), size)]
     assert torch.equal(unpack(packed, (100, 100)), mask.bool())
 
 

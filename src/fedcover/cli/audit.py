@@ -13,7 +13,7 @@ from fedcover.cli.console import friendly, out, show_table
 def audit(
     code: Annotated[str, typer.Argument(help="One digit for each client, or items such as 4x1,3x0.75,3x1010.")],
     technique: Annotated[str, typer.Option(help="WP, NP, FS, PT or full.")] = "WP",
-    model: Annotated[str, typer.Option(help="mlp or lenet.")] = "mlp",
+    model: Annotated[str, typer.Option(help="mlp, lenet or resnet18.")] = "mlp",
     seed: Annotated[int, typer.Option(help="Decides the initial model that the noise is measured on.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

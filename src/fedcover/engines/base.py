@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -19,6 +20,12 @@ class Engine(ABC):
     """Where it wants theta and masks, and leaves updates: the whole round is played there."""
     together: int = 1
     """How many updates are best averaged at once."""
+    ahead: int = 1
+    """How many calls of ``train`` may be under way at once: with 2, one trains while another is planned."""
+
+    def playing(self) -> AbstractContextManager[object]:
+        """What must hold while rounds are played with this engine."""
+        return nullcontext()
 
     @abstractmethod
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:

@@ -32,13 +32,14 @@ def batch_table(jobs: Sequence[Job], device: torch.device) -> BatchTable:
     steps = [-(-size // batch) for size in sizes]
     places = max(steps) * batch
     # Places without an example sort behind all others.
-    draws = torch.full((len(jobs), epochs, places), 2.0)
-    owned = torch.full((len(jobs), places), -1, dtype=torch.long)
+    pin = device.type == "cuda"
+    draws = torch.full((len(jobs), epochs, places), 2.0, pin_memory=pin)
+    owned = torch.full((len(jobs), places), -1, dtype=torch.long, pin_memory=pin)
     for row, (job, size) in enumerate(zip(jobs, sizes, strict=True)):
         draws[row, :, :size] = shuffle_draws(job, size)
         owned[row, :size] = job.clients.indices(job.client.id)
-    order = draws.to(device).argsort(stable=True, dim=2)
-    index = owned.to(device).unsqueeze(1).expand(-1, epochs, -1).gather(2, order)
+    order = draws.to(device, non_blocking=True).argsort(stable=True, dim=2)
+    index = owned.to(device, non_blocking=True).unsqueeze(1).expand(-1, epochs, -1).gather(2, order)
     index = index.view(len(jobs), epochs, max(steps), batch)
     epoch = torch.arange(epochs, device=device).view(1, epochs, 1).expand(len(jobs), -1, max(steps))
     if min(steps) < max(steps):
@@ -50,4 +51,9 @@ def batch_table(jobs: Sequence[Job], device: torch.device) -> BatchTable:
         epoch = epoch.reshape(len(jobs), -1).gather(1, close).view(len(jobs), epochs, -1)
     index = index.reshape(len(jobs), -1, batch).transpose(0, 1).contiguous()
     last = (epoch.reshape(len(jobs), -1) == epochs - 1).transpose(0, 1)
-    return BatchTable(index, bool((index >= 0).all()), last & (index >= 0).any(2))
+    return BatchTable(index, min(sizes) == places, last & (index >= 0).any(2))
+
+
+def moved(values: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers on a device; a GPU takes them when it gets to it, and nobody waits."""
+    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)

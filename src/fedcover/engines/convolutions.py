@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 LARGEST_KERNEL = 63
 """The most entries of a kernel, in one channel, that a tile of patches has room for."""
+LARGEST_PATCH = 256
+"""Patches of more entries make products large enough for the libraries, which then are faster."""
 
 
 def places_of(size: Sequence[int], kernel: Sequence[int], how: Sequence[int]) -> list[int]:
@@ -154,5 +156,6 @@ def use_stacked_convolutions(model: nn.Module) -> None:
                 continue
             if child.groups == 1 and child.padding_mode == "zeros" and not isinstance(child.padding, str):
                 entries = child.kernel_size[0] * child.kernel_size[1]
-                direct = child.weight.dtype == torch.float32 and 1 < entries <= LARGEST_KERNEL
+                small = 1 < entries <= LARGEST_KERNEL and entries * child.in_channels <= LARGEST_PATCH
+                direct = child.weight.dtype == torch.float32 and small
                 setattr(parent, name, DirectConv2d(child) if direct else MatmulConv2d(child))

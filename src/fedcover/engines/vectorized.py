@@ -6,6 +6,7 @@ each client's are the same alone or in company.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +17,23 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedcover.aggregate import ClientUpdate
 from fedcover.dropout import Stream, with_keyed_dropout
 from fedcover.engines.base import Engine
-from fedcover.engines.batches import BatchTable, batch_table
+from fedcover.engines.batches import BatchTable, batch_table, moved
 from fedcover.engines.convolutions import use_stacked_convolutions
 from fedcover.engines.fuse import fused
-from fedcover.local import Job, dropout_key
+from fedcover.local import Job, Task, dropout_key
 from fedcover.params import Params
+
+_Batch = tuple[Any, list[int]]
+"""What its jobs share, and their numbers."""
+_Begun = tuple[list[int], Callable[[], list[ClientUpdate]]]
+"""The numbers of jobs that are being trained, and what waits for them."""
 
 
 class Vectorized(Engine):
     """Trains clients as one batch; ``device`` defaults to a GPU where there is one.
 
-    ``most`` bounds how many clients are trained at once; a larger cohort is split.
+    ``most`` bounds how many clients are trained at once; a larger cohort is split, as is one that does not fit
+    into memory.
     """
 
     name = "vectorized"
@@ -38,53 +45,101 @@ class Vectorized(Engine):
         self._most = most
         self._data: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._machines: dict[Any, _Machine] = {}
-        self.together = 1 if self.device.type == "cpu" else 16
+        self._training: Any = None
+        if self.device.type == "cuda":
+            self.together, self.ahead = 16, 2
+            self._training = torch.cuda.Stream(self.device)
 
     def __repr__(self) -> str:
         return f"vectorized on {self.device}"
 
+    def playing(self) -> AbstractContextManager[object]:
+        """On a GPU: planning and averaging go before training, which has a queue of its own."""
+        if self._training is None:
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream(self.device, priority=-1))
+
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
-        """The jobs' updates in their own order; alike jobs are trained together."""
+        """The jobs' updates in their own order; alike jobs are trained together.
+
+        On a GPU the call returns as soon as the work is queued; who reads the updates waits for them.
+        """
+        kinds = {key: _kind(task) for key, task in {id(job.task): job.task for job in jobs}.items()}
         groups: dict[Any, list[int]] = {}
         for number, job in enumerate(jobs):
-            groups.setdefault(_kind(job), []).append(number)
+            groups.setdefault((kinds[id(job.task)], *_part(job)), []).append(number)
+        batches = [
+            (kind, numbers[start : start + self._most])
+            for kind, numbers in groups.items()
+            for start in range(0, len(numbers), self._most)
+        ]
+        return self._in_order(jobs, batches, self._start(jobs, batches, 0) if jobs else None)
+
+    def _in_order(self, jobs: Sequence[Job], batches: list[_Batch], begun: _Begun | None) -> Iterator[ClientUpdate]:
+        """The updates by the numbers of their jobs; a batch is begun when it is needed, so that few are in memory."""
         done: dict[int, ClientUpdate] = {}
-        for kind, numbers in groups.items():
-            for start in range(0, len(numbers), self._most):
-                chunk = numbers[start : start + self._most]
-                for number, update in zip(chunk, self._train_alike(kind, [jobs[n] for n in chunk]), strict=True):
-                    done[number] = update
         for number in range(len(jobs)):
+            while number not in done:
+                numbers, finish = begun or self._start(jobs, batches, number)
+                begun = None
+                done |= zip(numbers, finish(), strict=True)
             yield done.pop(number)
+
+    def _start(self, jobs: Sequence[Job], batches: list[_Batch], number: int) -> _Begun:
+        """Begin the batch with this job; one that does not fit into memory is halved, and later ones are as small."""
+        place = next(i for i, (_, numbers) in enumerate(batches) if number in numbers)
+        kind, numbers = batches.pop(place)
+        while True:
+            try:
+                return numbers, self._begin(kind, [jobs[n] for n in numbers])
+            except torch.OutOfMemoryError:
+                if len(numbers) == 1:
+                    raise
+            self.close()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._most = -(-len(numbers) // 2)
+            batches.insert(place, (kind, numbers[self._most :]))
+            numbers = numbers[: self._most]
 
     def close(self) -> None:
         """Give the device's memory back."""
+        if self._training is not None:
+            self._training.synchronize()
         self._data.clear()
         self._machines.clear()
 
-    def _train_alike(self, kind: Any, jobs: Sequence[Job]) -> list[ClientUpdate]:
+    def _begin(self, kind: Any, jobs: Sequence[Job]) -> Callable[[], list[ClientUpdate]]:
+        """Queue the training of alike jobs; what is returned waits for it."""
+        if self._training is None:
+            return lambda: _updates(jobs, *self._run(kind, jobs))
+        ours = torch.cuda.current_stream(self.device)
+        self._training.wait_stream(ours)
+        with torch.cuda.stream(self._training):
+            theta, losses, counts = self._run(kind, jobs)
+            done = torch.cuda.Event()
+            done.record()
+        for tensor in (*theta.values(), losses, counts):
+            tensor.record_stream(ours)
+
+        def finish() -> list[ClientUpdate]:
+            torch.cuda.current_stream(self.device).wait_event(done)
+            return _updates(jobs, theta, losses, counts)
+
+        return finish
+
+    def _run(self, kind: Any, jobs: Sequence[Job]) -> tuple[Params, Tensor, Tensor]:
+        """Stacks of trained parameters, and for each step and client the loss and the examples that count."""
         inputs, labels = self._data_of(jobs[0])
         table = batch_table(jobs, self.device)
         masked = tuple(name for name in jobs[0].theta if any(name in job.mask for job in jobs))
         key = (kind, len(jobs), tuple(table.index.shape), table.full, masked)
         if key not in self._machines:
-            self._machines.clear()  # one at a time: each holds whole stacks of models
+            while len(self._machines) >= self.ahead:  # no more: each holds whole stacks of models
+                del self._machines[next(iter(self._machines))]
             self._machines[key] = _Machine(jobs, table, masked, inputs, labels, self.device, self._compile)
         theta, losses = self._machines[key].run(jobs, table)
-        counts = (table.index >= 0).sum(2) * table.last_epoch
-        means = ((losses * counts).sum(0) / counts.sum(0)).tolist()
-        finite = torch.stack([torch.isfinite(stack).flatten(1).all(1) for stack in theta.values()]).all(0).tolist()
-        return [
-            ClientUpdate(
-                job.client.id,
-                {name: stack[i] for name, stack in theta.items()},
-                job.mask,
-                job.clients.size(job.client.id),
-                means[i],
-                finite[i],
-            )
-            for i, job in enumerate(jobs)
-        ]
+        return theta, losses, (table.index >= 0).sum(2) * table.last_epoch
 
     def _data_of(self, job: Job) -> tuple[Tensor, Tensor]:
         given = job.clients.examples.inputs
@@ -94,11 +149,33 @@ class Vectorized(Engine):
         return self._data[id(given)][1:]
 
 
-def _kind(job: Job) -> Any:
-    """What jobs must share to be trained as one batch."""
-    model = job.task.model
+def _kind(task: Task) -> Any:
+    """What tasks must share for their clients to be trained as one batch."""
+    model = task.model
     shapes = tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in model.named_parameters())
-    return (type(model), repr(model), shapes, job.task.loss, job.recipe, id(job.clients.examples.inputs))
+    return (type(model), repr(model), shapes, task.loss)
+
+
+def _part(job: Job) -> Any:
+    """What their jobs must share beside that."""
+    return job.recipe, id(job.clients.examples.inputs)
+
+
+def _updates(jobs: Sequence[Job], theta: Params, losses: Tensor, counts: Tensor) -> list[ClientUpdate]:
+    """One update for each client of a batch; on a GPU its tensors are parts of the stacks."""
+    means = (losses * counts).sum(0) / counts.sum(0)
+    finite = torch.stack([torch.isfinite(stack).flatten(1).all(1) for stack in theta.values()]).all(0)
+    return [
+        ClientUpdate(
+            job.client.id,
+            {name: stack[i] for name, stack in theta.items()},
+            job.mask,
+            job.clients.size(job.client.id),
+            mean,
+            fine,
+        )
+        for i, (job, mean, fine) in enumerate(zip(jobs, means.tolist(), finite.tolist(), strict=True))
+    ]
 
 
 @dataclass
@@ -176,13 +253,13 @@ class _Machine:
             _deal([theta[name] for theta in thetas], theta_of, stack)
         masks, mask_of = _once([job.mask for job in jobs])
         for name, stack in at.masks.items():
-            whole = torch.ones(stack.shape[1:], dtype=torch.bool)
+            whole = torch.ones(stack.shape[1:], dtype=torch.bool, device=self._device)
             _deal([mask.get(name, whole) for mask in masks], mask_of, stack)
             at.theta[name].mul_(stack)
         for velocity in at.velocity.values():
             velocity.zero_()
         at.index.copy_(table.index)
-        at.keys.copy_(torch.tensor([dropout_key(job) for job in jobs]))
+        at.keys.copy_(moved([dropout_key(job) for job in jobs], self._device))
         at.step.zero_()
 
     def _arguments(self) -> tuple[Any, ...]:
@@ -223,8 +300,8 @@ def _once(things: Sequence[Any]) -> tuple[list[Any], list[int]]:
 
 def _deal(tensors: Sequence[Tensor], number_of: Sequence[int], stack: Tensor) -> None:
     """Fill a stack, on its device, with one of the tensors at each place."""
-    moved = torch.stack([tensor.to(stack.device) for tensor in tensors])
-    torch.index_select(moved, 0, torch.tensor(number_of, device=stack.device), out=stack)
+    choice = torch.stack([tensor.to(stack.device) for tensor in tensors])
+    torch.index_select(choice, 0, moved(number_of, stack.device), out=stack)
 
 
 def _update_function(
