@@ -102,6 +102,6 @@ def _train(stepper: Stepper, job: Job, exact: bool = False) -> ClientUpdate:
     with ambient(job.this_round.seed, "round", job.this_round.index, "train", client), torch.no_grad():
         orders = owned[shuffle_draws(job, len(owned)).argsort(stable=True, dim=1)]
         losses = stepper.epochs(data.inputs, data.labels, orders, recipe.batch_size)
-        sizes = torch.tensor([len(batch) for batch in orders[-1].split(recipe.batch_size)])
+        sizes = (len(owned) - torch.arange(0, len(owned), recipe.batch_size)).clamp(max=recipe.batch_size)
         train_loss = float((losses * sizes).sum()) / len(owned)
     return ClientUpdate(client, stepper.params(), job.mask, len(owned), train_loss)

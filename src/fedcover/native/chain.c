@@ -1,7 +1,7 @@
 /* One client's SGD steps on a chain of linear layers, ReLU and dropout, with cross entropy as the loss.
 
 A step on a small batch is bound by the memory that weights and momenta move through, so both are read and written
-once per step: the pass that updates the first layer also forms that layer's output on the next batch.
+once per step: each block of the first layer's weights is multiplied by the next batch as soon as it is updated.
 
 Layouts, with L lanes to a vector:
   rows     [tile][f / DEPTH][row in tile][f % DEPTH]   activations and their gradients, one row for each example
@@ -11,10 +11,13 @@ Lanes and rows that stand for nothing hold zeros. Sums go in a fixed order: equa
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define L 16
-#define MOST 12 /* rows of a tile, so that gradients and sums of one vector of outputs stay in registers */
+#define MOST 12 /* rows of a tile: two vectors of outputs for each must stay in registers */
 #elif defined(__AVX__)
 #define L 8
 #define MOST 6
@@ -22,7 +25,7 @@ Lanes and rows that stand for nothing hold zeros. Sums go in a fixed order: equa
 #define L 4
 #define MOST 6
 #endif
-#define DEPTH 128
+#define DEPTH 128 /* features of a block, a multiple of 2 L */
 #define OPS 64
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
@@ -73,6 +76,7 @@ INLINE int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to; }
 INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE vf load(const float *at) { return *(const vf *)at; }
 INLINE void store(float *at, vf value) { *(vf *)at = value; }
+INLINE vf all(float value) { return value - (vf){}; } /* not + 0, which a negative zero would not survive */
 INLINE vf zero_where(vi where, vf value) { return (vf)(~where & (vi)value); }
 
 INLINE vi iota(void) {
@@ -89,65 +93,85 @@ INLINE vf keep(vf value, uint16_t bits) {
 
 /* Where feature f of a row lies, in rows of ``width`` features. */
 INLINE int64_t place(const Chain *c, int64_t width, int64_t row, int64_t f) {
-    int64_t block = row / c->tile * up(width, DEPTH) + f / DEPTH;
-    return (block * c->tile + row % c->tile) * DEPTH + f % DEPTH;
+    const int64_t tile = c->tiles > 1 ? row / c->tile : 0; /* a division takes longer than all the rest */
+    return ((tile * up(width, DEPTH) + f / DEPTH - tile) * c->tile + row) * DEPTH + f % DEPTH;
 }
 
-/* ---- weights: the update, and the product with a batch, in one pass ---- */
+/* ---- weights ---- */
 
-/* ``depth`` inputs by one vector of outputs: momentum = beta momentum + x' d; weight -= lr momentum; out += next weight. */
-INLINE void block(const int rows, const int update, const int apply, const int masked, const int forward, int64_t depth,
-                  float *restrict w, const uint16_t *restrict kept, const float *restrict x, const float *restrict d,
-                  const float *restrict next, float *restrict out, float beta, float lr) {
-    vf g[MOST], sum[MOST];
-    UNROLL for (int r = 0; r < rows; r++) {
-        if (update) g[r] = load(d + r * DEPTH);
-        if (forward) sum[r] = load(out + r * DEPTH);
-    }
+/* ``depth`` inputs by one or two vectors of outputs, those of the second ``apart`` floats after those of the first.
+
+Two share what is loaded from x, since loads take longer than arithmetic. */
+INLINE void update(const int rows, const int vectors, const int apply, const int masked, int64_t depth, int64_t apart,
+                   float *restrict w, const uint16_t *restrict kept, const float *restrict x, const float *restrict d,
+                   float beta, float lr) {
+    vf g[MOST][2];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) g[r][i] = load(d + r * DEPTH + i * L);
     for (int64_t k = 0; k < depth; k++, w += 2 * L) {
-        vf weight = load(w);
-        if (update) {
-            vf v = load(w + L) * beta;
-            UNROLL for (int r = 0; r < rows; r++) v += x[r * DEPTH + k] * g[r];
-            store(w + L, v);
-            if (apply) {
-                weight -= lr * v;
-                if (masked) weight = keep(weight, kept[k]);
-                store(w, weight);
-            }
+        vf v[2];
+        UNROLL for (int i = 0; i < vectors; i++) v[i] = load(w + i * apart + L) * beta;
+        UNROLL for (int r = 0; r < rows; r++) {
+            const vf each = all(x[r * DEPTH + k]);
+            UNROLL for (int i = 0; i < vectors; i++) v[i] += each * g[r][i];
         }
-        if (forward) {
-            UNROLL for (int r = 0; r < rows; r++) sum[r] += next[r * DEPTH + k] * weight;
+        UNROLL for (int i = 0; i < vectors; i++) {
+            store(w + i * apart + L, v[i]);
+            if (!apply) continue;
+            const vf weight = load(w + i * apart) - lr * v[i];
+            store(w + i * apart, masked ? keep(weight, kept[k + i * apart / (2 * L)]) : weight);
         }
-    }
-    if (forward) {
-        UNROLL for (int r = 0; r < rows; r++) store(out + r * DEPTH, sum[r]);
     }
 }
 
-enum { ADD, APPLY, APPLY_MASKED, FORWARD, BOTH, BOTH_MASKED };
-
-typedef void Kernel(int64_t, float *, const uint16_t *, const float *, const float *, const float *, float *, float, float);
-
-#define KERNEL(name, rows, update, apply, masked, forward)                                                            \
-    static void name##rows(int64_t depth, float *w, const uint16_t *kept, const float *x, const float *d,             \
-                           const float *next, float *out, float beta, float lr) {                                     \
-        block(rows, update, apply, masked, forward, depth, w, kept, x, d, next, out, beta, lr);                       \
+INLINE void forward(const int rows, const int vectors, int64_t depth, int64_t apart, const float *restrict w,
+                    const float *restrict x, float *restrict out) {
+    vf sum[MOST][2];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = load(out + r * DEPTH + i * L);
+    for (int64_t k = 0; k < depth; k++, w += 2 * L) {
+        vf weight[2];
+        UNROLL for (int i = 0; i < vectors; i++) weight[i] = load(w + i * apart);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const vf each = all(x[r * DEPTH + k]);
+            UNROLL for (int i = 0; i < vectors; i++) sum[r][i] += each * weight[i];
+        }
     }
-#define KERNELS(rows)                                                                                                 \
-    KERNEL(add, rows, 1, 0, 0, 0)                                                                                     \
-    KERNEL(apply, rows, 1, 1, 0, 0)                                                                                   \
-    KERNEL(apply_masked, rows, 1, 1, 1, 0)                                                                            \
-    KERNEL(forward, rows, 0, 0, 0, 1)                                                                                 \
-    KERNEL(both, rows, 1, 1, 0, 1)                                                                                    \
-    KERNEL(both_masked, rows, 1, 1, 1, 1)
-#define ROW(rows) {add##rows, apply##rows, apply_masked##rows, forward##rows, both##rows, both_masked##rows}
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) store(out + r * DEPTH + i * L, sum[r][i]);
+}
 
-KERNELS(1) KERNELS(2) KERNELS(4) KERNELS(6)
+typedef void Update(int64_t, int64_t, float *, const uint16_t *, const float *, const float *, float, float);
+typedef void Forward(int64_t, int64_t, const float *, const float *, float *);
+typedef struct {
+    Update *update[3]; /* the momentum alone; the weight too; the weight under a mask */
+    Forward *forward;
+} Kernels;
+
+#define UPDATE(name, rows, vectors, apply, masked)                                                                    \
+    static void name(int64_t depth, int64_t apart, float *w, const uint16_t *kept, const float *x, const float *d,    \
+                     float beta, float lr) {                                                                          \
+        update(rows, vectors, apply, masked, depth, apart, w, kept, x, d, beta, lr);                                  \
+    }
+#define FORWARD(name, rows, vectors)                                                                                  \
+    static void name(int64_t depth, int64_t apart, const float *w, const float *x, float *out) {                      \
+        forward(rows, vectors, depth, apart, w, x, out);                                                              \
+    }
+#define KERNELS(rows, vectors)                                                                                        \
+    UPDATE(add_##rows##_##vectors, rows, vectors, 0, 0)                                                               \
+    UPDATE(apply_##rows##_##vectors, rows, vectors, 1, 0)                                                             \
+    UPDATE(masked_##rows##_##vectors, rows, vectors, 1, 1)                                                            \
+    FORWARD(forward_##rows##_##vectors, rows, vectors)
+#define BOTH(rows) KERNELS(rows, 1) KERNELS(rows, 2)
+#define NAMES(rows, vectors)                                                                                          \
+    {{add_##rows##_##vectors, apply_##rows##_##vectors, masked_##rows##_##vectors}, forward_##rows##_##vectors}
+#define ROW(rows) {NAMES(rows, 1), NAMES(rows, 2)}
+
+BOTH(1) BOTH(2) BOTH(4) BOTH(6)
 #if MOST > 6
-KERNELS(8) KERNELS(10) KERNELS(12)
+BOTH(8) BOTH(10) BOTH(12)
 #endif
-static Kernel *const kernels[][6] = {
+static const Kernels kernels[][2] = {
     ROW(1), ROW(2), ROW(4), ROW(6),
 #if MOST > 6
     ROW(8), ROW(10), ROW(12),
@@ -156,29 +180,23 @@ static Kernel *const kernels[][6] = {
 
 /* All of a layer's weights: updated by (x, d) unless x is NULL, then multiplied into out unless next is NULL.
 
-Every other step goes backwards, so that what was touched last, and is still in the cache, comes first. */
+A block of weights is small enough to be still in the nearest cache when it is multiplied. Every other step goes
+backwards, so that what was touched last, and may still be in the next cache, comes first. */
 static void pass(const Chain *c, const Stage *s, const float *x, const float *next, int backwards) {
     const int64_t in = s->op.in, vectors = up(s->op.out, L), blocks = up(in, DEPTH), tile = c->tile * DEPTH;
-    const int64_t x_step = blocks * tile, out_step = up(s->op.out, DEPTH) * tile;
-    Kernel *const *kernel = kernels[c->tile / 2];
-    for (int64_t i = 0; i < blocks * vectors; i++) {
-        const int64_t at = backwards ? blocks * vectors - 1 - i : i, kb = at / vectors, hv = at % vectors;
-        const int64_t depth = least_of(DEPTH, in - kb * DEPTH), padded = up(depth, L) * L;
+    const int64_t x_step = blocks * tile, out_step = up(s->op.out, DEPTH) * tile, pairs = up(vectors, 2);
+    for (int64_t i = 0; i < blocks * pairs; i++) {
+        const int64_t at = backwards ? blocks * pairs - 1 - i : i, kb = at / pairs, hv = at % pairs * 2;
+        const int64_t depth = least_of(DEPTH, in - kb * DEPTH), padded = up(depth, L) * L, apart = padded * 2 * L;
         const int64_t first = kb * DEPTH * vectors + hv * padded, out = hv * L / DEPTH * tile + hv * L % DEPTH;
+        const Kernels *kernel = &kernels[c->tile / 2][hv + 1 < vectors];
         float *w = s->weight + first * 2 * L;
-        const uint16_t *kept = s->kept + first;
-        const float *xs = x ? x + kb * tile : 0, *nexts = next ? next + kb * tile : 0;
-        float *d = s->grad + out, *to = s->value + out;
-        if (x && next && c->tiles == 1) {
-            kernel[c->masked ? BOTH_MASKED : BOTH](depth, w, kept, xs, d, nexts, to, c->momentum, c->lr);
-            continue;
-        }
-        for (int64_t t = 0; x && t < c->tiles; t++) {
-            const int which = t < c->tiles - 1 ? ADD : c->masked ? APPLY_MASKED : APPLY;
-            kernel[which](depth, w, kept, xs + t * x_step, d + t * out_step, 0, 0, t ? 1.0f : c->momentum, c->lr);
-        }
+        for (int64_t t = 0; x && t < c->tiles; t++)
+            kernel->update[t < c->tiles - 1 ? 0 : c->masked ? 2 : 1](
+                depth, apart, w, s->kept + first, x + kb * tile + t * x_step, s->grad + out + t * out_step,
+                t ? 1.0f : c->momentum, c->lr);
         for (int64_t t = 0; next && t < c->tiles; t++)
-            kernel[FORWARD](depth, w, 0, 0, 0, nexts + t * x_step, to + t * out_step, 0, 0);
+            kernel->forward(depth, apart, w, next + kb * tile + t * x_step, s->value + out + t * out_step);
     }
 }
 
@@ -251,7 +269,7 @@ static uint32_t mix_one(uint32_t x) { return mix((vu){} + x)[0]; }
 static void drop(const Chain *c, const Op *op, uint64_t key, int64_t step, const float *in, float *out, float *scale) {
     const uint32_t client = mix_one(mix_one((uint32_t)key) ^ (uint32_t)(key >> 32));
     const uint32_t base = mix_one(client + (uint32_t)step * 0x9E3779B1u + (uint32_t)op->layer);
-    const vf stays = (vf){} + (float)op->scale;
+    const vf stays = all((float)op->scale);
     for (int64_t row = 0; row < c->tile * c->tiles; row++)
         for (int64_t f = 0; f < op->in; f += L) {
             const vu number = mix((vu)iota() + (base + (uint32_t)(row * op->in + f)));
@@ -389,8 +407,7 @@ int64_t fedcover_chain_size(const Op *ops, int64_t n, int64_t batch) {
     return lay_out(&c, ops, n, batch, 0) + 16;
 }
 
-/* Every batch of one epoch; 1, with nothing done, if a label or an index is out of range. */
-int fedcover_chain_epoch(const Op *ops, int64_t n, const Job *job) {
+static int epoch(const Op *ops, int64_t n, const Job *job) {
     Chain chain, *c = &chain;
     const int64_t classes = ops[n - 1].out, batches = up(job->count, job->batch);
     for (int64_t i = 0; i < job->count; i++) {
@@ -441,4 +458,19 @@ int fedcover_chain_epoch(const Op *ops, int64_t n, const Job *job) {
     }
     if (job->last) carry_all(c, job, 1);
     return 0;
+}
+
+/* Every batch of one epoch; 1, with nothing done, if a label or an index is out of range.
+
+Numbers below 1e-38 count as 0: the momenta of a unit that is silent for long fall that low, and are slow there. */
+int fedcover_chain_epoch(const Op *ops, int64_t n, const Job *job) {
+#if defined(__SSE__)
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(before | 0x8040);
+    const int failed = epoch(ops, n, job);
+    _mm_setcsr(before);
+    return failed;
+#else
+    return epoch(ops, n, job);
+#endif
 }
