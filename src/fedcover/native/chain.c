@@ -27,6 +27,7 @@ Lanes and rows that stand for nothing hold zeros. Sums go in a fixed order: equa
 #endif
 #define DEPTH 128 /* features of a block, a multiple of 2 L */
 #define OPS 64
+_Static_assert(DEPTH % (2 * L) == 0, "two vectors of outputs must lie in one block");
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
