@@ -1,4 +1,4 @@
-"""What training means: masked SGD with momentum on one client's data. The only loop over batches.
+"""What training means: masked SGD with momentum on one client's data.
 
 theta_{q,n,t} = theta_{q,n,t-1} - gamma grad F_n(theta_{q,n,t-1}, xi) o m, from theta_q o m.
 """
@@ -100,10 +100,8 @@ def _train(stepper: Stepper, job: Job, exact: bool = False) -> ClientUpdate:
     stepper.start(job.theta, job.mask, recipe.lr, recipe.momentum, dropout_key(job), exact)
     # What is random and is neither shuffling nor nn.Dropout draws from a generator lent for the while.
     with ambient(job.this_round.seed, "round", job.this_round.index, "train", client), torch.no_grad():
-        for order in owned[shuffle_draws(job, len(owned)).argsort(stable=True, dim=1)]:
-            inputs = data.inputs.index_select(0, order).split(recipe.batch_size)
-            labels = data.labels.index_select(0, order).split(recipe.batch_size)
-            losses = [stepper.step(x, y) for x, y in zip(inputs, labels, strict=True)]
-        sizes = torch.tensor([len(y) for y in labels])
-        train_loss = float((torch.stack(losses) * sizes).sum()) / len(owned)
+        orders = owned[shuffle_draws(job, len(owned)).argsort(stable=True, dim=1)]
+        losses = stepper.epochs(data.inputs, data.labels, orders, recipe.batch_size)
+        sizes = (len(owned) - torch.arange(0, len(owned), recipe.batch_size)).clamp(max=recipe.batch_size)
+        train_loss = float((losses * sizes).sum()) / len(owned)
     return ClientUpdate(client, stepper.params(), job.mask, len(owned), train_loss)

@@ -74,7 +74,7 @@ def find_program(
 
     try:
         with ambient(0, "trace"), torch.enable_grad():
-            asks = _asks(model, stream, x)
+            asks = asks_of(model, stream, x)
             drawn = [torch.ones(ask.shape, dtype=ask.dtype) for ask in asks]
             inputs = [tensor.detach().clone() for tensor in values]
             graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(x, y, *inputs, *drawn)
@@ -87,7 +87,7 @@ def find_program(
     return Program(_bind(graph, values, [momenta[name] for name in trained], len(asks)), asks)
 
 
-def _asks(model: nn.Module, stream: Stream, x: Tensor) -> tuple[Ask, ...]:
+def asks_of(model: nn.Module, stream: Stream, x: Tensor) -> tuple[Ask, ...]:
     """The dropout that one forward pass asks for."""
     stream.asked.clear()
     with torch.no_grad():

@@ -3,7 +3,8 @@
 A step on a small batch is little arithmetic; calling modules and autograd costs several times as much.
 So the operations of loss and gradients are found once for each shape of batch. Parameters and momenta lie
 in one stretch of memory each, so the update is one operation, and a product that makes the gradient of a
-weight matrix adds straight to its momentum. A model that cannot be traced is trained by autograd.
+weight matrix adds straight to its momentum. A model that cannot be traced is trained by autograd, and one
+that is a chain of simple layers by the C library, an epoch at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcover.dropout import Ask, Stream, scales
+from fedcover.native import Recogniser, State
 from fedcover.params import Mask, Params, params_of, prune, put_params
 from fedcover.program import Program, find_program
 
@@ -48,6 +50,7 @@ class Stepper:
         self.model, self.stream, self.loss = model.train(), stream, loss
         self._trace = trace
         self._flats = _lay_out(model)
+        self._recogniser = Recogniser(model, stream, loss)
         self._programs: dict[object, Program | None] = {}
         self._lr = self._momentum = 0.0
         self._exact = False
@@ -88,9 +91,33 @@ class Stepper:
         self._number += 1
         return loss
 
+    def epochs(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor:
+        """Take the steps of several epochs, each over the examples in an order of its own; the losses of the last."""
+        losses = self._by_chain(inputs, labels, orders, batch_size)
+        if losses is not None:
+            return losses
+        for order in orders:
+            xs, ys = (data.index_select(0, order).split(batch_size) for data in (inputs, labels))
+            found = [self.step(x, y) for x, y in zip(xs, ys, strict=True)]
+        return torch.stack(found)
+
     def params(self) -> Params:
         """A copy of the model's parameters as they stand."""
         return params_of(self.model)
+
+    def _by_chain(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor | None:
+        """The same by the C library; None, with nothing done, if it cannot."""
+        if not self._trace or self._exact or len(self._flats) != 1:
+            return None
+        (flat,) = self._flats
+        places = dict(zip(flat.names, flat.places, strict=True))
+        chain = self._recogniser.find(inputs, labels, orders, batch_size, places)
+        if chain is None:
+            return None
+        state = State(flat.theta, flat.velocity, flat.kept, self._lr, self._momentum, self.stream.key, self._number)
+        losses = chain.epochs(state, inputs, labels, orders, batch_size)
+        self._number += 0 if losses is None else len(orders) * len(losses)
+        return losses
 
     def _find(self, x: Tensor, y: Tensor) -> Program | None:
         if not self._trace:

@@ -9,9 +9,9 @@ import fedcover
 
 ORDER = [
     "version", "errors", "files", "threads", "seeding", "params", "packing", "budgets", "clients", "network", "units",
-    "data", "models", "coverage", "aggregate", "cost", "submodel", "dropout", "program", "stepper", "policies",
-    "local", "evaluate", "engines", "settings", "history", "recording", "checkpoint", "report", "runfolder", "runs",
-    "federation", "audit", "config", "cli",
+    "data", "models", "coverage", "aggregate", "cost", "submodel", "dropout", "program", "native", "stepper",
+    "policies", "local", "evaluate", "engines", "settings", "history", "recording", "checkpoint", "report",
+    "runfolder", "runs", "federation", "audit", "config", "cli",
 ]  # fmt: skip
 SOURCE = Path(fedcover.__file__).parent
 

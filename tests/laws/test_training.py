@@ -1,5 +1,7 @@
 """Laws of local training."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -31,16 +33,20 @@ def test_training_never_moves_a_pruned_entry(seed: int, lr: float, momentum: flo
     job = job_for(seed, LocalSGD(epochs, 5, lr, momentum))
     kept = kept_of(job.mask, job.theta)
     stepper = Stepper(*with_keyed_dropout(small_net()), F.cross_entropy, traced)
-    take, looks = stepper.step, 0
+    take, looks = stepper.epochs, 0
 
-    def watched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def watched(x: torch.Tensor, y: torch.Tensor, orders: torch.Tensor, batch_size: int) -> torch.Tensor:
         nonlocal looks
-        looks += 1
-        for name, tensor in stepper.model.named_parameters():
-            assert not bool(tensor.detach()[~kept[name]].any())
-        return take(x, y)
+        losses = []
+        for order in orders:
+            for batch in order.split(batch_size):
+                looks += 1
+                for name, tensor in stepper.model.named_parameters():
+                    assert not bool(tensor.detach()[~kept[name]].any())
+                losses.append(take(x, y, batch.unsqueeze(0), batch_size))
+        return torch.cat(losses[-math.ceil(len(order) / batch_size) :])
 
-    stepper.step = watched  # type: ignore[method-assign]
+    stepper.epochs = watched  # type: ignore[method-assign]
     update = train_client(stepper, job)
     assert looks == job.recipe.steps(23)
     for name, tensor in update.theta.items():

@@ -24,6 +24,7 @@ from fedcover.engines.shared import Layout, shared_bytes
 from fedcover.engines.workbench import Workbench, failure
 from fedcover.errors import check_whole
 from fedcover.local import Job, Task
+from fedcover.native import library
 
 Site = tuple[Task, Population]
 
@@ -82,6 +83,8 @@ class _Pool:
 
     def __init__(self, jobs: Sequence[Job], workers: int, bench: Workbench) -> None:
         import torch._inductor  # noqa: F401 - tracing needs it; workers would each spend seconds to import it
+
+        library()  # compiled, if it must be, and loaded once for all workers
 
         self._sites = _distinct([(job.task, job.clients) for job in jobs])
         self._layouts = [Layout(dict(task.model.named_parameters())) for task, _ in self._sites]
