@@ -11,7 +11,7 @@ ORDER = [
     "version", "errors", "files", "threads", "seeding", "params", "packing", "budgets", "clients", "network", "units",
     "data", "models", "coverage", "aggregate", "cost", "submodel", "dropout", "program", "native", "stepper",
     "policies", "local", "evaluate", "engines", "settings", "history", "recording", "checkpoint", "report",
-    "runfolder", "runs", "federation", "audit", "config", "cli",
+    "runfolder", "runs", "federation", "audit", "paper", "config", "cli",
 ]  # fmt: skip
 SOURCE = Path(fedcover.__file__).parent
 

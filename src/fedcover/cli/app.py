@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli import audit, data, demo, listing, report, run
+from fedcover.cli import audit, data, demo, listing, paper, report, run
 from fedcover.version import __version__
 
 app = typer.Typer(
@@ -41,3 +41,4 @@ app.command("audit")(audit.audit)
 app.command("report")(report.report)
 app.command("list")(listing.listing)
 app.add_typer(data.app, name="data")
+app.add_typer(paper.app, name="paper")

@@ -115,3 +115,32 @@ class RunProgress:
                 say("warning", f"round {record.round}: client {bad['client']} was left out: {bad['reason']}", "yellow")
 
         return on_round
+
+
+class BatchProgress:
+    """A progress bar over the rounds of many runs at once; call it after each; silent when asked or not a terminal."""
+
+    def __init__(self, title: str, total: int, quiet: bool = False) -> None:
+        self._title, self._quiet = title, quiet
+        self._progress = Progress(
+            TextColumn("{task.description}", style="bold", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:.0f} %"),
+            TimeRemainingColumn(),
+            console=err,
+            disable=quiet or not err.is_terminal,
+        )
+        self._task = self._progress.add_task(title, total=total)
+
+    def __enter__(self) -> "BatchProgress":
+        self._progress.start()
+        if not self._quiet and not err.is_terminal:
+            err.print(self._title)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, *_: object) -> None:
+        """Count one round."""
+        self._progress.advance(self._task)

@@ -1,0 +1,93 @@
+"""``fedcover paper``: the paper's tables, run again and checked."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from fedcover.cli.console import BatchProgress, friendly, out, show_table
+from fedcover.cli.run import DataOption
+from fedcover.engines.choose import choose_engine
+from fedcover.errors import check_whole
+from fedcover.paper.arithmetic import wrong_cells
+from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments, names, run_all
+from fedcover.paper.published import tables
+from fedcover.paper.results import outcome_of, save
+from fedcover.version import __version__
+
+app = typer.Typer(no_args_is_help=True, help="The paper's tables: list them, run them again, check their arithmetic.")
+
+
+@app.command("list")
+@friendly
+def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Which tables there are, and how many runs each takes."""
+    rows = []
+    for name in names():
+        table, found = tables().get(name), experiments(name)
+        title = table.title if table else "Pruning with a pre-trained mask: curves without a table"
+        source = table.source if table else "appendix, figures"
+        rows.append({"table": name, "where": source, "title": title, "rows": len({e.code for e in found}),
+                     "runs": SEEDS * len(found)})  # fmt: skip
+    if as_json:
+        out.print_json(json.dumps(rows))
+    else:
+        show_table(rows)
+
+
+@app.command("run")
+@friendly
+def run(
+    table: Annotated[str, typer.Argument(help="A table of `fedcover paper list`, or all.")],
+    rows: Annotated[str, typer.Option(help="Only these rows: codes or nicknames, with commas between.")] = "",
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = SEEDS,
+    rounds: Annotated[int, typer.Option(help="How many rounds.")] = ROUNDS,
+    engine: Annotated[str, typer.Option(help="auto, serial, processes or vectorized.")] = "auto",
+    folder: Annotated[Path, typer.Option("--out", help="Where the runs go; run again to go on.")] = Path("runs/paper"),
+    data: DataOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run a table's rows by Algorithm 1, IID and non-IID, for several seeds: all of them as one batch."""
+    check_whole("seeds", seeds, 1)
+    wanted = [text.strip() for text in rows.split(",") if text.strip()]
+    runs = [Run(experiment, seed) for experiment in experiments(table, wanted) for seed in range(seeds)]
+    chosen = choose_engine(engine, cohort=COHORT * len(runs))
+    began = time.perf_counter()
+    with BatchProgress(f"{len(runs)} runs on {chosen}", len(runs) * rounds, quiet) as progress:
+        histories, came_from = run_all(runs, rounds, chosen, data, folder / f"{rounds}-rounds", progress)
+    facts = {
+        "rounds": rounds, "engine": str(chosen), "seconds": round(time.perf_counter() - began, 1), "data": came_from,
+        "versions": {"fedcover": __version__, "torch": torch.__version__},
+    }  # fmt: skip
+    results = folder / f"{rounds}-rounds" / "results.json"
+    save(results, {one: outcome_of(one, history) for one, history in histories.items()}, facts)
+    if not quiet:
+        out.print(f"{len(runs)} runs in {facts['seconds']} s; their outcomes are in {results}")
+
+
+@app.command("audit")
+@friendly
+def audit(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Recompute every coverage index, size, cost and ratio; list the cells that do not add up."""
+    cells = wrong_cells()
+    if as_json:
+        out.print_json(json.dumps([asdict(cell) for cell in cells]))
+        return
+    show_table(
+        [
+            {
+                "table": c.table,
+                "row": c.row,
+                "column": c.column,
+                "printed": c.printed,
+                "correct": c.correct,
+                "why": c.why,
+            }
+            for c in cells
+        ]
+    )
+    out.print(f"\n{len(cells)} cells of {sum(len(t.rows) for t in tables().values())} rows do not add up")

@@ -1,0 +1,158 @@
+"""The paper's experiments as federations: which there are, and how to run many of them as one batch."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fedcover.budgets import by_slot
+from fedcover.data import Examples, Population, Split, iid, load, shards
+from fedcover.engines.base import Engine
+from fedcover.errors import InputError
+from fedcover.federation import Federation, run_many
+from fedcover.history import History, RoundRecord
+from fedcover.local import LocalSGD, Task
+from fedcover.models import IMAGES, build
+from fedcover.paper.published import MODELS, Table, tables
+from fedcover.policies.techniques import named_policy
+
+CLIENTS, COHORT, ROUNDS, SEEDS = 100, 10, 100, 3
+SPLITS = {"mnist": ("iid", "non-iid"), "cifar10": ("iid",)}
+"""How the paper splits each data set among the clients."""
+PRETRAINED = {"mnist-pt": "mnist-wp", "cifar-pt": "cifar-wp"}
+"""Pruning with a pre-trained mask has curves but no table: it is run for the codes of weight pruning."""
+CHECKPOINT_EVERY = 25
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One federation of the paper, to be run for several seeds."""
+
+    data: str
+    split: str
+    technique: str
+    code: str
+
+    @property
+    def name(self) -> str:
+        """Such as ``mnist/iid/WP-1111223344``."""
+        return f"{self.data}/{self.split}/{self.technique}-{self.code}"
+
+
+def names() -> list[str]:
+    """What ``experiments`` knows, the tables first."""
+    return [*tables(), *PRETRAINED]
+
+
+def experiments(key: str, rows: Sequence[str] = ()) -> list[Experiment]:
+    """The experiments behind a table, or behind all; ``rows`` picks some by code or nickname.
+
+    Full models are one experiment, whatever table they stand in.
+
+    >>> [e.name for e in experiments("mnist-wp", ["1111223344"])]
+    ['mnist/iid/WP-1111223344', 'mnist/non-iid/WP-1111223344']
+    """
+    if key == "all":
+        found = [experiment for name in names() for experiment in experiments(name)]
+        return list(dict.fromkeys(_chosen(found, rows)))
+    if key not in names():
+        raise InputError(f"there is no table '{key}'; use all, or one of {', '.join(names())}")
+    table = tables()[PRETRAINED.get(key, key)]
+    known = {text for row in table.rows for text in (row.code, row.name)}
+    if unknown := [row for row in rows if row not in known]:
+        raise InputError(f"{key} has no row '{unknown[0]}'; use one of {', '.join(row.code for row in table.rows)}")
+    pretrained = "PT" if key in PRETRAINED else None
+    return list(dict.fromkeys(_of_table(table, rows, pretrained)))
+
+
+def _of_table(table: Table, rows: Sequence[str], technique: str | None) -> Iterable[Experiment]:
+    for split in SPLITS[table.data]:
+        for row in table.rows:
+            if not rows or row.code in rows or row.name in rows:
+                whole = not set(row.code) - {"1"}
+                yield Experiment(table.data, split, "full" if whole else technique or row.technique, row.code)
+
+
+def _chosen(found: Sequence[Experiment], rows: Sequence[str]) -> list[Experiment]:
+    codes = {row.code for table in tables().values() for row in table.rows if {row.code, row.name} & set(rows)}
+    return [experiment for experiment in found if not rows or experiment.code in codes]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One experiment with one seed."""
+
+    experiment: Experiment
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Such as ``mnist/iid/WP-1111223344/seed-0``."""
+        return f"{self.experiment.name}/seed-{self.seed}"
+
+
+def run_all(
+    runs: Sequence[Run],
+    rounds: int,
+    engine: Engine,
+    data: str | Path | None = None,
+    out: Path | None = None,
+    on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
+) -> tuple[dict[Run, History], dict[str, str]]:
+    """The histories of many runs, and where each data set came from; runs on the same data go in lockstep.
+
+    With ``out`` there is one folder for each, and what is there is taken up again. Runs of one seed start from
+    the same model and the same split, as in the paper.
+    """
+    histories: dict[Run, History] = {}
+    came_from: dict[str, str] = {}
+    for name in dict.fromkeys(run.experiment.data for run in runs):
+        some = [run for run in runs if run.experiment.data == name]
+        split = load(name, data)
+        came_from[name] = split.train.provenance
+        made = _federations(some, split)
+        histories |= zip(
+            some,
+            run_many(
+                made,
+                rounds,
+                split.test,
+                out=None if out is None else [out / run.name for run in some],
+                resume=out is not None,
+                checkpoint_every=CHECKPOINT_EVERY,
+                engine=engine,
+                on_round=lambda number, record, some=some: on_round(some[number], record),  # type: ignore[misc]
+            ),
+            strict=True,
+        )
+    return histories, came_from
+
+
+def _federations(runs: Sequence[Run], split: Split) -> list[Federation]:
+    data = runs[0].experiment.data
+    model = MODELS[data]
+
+    @cache
+    def task(seed: int) -> Task:
+        return Task(build(model, IMAGES[model], split.train.classes, seed))
+
+    @cache
+    def clients(how: str, seed: int) -> Population:
+        return _clients(split.train, how, seed)
+
+    return [
+        Federation(
+            task(run.seed),
+            clients(run.experiment.split, run.seed),
+            named_policy(run.experiment.technique),
+            by_slot(run.experiment.code),
+            LocalSGD(),
+            COHORT,
+            run.seed,
+        )
+        for run in runs
+    ]
+
+
+def _clients(train: Examples, how: str, seed: int) -> Population:
+    return iid(train, CLIENTS, seed) if how == "iid" else shards(train, CLIENTS, 2, seed)

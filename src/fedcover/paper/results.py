@@ -1,0 +1,79 @@
+"""What the runs came to, as one small JSON file that grows run by run."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcover.errors import InputError
+from fedcover.files import write_atomically
+from fedcover.history import History
+from fedcover.paper.experiments import Experiment, Run
+
+DIGITS = 5
+"""Decimals that are kept of accuracies and losses: a test set of 10,000 has no more."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one run: curves, and what was measured along the way."""
+
+    data: str
+    split: str
+    technique: str
+    code: str
+    seed: int
+    accuracy: list[float]
+    """Of the global model, after each round."""
+    loss: list[float]
+    local_accuracy: float | None
+    """After the last round."""
+    gamma_min: int
+    pruning_noise: float
+    """The mean over clients and rounds."""
+    bytes_down: float
+    """What a client downloads in a round, on average."""
+    bytes_up: float
+
+    @property
+    def run(self) -> Run:
+        """The run that this is the outcome of."""
+        return Run(Experiment(self.data, self.split, self.technique, self.code), self.seed)
+
+
+def outcome_of(run: Run, history: History) -> Outcome:
+    """The outcome of a finished run."""
+    sent = sum(len(record.cohort) for record in history)
+    local = history.last.local_accuracy
+    return Outcome(
+        **asdict(run.experiment),
+        seed=run.seed,
+        accuracy=[round(value, DIGITS) for value in history.column("accuracy") if value is not None],
+        loss=[round(value, DIGITS) for value in history.column("loss") if value is not None],
+        local_accuracy=None if local is None else round(local, DIGITS),
+        gamma_min=history.gamma_min,
+        pruning_noise=round(sum(history.column("pruning_noise")) / len(history), DIGITS),
+        bytes_down=round(sum(history.column("bytes_down")) / sent),
+        bytes_up=round(sum(history.column("bytes_up")) / sent),
+    )
+
+
+def save(path: Path, outcomes: Mapping[Run, Outcome], facts: Mapping[str, Any]) -> None:
+    """Write outcomes and the facts about how they were made; those of other runs in the file stay."""
+    known = load(path)[0] if path.exists() else {}
+    merged = {**known, **outcomes}
+    lines = ",\n".join("  " + json.dumps(asdict(merged[run])) for run in sorted(merged, key=lambda run: run.name))
+    text = json.dumps(dict(facts), indent=1)
+    write_atomically(path, f'{{"facts": {text},\n"outcomes": [\n{lines}\n]}}\n'.encode())
+
+
+def load(path: Path) -> tuple[dict[Run, Outcome], dict[str, Any]]:
+    """The outcomes in a file, by run, and its facts."""
+    try:
+        content = json.loads(path.read_text())
+        outcomes = [Outcome(**item) for item in content["outcomes"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = "make them with `fedcover paper run`"
+        raise InputError(f"{path} holds no results of the paper's runs ({error}); {remedy}") from error
+    return {outcome.run: outcome for outcome in outcomes}, content["facts"]

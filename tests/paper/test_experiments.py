@@ -1,0 +1,50 @@
+"""`fedcover paper run`: which runs a table takes, and that they are taken up again."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedcover.errors import InputError
+from fedcover.paper.experiments import Experiment, experiments
+from fedcover.paper.results import load
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def test_which_runs_a_table_takes() -> None:
+    assert len(experiments("mnist-wp")) == 28
+    assert len(experiments("table1")) == 28
+    assert len(experiments("cifar-fs")) == 8
+    everything = experiments("all")
+    assert len(everything) == len(set(everything))
+    # Three tables of 13, 13 and 9 pruned rows, the masks of 13 frozen, full models once; IID and not.
+    assert sum(e.data == "mnist" for e in everything) == 2 * (13 + 13 + 9 + 13 + 1)
+    assert sum(e.technique == "full" for e in everything) == 3
+
+
+def test_rows_by_code_and_by_nickname() -> None:
+    by_code, by_name = experiments("mnist-wp", ["1111223344"]), experiments("table1", ["*WP-M1"])
+    assert by_code == by_name == [Experiment("mnist", split, "WP", "1111223344") for split in ("iid", "non-iid")]
+    with pytest.raises(InputError, match="mnist-wp has no row '1234'; use one of 1111111111, "):
+        experiments("mnist-wp", ["1234"])
+    with pytest.raises(InputError, match="there is no table 'mnist'; use all, or one of table1, table2, mnist-wp"):
+        experiments("mnist")
+
+
+def test_a_table_runs_and_is_taken_up_again(cli: Cli, mnist_folder: str, tmp_path: Path) -> None:
+    command = ["paper", "run", "mnist-fs", "--rows", "1111111111,1477777777", "--seeds", "1", "--rounds", "1"]
+    for _ in range(2):  # the second time there is nothing left to do
+        code, _, err = cli(*command, "--out", str(tmp_path))
+        assert code == 0, err
+    outcomes, facts = load(tmp_path / "1-rounds" / "results.json")
+    assert facts["rounds"] == 1
+    names = {run.name: outcome for run, outcome in outcomes.items()}
+    assert set(names) == {
+        f"mnist/{split}/{row}/seed-0" for split in ("iid", "non-iid") for row in ("full-1111111111", "FS-1477777777")
+    }
+    assert names["mnist/iid/full-1111111111/seed-0"].accuracy[0] > 0.8
+    assert names["mnist/iid/FS-1477777777/seed-0"].gamma_min == 1
+    history = tmp_path / "1-rounds" / "mnist" / "iid" / "FS-1477777777" / "seed-0" / "history.jsonl"
+    assert json.loads(history.read_text().splitlines()[0])["round"] == 1
