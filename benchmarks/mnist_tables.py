@@ -16,15 +16,10 @@ import torch
 import fedcover as fc
 from fedcover.engines.choose import choose_engine
 from fedcover.models import build
+from fedcover.paper.published import tables
 from fedcover.policies.techniques import named_policy
 
-COMMON = "1111111111 1111114444 1111144447 1111444444 1111444477 1444777777"
-STARRED = "1111223344 1111234444 1111234567 1111556677 1114556677 1234556677 1455666777 2233445677"
-ROWS = {
-    "WP": f"{COMMON} {STARRED}".split(),
-    "NP": f"{COMMON} {STARRED}".split(),
-    "FS": f"{COMMON} 1111444777 1111777777 1114777777 1477777777".split(),
-}
+ROWS = {key[-2:].upper(): [row.code for row in tables()[key].rows] for key in ("mnist-wp", "mnist-np", "mnist-fs")}
 
 
 def federations(train: fc.Examples, seeds: int, rows: int | None) -> tuple[list[str], list[fc.Federation]]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 LOW = 0xFFFFFFFF
 GOLDEN = 0x9E3779B1
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
+MOST_LAYERS = 1 << 20
 TOP = -(2**31)
 """The sign bit: with it flipped, signed numbers compare as unsigned ones."""
 
@@ -45,6 +46,7 @@ class Ask(NamedTuple):
     """A dropout layer and what it drops from."""
 
     layer: int
+    """The layer's number, and which call of it in a forward pass."""
     p: float
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -55,7 +57,8 @@ class Stream:
 
     def __init__(self) -> None:
         self.key: Any = 0
-        self.step: Any = 0
+        self._step: Any = 0
+        self._calls: dict[int, int] = {}
         self.asked: dict[Ask, None] = {}
         """What layers have asked for since somebody emptied this."""
         self.given: Mapping[Ask, Tensor] | None = None
@@ -63,6 +66,22 @@ class Stream:
 
     def __deepcopy__(self, memo: object) -> "Stream":
         return self  # copies of a model share their stream, so that whoever trains them can set it
+
+    @property
+    def step(self) -> Any:
+        """The step that is being taken; setting it begins a forward pass."""
+        return self._step
+
+    @step.setter
+    def step(self, step: Any) -> None:
+        self._step = step
+        self._calls.clear()
+
+    def number(self, layer: int) -> int:
+        """A number for a layer's next call in this forward pass: a layer that is called twice drops differently."""
+        call = self._calls.get(layer, 0)
+        self._calls[layer] = call + 1
+        return layer + call * MOST_LAYERS
 
     def scale(self, ask: Ask, device: torch.device) -> Tensor:
         """What a layer multiplies by at this step: 1 / (1 - p) where an entry stays and 0 where it drops."""
@@ -107,17 +126,17 @@ class KeyedDropout(nn.Module):
             return x
         if self.p == 1:
             return torch.zeros_like(x)
-        return x * self.stream.scale(Ask(self.layer, self.p, tuple(x.shape), x.dtype), x.device)
+        ask = Ask(self.stream.number(self.layer), self.p, tuple(x.shape), x.dtype)
+        return x * self.stream.scale(ask, x.device)
 
 
 def with_keyed_dropout(model: nn.Module) -> tuple[nn.Module, Stream]:
     """A copy of the model whose ``nn.Dropout`` layers draw from a stream, and that stream."""
     stream = Stream()
     scratch = copy.deepcopy(model)
-    layer = 0
+    keyed: dict[nn.Module, KeyedDropout] = {}
     for parent in list(scratch.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # one layer may have several names
             if type(child) is nn.Dropout:
-                setattr(parent, name, KeyedDropout(child.p, layer, stream))
-                layer += 1
+                setattr(parent, name, keyed.setdefault(child, KeyedDropout(child.p, len(keyed), stream)))
     return scratch, stream

@@ -38,7 +38,7 @@ def evaluate(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], theta: 
     seen = torch.zeros_like(right)
     with torch.no_grad():
         for x, y in zip(test.inputs.split(size), test.labels.split(size), strict=True):
-            scores = scratch(x)
+            scores = scratch(x.clone())  # a model may write to its input
             total += loss(scores, y).double() * len(x)
             correct = (scores.argmax(1) == y).double()
             right.index_add_(0, y, correct)
@@ -60,6 +60,9 @@ def _scratch(model: nn.Module, device: torch.device) -> nn.Module:
     copies = _scratches.setdefault(model, {})
     if device not in copies:
         copies[device] = copy.deepcopy(model).to(device)
+    with torch.no_grad():
+        for ours, theirs in zip(copies[device].buffers(), model.buffers(), strict=True):
+            ours.copy_(theirs)
     return copies[device].eval()
 
 

@@ -69,6 +69,7 @@ def find_program(
         parameters = [tensor.requires_grad_() for tensor in tensors[: len(trained)]]
         named = dict(zip([*trained, *fixed], [*parameters, *tensors[len(trained) :]], strict=False))
         stream.given = dict(zip(asks, tensors[len(values) :], strict=True))
+        stream.step = 0
         found = loss(functional_call(model, named, (x,)), y)
         return [found, *torch.autograd.grad(found, parameters, materialize_grads=True)]
 
@@ -90,8 +91,9 @@ def find_program(
 def asks_of(model: nn.Module, stream: Stream, x: Tensor) -> tuple[Ask, ...]:
     """The dropout that one forward pass asks for."""
     stream.asked.clear()
+    stream.step = 0
     with torch.no_grad():
-        model(x)
+        model(x.clone())  # a model may write to its input
     return tuple(stream.asked)
 
 
@@ -107,7 +109,7 @@ def _bind(
     needed |= {node for found in sums if found for node in found[1:] if isinstance(node, fx.Node)}
     live = _live(traced, needed, still)
 
-    write = _Writer(still, live)
+    write = _Writer(still, live, needed)
     x, y, momentum = (write.graph.placeholder(name) for name in ("x", "y", "momentum"))
     write.new |= {inputs[0]: x, inputs[1]: y}
     for number, node in enumerate(inputs[len(inputs) - asks :]):
@@ -130,10 +132,10 @@ def _bind(
 class _Writer:
     """Writes the program: tensors that stand still become its first arguments, to be filled in once."""
 
-    def __init__(self, still: Mapping[Any, Tensor], live: set[Any]) -> None:
+    def __init__(self, still: Mapping[Any, Tensor], live: set[Any], needed: set[Any]) -> None:
         self.graph = fx.Graph()
         self.new: dict[Any, Any] = {}
-        self._still, self._live = still, live
+        self._still, self._live, self._needed = still, live, needed
         self._held: list[Tensor] = []
 
     def hold(self, value: Tensor) -> Any:
@@ -163,10 +165,12 @@ class _Writer:
 
     def _free(self, source: Any, user: Any) -> bool:
         """Whether an operation may write over its source: a fresh tensor like its result that no other reads."""
-        if source in self._still or source.op != "call_function" or not isinstance(source.target, OpOverload):
+        if source in self._still or source in self._needed or not isinstance(source.target, OpOverload):
             return False
-        if source.target in VIEWS | SAME or {one for one in source.users if one in self._live} != {user}:
+        if source.target is aten._unsafe_view.default or {one for one in source.users if one in self._live} != {user}:
             return False
+        if any(result.alias_info is not None for result in source.target._schema.returns):
+            return False  # a view, or written in place itself: its memory is another's
         a, b = source.meta["val"], user.meta["val"]
         return (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
 

@@ -85,7 +85,7 @@ class Lane:
             return
         if self.settings is None:
             looks = {"every": schedule.evaluate_every, "local_every": schedule.local_every}
-            self.settings = {"rounds": schedule.rounds, **describe(self.federation), "evaluate": looks}
+            self.settings = {"rounds": schedule.rounds, **describe(self.federation, engine), "evaluate": looks}
         arithmetic = "serial" if engine.exact else engine.name
         self._mark = fingerprint(self.settings, arithmetic, *digests(self.federation, self.test))
         self._folder = RunFolder(self.out)
@@ -102,12 +102,12 @@ class Lane:
                 self._folder.save(self.state, self.history, self._mark)
         self.on_round(record)
 
-    def finish(self) -> History:
+    def finish(self, engine: Engine) -> History:
         """The history, once the summary is written."""
         self.history.theta = on_device(self.state.theta, torch.device("cpu"))
         if self._folder:
             name = str((self.settings or {}).get("name") or self._folder.path.name)
-            self._folder.finish(summary(self.federation, self.history, name, self.test))
+            self._folder.finish(summary(self.federation, self.history, name, self.test, engine))
         return self.history
 
     def close(self) -> None:
@@ -124,8 +124,8 @@ def run_lanes(lanes: Sequence[Lane], schedule: Schedule, engine: Engine) -> list
     with ExitStack() as stack:
         stack.callback(engine.close)
         for lane in lanes:
+            stack.callback(lane.close)  # first, since opening may fail once the folder is locked
             lane.open(schedule, engine)
-            stack.callback(lane.close)
         # One thread, so that the records' sums are the same on every machine.
         stack.enter_context(one_thread())
         stack.enter_context(engine.playing())
@@ -140,7 +140,7 @@ def run_lanes(lanes: Sequence[Lane], schedule: Schedule, engine: Engine) -> list
                 begun.append(_Begun(index, [lane for lane in group if lane.state.round < index], engine))
         for one in begun:
             one.end(schedule)
-        return [lane.finish() for lane in lanes]
+        return [lane.finish(engine) for lane in lanes]
 
 
 class _Begun:
@@ -172,13 +172,13 @@ def _move_tests(lanes: Sequence[Lane], device: torch.device) -> None:
             lane.test = replace(lane.test, inputs=there.inputs, labels=there.labels)
 
 
-def describe(federation: "Federation") -> dict[str, Any]:
-    """What a federation knows of itself, as settings."""
+def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
+    """What a federation knows of itself, as settings, and the engine that plays it."""
     return {
         "seed": federation.seed,
         "cohort": federation.cohort,
         "weighting": federation.weighting,
-        "engine": federation.engine.name,
+        "engine": engine.name,
         "data": {"name": federation.clients.examples.name, "clients": len(federation.clients)},
         "model": {"name": type(federation.task.model).__name__},
         "policy": {"name": str(getattr(federation.policy, "name", federation.policy))},
@@ -199,7 +199,9 @@ def digests(federation: "Federation", test: Examples | None) -> list[str]:
     return [digest_of(federation.theta0), digest_of(tensors, getattr(loss, "__qualname__", type(loss).__name__))]
 
 
-def summary(federation: "Federation", history: History, name: str, test: Examples | None) -> dict[str, Any]:
+def summary(
+    federation: "Federation", history: History, name: str, test: Examples | None, engine: Engine
+) -> dict[str, Any]:
     """The outcome of a run, as its summary.json holds it."""
     last = history.last
     return {
@@ -217,6 +219,6 @@ def summary(federation: "Federation", history: History, name: str, test: Example
         "bytes_full": sum(history.column("bytes_full")),
         "rejected": sum(len(left_out) for left_out in history.column("rejected")),
         "seconds": sum(sum(record.seconds.values()) for record in history),
-        "engine": federation.engine.name,
+        "engine": engine.name,
         "data": (test or federation.clients.examples).provenance,
     }

@@ -9,6 +9,7 @@ that is a chain of simple layers by the C library, an epoch at a time.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,13 @@ from fedcover.dropout import Ask, Stream, scales
 from fedcover.native import Recogniser, State
 from fedcover.params import Mask, Params, params_of, prune, put_params
 from fedcover.program import Program, find_program
+from fedcover.seeding import ambient
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 ALIGN = 16
+CLOSE = 1e-3
+"""How far a program may be from autograd, as a share of the largest value; an error is far larger, rounding smaller."""
 AHEAD = 1 << 16
 """About how many places of dropout are drawn at once."""
 
@@ -78,10 +82,7 @@ class Stepper:
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """Take one step on a batch; its loss before the step."""
-        key = (x.shape, x.dtype, y.shape, y.dtype)
-        if key not in self._programs:
-            self._programs[key] = self._find(x, y)
-        program = None if self._exact else self._programs[key]
+        program = None if self._exact else self._program(x, y)
         loss = self._by_autograd(x, y) if program is None else self._by_program(program, x, y)
         for flat in self._flats:
             if flat.kept is None:
@@ -119,11 +120,32 @@ class Stepper:
         self._number += 0 if losses is None else len(orders) * len(losses)
         return losses
 
-    def _find(self, x: Tensor, y: Tensor) -> Program | None:
-        if not self._trace:
-            return None
-        momenta = {name: v for flat in self._flats for name, v in zip(flat.names, flat.momenta, strict=True)}
-        return find_program(self.model, self.stream, self.loss, x, y, momenta)
+    def _program(self, x: Tensor, y: Tensor) -> Program | None:
+        """The program for batches of this shape, found once; None if steps on them are left to autograd."""
+        key = (x.shape, x.dtype, y.shape, y.dtype)
+        if key not in self._programs:
+            momenta = {name: v for flat in self._flats for name, v in zip(flat.names, flat.momenta, strict=True)}
+            found = find_program(self.model, self.stream, self.loss, x, y, momenta) if self._trace else None
+            self._programs[key] = found if found is not None and self._agrees(found, x, y) else None
+        return self._programs[key]
+
+    def _agrees(self, program: Program, x: Tensor, y: Tensor) -> bool:
+        """Whether a program's loss and gradients on a batch are autograd's; momenta are left as they were."""
+        before = [flat.velocity.clone() for flat in self._flats]
+        found = []
+        for take in (self._by_autograd, partial(self._by_program, program)):
+            for flat in self._flats:
+                flat.velocity.zero_()
+            with ambient(0, "agree"):
+                loss = take(x.clone(), y)
+            found.append([loss, *(flat.velocity.clone() for flat in self._flats)])
+        for flat, velocity in zip(self._flats, before, strict=True):
+            flat.velocity.copy_(velocity)
+        # Where autograd's own values are not finite there is nothing to compare.
+        return all(
+            bool((a - b).abs().max() <= CLOSE * a.abs().max()) or not bool(torch.isfinite(a).all())
+            for a, b in zip(*found, strict=True)
+        )
 
     def _by_program(self, program: Program, x: Tensor, y: Tensor) -> Tensor:
         return program.run(x, y, self._momentum, *[self._scale(ask, x.device) for ask in program.asks])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -245,6 +246,87 @@ def test_vectorized_without_padding(device: str) -> None:
     assert furthest(expected, images(Vectorized(device), "mlp", "WP", sizes=(8, 8, 8, 8)).run(2)) < TOLERANCE
 
 
+def twins(change: Callable[[fc.Federation], None], engine: fc.Engine) -> float:
+    """How far two federations in lockstep, the second one changed, are from the same two by themselves."""
+    pairs = []
+    for many in (True, False):
+        both = [images(Serial(), "mlp", "WP") for _ in range(2)]
+        both[1].clients._examples = replace(both[0].clients.examples)
+        change(both[1])
+        pairs.append(fc.run_many(both, 2, engine=engine) if many else [one.run(2) for one in both])
+    return max(furthest(a, b) for a, b in zip(*pairs, strict=True))
+
+
+class Scaled(MLP):
+    """An MLP whose scores are multiplied by a buffer and by a plain number."""
+
+    def __init__(self, buffer: float, number: float) -> None:
+        super().__init__((1, 6, 6), 3, hidden=20)
+        self.register_buffer("scale", torch.tensor(buffer))
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = super().forward(x) * self.scale * self.number
+        return scores
+
+
+def test_vectorized_keeps_federations_apart_that_differ_in_labels_alone() -> None:
+    def other_labels(federation: fc.Federation) -> None:
+        shared = federation.clients.examples
+        federation.clients._examples = replace(shared, labels=(shared.labels + 1) % 3)
+
+    assert twins(other_labels, Vectorized("cpu")) < TOLERANCE
+
+
+@pytest.mark.parametrize("other", [(3.0, 1.0), (1.0, 3.0)])
+def test_vectorized_keeps_models_apart_that_differ_in_no_parameter(other: tuple[float, float]) -> None:
+    clients = images(Serial(), "mlp", "full").clients
+
+    def both(engine: fc.Engine) -> list[fc.Federation]:
+        return [fc.Federation(fc.Task(Scaled(*how)), clients, cohort=4, engine=engine) for how in ((1.0, 1.0), other)]
+
+    with ambient(3, "scaled"):
+        alone = [one.run(2) for one in both(Serial())]
+    with ambient(3, "scaled"):
+        together = fc.run_many(both(Serial()), 2, engine=Vectorized("cpu", compile=True))
+    assert max(furthest(a, b) for a, b in zip(alone, together, strict=True)) < TOLERANCE
+
+
+def test_vectorized_refuses_a_model_that_draws_by_itself() -> None:
+    class Noisy(MLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(F.dropout(x, 0.5, self.training))
+
+    clients = images(Serial(), "mlp", "full").clients
+    noisy = fc.Federation(fc.Task(Noisy((1, 6, 6), 3, hidden=20)), clients, cohort=4, engine=Vectorized("cpu"))
+    with pytest.raises(fc.InputError, match=r"the model Noisy draws random numbers .* use nn.Dropout, or engine=proc"):
+        noisy.run(1)
+
+
+def test_an_error_in_a_vectorized_batch_names_a_client() -> None:
+    def fails(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of paper")
+
+    with pytest.raises(fc.ClientError, match=r"client \d failed in round 1 .*out of paper \(or one of the 5 trained"):
+        federation(Vectorized("cpu"), loss=fails).run(1)
+
+
+@pytest.mark.parametrize("name", ["serial", "vectorized"])
+def test_lanes_in_two_groups_come_to_the_same(name: str, tmp_path: Path) -> None:
+    """An engine that is asked ahead gets its lanes in groups; lanes may have been stopped at different rounds."""
+    rows = ["WP", "NP", "PT"]
+    alone = [images(ENGINES[name](), "mlp", row).run(4) for row in rows]
+    folders = [tmp_path / row for row in rows]
+    for row, rounds in (("WP", 2), ("PT", 3)):
+        images(ENGINES[name](), "mlp", row).run(rounds, out=tmp_path / row)
+    engine = ENGINES[name]()
+    engine.ahead = 2
+    together = fc.run_many([images(Serial(), "mlp", row) for row in rows], 4, engine=engine, out=folders, resume=True)
+    assert [len(history) for history in together] == [4, 4, 4]
+    close = TOLERANCE if name == "vectorized" else 0.0
+    assert all(furthest(a, b) <= close for a, b in zip(alone, together, strict=True))
+
+
 def test_vectorized_splits_a_cohort_that_is_too_large() -> None:
     expected = images(Serial(), "mlp", "NP").run(2)
     for most in (1, 2, 3):
@@ -269,9 +351,25 @@ def test_vectorized_splits_a_cohort_that_does_not_fit_into_memory(monkeypatch: p
 
 
 @pytest.mark.filterwarnings("default")  # the compiler's own
-def test_vectorized_compiled() -> None:
+def test_vectorized_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = images(Serial(), "mlp", "WP").run(1)
+    compiled = 0
+    compile = torch.compile
+
+    def counting(graph, **options):  # type: ignore[no-untyped-def]
+        made = compile(graph, **options)
+
+        def run(*given):  # type: ignore[no-untyped-def]
+            nonlocal compiled
+            found = made(*given)
+            compiled += 1
+            return found
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", counting)
     assert furthest(expected, images(Vectorized("cpu", compile=True), "mlp", "WP").run(1)) < TOLERANCE
+    assert compiled > 0
 
 
 def test_a_client_is_the_same_alone_or_in_company() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from fedcover.paper.arithmetic import wrong_cells
-from fedcover.paper.published import agrees, number, table, tables
+from fedcover.paper.published import agrees, number, tables
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -95,7 +95,7 @@ def test_every_table_is_there_whole() -> None:
         for row in one.rows:
             assert len(row.code) == 10
             assert all(number(cell) > 0 for cell in row.printed.values())
-    assert {row.code for row in table("table1").rows} == NAMES
+    assert {row.code for row in tables()["table1"].rows} == NAMES
 
 
 def test_the_command(cli: Cli) -> None:

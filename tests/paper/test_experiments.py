@@ -31,6 +31,8 @@ def test_rows_by_code_and_by_nickname() -> None:
         experiments("mnist-wp", ["1234"])
     with pytest.raises(InputError, match="there is no table 'mnist'; use all, or one of table1, table2, mnist-wp"):
         experiments("mnist")
+    with pytest.raises(InputError, match="no table has a row 'nonsense'"):
+        experiments("all", ["nonsense"])
 
 
 def test_a_table_runs_and_is_taken_up_again(cli: Cli, mnist_folder: str, tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_a_table_runs_and_is_taken_up_again(cli: Cli, mnist_folder: str, tmp_pat
     assert set(names) == {
         f"mnist/{split}/{row}/seed-0" for split in ("iid", "non-iid") for row in ("full-1111111111", "FS-1477777777")
     }
-    assert names["mnist/iid/full-1111111111/seed-0"].accuracy[0] > 0.8
+    assert names["mnist/iid/full-1111111111/seed-0"].accuracy[0] > 0.8  # type: ignore[operator]
     assert names["mnist/iid/FS-1477777777/seed-0"].gamma_min == 1
     history = tmp_path / "1-rounds" / "mnist" / "iid" / "FS-1477777777" / "seed-0" / "history.jsonl"
     assert json.loads(history.read_text().splitlines()[0])["round"] == 1

@@ -30,9 +30,14 @@ def fused(function: Callable[..., Tensor], arguments: tuple[Any, ...], kernels: 
     def plain(*tensors: Tensor) -> Tensor:
         return function(*pytree.tree_unflatten(list(tensors), spec))
 
-    graph = make_fx(plain, tracing_mode="fake")(*flat)
-    if kernels:
-        use_kernels(graph)
+    try:
+        graph = make_fx(plain, tracing_mode="fake", _allow_non_fake_inputs=True)(*flat)
+        if kernels:
+            use_kernels(graph)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return function
     compiled = torch.compile(graph, dynamic=False, fullgraph=True)
     works: bool | None = None  # not known before the first call
 
@@ -42,6 +47,8 @@ def fused(function: Callable[..., Tensor], arguments: tuple[Any, ...], kernels: 
             return function(*given)
         try:
             found: Tensor = compiled(*pytree.tree_leaves(given))
+        except torch.OutOfMemoryError:
+            raise
         except Exception:
             if works:
                 raise

@@ -31,7 +31,7 @@ class Serial(Engine):
                 with one_thread():
                     update = self._bench.train(job)
             except Exception as error:
-                raise failure(job, str(error)) from error
+                raise failure(job, str(error) or type(error).__name__) from error
             yield update
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ each client's are the same alone or in company.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
@@ -20,8 +21,11 @@ from fedcover.engines.base import Engine
 from fedcover.engines.batches import BatchTable, batch_table, moved
 from fedcover.engines.convolutions import use_stacked_convolutions
 from fedcover.engines.fuse import fused
+from fedcover.engines.workbench import failure
+from fedcover.errors import ClientError, InputError
 from fedcover.local import Job, Task, dropout_key
 from fedcover.params import Params
+from fedcover.seeding import ambient
 
 _Batch = tuple[Any, list[int]]
 """What its jobs share, and their numbers."""
@@ -43,7 +47,7 @@ class Vectorized(Engine):
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._compile = self.device.type == "cuda" if compile is None else compile
         self._most = most
-        self._data: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._data: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._machines: dict[Any, _Machine] = {}
         self._training: Any = None
         if self.device.type == "cuda":
@@ -90,11 +94,17 @@ class Vectorized(Engine):
         place = next(i for i, (_, numbers) in enumerate(batches) if number in numbers)
         kind, numbers = batches.pop(place)
         while True:
+            some = [jobs[n] for n in numbers]
             try:
-                return numbers, self._begin(kind, [jobs[n] for n in numbers])
-            except torch.OutOfMemoryError:
+                return numbers, self._begin(kind, some)
+            except torch.OutOfMemoryError as error:
                 if len(numbers) == 1:
-                    raise
+                    why = f"{self.device} is out of memory for one client; use a smaller batch or engine=processes"
+                    raise failure(some[0], why) from error
+            except InputError:
+                raise
+            except Exception as error:
+                raise _together_failed(some, error) from error
             self.close()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -112,24 +122,33 @@ class Vectorized(Engine):
     def _begin(self, kind: Any, jobs: Sequence[Job]) -> Callable[[], list[ClientUpdate]]:
         """Queue the training of alike jobs; what is returned waits for it."""
         if self._training is None:
-            return lambda: _updates(jobs, *self._run(kind, jobs))
+            return lambda: self._now(kind, jobs)
         ours = torch.cuda.current_stream(self.device)
         self._training.wait_stream(ours)
         with torch.cuda.stream(self._training):
-            theta, losses, counts = self._run(kind, jobs)
+            theta, means, finite = self._run(kind, jobs)
             done = torch.cuda.Event()
             done.record()
-        for tensor in (*theta.values(), losses, counts):
+        for tensor in (*theta.values(), means, finite):
             tensor.record_stream(ours)
 
         def finish() -> list[ClientUpdate]:
             torch.cuda.current_stream(self.device).wait_event(done)
-            return _updates(jobs, theta, losses, counts)
+            return _updates(jobs, theta, means, finite)
 
         return finish
 
+    def _now(self, kind: Any, jobs: Sequence[Job]) -> list[ClientUpdate]:
+        """The updates of alike jobs, trained while the caller waits."""
+        try:
+            return _updates(jobs, *self._run(kind, jobs))
+        except InputError:
+            raise
+        except Exception as error:
+            raise _together_failed(jobs, error) from error
+
     def _run(self, kind: Any, jobs: Sequence[Job]) -> tuple[Params, Tensor, Tensor]:
-        """Stacks of trained parameters, and for each step and client the loss and the examples that count."""
+        """Stacks of trained parameters; each client's loss in its last epoch; and whether all its values are finite."""
         inputs, labels = self._data_of(jobs[0])
         table = batch_table(jobs, self.device)
         masked = tuple(name for name in jobs[0].theta if any(name in job.mask for job in jobs))
@@ -139,32 +158,52 @@ class Vectorized(Engine):
                 del self._machines[next(iter(self._machines))]
             self._machines[key] = _Machine(jobs, table, masked, inputs, labels, self.device, self._compile)
         theta, losses = self._machines[key].run(jobs, table)
-        return theta, losses, (table.index >= 0).sum(2) * table.last_epoch
+        counts = (table.index >= 0).sum(2) * table.last_epoch
+        means = (losses * counts).sum(0) / counts.sum(0)
+        return theta, means, torch.stack([torch.isfinite(s).flatten(1).all(1) for s in theta.values()]).all(0)
 
     def _data_of(self, job: Job) -> tuple[Tensor, Tensor]:
-        given = job.clients.examples.inputs
-        if id(given) not in self._data:
-            labels = job.clients.examples.labels
-            self._data[id(given)] = (given, given.to(self.device), labels.to(self.device))
-        return self._data[id(given)][1:]
+        inputs, labels = job.clients.examples.inputs, job.clients.examples.labels
+        key = (id(inputs), id(labels))
+        if key not in self._data:
+            # The first two are kept, so that their ids stay their own.
+            self._data[key] = (inputs, labels, inputs.to(self.device), labels.to(self.device))
+        return self._data[key][2:]
 
 
 def _kind(task: Task) -> Any:
     """What tasks must share for their clients to be trained as one batch."""
     model = task.model
     shapes = tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in model.named_parameters())
-    return (type(model), repr(model), shapes, task.loss)
+    return (repr(model), shapes, tuple(map(_look, model.modules())), id(task.loss))
+
+
+def _look(module: nn.Module) -> Any:
+    """What a module's forward pass may depend on beside its parameters: its type, plain attributes and buffers."""
+    plain: list[Any] = []
+    for name, value in [*vars(module).items(), *module._buffers.items()]:
+        if isinstance(value, Tensor):
+            plain.append((name, value.dtype, value.detach().cpu().numpy().tobytes()))
+        elif name != "training" and isinstance(value, bool | int | float | str | tuple | list | NoneType):
+            plain.append((name, repr(value)))
+        elif callable(value):
+            plain.append((name, id(value)))
+    return type(module), tuple(plain)
 
 
 def _part(job: Job) -> Any:
     """What their jobs must share beside that."""
-    return job.recipe, id(job.clients.examples.inputs)
+    return job.recipe, id(job.clients.examples.inputs), id(job.clients.examples.labels)
 
 
-def _updates(jobs: Sequence[Job], theta: Params, losses: Tensor, counts: Tensor) -> list[ClientUpdate]:
+def _together_failed(jobs: Sequence[Job], error: Exception) -> ClientError:
+    """The error that names the first of the clients that were trained together; any of them may be the cause."""
+    company = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
+    return failure(jobs[0], f"{str(error) or type(error).__name__}{company}")
+
+
+def _updates(jobs: Sequence[Job], theta: Params, means: Tensor, finite: Tensor) -> list[ClientUpdate]:
     """One update for each client of a batch; on a GPU its tensors are parts of the stacks."""
-    means = (losses * counts).sum(0) / counts.sum(0)
-    finite = torch.stack([torch.isfinite(stack).flatten(1).all(1) for stack in theta.values()]).all(0)
     return [
         ClientUpdate(
             job.client.id,
@@ -205,7 +244,8 @@ class _Machine:
         compiled: bool,
     ) -> None:
         self._model, self._stream = with_keyed_dropout(jobs[0].task.model)
-        self._model.to(device).train()
+        _refuse_randomness(self._model.train(), jobs[0])
+        self._model.to(device)
         if compiled and device.type == "cuda":  # uncompiled, unfolding costs more than it saves
             use_stacked_convolutions(self._model)
         self._inputs, self._labels, self._device = inputs, labels, device
@@ -255,7 +295,7 @@ class _Machine:
         for name, stack in at.masks.items():
             whole = torch.ones(stack.shape[1:], dtype=torch.bool, device=self._device)
             _deal([mask.get(name, whole) for mask in masks], mask_of, stack)
-            at.theta[name].mul_(stack)
+            at.theta[name].masked_fill_(~stack, 0.0)
         for velocity in at.velocity.values():
             velocity.zero_()
         at.index.copy_(table.index)
@@ -287,6 +327,19 @@ class _Machine:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._step()
+
+
+def _refuse_randomness(model: nn.Module, job: Job) -> None:
+    """An error if a model draws random numbers of its own, which would depend on who is trained beside it."""
+    with ambient(0, "look"), torch.no_grad():
+        before = torch.default_generator.get_state()
+        model(job.clients.examples.inputs[:2].clone())
+        if not torch.equal(before, torch.default_generator.get_state()):
+            name = type(job.task.model).__name__
+            raise InputError(
+                f"the model {name} draws random numbers other than by nn.Dropout, which engine=vectorized cannot"
+                f" give each client for itself; use nn.Dropout, or engine=processes"
+            )
 
 
 def _once(things: Sequence[Any]) -> tuple[list[Any], list[int]]:

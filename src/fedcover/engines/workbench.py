@@ -13,7 +13,7 @@ from fedcover.network import trace
 from fedcover.stepper import Stepper
 from fedcover.submodel import Shrinker, SubModel
 
-MOST_STEPPERS = 16
+MOST_STEPPERS = 32
 """How many shapes of sub-model are kept ready for each model."""
 
 
@@ -52,7 +52,7 @@ class Workbench:
 
     def _stepper(self, scratch: _Scratch, job: Job, sub: SubModel | None = None) -> Stepper:
         """The stepper for a job's loss on the whole model, or on a sub-model of the same shapes."""
-        key = (job.task.loss, sub.shape_key if sub else None)
+        key = (id(job.task.loss), sub.shape_key if sub else None)
         if found := scratch.steppers.pop(key, None):
             scratch.steppers[key] = found  # now the last to be forgotten
             return found

@@ -24,15 +24,15 @@ def library() -> ctypes.CDLL | None:
     """The library; None if it is switched off, or if there is no compiler that can make it."""
     if os.environ.get(OFF) == "0":
         return None
-    compiler = shlex.split(os.environ.get("CC") or "cc")
     try:
+        compiler = shlex.split(os.environ.get("CC") or "cc")
         version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
         made = (SOURCE.read_bytes(), " ".join([*compiler, *FLAGS]).encode(), version, _processor())
         path = cache_folder() / "native" / f"chain-{hashlib.sha256(b'|'.join(made)).hexdigest()[:32]}.so"
         if not path.exists():
             _compile(compiler, path)
         return _declared(ctypes.CDLL(str(path)))
-    except (OSError, subprocess.SubprocessError, IndexError):
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
         return None
 
 

@@ -105,6 +105,7 @@ def _find_ops(model: nn.Module, stream: Stream, x: Tensor, places: Places) -> li
 
     def forward(x: Tensor, *tensors: Tensor) -> Any:
         stream.given = dict(zip(asks, tensors[len(names) :], strict=True))
+        stream.step = 0
         return functional_call(model, dict(zip(names, tensors, strict=False)), (x,))
 
     values = [p.detach().clone() for p in model.parameters()]

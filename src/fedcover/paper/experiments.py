@@ -53,6 +53,9 @@ def experiments(key: str, rows: Sequence[str] = ()) -> list[Experiment]:
     ['mnist/iid/WP-1111223344', 'mnist/non-iid/WP-1111223344']
     """
     if key == "all":
+        known = {text for table in tables().values() for row in table.rows for text in (row.code, row.name)}
+        if unknown := [row for row in rows if row not in known]:
+            raise InputError(f"no table has a row '{unknown[0]}'; name codes such as 1111223344, or nicknames")
         found = [experiment for name in names() for experiment in experiments(name)]
         return list(dict.fromkeys(_chosen(found, rows)))
     if key not in names():

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from fedcover.errors import InputError
-
 MODELS = {"mnist": "mlp", "cifar10": "lenet"}
 """The network that the paper trains on each data set."""
 
@@ -50,13 +48,6 @@ def tables() -> dict[str, Table]:
     with files("fedcover.paper").joinpath("published.toml").open("rb") as file:
         found = tomllib.load(file)
     return {key: _table(key, **content) for key, content in found.items()}
-
-
-def table(key: str) -> Table:
-    """One table; an error that names them all if there is none of this name."""
-    if key not in tables():
-        raise InputError(f"the paper has no table '{key}'; use one of {', '.join(tables())}")
-    return tables()[key]
 
 
 def number(text: str) -> float:

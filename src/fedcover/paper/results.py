@@ -24,9 +24,9 @@ class Outcome:
     technique: str
     code: str
     seed: int
-    accuracy: list[float]
-    """Of the global model, after each round."""
-    loss: list[float]
+    accuracy: list[float | None]
+    """Of the global model, after each round; None where it was not looked at."""
+    loss: list[float | None]
     local_accuracy: float | None
     """After the last round."""
     gamma_min: int
@@ -49,8 +49,8 @@ def outcome_of(run: Run, history: History) -> Outcome:
     return Outcome(
         **asdict(run.experiment),
         seed=run.seed,
-        accuracy=[round(value, DIGITS) for value in history.column("accuracy") if value is not None],
-        loss=[round(value, DIGITS) for value in history.column("loss") if value is not None],
+        accuracy=[None if value is None else round(value, DIGITS) for value in history.column("accuracy")],
+        loss=[None if value is None else round(value, DIGITS) for value in history.column("loss")],
         local_accuracy=None if local is None else round(local, DIGITS),
         gamma_min=history.gamma_min,
         pruning_noise=round(sum(history.column("pruning_noise")) / len(history), DIGITS),
@@ -61,7 +61,9 @@ def outcome_of(run: Run, history: History) -> Outcome:
 
 def save(path: Path, outcomes: Mapping[Run, Outcome], facts: Mapping[str, Any]) -> None:
     """Write outcomes and the facts about how they were made; those of other runs in the file stay."""
-    known = load(path)[0] if path.exists() else {}
+    known, before = load(path) if path.exists() else ({}, {})
+    if before and before.get("rounds") != facts.get("rounds"):
+        raise InputError(f"{path} holds runs of {before.get('rounds')} rounds; write these to another file")
     merged = {**known, **outcomes}
     lines = ",\n".join("  " + json.dumps(asdict(merged[run])) for run in sorted(merged, key=lambda run: run.name))
     text = json.dumps(dict(facts), indent=1)
