@@ -15,26 +15,22 @@ import torch
 
 import fedcover as fc
 from fedcover.engines.choose import choose_engine
-from fedcover.models import build
+from fedcover.paper.experiments import CLIENTS, COHORT, SPLITS, Experiment, Run, run_all
 from fedcover.paper.published import tables
-from fedcover.policies.techniques import named_policy
 
-ROWS = {key[-2:].upper(): [row.code for row in tables()[key].rows] for key in ("mnist-wp", "mnist-np", "mnist-fs")}
+STEPS = fc.LocalSGD().steps(60_000 // CLIENTS)
+TABLES = ("mnist-wp", "mnist-np", "mnist-fs")
 
 
-def federations(train: fc.Examples, seeds: int, rows: int | None) -> tuple[list[str], list[fc.Federation]]:
-    """A name and a federation for each row, split and seed; runs of one seed start from the same model and data."""
-    names, made = [], []
-    for seed in range(seeds):
-        task = fc.Task(build("mlp", (1, 28, 28), 10, seed))
-        splits = {"iid": fc.data.iid(train, 100, seed), "non-iid": fc.data.shards(train, 100, 2, seed)}
-        for split, clients in splits.items():
-            for technique, codes in ROWS.items():
-                for code in codes[:rows]:
-                    names.append(f"{technique} {code} {split} seed {seed}")
-                    policy, budgets = named_policy(technique), fc.by_slot(code)
-                    made.append(fc.Federation(task, clients, policy, budgets, fc.LocalSGD(), 10, seed))
-    return names, made
+def runs_of(seeds: int, rows: int | None) -> list[Run]:
+    """Every row of every table as it stands there, full models in each of them too."""
+    return [
+        Run(Experiment("mnist", split, row.technique, row.code), seed)
+        for seed in range(seeds)
+        for split in SPLITS["mnist"]
+        for key in TABLES
+        for row in tables()[key].rows[:rows]
+    ]
 
 
 def main() -> None:
@@ -49,39 +45,38 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     began = time.perf_counter()
-    split = fc.data.load("mnist", args.data)
-    names, made = federations(split.train, args.seeds, args.rows)
-    engine = choose_engine(args.engine, cohort=10 * len(made))
-    ready = time.perf_counter()
-    print(f"{len(made)} runs on {engine}, ready after {ready - began:.1f} s", flush=True)
+    runs = runs_of(args.seeds, args.rows)
+    engine = choose_engine(args.engine, cohort=COHORT * len(runs))
+    print(f"{len(runs)} runs on {engine}", flush=True)
 
-    def told(number: int, record: fc.RoundRecord) -> None:
-        if number == len(made) - 1 and record.round in (1, 2, 3, 5, 10, 20, 50, args.rounds):
-            print(f"round {record.round}: {time.perf_counter() - ready:.2f} s", flush=True)
+    def told(run: Run, record: fc.RoundRecord) -> None:
+        if run == runs[-1] and record.round in (1, 2, 3, 5, 10, 20, 50, args.rounds):
+            print(f"round {record.round}: {time.perf_counter() - began:.2f} s", flush=True)
 
     profile = cProfile.Profile()
     if args.profile:
         profile.enable()
-    histories = fc.run_many(made, args.rounds, split.test, engine=engine, on_round=told)
+    histories, _ = run_all(runs, args.rounds, engine, args.data, on_round=told)
     profile.disable()
     seconds = time.perf_counter() - began
     stages: Counter[str] = Counter()
-    for history in histories:
+    for history in histories.values():
         for record in history:
             stages.update(record.seconds)
     print({stage: round(spent, 1) for stage, spent in stages.items()})
-    steps = sum(len(record.cohort) for history in histories for record in history) * made[0].local.steps(600)
+    steps = sum(len(record.cohort) for history in histories.values() for record in history) * STEPS
     print(f"{seconds:.1f} s in all, {steps / seconds:,.0f} client-steps a second", flush=True)
     if args.profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(35)
     if args.out:
         ends = {
-            name: {"accuracy": h.last.accuracy, "local_accuracy": h.last.local_accuracy, "loss": h.last.loss}
-            for name, h in zip(names, histories, strict=True)
+            run.name: {"accuracy": h.last.accuracy, "local_accuracy": h.last.local_accuracy, "loss": h.last.loss}
+            for run, h in histories.items()
         }
         found = {
-            "runs": len(made), "rounds": args.rounds, "seconds": round(seconds, 1),
-            "setup_seconds": round(ready - began, 1), "client_steps_per_second": round(steps / seconds),
+            "command": "PYTHONPATH=src python benchmarks/mnist_tables.py --data FOLDER",
+            "runs": len(runs), "rounds": args.rounds, "seconds": round(seconds, 1),
+            "client_steps_per_second": round(steps / seconds),
             "stages": {stage: round(spent, 1) for stage, spent in stages.items()},
             "device": torch.cuda.get_device_name() if engine.device.type == "cuda" else "cpu",
             "torch": torch.__version__,

@@ -73,14 +73,18 @@ def _contest(title: str, part: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def _head(*columns: str) -> list[str]:
+    """The first two lines of a table."""
+    return ["|" + "|".join(f" {column} ".replace("  ", " ") for column in columns) + "|", "|" + "---|" * len(columns)]
+
+
 def _pruning(title: str, rows: list[Row]) -> list[str]:
     lines = [
         f"## {title}: local training of one pruned client",
         "",
         "Time over the time at keep 1 of the same row's way of training, by medians (by best).",
         "",
-        "| | keep | multiply-adds | time | s |",
-        "|---|---|---|---|---|",
+        *_head("", "keep", "multiply-adds", "time", "s"),
     ]
     for row in rows:
         if "error" in row:
@@ -98,8 +102,7 @@ def _scaling(rows: list[Row]) -> list[str]:
     lines = [
         "## Cohort and workers: MNIST, 1,000 clients of 60 examples, whole rounds",
         "",
-        "| cohort | engine | s per round, median (best) | client-steps a second | peak MB |",
-        "|---|---|---|---|---|",
+        *_head("cohort", "engine", "s per round, median (best)", "client-steps a second", "peak MB"),
     ]
     for row in rows:
         if "error" in row:

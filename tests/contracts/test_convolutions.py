@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedcover.engines import convolutions
 from fedcover.engines.convolutions import DirectConv2d, MatmulConv2d, use_stacked_convolutions
-from tests.contracts.test_engines import DEVICES
+from tests.contracts.federations import DEVICES
 
 
 @convolutions.convolution.register_kernel("cpu")

@@ -1,12 +1,10 @@
 """``fedcover paper``: the paper's tables, run again and checked."""
 
 import json
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from fedcover.cli.console import BatchProgress, friendly, out, show_table
@@ -14,10 +12,9 @@ from fedcover.cli.run import DataOption
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import check_whole
 from fedcover.paper.arithmetic import wrong_cells
-from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments, names, run_all
+from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments, names
 from fedcover.paper.published import tables
-from fedcover.paper.results import outcome_of, save
-from fedcover.version import __version__
+from fedcover.paper.results import make
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables: list them, run them again, check their arithmetic.")
 
@@ -56,17 +53,11 @@ def run(
     wanted = [text.strip() for text in rows.split(",") if text.strip()]
     runs = [Run(experiment, seed) for experiment in experiments(table, wanted) for seed in range(seeds)]
     chosen = choose_engine(engine, cohort=COHORT * len(runs))
-    began = time.perf_counter()
+    place = folder / f"{rounds}-rounds"
     with BatchProgress(f"{len(runs)} runs on {chosen}", len(runs) * rounds, quiet) as progress:
-        histories, came_from = run_all(runs, rounds, chosen, data, folder / f"{rounds}-rounds", progress)
-    facts = {
-        "rounds": rounds, "engine": str(chosen), "seconds": round(time.perf_counter() - began, 1), "data": came_from,
-        "versions": {"fedcover": __version__, "torch": torch.__version__},
-    }  # fmt: skip
-    results = folder / f"{rounds}-rounds" / "results.json"
-    save(results, {one: outcome_of(one, history) for one, history in histories.items()}, facts)
+        seconds = make(place / "results.json", runs, rounds, chosen, data, place, progress)
     if not quiet:
-        out.print(f"{len(runs)} runs in {facts['seconds']} s; their outcomes are in {results}")
+        out.print(f"{len(runs)} runs in {seconds} s; their outcomes are in {place / 'results.json'}")
 
 
 @app.command("audit")

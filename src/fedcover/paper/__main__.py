@@ -8,13 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from fedcover.engines.choose import choose_engine
 from fedcover.history import RoundRecord
-from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments, run_all
-from fedcover.paper.results import outcome_of, save
-from fedcover.version import __version__
+from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments
+from fedcover.paper.results import make
 
 
 def main() -> None:
@@ -38,18 +35,9 @@ def main() -> None:
         if run == runs[0] and record.round % 10 == 0:
             print(f"round {record.round}: {time.perf_counter() - began:.1f} s", flush=True)
 
-    histories, came_from = run_all(runs, args.rounds, engine, args.data, on_round=told)
-    facts = {
-        "command": " ".join(["python -m fedcover.paper", *sys.argv[1:]]),
-        "rounds": args.rounds,
-        "engine": str(engine),
-        "data": came_from,
-        "device": torch.cuda.get_device_name() if engine.device.type == "cuda" else "cpu",
-        "seconds": round(time.perf_counter() - began, 1),
-        "versions": {"fedcover": __version__, "torch": torch.__version__},
-    }
-    save(args.out, {run: outcome_of(run, history) for run, history in histories.items()}, facts)
-    print(f"{facts['seconds']} s; outcomes in {args.out}", flush=True)
+    command = " ".join(["python -m fedcover.paper", *sys.argv[1:]])
+    seconds = make(args.out, runs, args.rounds, engine, args.data, on_round=told, command=command)
+    print(f"{seconds} s; outcomes in {args.out}", flush=True)
 
 
 if __name__ == "__main__":

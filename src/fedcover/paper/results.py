@@ -1,15 +1,20 @@
 """What the runs came to, as one small JSON file that grows run by run."""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedcover.engines.base import Engine
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
-from fedcover.history import History
-from fedcover.paper.experiments import Experiment, Run
+from fedcover.history import History, RoundRecord
+from fedcover.paper.experiments import Experiment, Run, run_all
+from fedcover.version import __version__
 
 DIGITS = 5
 """Decimals that are kept of accuracies and losses: a test set of 10,000 has no more."""
@@ -57,6 +62,32 @@ def outcome_of(run: Run, history: History) -> Outcome:
         bytes_down=round(sum(history.column("bytes_down")) / sent),
         bytes_up=round(sum(history.column("bytes_up")) / sent),
     )
+
+
+def make(
+    path: Path,
+    runs: Sequence[Run],
+    rounds: int,
+    engine: Engine,
+    data: str | Path | None = None,
+    out: Path | None = None,
+    on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
+    **facts: Any,
+) -> float:
+    """Play runs and write their outcomes, with the facts about how they were made; the seconds it took."""
+    began = time.perf_counter()
+    histories, came_from = run_all(runs, rounds, engine, data, out, on_round)
+    seconds = round(time.perf_counter() - began, 1)
+    facts |= {
+        "rounds": rounds,
+        "engine": str(engine),
+        "device": torch.cuda.get_device_name() if engine.device.type == "cuda" else "cpu",
+        "seconds": seconds,
+        "data": came_from,
+        "versions": {"fedcover": __version__, "torch": torch.__version__},
+    }
+    save(path, {run: outcome_of(run, history) for run, history in histories.items()}, facts)
+    return seconds
 
 
 def save(path: Path, outcomes: Mapping[Run, Outcome], facts: Mapping[str, Any]) -> None:

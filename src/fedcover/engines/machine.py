@@ -1,0 +1,198 @@
+"""One step of many clients, for a fixed number of them: buffers, the update, and on a GPU its CUDA graph."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedcover.dropout import Stream, with_keyed_dropout
+from fedcover.engines.batches import BatchTable, moved
+from fedcover.engines.convolutions import use_stacked_convolutions
+from fedcover.engines.fuse import fused
+from fedcover.errors import InputError
+from fedcover.local import Job, dropout_key
+from fedcover.params import Params
+from fedcover.seeding import ambient
+
+
+@dataclass
+class Buffers:
+    """What a step reads and writes, in place, so that a captured graph finds it at the same address."""
+
+    theta: Params
+    velocity: Params
+    masks: Params
+    index: Tensor
+    keys: Tensor
+    step: Tensor
+    losses: Tensor
+
+
+class Machine:
+    """A step for a fixed number of clients, captured once and replayed."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        table: BatchTable,
+        masked: tuple[str, ...],
+        inputs: Tensor,
+        labels: Tensor,
+        device: torch.device,
+        compiled: bool,
+    ) -> None:
+        self._model, self._stream = with_keyed_dropout(jobs[0].task.model)
+        _refuse_randomness(self._model.train(), jobs[0])
+        self._model.to(device)
+        if compiled and device.type == "cuda":  # uncompiled, unfolding costs more than it saves
+            use_stacked_convolutions(self._model)
+        self._inputs, self._labels, self._device = inputs, labels, device
+        self._recipe, self._full, loss = jobs[0].recipe, table.full, jobs[0].task.loss
+        n, steps = len(jobs), len(table.index)
+        shapes = dict(self._model.named_parameters())
+
+        def stack(name: str, dtype: torch.dtype | None = None) -> Tensor:
+            return torch.zeros((n, *shapes[name].shape), dtype=dtype or shapes[name].dtype, device=device)
+
+        self._trained = tuple(name for name, p in shapes.items() if p.requires_grad)
+        self._at = Buffers(
+            {name: stack(name) for name in shapes},
+            {name: stack(name) for name in self._trained},
+            {name: stack(name, torch.bool) for name in masked},
+            torch.zeros_like(table.index),
+            torch.zeros(n, dtype=torch.long, device=device),
+            torch.zeros((), dtype=torch.long, device=device),
+            torch.zeros((steps, n), device=device),
+        )
+        self._update = _update_function(self._model, self._stream, loss, self._recipe, self._trained, self._full)
+        self._graph: Any = None
+        if compiled:
+            self._update = fused(self._update, self._arguments(), kernels=device.type == "cuda")
+
+    def run(self, jobs: Sequence[Job], table: BatchTable) -> tuple[Params, Tensor]:
+        """Stacks of trained parameters, and the loss of every step and client."""
+        self._load(jobs, table)
+        steps = len(table.index)
+        if self._device.type == "cuda":
+            if self._graph is None:
+                self._capture()
+                self._load(jobs, table)
+            for _ in range(steps):
+                self._graph.replay()
+        else:
+            for _ in range(steps):
+                self._step()
+        return {name: stack.clone() for name, stack in self._at.theta.items()}, self._at.losses.clone()
+
+    def _load(self, jobs: Sequence[Job], table: BatchTable) -> None:
+        at = self._at
+        thetas, theta_of = _once([job.theta for job in jobs])
+        for name, stack in at.theta.items():
+            _deal([theta[name] for theta in thetas], theta_of, stack)
+        masks, mask_of = _once([job.mask for job in jobs])
+        for name, stack in at.masks.items():
+            whole = torch.ones(stack.shape[1:], dtype=torch.bool, device=self._device)
+            _deal([mask.get(name, whole) for mask in masks], mask_of, stack)
+            at.theta[name].masked_fill_(~stack, 0.0)
+        for velocity in at.velocity.values():
+            velocity.zero_()
+        at.index.copy_(table.index)
+        at.keys.copy_(moved([dropout_key(job) for job in jobs], self._device))
+        at.step.zero_()
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """What the update needs for the present step, its batch gathered on the device."""
+        at = self._at
+        index = at.index.index_select(0, at.step.view(1)).squeeze(0)
+        flat = index.clamp_min(0).view(-1)
+        x = self._inputs.index_select(0, flat).view(*index.shape, *self._inputs.shape[1:])
+        y = self._labels.index_select(0, flat).view(index.shape)
+        return at.theta, at.velocity, at.masks, x, y, index >= 0, at.keys, at.step
+
+    def _step(self) -> None:
+        at = self._at
+        losses = self._update(*self._arguments())
+        at.losses.index_copy_(0, at.step.view(1), losses.unsqueeze(0).to(at.losses.dtype))
+        at.step.add_(1)
+
+    def _capture(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._step()
+
+
+def _refuse_randomness(model: nn.Module, job: Job) -> None:
+    """An error if a model draws random numbers of its own, which would depend on who is trained beside it."""
+    with ambient(0, "look"), torch.no_grad():
+        before = torch.default_generator.get_state()
+        model(job.clients.examples.inputs[:2].clone())
+        if not torch.equal(before, torch.default_generator.get_state()):
+            name = type(job.task.model).__name__
+            raise InputError(
+                f"the model {name} draws random numbers other than by nn.Dropout, which engine=vectorized cannot"
+                f" give each client for itself; use nn.Dropout, or engine=processes"
+            )
+
+
+def _once(things: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Each object once, and for every place the number of the object that stands there."""
+    numbers: dict[int, int] = {}
+    for thing in things:
+        numbers.setdefault(id(thing), len(numbers))
+    first = {numbers[id(thing)]: thing for thing in reversed(things)}
+    return [first[n] for n in range(len(numbers))], [numbers[id(thing)] for thing in things]
+
+
+def _deal(tensors: Sequence[Tensor], number_of: Sequence[int], stack: Tensor) -> None:
+    """Fill a stack, on its device, with one of the tensors at each place."""
+    choice = torch.stack([tensor.to(stack.device) for tensor in tensors])
+    torch.index_select(choice, 0, moved(number_of, stack.device), out=stack)
+
+
+def _update_function(
+    model: nn.Module,
+    stream: Stream,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    recipe: Any,
+    trained: tuple[str, ...],
+    full: bool,
+) -> Callable[..., Tensor]:
+    """One step of all clients: gradients, momentum and the masked update, in place; gives each client's loss."""
+
+    def client_loss(
+        parameters: Params, fixed: Params, x: Tensor, y: Tensor, real: Tensor, key: Tensor, step: Tensor
+    ) -> Tensor:
+        stream.key, stream.step = key, step
+        scores = functional_call(model, {**fixed, **parameters}, (x,))
+        if full:
+            return loss(scores, y)
+        each = vmap(lambda score, label: loss(score.unsqueeze(0), label.unsqueeze(0)))(scores, y)
+        mean: Tensor = (each * real).sum() / real.sum().clamp_min(1)
+        return mean
+
+    gradients = vmap(grad_and_value(client_loss), in_dims=(0, 0, 0, 0, 0, 0, None), randomness="different")
+
+    def update(
+        theta: Params, velocity: Params, masks: Params, x: Tensor, y: Tensor, real: Tensor, keys: Tensor, step: Tensor
+    ) -> Tensor:
+        parameters = {name: theta[name] for name in trained}
+        fixed = {name: stack for name, stack in theta.items() if name not in parameters}
+        losses: Tensor
+        grads, losses = gradients(parameters, fixed, x, y, real, keys, step)
+        scale = real.any(1) * recipe.lr  # a client whose steps are over stands still
+        for name in trained:
+            grad = torch.where(masks[name], grads[name], 0.0) if name in masks else grads[name]
+            v = velocity[name].mul_(recipe.momentum).add_(grad)
+            theta[name].sub_(v * scale.to(v.dtype).view(-1, *[1] * (v.ndim - 1)))
+        return losses
+
+    return update

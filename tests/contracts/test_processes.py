@@ -1,0 +1,141 @@
+"""Worker processes: the serial engine's bits, and what happens when a worker or its parent dies."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fedcover as fc
+from fedcover.engines.processes import Processes
+from fedcover.engines.serial import Serial
+from fedcover.policies import POLICIES
+from tests.conftest import small_data
+from tests.contracts.federations import federation
+from tests.laws.strategies import same
+
+WORKERS = (1, 2, 4)
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_processes_equal_serial_bit_for_bit(policy: str, shrink: bool) -> None:
+    test = small_data(40, seed=9)
+    expected = federation(Serial(shrink), policy).run(3, evaluate_on=test)
+    for workers in WORKERS:
+        found = federation(Processes(workers, shrink), policy).run(3, evaluate_on=test)
+        assert found == expected
+        assert found.theta is not None
+        assert expected.theta is not None
+        assert same(found.theta, expected.theta)
+
+
+def test_one_engine_serves_several_federations_in_turn() -> None:
+    with Processes(2) as engine:
+        for policy in ("WP", "NP", "WP"):
+            assert federation(engine, policy).run(2) == federation(Serial(), policy).run(2)
+
+
+def test_workers_stay_from_round_to_round() -> None:
+    pids: list[set[int]] = []
+    with Processes(2) as engine:
+        federation(engine).run(3, on_round=lambda record: pids.append({c.pid or 0 for c in children()}))
+    assert len(pids[0]) == 2
+    assert pids[0] == pids[1] == pids[2]
+    assert not children()
+
+
+def children() -> list[multiprocessing.process.BaseProcess]:
+    return multiprocessing.active_children()
+
+
+def killing_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """A client whose process dies when it meets a batch of its one example."""
+    if len(labels) == 1 and os.getpid() != PARENT:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return F.cross_entropy(scores, labels)
+
+
+PARENT = os.getpid()
+
+
+def test_a_worker_that_dies_names_client_and_round_and_leaves_no_orphans(tmp_path: Path) -> None:
+    before = len(children())
+    with pytest.raises(
+        fc.ClientError, match=r"client \d failed in round 1 while training: .*killed by signal 9.*memory"
+    ):
+        federation(Processes(2), loss=killing_loss).run(2, out=tmp_path / "run")
+    assert len(children()) == before
+    # The folder can be taken up again, by an engine whose workers live.
+    healthy = federation(Serial(), loss=killing_loss)
+    assert len(healthy.run(2, out=tmp_path / "run", resume=True)) == 2
+
+
+def test_a_worker_out_of_memory_says_so() -> None:
+    def hungry(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        raise MemoryError
+
+    with pytest.raises(fc.ClientError, match=r"client \d failed in round 1 .*ran out of memory; use fewer workers"):
+        federation(Processes(2), loss=hungry).run(1)
+    assert not children()
+
+
+def test_an_error_in_a_worker_comes_back_with_its_words() -> None:
+    def fails(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of paper")
+
+    with pytest.raises(fc.ClientError, match=r"client \d failed in round 1 while training: out of paper"):
+        federation(Processes(2), loss=fails).run(1)
+
+
+def test_a_reader_who_leaves_early_leaves_no_workers() -> None:
+    engine = Processes(2)
+    playing = federation(engine)
+    state = playing.start()
+    original = engine.train
+
+    def first_only(jobs):  # type: ignore[no-untyped-def]
+        stream = original(jobs)
+        yield next(stream)
+        stream.close()
+
+    engine.train = first_only  # type: ignore[method-assign]
+    playing.play_round(state)
+    assert not children()
+
+
+def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """kill -9 of the run: its workers must not live on."""
+    command = [
+        sys.executable, "-m", "fedcover", "run", "--set", "data.name=digits", "--set", "data.clients=20",
+        "--set", "engine=processes", "--set", "workers=2", "--set", "local.epochs=200", "--out", str(tmp_path / "run"),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        workers = wait_for(lambda: ids if len(ids := child_ids(process.pid)) == 2 else None)
+    finally:
+        process.kill()
+        process.wait()
+    assert workers
+    assert wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def child_ids(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(line) for line in listed.stdout.split()]
+
+
+def wait_for(look: Callable[[], object], seconds: float = 60) -> object:
+    end = time.time() + seconds
+    while time.time() < end:
+        if found := look():
+            return found
+        time.sleep(0.05)
+    return None

@@ -1,0 +1,182 @@
+"""Clients as one batch against the serial engine: only rounding may differ."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedcover as fc
+from fedcover.dropout import with_keyed_dropout
+from fedcover.engines.serial import Serial
+from fedcover.engines.vectorized import Vectorized, _updates
+from fedcover.local import Job
+from fedcover.models import MLP
+from fedcover.policies import POLICIES
+from fedcover.seeding import ambient
+from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_vectorized_agrees_with_serial(policy: str, network: str, device: str) -> None:
+    """Unequal clients, short batches and dropout included: only rounding may differ."""
+    expected = images(Serial(), network, policy).run(2)
+    found = images(Vectorized(device), network, policy).run(2)
+    assert furthest(expected, found) < TOLERANCE
+    for a, b in zip(expected, found, strict=True):
+        assert (a.cohort, a.gamma_min, a.kept, a.bytes_down) == (b.cohort, b.gamma_min, b.kept, b.bytes_down)
+        assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_vectorized_without_padding(device: str) -> None:
+    expected = images(Serial(), "mlp", "WP", sizes=(8, 8, 8, 8)).run(2)
+    assert furthest(expected, images(Vectorized(device), "mlp", "WP", sizes=(8, 8, 8, 8)).run(2)) < TOLERANCE
+
+
+def twins(change: Callable[[fc.Federation], None], engine: fc.Engine) -> float:
+    """How far two federations in lockstep, the second one changed, are from the same two by themselves."""
+    pairs = []
+    for many in (True, False):
+        both = [images(Serial(), "mlp", "WP") for _ in range(2)]
+        both[1].clients._examples = replace(both[0].clients.examples)
+        change(both[1])
+        pairs.append(fc.run_many(both, 2, engine=engine) if many else [one.run(2) for one in both])
+    return max(furthest(a, b) for a, b in zip(*pairs, strict=True))
+
+
+class Scaled(MLP):
+    """An MLP whose scores are multiplied by a buffer and by a plain number."""
+
+    def __init__(self, buffer: float, number: float) -> None:
+        super().__init__((1, 6, 6), 3, hidden=20)
+        self.register_buffer("scale", torch.tensor(buffer))
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = super().forward(x) * self.scale * self.number
+        return scores
+
+
+def test_vectorized_keeps_federations_apart_that_differ_in_labels_alone() -> None:
+    def other_labels(federation: fc.Federation) -> None:
+        shared = federation.clients.examples
+        federation.clients._examples = replace(shared, labels=(shared.labels + 1) % 3)
+
+    assert twins(other_labels, Vectorized("cpu")) < TOLERANCE
+
+
+@pytest.mark.parametrize("other", [(3.0, 1.0), (1.0, 3.0)])
+def test_vectorized_keeps_models_apart_that_differ_in_no_parameter(other: tuple[float, float]) -> None:
+    clients = images(Serial(), "mlp", "full").clients
+
+    def both(engine: fc.Engine) -> list[fc.Federation]:
+        return [fc.Federation(fc.Task(Scaled(*how)), clients, cohort=4, engine=engine) for how in ((1.0, 1.0), other)]
+
+    with ambient(3, "scaled"):
+        alone = [one.run(2) for one in both(Serial())]
+    with ambient(3, "scaled"):
+        together = fc.run_many(both(Serial()), 2, engine=Vectorized("cpu", compile=True))
+    assert max(furthest(a, b) for a, b in zip(alone, together, strict=True)) < TOLERANCE
+
+
+def test_vectorized_refuses_a_model_that_draws_by_itself() -> None:
+    class Noisy(MLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(F.dropout(x, 0.5, self.training))
+
+    clients = images(Serial(), "mlp", "full").clients
+    noisy = fc.Federation(fc.Task(Noisy((1, 6, 6), 3, hidden=20)), clients, cohort=4, engine=Vectorized("cpu"))
+    with pytest.raises(fc.InputError, match=r"the model Noisy draws random numbers .* use nn.Dropout, or engine=proc"):
+        noisy.run(1)
+
+
+def test_an_error_in_a_vectorized_batch_names_a_client() -> None:
+    def fails(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of paper")
+
+    with pytest.raises(fc.ClientError, match=r"client \d failed in round 1 .*out of paper \(or one of the 5 trained"):
+        federation(Vectorized("cpu"), loss=fails).run(1)
+
+
+def test_vectorized_splits_a_cohort_that_is_too_large() -> None:
+    expected = images(Serial(), "mlp", "NP").run(2)
+    for most in (1, 2, 3):
+        assert furthest(expected, images(Vectorized("cpu", most=most), "mlp", "NP").run(2)) < TOLERANCE
+
+
+def test_vectorized_splits_a_cohort_that_does_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = images(Serial(), "mlp", "WP").run(2)
+    engine, sizes = Vectorized("cpu"), []
+    run = engine._run
+
+    def narrow(kind, jobs):  # type: ignore[no-untyped-def]
+        sizes.append(len(jobs))
+        if len(jobs) > 1:
+            raise torch.OutOfMemoryError("no room")
+        return run(kind, jobs)
+
+    monkeypatch.setattr(engine, "_run", narrow)
+    monkeypatch.setattr(engine, "_begin", lambda kind, jobs: partial(_updates, jobs, *engine._run(kind, jobs)))
+    assert furthest(expected, images(engine, "mlp", "WP").run(2)) < TOLERANCE
+    assert sizes == [4, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1]  # what is known to be too much is not tried again
+
+
+@pytest.mark.filterwarnings("default")  # the compiler's own
+def test_vectorized_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = images(Serial(), "mlp", "WP").run(1)
+    compiled = 0
+    compile = torch.compile
+
+    def counting(graph, **options):  # type: ignore[no-untyped-def]
+        made = compile(graph, **options)
+
+        def run(*given):  # type: ignore[no-untyped-def]
+            nonlocal compiled
+            found = made(*given)
+            compiled += 1
+            return found
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", counting)
+    assert furthest(expected, images(Vectorized("cpu", compile=True), "mlp", "WP").run(1)) < TOLERANCE
+    assert compiled > 0
+
+
+def test_a_client_is_the_same_alone_or_in_company() -> None:
+    """Dropout and shuffling have addresses: who trains beside a client cannot change it beyond rounding."""
+    playing = images(Serial(), "mlp", "full")
+    theta = playing.start().theta
+    jobs = [
+        Job(playing.task, playing.clients, fc.Client(i, 0, fc.Budget()), theta, {}, playing.local, fc.Round(1, 2))
+        for i in range(5)
+    ]
+    together = list(Vectorized("cpu").train(jobs))
+    for job, update in zip(jobs, together, strict=True):
+        (alone,) = Vectorized("cpu").train([job])
+        assert max(float((alone.theta[name] - update.theta[name]).abs().max()) for name in theta) < TOLERANCE
+
+
+def test_dropout_drops_as_often_as_it_should() -> None:
+    net, stream = with_keyed_dropout(nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.3)))
+    x = torch.ones(200, 300)
+    seen = []
+    for key in (1, 2**40 + 7):
+        for step in range(3):
+            stream.key, stream.step = key, step
+            first = net[0](x) > 0
+            seen += [first, net[1](x) > 0]
+            assert float(first.double().mean()) == pytest.approx(0.7, abs=0.01)
+            assert float(net[0](x).mean()) == pytest.approx(1.0, abs=0.015)
+    for i, a in enumerate(seen):
+        for b in seen[:i]:  # independent of each other: both kept in 0.49 of the places
+            assert float((a & b).double().mean()) == pytest.approx(0.49, abs=0.015)
+    rows = seen[0].double()
+    assert float((rows[:, 1:] * rows[:, :-1]).mean()) == pytest.approx(0.49, abs=0.015)
+    assert torch.equal(net.eval()(x), x)
