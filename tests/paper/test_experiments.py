@@ -19,8 +19,8 @@ def test_which_runs_a_table_takes() -> None:
     assert len(experiments("cifar-fs")) == 8
     everything = experiments("all")
     assert len(everything) == len(set(everything))
-    # Three tables of 13, 13 and 9 pruned rows, the masks of 13 frozen, full models once; IID and not.
-    assert sum(e.data == "mnist" for e in everything) == 2 * (13 + 13 + 9 + 13 + 1)
+    # Three tables of 13, 13 and 9 pruned rows, the masks of 13 frozen, full models once, 6 uncovered; IID and not.
+    assert len(experiments("mnist")) == sum(e.data == "mnist" for e in everything) == 2 * (13 + 13 + 9 + 13 + 1 + 6)
     assert sum(e.technique == "full" for e in everything) == 3
 
 
@@ -29,8 +29,10 @@ def test_rows_by_code_and_by_nickname() -> None:
     assert by_code == by_name == [Experiment("mnist", split, "WP", "1111223344") for split in ("iid", "non-iid")]
     with pytest.raises(InputError, match="mnist-wp has no row '1234'; use one of 1111111111, "):
         experiments("mnist-wp", ["1234"])
-    with pytest.raises(InputError, match="there is no table 'mnist'; use all, or one of table1, table2, mnist-wp"):
-        experiments("mnist")
+    with pytest.raises(
+        InputError, match="no table 'mnists'; use all, mnist, cifar10, or one of table1, table2, mnist-wp"
+    ):
+        experiments("mnists")
     with pytest.raises(InputError, match="no table has a row 'nonsense'"):
         experiments("all", ["nonsense"])
 
@@ -40,9 +42,10 @@ def test_a_table_runs_and_is_taken_up_again(cli: Cli, mnist_folder: str, tmp_pat
     for _ in range(2):  # the second time there is nothing left to do
         code, _, err = cli(*command, "--out", str(tmp_path))
         assert code == 0, err
-    outcomes, facts = load(tmp_path / "1-rounds" / "results.json")
-    assert facts["rounds"] == 1
-    names = {run.name: outcome for run, outcome in outcomes.items()}
+    results = load(tmp_path / "1-rounds" / "results.json")
+    assert results.rounds == 1
+    assert [made["runs"] for made in results.made] == [4]
+    names = {run.name: outcome for run, outcome in results.outcomes.items()}
     assert set(names) == {
         f"mnist/{split}/{row}/seed-0" for split in ("iid", "non-iid") for row in ("full-1111111111", "FS-1477777777")
     }

@@ -12,7 +12,7 @@ from fedcover.cli.run import DataOption
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import check_whole
 from fedcover.paper.arithmetic import wrong_cells
-from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments, names
+from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments, names, title
 from fedcover.paper.published import tables
 from fedcover.paper.results import make
 
@@ -25,10 +25,8 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
     """Which tables there are, and how many runs each takes."""
     rows = []
     for name in names():
-        table, found = tables().get(name), experiments(name)
-        title = table.title if table else "Pruning with a pre-trained mask: curves without a table"
-        source = table.source if table else "appendix, figures"
-        rows.append({"table": name, "where": source, "title": title, "rows": len({e.code for e in found}),
+        found, (source, about) = experiments(name), title(name)
+        rows.append({"table": name, "where": source, "title": about, "rows": len({e.code for e in found}),
                      "runs": SEEDS * len(found)})  # fmt: skip
     if as_json:
         out.print_json(json.dumps(rows))
@@ -39,7 +37,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
 @app.command("run")
 @friendly
 def run(
-    table: Annotated[str, typer.Argument(help="A table of `fedcover paper list`, or all.")],
+    table: Annotated[str, typer.Argument(help="A table of `fedcover paper list`; mnist, cifar10 or all for many.")],
     rows: Annotated[str, typer.Option(help="Only these rows: codes or nicknames, with commas between.")] = "",
     seeds: Annotated[int, typer.Option(help="How many seeds.")] = SEEDS,
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = ROUNDS,
@@ -55,7 +53,8 @@ def run(
     chosen = choose_engine(engine, cohort=COHORT * len(runs))
     place = folder / f"{rounds}-rounds"
     with BatchProgress(f"{len(runs)} runs on {chosen}", len(runs) * rounds, quiet) as progress:
-        seconds = make(place / "results.json", runs, rounds, chosen, data, place, progress)
+        command = f"fedcover paper run {table} --seeds {seeds} --rounds {rounds}" + (f" --rows {rows}" if rows else "")
+        seconds = make(place / "results.json", runs, rounds, chosen, data, place, progress, command)
     if not quiet:
         out.print(f"{len(runs)} runs in {seconds} s; their outcomes are in {place / 'results.json'}")
 

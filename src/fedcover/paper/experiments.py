@@ -21,6 +21,8 @@ SPLITS = {"mnist": ("iid", "non-iid"), "cifar10": ("iid",)}
 """How the paper splits each data set among the clients."""
 PRETRAINED = {"mnist-pt": "mnist-wp", "cifar-pt": "cifar-wp"}
 """Pruning with a pre-trained mask has curves but no table: it is run for the codes of weight pruning."""
+UNCOVERED = "uncovered"
+"""The appendix's special case, in which the masks leave part of the model to nobody."""
 CHECKPOINT_EVERY = 25
 
 
@@ -41,25 +43,36 @@ class Experiment:
 
 def names() -> list[str]:
     """What ``experiments`` knows, the tables first."""
-    return [*tables(), *PRETRAINED]
+    return [*tables(), *PRETRAINED, UNCOVERED]
+
+
+def title(name: str) -> tuple[str, str]:
+    """Where in the paper a table's experiments are, and what they are about."""
+    if name in PRETRAINED:
+        return "appendix, figures", "Pruning with a pre-trained mask: curves without a table"
+    if name == UNCOVERED:
+        return "appendix, named only", "Masks that leave part of the model to nobody"
+    return tables()[name].source, tables()[name].title
 
 
 def experiments(key: str, rows: Sequence[str] = ()) -> list[Experiment]:
-    """The experiments behind a table, or behind all; ``rows`` picks some by code or nickname.
+    """The experiments behind a table, all on a data set, or all; ``rows`` picks some by code or nickname.
 
     Full models are one experiment, whatever table they stand in.
 
     >>> [e.name for e in experiments("mnist-wp", ["1111223344"])]
     ['mnist/iid/WP-1111223344', 'mnist/non-iid/WP-1111223344']
     """
-    if key == "all":
+    if key == "all" or key in SPLITS:
         known = {text for table in tables().values() for row in table.rows for text in (row.code, row.name)}
         if unknown := [row for row in rows if row not in known]:
             raise InputError(f"no table has a row '{unknown[0]}'; name codes such as 1111223344, or nicknames")
         found = [experiment for name in names() for experiment in experiments(name)]
-        return list(dict.fromkeys(_chosen(found, rows)))
+        return list(dict.fromkeys(_chosen([e for e in found if key in ("all", e.data)], rows)))
+    if key == UNCOVERED:
+        return [experiment for experiment in _uncovered() if not rows or experiment.code in rows]
     if key not in names():
-        raise InputError(f"there is no table '{key}'; use all, or one of {', '.join(names())}")
+        raise InputError(f"there is no table '{key}'; use all, {', '.join(SPLITS)}, or one of {', '.join(names())}")
     table = tables()[PRETRAINED.get(key, key)]
     known = {text for row in table.rows for text in (row.code, row.name)}
     if unknown := [row for row in rows if row not in known]:
@@ -74,6 +87,15 @@ def _of_table(table: Table, rows: Sequence[str], technique: str | None) -> Itera
             if not rows or row.code in rows or row.name in rows:
                 whole = not set(row.code) - {"1"}
                 yield Experiment(table.data, split, "full" if whole else technique or row.technique, row.code)
+
+
+def _uncovered() -> Iterable[Experiment]:
+    """No full client: the same part of the model is in nobody's mask, every round."""
+    for split in SPLITS["mnist"]:
+        for technique in ("WP", "NP", "FS"):
+            for code in ("4444444444", "7777777777"):
+                yield Experiment("mnist", split, technique, code)
+    yield Experiment("cifar10", "iid", "WP", "2222333444")
 
 
 def _chosen(found: Sequence[Experiment], rows: Sequence[str]) -> list[Experiment]:

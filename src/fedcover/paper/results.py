@@ -16,7 +16,7 @@ from fedcover.history import History, RoundRecord
 from fedcover.paper.experiments import Experiment, Run, run_all
 from fedcover.version import __version__
 
-DIGITS = 5
+DIGITS = 4
 """Decimals that are kept of accuracies and losses: a test set of 10,000 has no more."""
 
 
@@ -72,41 +72,61 @@ def make(
     data: str | Path | None = None,
     out: Path | None = None,
     on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
-    **facts: Any,
+    command: str = "",
 ) -> float:
     """Play runs and write their outcomes, with the facts about how they were made; the seconds it took."""
     began = time.perf_counter()
     histories, came_from = run_all(runs, rounds, engine, data, out, on_round)
     seconds = round(time.perf_counter() - began, 1)
-    facts |= {
-        "rounds": rounds,
-        "engine": str(engine),
-        "device": torch.cuda.get_device_name() if engine.device.type == "cuda" else "cpu",
-        "seconds": seconds,
-        "data": came_from,
-        "versions": {"fedcover": __version__, "torch": torch.__version__},
-    }
-    save(path, {run: outcome_of(run, history) for run, history in histories.items()}, facts)
+    outcomes = {run: outcome_of(run, history) for run, history in histories.items()}
+    save(path, outcomes, rounds, how_made(command, len(runs), seconds, engine, came_from))
     return seconds
 
 
-def save(path: Path, outcomes: Mapping[Run, Outcome], facts: Mapping[str, Any]) -> None:
-    """Write outcomes and the facts about how they were made; those of other runs in the file stay."""
-    known, before = load(path) if path.exists() else ({}, {})
-    if before and before.get("rounds") != facts.get("rounds"):
-        raise InputError(f"{path} holds runs of {before.get('rounds')} rounds; write these to another file")
-    merged = {**known, **outcomes}
-    lines = ",\n".join("  " + json.dumps(asdict(merged[run])) for run in sorted(merged, key=lambda run: run.name))
-    text = json.dumps(dict(facts), indent=1)
-    write_atomically(path, f'{{"facts": {text},\n"outcomes": [\n{lines}\n]}}\n'.encode())
+def how_made(command: str, runs: int, seconds: float, engine: Engine, came_from: Mapping[str, str]) -> dict[str, Any]:
+    """The facts about how some outcomes were made."""
+    return {
+        "command": command,
+        "runs": runs,
+        "seconds": seconds,
+        "engine": str(engine),
+        "device": torch.cuda.get_device_name() if engine.device.type == "cuda" else "cpu",
+        "data": dict(came_from),
+        "versions": {"fedcover": __version__, "torch": torch.__version__},
+    }
 
 
-def load(path: Path) -> tuple[dict[Run, Outcome], dict[str, Any]]:
-    """The outcomes in a file, by run, and its facts."""
+@dataclass(frozen=True)
+class Results:
+    """A file of outcomes: how many rounds all of them took, how they were made, and the outcomes by run."""
+
+    rounds: int
+    made: list[dict[str, Any]]
+    outcomes: dict[Run, Outcome]
+
+
+def save(path: Path, outcomes: Mapping[Run, Outcome], rounds: int, made: Mapping[str, Any]) -> None:
+    """Add outcomes to a file, and the facts about how they were made; those of other runs in it stay."""
+    known = load(path) if path.exists() else Results(rounds, [], {})
+    if known.rounds != rounds:
+        raise InputError(f"{path} holds runs of {known.rounds} rounds; write these to another file")
+    merged = {**known.outcomes, **outcomes}
+    before = [facts for facts in known.made if facts["command"] != made["command"]]
+    lines = ",\n".join(_line(asdict(merged[run])) for run in sorted(merged, key=lambda run: run.name))
+    head = f'"rounds": {rounds},\n"made": {json.dumps([*before, made], indent=1)}'
+    write_atomically(path, f'{{{head},\n"outcomes": [\n{lines}\n]}}\n'.encode())
+
+
+def _line(item: Mapping[str, Any]) -> str:
+    return json.dumps(item, separators=(",", ":"))
+
+
+def load(path: Path) -> Results:
+    """The outcomes in a file, and how they were made."""
     try:
         content = json.loads(path.read_text())
         outcomes = [Outcome(**item) for item in content["outcomes"]]
+        return Results(content["rounds"], content["made"], {outcome.run: outcome for outcome in outcomes})
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "make them with `fedcover paper run`"
         raise InputError(f"{path} holds no results of the paper's runs ({error}); {remedy}") from error
-    return {outcome.run: outcome for outcome in outcomes}, content["facts"]
