@@ -4,7 +4,6 @@ python -m fedcover.paper all --data FOLDER --out results.json
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
@@ -35,7 +34,8 @@ def main() -> None:
         if run == runs[0] and record.round % 10 == 0:
             print(f"round {record.round}: {time.perf_counter() - began:.1f} s", flush=True)
 
-    command = " ".join(["python -m fedcover.paper", *sys.argv[1:]])
+    chosen = f" --rows {args.rows}" if rows else ""
+    command = f"python -m fedcover.paper {args.table}{chosen} --seeds {args.seeds} --rounds {args.rounds}"
     seconds = make(args.out, runs, args.rounds, engine, args.data, on_round=told, command=command)
     print(f"{seconds} s; outcomes in {args.out}", flush=True)
 
