@@ -122,7 +122,8 @@ def run_lanes(lanes: Sequence[Lane], schedule: Schedule, engine: Engine) -> list
     An engine that can be asked ahead gets the lanes in as many groups, and trains one while the next is planned.
     """
     with ExitStack() as stack:
-        stack.callback(engine.close)
+        if not engine.held:
+            stack.callback(engine.close)
         for lane in lanes:
             stack.callback(lane.close)  # first, since opening may fail once the folder is locked
             lane.open(schedule, engine)

@@ -22,6 +22,8 @@ class Engine(ABC):
     """How many updates are best averaged at once."""
     ahead: int = 1
     """How many calls of ``train`` may be under way at once: with 2, one trains while another is planned."""
+    held: bool = False
+    """Whether somebody keeps it open with ``with``: runs then leave it as it is, ready for the next."""
 
     def playing(self) -> AbstractContextManager[object]:
         """What must hold while rounds are played with this engine."""
@@ -35,7 +37,9 @@ class Engine(ABC):
         """Let go of workers and memory; the engine starts anew if it is used again."""
 
     def __enter__(self) -> "Engine":
+        self.held = True
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.held = False
         self.close()

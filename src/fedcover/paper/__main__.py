@@ -1,6 +1,7 @@
 """The same runs where there is nothing but torch and numpy, as on a borrowed GPU: no folders, results alone.
 
 python -m fedcover.paper all --data FOLDER --out results.json
+python -m fedcover.paper departures --data FOLDER --out departures.json
 """
 
 import argparse
@@ -24,6 +25,8 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--out", type=Path, default=Path("results.json"))
     args = parser.parse_args()
+    if args.table == "departures":
+        return departures(args)
     rows = [row for row in args.rows.split(",") if row]
     runs = [Run(experiment, seed) for experiment in experiments(args.table, rows) for seed in range(args.seeds)]
     engine = choose_engine(args.engine, cohort=COHORT * len(runs))
@@ -37,6 +40,24 @@ def main() -> None:
     chosen = f" --rows {args.rows}" if rows else ""
     command = f"python -m fedcover.paper {args.table}{chosen} --seeds {args.seeds} --rounds {args.rounds}"
     seconds = make(args.out, runs, args.rounds, engine, args.data, on_round=told, command=command)
+    print(f"{seconds} s; outcomes in {args.out}", flush=True)
+
+
+def departures(args: argparse.Namespace) -> None:
+    """Run the study of the authors' departures from Algorithm 1."""
+    from fedcover.paper.release import runs_of, study
+
+    engine = choose_engine(args.engine, cohort=COHORT * len(runs_of(args.seeds)))
+    total, played, began = len(runs_of(args.seeds)) * args.rounds, 0, time.perf_counter()
+
+    def told() -> None:
+        nonlocal played
+        played += 1
+        if played % (total // 40 or 1) == 0:
+            print(f"{played} of {total} rounds: {time.perf_counter() - began:.1f} s", flush=True)
+
+    command = f"python -m fedcover.paper departures --seeds {args.seeds} --rounds {args.rounds}"
+    seconds = study(args.out, args.seeds, args.rounds, engine, args.data, told, command)
     print(f"{seconds} s; outcomes in {args.out}", flush=True)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fedcover.budgets import by_slot
 from fedcover.data import Examples, Population, Split, iid, load, shards
@@ -135,7 +136,10 @@ def run_all(
         some = [run for run in runs if run.experiment.data == name]
         split = load(name, data)
         came_from[name] = split.train.provenance
-        made = _federations(some, split)
+        made = [
+            Federation(policy=named_policy(run.experiment.technique), **settings)
+            for run, settings in zip(some, settings_of(some, split), strict=True)
+        ]
         histories |= zip(
             some,
             run_many(
@@ -153,7 +157,8 @@ def run_all(
     return histories, came_from
 
 
-def _federations(runs: Sequence[Run], split: Split) -> list[Federation]:
+def settings_of(runs: Sequence[Run], split: Split) -> list[dict[str, Any]]:
+    """What the paper's federations are made of, for runs on one data set; all but the policy."""
     data = runs[0].experiment.data
     model = MODELS[data]
 
@@ -166,15 +171,14 @@ def _federations(runs: Sequence[Run], split: Split) -> list[Federation]:
         return _clients(split.train, how, seed)
 
     return [
-        Federation(
-            task(run.seed),
-            clients(run.experiment.split, run.seed),
-            named_policy(run.experiment.technique),
-            by_slot(run.experiment.code),
-            LocalSGD(),
-            COHORT,
-            run.seed,
-        )
+        {
+            "task": task(run.seed),
+            "clients": clients(run.experiment.split, run.seed),
+            "budgets": by_slot(run.experiment.code),
+            "local": LocalSGD(),
+            "cohort": COHORT,
+            "seed": run.seed,
+        }
         for run in runs
     ]
 

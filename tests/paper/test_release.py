@@ -1,0 +1,130 @@
+"""The departures of the authors' script: each does what it says, none of them is Algorithm 1, and none leaks out."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedcover as fc
+from fedcover.budgets import QUARTERS
+from fedcover.clients import Client
+from fedcover.data import Split
+from fedcover.paper import release
+from fedcover.paper.published import tables
+from fedcover.paper.release import SWITCHES, VARIANTS, Misranked, Released
+from fedcover.paper.results import load
+from fedcover.params import Params, prune
+from fedcover.policies.ranked import Weights
+from fedcover.policies.techniques import weight_pruning
+from fedcover.seeding import Round
+from tests.conftest import small_data, small_net
+
+SOURCE = Path(fc.__file__).parent
+
+
+def settings(code: str = "1257", seed: int = 3) -> dict[str, Any]:
+    return {
+        "task": fc.Task(small_net()),
+        "clients": fc.data.iid(small_data(), clients=8, seed=1),
+        "budgets": fc.by_slot(code),
+        "local": fc.LocalSGD(epochs=2, batch_size=8, lr=0.1),
+        "cohort": len(code),
+        "seed": seed,
+    }
+
+
+def released(*on: str, before: Params | None = None, code: str = "1257") -> Released:
+    return Released(frozenset(on), before, **settings(code))
+
+
+def test_nothing_else_imports_the_departures() -> None:
+    for path in SOURCE.rglob("*.py"):
+        importers = [
+            node
+            for node in ast.parse(path.read_text()).body  # at the top: a command may import it when it is asked for
+            if isinstance(node, ast.ImportFrom | ast.Import) and "release" in ast.unparse(node)
+        ]
+        assert not importers, path
+
+
+def test_without_switches_it_is_algorithm_1() -> None:
+    ours, theirs = fc.Federation(policy=weight_pruning(), **settings()).run(3), released().run(3)
+    assert all(torch.equal(ours.theta[name], theirs.theta[name]) for name in ours.theta)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ("none", "leak")])
+def test_a_switch_changes_the_result(variant: str) -> None:
+    assert not torch.equal(released().run(2).theta["0.weight"], released(*VARIANTS[variant]).run(2).theta["0.weight"])
+
+
+def test_rank_forgets_magnitude() -> None:
+    """With true ranks policy 4 removes the smallest quarter, 1/64 of a uniform norm; by the script's, a quarter."""
+    theta = {"w": torch.rand(200, 784, generator=torch.Generator().manual_seed(0)) * 2 - 1}
+    client = Client(0, 0, QUARTERS["4"])
+    shares = []
+    for policy in (weight_pruning(), Misranked("WP", weight_pruning().find)):
+        bound = type(policy)(policy.name, policy.find, blocks=(Weights("w"),))
+        mask = bound.plan(theta, [client], Round(1, 0), {})[0][0]
+        assert float(mask["w"].float().mean()) == 0.75
+        shares.append(float((theta["w"][~mask["w"]] ** 2).sum() / (theta["w"] ** 2).sum()))
+    assert shares == pytest.approx([1 / 64, 1 / 4], abs=0.005)
+
+
+def test_start_gives_6_and_7_the_model_of_5() -> None:
+    federation = released("start", code="1567")
+    begun = federation.begin_round(federation.start())
+    full, _, sixth, seventh = begun.jobs
+    assert full.theta is begun.state.theta
+    assert sixth.theta is seventh.theta  # one start, and each trains under its own mask
+    expected = prune(begun.state.theta, begun.masks[1])
+    assert all(torch.equal(seventh.theta[name], expected[name]) for name in expected)
+    assert [job.mask for job in begun.jobs] == begun.masks
+
+
+def test_gradient_trains_everything_and_zeroes_it_afterwards() -> None:
+    federation = released("gradient")
+    begun = federation.begin_round(federation.start())
+    assert not any(job.mask for job in begun.jobs)
+    updates = list(federation.engine.train(begun.jobs))
+    outside = ~begun.masks[3]["0.weight"]
+    assert updates[3].theta["0.weight"][outside].abs().max() > 0  # it trained
+    state, record = federation.end_round(begun, updates)
+    kept = [update.theta["0.weight"] * (begun.masks[i].get("0.weight", 1.0)) for i, update in enumerate(updates)]
+    held = torch.stack([begun.masks[i].get("0.weight", torch.ones_like(outside)).float() for i in range(4)]).sum(0)
+    torch.testing.assert_close(state.theta["0.weight"], torch.stack(list(map(torch.as_tensor, kept))).sum(0) / held)
+    assert record.gamma_min == 2
+
+
+def test_leak_begins_pruned_models_from_the_code_before() -> None:
+    before = {name: torch.full_like(tensor, 0.25) for name, tensor in released().theta0.items()}
+    federation = released("leak", before=before)
+    begun = federation.begin_round(federation.start())
+    assert all(torch.equal(begun.jobs[0].theta[name], federation.theta0[name]) for name in before)
+    assert all(torch.equal(begun.jobs[1].theta[name], before[name]) for name in before)
+    later = federation.begin_round(federation.play_round(federation.start())[0])
+    assert all(job.theta is later.state.theta for job in later.jobs)  # the first round alone
+
+
+def test_the_study_plays_every_row_with_every_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds of a shorter study on made-up images; the chain hands on what its codes leave behind."""
+    codes = {row.code for row in tables()["mnist-wp"].rows}
+    assert set(release.CHAIN) | set(release.ALONE) == codes
+    assert len(release.runs_of(3)) == len(VARIANTS) * len(codes) * 2 * 3
+    inputs = torch.randn(1000, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    examples = fc.Examples(inputs, inputs.flatten(1)[:, :10].argmax(1), classes=10)
+    monkeypatch.setattr(release, "load", lambda name, folder: Split(examples, examples))
+    monkeypatch.setattr(release, "CHAIN", ("1111111111", "1111114444"))
+    monkeypatch.setattr(release, "ALONE", ("1444777777",))
+    played: list[None] = []
+    release.study(tmp_path / "d.json", 1, 2, fc.Processes(2), on_round=lambda: played.append(None), command="x")
+    found = {run.name: outcome for run, outcome in load(tmp_path / "d.json").outcomes.items()}
+    assert 2 * len(found) == len(played) == 2 * len(VARIANTS) * 3 * 2
+    plain, leaky = found["mnist/iid/WP-1111114444/seed-0"], found["mnist/iid/WP+leak-1111114444/seed-0"]
+    assert (leaky.loss[0] or 9) < (plain.loss[0] or 0)  # models that start from a trained one are ahead after a round
+    assert found["mnist/iid/WP+leak-1444777777/seed-0"].loss == found["mnist/iid/WP-1444777777/seed-0"].loss
+
+
+def test_the_switches_are_those_of_the_study() -> None:
+    assert set(VARIANTS) == {"none", *SWITCHES, "all"}
