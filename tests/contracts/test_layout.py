@@ -8,8 +8,8 @@ from pathlib import Path
 import fedcover
 
 ORDER = [
-    "version", "errors", "files", "threads", "seeding", "params", "packing", "budgets", "clients", "network", "units",
-    "data", "models", "coverage", "aggregate", "cost", "submodel", "dropout", "program", "native", "stepper",
+    "version", "errors", "paired", "files", "threads", "seeding", "params", "packing", "budgets", "clients", "network",
+    "units", "data", "models", "coverage", "aggregate", "cost", "submodel", "dropout", "program", "native", "stepper",
     "policies", "local", "evaluate", "engines", "settings", "history", "recording", "checkpoint", "report",
     "runfolder", "runs", "federation", "audit", "paper", "config", "cli",
 ]  # fmt: skip

@@ -121,9 +121,9 @@ def test_the_study_plays_every_row_with_every_switch(tmp_path: Path, monkeypatch
     release.study(tmp_path / "d.json", 1, 2, fc.Processes(2), on_round=lambda: played.append(None), command="x")
     found = {run.name: outcome for run, outcome in load(tmp_path / "d.json").outcomes.items()}
     assert 2 * len(found) == len(played) == 2 * len(VARIANTS) * 3 * 2
-    plain, leaky = found["mnist/iid/WP-1111114444/seed-0"], found["mnist/iid/WP+leak-1111114444/seed-0"]
+    plain, leaky = found["mnist/iid/WP+none-1111114444/seed-0"], found["mnist/iid/WP+leak-1111114444/seed-0"]
     assert (leaky.loss[0] or 9) < (plain.loss[0] or 0)  # models that start from a trained one are ahead after a round
-    assert found["mnist/iid/WP+leak-1444777777/seed-0"].loss == found["mnist/iid/WP-1444777777/seed-0"].loss
+    assert found["mnist/iid/WP+leak-1444777777/seed-0"].loss == found["mnist/iid/WP+none-1444777777/seed-0"].loss
 
 
 def test_the_switches_are_those_of_the_study() -> None:

@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("table")
     parser.add_argument("--rows", default="")
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--first", type=int, default=0, help="the first seed, to add seeds to results")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--data")
@@ -28,7 +29,11 @@ def main() -> None:
     if args.table == "departures":
         return departures(args)
     rows = [row for row in args.rows.split(",") if row]
-    runs = [Run(experiment, seed) for experiment in experiments(args.table, rows) for seed in range(args.seeds)]
+    runs = [
+        Run(experiment, seed)
+        for experiment in experiments(args.table, rows)
+        for seed in range(args.first, args.first + args.seeds)
+    ]
     engine = choose_engine(args.engine, cohort=COHORT * len(runs))
     began = time.perf_counter()
     print(f"{len(runs)} runs on {engine}", flush=True)
@@ -37,7 +42,7 @@ def main() -> None:
         if run == runs[0] and record.round % 10 == 0:
             print(f"round {record.round}: {time.perf_counter() - began:.1f} s", flush=True)
 
-    chosen = f" --rows {args.rows}" if rows else ""
+    chosen = (f" --rows {args.rows}" if rows else "") + (f" --first {args.first}" if args.first else "")
     command = f"python -m fedcover.paper {args.table}{chosen} --seeds {args.seeds} --rounds {args.rounds}"
     seconds = make(args.out, runs, args.rounds, engine, args.data, on_round=told, command=command)
     print(f"{seconds} s; outcomes in {args.out}", flush=True)

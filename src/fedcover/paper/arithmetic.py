@@ -39,9 +39,13 @@ def _wrong(table: Table, row: Row) -> Iterator[Cell]:
             yield from _wrong_accuracy(table, row, column, printed)
             continue
         value, text = expected(found, column)
-        # A coverage index is whole; other cells show some of a value's digits.
-        if (int(printed) != value) if column == "gamma_min" else not agrees(printed, value):
+        if not adds_up(column, printed, value):
             yield Cell(table.key, row.name, row.code, column, printed, text, "does not follow from the code")
+
+
+def adds_up(column: str, printed: str, value: float) -> bool:
+    """Whether a printed cell shows the value: a coverage index is whole, other cells show some of its digits."""
+    return int(printed) == value if column == "gamma_min" else agrees(printed, value)
 
 
 def _wrong_accuracy(table: Table, row: Row, column: str, printed: str) -> Iterator[Cell]:

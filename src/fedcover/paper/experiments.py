@@ -18,6 +18,10 @@ from fedcover.paper.published import MODELS, Table, tables
 from fedcover.policies.techniques import named_policy
 
 CLIENTS, COHORT, ROUNDS, SEEDS = 100, 10, 100, 3
+FULL, LARGE, MEDIUM, SMALL = "1111111111", "1111114444", "1111444444", "1444777777"
+"""Full models, and the paper's levels L, M and S by the usual codes."""
+STAR_MEDIUM, STAR_SMALL = "1111223344", "1234556677"
+"""Levels M and S by the codes of higher coverage."""
 SPLITS = {"mnist": ("iid", "non-iid"), "cifar10": ("iid",)}
 """How the paper splits each data set among the clients."""
 PRETRAINED = {"mnist-pt": "mnist-wp", "cifar-pt": "cifar-wp"}

@@ -49,10 +49,10 @@ ALONE = ("1111444444", "1444777777")
 def technique(variant: str) -> str:
     """How outcomes name a variant.
 
-    >>> technique("none"), technique("rank")
-    ('WP', 'WP+rank')
+    >>> technique("rank")
+    'WP+rank'
     """
-    return "WP" if variant == "none" else f"WP+{variant}"
+    return f"WP+{variant}"
 
 
 @dataclass(frozen=True)
@@ -182,4 +182,4 @@ def _runs(variants: Sequence[str], codes: Sequence[str], seeds: int) -> list[Run
 
 
 def _switches(run: Run) -> frozenset[str]:
-    return VARIANTS[run.experiment.technique.partition("+")[2] or "none"]
+    return VARIANTS[run.experiment.technique.partition("+")[2]]

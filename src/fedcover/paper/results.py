@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,17 @@ class Results:
     made: list[dict[str, Any]]
     outcomes: dict[Run, Outcome]
 
+    def of(self, experiment: Experiment) -> list[Outcome]:
+        """The outcomes of an experiment, by seed; empty if it was not run."""
+        return self._by_experiment.get(experiment, [])
+
+    @cached_property
+    def _by_experiment(self) -> dict[Experiment, list[Outcome]]:
+        found: dict[Experiment, list[Outcome]] = {}
+        for run in sorted(self.outcomes, key=lambda run: run.seed):
+            found.setdefault(run.experiment, []).append(self.outcomes[run])
+        return found
+
 
 def save(path: Path, outcomes: Mapping[Run, Outcome], rounds: int, made: Mapping[str, Any]) -> None:
     """Add outcomes to a file, and the facts about how they were made; those of other runs in it stay."""
@@ -130,3 +142,13 @@ def load(path: Path) -> Results:
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "make them with `fedcover paper run`"
         raise InputError(f"{path} holds no results of the paper's runs ({error}); {remedy}") from error
+
+
+def load_all(paths: Sequence[Path]) -> Results:
+    """The outcomes in several files, as if they were one."""
+    parts = [load(path) for path in paths]
+    if len(lengths := {part.rounds for part in parts}) != 1:
+        shown = " and ".join(map(str, sorted(lengths)))
+        raise InputError(f"a report is about runs of equal length; these took {shown} rounds: name files that agree")
+    outcomes = {run: outcome for part in parts for run, outcome in part.outcomes.items()}
+    return Results(parts[0].rounds, [made for part in parts for made in part.made], outcomes)

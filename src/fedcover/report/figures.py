@@ -141,12 +141,19 @@ def export_figures(
     >>> export_figures(["runs/wp"], "figures", formats=["pdf"])[0]  # doctest: +SKIP
     PosixPath('figures/accuracy.pdf')
     """
+    return write_drawings(drawings(open_runs(runs)), folder, formats)
+
+
+def write_drawings(
+    found: Sequence[Drawing], folder: str | os.PathLike[str], formats: Sequence[str] = ("svg", "png")
+) -> list[Path]:
+    """The files written: every drawing in every format."""
     wanted = [formats] if isinstance(formats, str) else list(formats)
     for kind in wanted:
         if kind not in FORMATS:
             raise InputError(f"figure format {kind!r} is unknown; use one of {', '.join(FORMATS)}")
     written = []
-    for drawing in drawings(open_runs(runs)):
+    for drawing in found:
         figure = drawing.draw()
         written += [
             write_atomically(Path(folder) / f"{drawing.name}.{kind}", file_bytes(figure, kind)) for kind in wanted

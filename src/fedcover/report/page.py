@@ -36,7 +36,6 @@ def write_report(runs: Iterable[Run | AnyPath], out: str | os.PathLike[str] | No
 
 def page(runs: Sequence[Run]) -> str:
     """The whole page as HTML."""
-    style, script = _package_file("page.css"), _package_file("page.js")
     parts = [
         sections.heading(runs),
         sections.tiles(runs),
@@ -45,6 +44,12 @@ def page(runs: Sequence[Run]) -> str:
         sections.rounds(runs),
         sections.settings(runs),
     ]
+    return frame(wording.title(runs), parts)
+
+
+def frame(title: str, parts: Sequence[str]) -> str:
+    """A page with this title and these parts, which are HTML."""
+    style, script = _package_file("page.css"), _package_file("page.js")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -52,7 +57,7 @@ def page(runs: Sequence[Run]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
-<title>{sections.attribute(wording.title(runs))} · fedcover</title>
+<title>{sections.attribute(title)} · fedcover</title>
 <style>{style}</style>
 </head>
 <body>

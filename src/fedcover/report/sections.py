@@ -164,13 +164,14 @@ def _key(index: int) -> str:
 
 def figures(runs: Sequence[Run]) -> str:
     """Every figure with its title, caption and a place for the links that save it."""
-    return '<h2>Figures</h2>\n<div class="figures">\n' + "\n".join(map(_figure, drawings(runs))) + "\n</div>"
+    return '<h2>Figures</h2>\n<div class="figures">\n' + "\n".join(map(figure, drawings(runs))) + "\n</div>"
 
 
-def _figure(drawing: Drawing) -> str:
-    figure = drawing.draw()
-    kind = ' class="tall"' if figure.get_figheight() > figure.get_figwidth() else ""
-    svg = inline_svg(figure, re.sub(r"[^a-z0-9-]", "-", drawing.name), attribute(drawing.alt))
+def figure(drawing: Drawing) -> str:
+    """A figure with its title, its caption and a place for the links that save it."""
+    drawn = drawing.draw()
+    kind = ' class="tall"' if drawn.get_figheight() > drawn.get_figwidth() else ""
+    svg = inline_svg(drawn, re.sub(r"[^a-z0-9-]", "-", drawing.name), attribute(drawing.alt))
     return (
         f'<figure{kind}>\n<div class="head"><h3>{text(drawing.title)}</h3>'
         f'<span class="get" data-name="{attribute(drawing.name)}"></span></div>\n'

@@ -139,12 +139,7 @@ def whole_numbers() -> MaxNLocator:
 def name_lines(figure: Figure, axes: Axes, lines: Sequence[Line2D], names: Sequence[str]) -> None:
     """Each curve's name beside its end; where names are long or many, in a legend above instead."""
     if len(lines) > 12 or max(map(len, names)) > LONGEST_LABEL:
-        for line, name in zip(lines, names, strict=True):
-            line.set_label(shorten(name, 56))
-        columns = 2 if len(lines) > 3 and max(map(len, names)) <= 26 else 1
-        rows = -(-len(lines) // columns)
-        figure.set_figheight(figure.get_figheight() + 0.2 * rows + 0.1)
-        figure.legend(handles=list(lines), loc="outside upper left", ncols=columns, handlelength=2.6, labelcolor=INK)
+        add_legend(figure, lines, names)
         return
     low, high = axes.get_ylim()
     ends = [_end(line) for line in lines]
@@ -164,6 +159,16 @@ def name_lines(figure: Figure, axes: Axes, lines: Sequence[Line2D], names: Seque
             annotation_clip=False,
             arrowprops=leader if edge > 0.01 or abs(height - (y - low) / (high - low)) > 0.01 else None,
         )
+
+
+def add_legend(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -> None:
+    """The curves' names in a legend above, for which the figure grows."""
+    for line, name in zip(lines, names, strict=True):
+        line.set_label(shorten(name, 56))
+    columns = 2 if len(lines) > 3 and max(map(len, names)) <= 26 else 1
+    rows = -(-len(lines) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.2 * rows + 0.1)
+    figure.legend(handles=list(lines), loc="outside upper left", ncols=columns, handlelength=2.6, labelcolor=INK)
 
 
 def _end(line: Line2D) -> tuple[float, float]:

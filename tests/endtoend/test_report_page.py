@@ -1,0 +1,141 @@
+"""The report of real runs, opened in a real browser."""
+
+import itertools
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcover.cli import app
+from fedcover.report import write_report
+from tests.endtoend.browser import VIEWS, WIDE, Browser, check_page
+
+ROUNDS = 3
+NAMES = ("whole", "the-first-half-of-each-hidden-layer-for-everybody")
+
+
+@pytest.fixture(scope="module")
+def runs(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two short runs on the digits; the second leaves entries uncovered, of which its page warns."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, policy, code in zip(NAMES, ("WP", "FS"), ("1111223344", "4444444444"), strict=True):
+        settings = {"name": name, "rounds": ROUNDS, "data.name": "digits", "data.clients": 20, "local.epochs": 1}
+        settings |= {"policy.name": policy, "budgets.code": code}
+        changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        done = CliRunner().invoke(app, ["run", *changes, "--quiet", "--out", str(folder / policy)])
+        assert done.exit_code == 0, done.output
+    return [folder / "WP", folder / "FS"]
+
+
+@pytest.fixture(scope="module")
+def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(runs, tmp_path_factory.mktemp("page") / "compare.html")
+
+
+def test_the_page_of_a_run_is_sound_in_every_view(browser: Browser, runs: list[Path]) -> None:
+    check_page(browser, runs[1] / "report.html")
+
+
+def test_a_comparison_is_sound_in_every_view(browser: Browser, page: Path) -> None:
+    check_page(browser, page)
+
+
+@pytest.mark.parametrize(("scheme", "width"), VIEWS)
+def test_a_comparison_has_its_tables_figures_and_buttons(
+    browser: Browser, page: Path, runs: list[Path], scheme: str, width: int
+) -> None:
+    browser.show(page, scheme, width)
+    config = tomllib.loads((runs[0] / "config.toml").read_text())
+    settings = sum(len(value) if isinstance(value, dict) else 1 for value in config.values())
+    tables = browser.script("""
+        const label = (table) => table.closest("[aria-label]").ariaLabel;
+        return [...document.querySelectorAll("table")].map((table) => [label(table), table.tBodies[0].rows.length]);
+    """)
+    assert tables[:-1] == [
+        ["Runs compared", 2],
+        [f"Rounds of {NAMES[0]}", ROUNDS],
+        [f"Rounds of {NAMES[1]}", ROUNDS],
+        ["Different between the runs", 3],  # name, policy.name, budgets.code
+        ["The same in all runs", settings - 3],
+    ]
+    figures = browser.script("""
+        const buttons = (figure) => [...figure.querySelectorAll("button")].filter((one) => one.checkVisibility());
+        return [...document.querySelectorAll("figure")].map((figure) => [
+            figure.querySelectorAll(":scope > svg").length, buttons(figure).map((one) => one.textContent),
+        ]);
+    """)
+    assert len(figures) == 6 + len(runs)
+    assert all(figure == [1, ["SVG", "PNG"]] for figure in figures)
+
+
+@pytest.mark.parametrize("kind", ["SVG", "PNG"])
+def test_a_figure_can_be_saved(browser: Browser, page: Path, tmp_path: Path, kind: str) -> None:
+    browser.save_into(tmp_path)
+    browser.show(page, "dark", WIDE)
+    width = browser.script(
+        """
+        const figure = document.querySelector("figure");
+        [...figure.querySelectorAll("button")].find((one) => one.textContent === arguments[0]).click();
+        return figure.querySelector(":scope > svg").viewBox.baseVal.width;
+        """,
+        kind,
+    )
+    saved = tmp_path / f"accuracy.{kind.lower()}"
+    until = time.monotonic() + 20
+    while not (saved.exists() and saved.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.02)
+    raw = saved.read_bytes()
+    if kind == "SVG":
+        assert raw.startswith(b"<svg")
+        assert b"var(" not in raw
+    else:
+        assert raw.startswith(b"\x89PNG")
+        assert int.from_bytes(raw[16:20]) == int(3 * width)
+    assert browser.log() == []
+
+
+GOOD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark"></head>
+<body><p>Text</p><figure><svg viewBox="0 0 90 9"><text y="9" fill="currentColor">7</text></svg></figure>{}"""
+FRAME = "<rect width='90' height='9' fill='none' stroke='gray'/>"
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("", ""),
+        ("<script>console.warn('beware')</script>", "beware"),
+        ("<script>nothing()</script>", "nothing is not defined"),
+        ("<div style='width: 2000px'>wide</div>", "scrolls sideways"),
+        ("<div style='overflow-x: auto'><table><td style='min-width: 2000px'>wide</td></table></div>", ""),
+        (
+            "<div style='overflow: hidden'><table><td style='min-width: 2000px'>cut</td></table></div>",
+            "outside the page",
+        ),
+        ("<table><th>head</th></table>", "has no cells"),
+        ("<figure><svg aria-label='flat' style='height: 0'></svg></figure>", '"flat" is not visible'),
+        ("<p style='color: #888'>grey</p>", '"grey" has a contrast of 3.5'),
+        ("<p style='opacity: 0.5'>pale</p>", '"pale" has a contrast of'),
+        (f"<figure><svg viewBox='0 0 90 9'>{FRAME}<text y='9'>5</text></svg></figure>", 'dark, 1280 px: <text> "5"'),
+        ("<style>:root { color-scheme: light }</style>", "the dark scheme is not light on dark"),
+    ],
+    ids=itertools.count(),
+)
+def test_what_is_wrong_with_a_page_is_found(browser: Browser, tmp_path: Path, fault: str, found: str) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(GOOD.format(fault))
+    if not found:
+        check_page(browser, path)
+        return
+    with pytest.raises(AssertionError) as caught:
+        check_page(browser, path)
+    assert found in str(caught.value)
+
+
+def test_a_page_laid_out_for_no_phone_is_found(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(GOOD.format("").replace("viewport", "none"))
+    with pytest.raises(AssertionError, match="light, 390 px: the page is laid out for 980 px"):
+        check_page(browser, path)

@@ -1,0 +1,272 @@
+"""The paper's figures: all of them are there, they show what the outcomes say, and parts of the results will do."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from fedcover.audit import audit_code
+from fedcover.errors import InputError
+from fedcover.paper.curves import Curve, curves_figure, look_of, look_of_row
+from fedcover.paper.designs import DESIGNS, designs_figure, held_regions, region_coverage, sights
+from fedcover.paper.experiments import Experiment
+from fedcover.paper.figures import drawings, export
+from fedcover.paper.results import Outcome, Results, load
+from fedcover.report.figures import Drawing
+from fedcover.report.style import COLOURS, colour, dashes
+from fedcover.report.svg import file_bytes, inline_svg
+
+FILES = Path(__file__).parents[2] / "docs" / "paper" / "results"
+APPENDIX = [f"mnist-iid-{name}" for name in ("wp", "fs", "np", "pt")]
+APPENDIX += [f"mnist-non-iid-{name}" for name in ("wp", "np", "fs", "pt")]
+APPENDIX += [f"cifar10-iid-{name}" for name in ("wp", "pt", "fs")]
+NAMES = ["figure-1", *(f"figure-2{letter}" for letter in "abcdef"), "techniques"]
+NAMES += [f"{name}-{column}" for name in APPENDIX for column in ("loss", "accuracy")]
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    mnist, cifar = load(FILES / "mnist.json"), load(FILES / "cifar10.json")
+    return Results(mnist.rounds, mnist.made + cifar.made, mnist.outcomes | cifar.outcomes)
+
+
+@pytest.fixture(scope="module")
+def found(results: Results) -> dict[str, Drawing]:
+    return {drawing.name: drawing for drawing in drawings(results)}
+
+
+def some(results: Results, *experiments: Experiment) -> Results:
+    """The results as if only these experiments had been run."""
+    kept = {run: outcome for run, outcome in results.outcomes.items() if run.experiment in experiments}
+    return replace(results, outcomes=kept)
+
+
+def labels(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def lines(figure: Figure, panel: int = 0) -> dict[str, list[tuple[float, float]]]:
+    """The curves of a panel that have a name in the legend, by its part before the comma."""
+    named = zip(figure.axes[0].lines, labels(figure), strict=True)
+    names = {look(line): name.split(",")[0] for line, name in named}
+    drawn: dict[str, list[tuple[float, float]]] = {}
+    for line in figure.axes[panel].lines:
+        points: Any = line.get_xydata()
+        if len(points) > 2:  # the line at zero has two
+            drawn[names[look(line)]] = [(float(x), float(y)) for x, y in points]
+    return drawn
+
+
+def look(line: Any) -> tuple[str, str]:
+    return str(line.get_color()), str(line._dash_pattern)
+
+
+def outcomes_of(results: Results, data: str, split: str, technique: str, code: str) -> list[Outcome]:
+    wanted = Experiment(data, split, technique, code)
+    return [outcome for run, outcome in results.outcomes.items() if run.experiment == wanted]
+
+
+def test_every_figure_of_the_paper_is_there_in_its_order(found: dict[str, Drawing]) -> None:
+    assert list(found) == NAMES
+    for drawing in found.values():
+        assert drawing.title
+        assert drawing.alt
+        assert drawing.caption.endswith(".")
+
+
+def test_curves_are_the_means_of_the_outcomes(results: Results, found: dict[str, Drawing]) -> None:
+    drawn = lines(found["figure-2c"].draw())
+    assert set(drawn) == {"FullNets", "*WP-M1", "WP-M2", "*NP-M1", "NP-M2"}
+    for name, code in (("*NP-M1", "1111223344"), ("NP-M2", "1111444444")):
+        outcomes = outcomes_of(results, "mnist", "iid", "NP", code)
+        assert len(outcomes) == 10
+        assert [x for x, _ in drawn[name]] == list(range(1, 101))
+        for at in (0, 49, 99):
+            assert drawn[name][at][1] == pytest.approx(mean(o.loss[at] for o in outcomes))  # type: ignore[type-var]
+        assert f"{name} {drawn[name][99][1]:.4f}" in found["figure-2c"].alt
+
+
+def test_differences_are_taken_seed_by_seed_over_a_tenth_of_the_rounds(
+    results: Results, found: dict[str, Drawing]
+) -> None:
+    figure = found["cifar10-iid-pt-accuracy"].draw()
+    ends = {name: points[-1] for name, points in lines(figure, panel=1).items()}
+    assert "FullNets" not in ends
+    pruned = {o.seed: o.accuracy for o in outcomes_of(results, "cifar10", "iid", "PT", "1222333444")}
+    full = {o.seed: o.accuracy for o in outcomes_of(results, "cifar10", "iid", "full", "1111111111")}
+    assert set(pruned) == set(full)
+    late = [100 * (a - b) for seed in full for a, b in zip(pruned[seed][-10:], full[seed][-10:], strict=True)]  # type: ignore[operator]
+    assert ends["1222333444"] == pytest.approx((100, mean(late)))
+    assert "mean of the last 10 rounds" in figure.axes[1].get_title(loc="left")
+
+
+def test_rounds_that_a_seed_was_not_measured_in_are_skipped(results: Results) -> None:
+    first, second, *_ = outcomes_of(results, "mnist", "iid", "WP", "1111114444")
+    curve = Curve("WP", 1, (replace(first, loss=[3.0, None, 1.0]), replace(second, loss=[5.0, 2.0, 1.0])))
+    points = curve.points("loss")
+    assert points.rounds == [1, 3]
+    assert points.mean.tolist() == [4, 1]
+    assert points.spread.tolist() == pytest.approx([stdev([3, 5]), 0])
+
+
+def test_bands_only_where_curves_are_few(found: dict[str, Drawing]) -> None:
+    few, many = found["figure-2a"].draw(), found["figure-2b"].draw()
+    assert (len(few.axes[0].lines), len(few.axes[0].collections)) == (5, 5)
+    assert (len(many.axes[0].lines), len(many.axes[0].collections)) == (10, 0)
+    assert "standard deviation" in found["figure-2a"].caption
+    assert "standard deviation" not in found["figure-2b"].caption
+
+
+def test_rows_can_be_told_apart(found: dict[str, Drawing]) -> None:
+    figure = found["mnist-iid-wp-loss"].draw()
+    assert len(labels(figure)) == len(set(labels(figure))) == 14
+    assert "1111223344, Γmin 8" in labels(figure)
+    assert len({(colour(look_of_row(number)), dashes(look_of_row(number))) for number in range(13)}) == 13
+    assert len({look_of(shade, dash) for shade in range(8) for dash in range(4)}) == 32
+
+
+def test_the_legend_fits_the_figure(found: dict[str, Drawing]) -> None:
+    for name in ("figure-2a", "mnist-non-iid-np-accuracy"):
+        figure = found[name].draw()
+        file_bytes(figure, "png")
+        box = figure.legends[0].get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
+
+
+def test_loss_is_logarithmic_where_it_falls_far(found: dict[str, Drawing]) -> None:
+    assert found["mnist-non-iid-fs-loss"].draw().axes[0].get_yscale() == "log"
+    assert found["cifar10-iid-fs-loss"].draw().axes[0].get_yscale() == "linear"
+
+
+def test_captions_say_what_was_run_on_which_data(results: Results, found: dict[str, Drawing]) -> None:
+    source = next(made["data"]["cifar10"] for made in results.made if "cifar10" in made["data"])
+    assert "JPEG" in source
+    for name in NAMES:
+        if name not in ("figure-1", "techniques"):
+            assert re.search(r"\bof 100 rounds\b", found[name].caption)
+            assert "10 seeds" in found[name].caption
+            assert "The paper: " in found[name].caption
+            assert (source in found[name].caption) == name.startswith("cifar10")
+    unknown = replace(results, made=[])
+    captions = {drawing.name: drawing.caption for drawing in drawings(unknown)}
+    assert "CIFAR-10, of a copy that was not recorded" in captions["cifar10-iid-wp-loss"]
+
+
+@pytest.mark.parametrize(("code", "gamma"), list(zip(DESIGNS, (4, 6, 8), strict=True)))
+def test_figure_1_counts_what_the_audit_counts(code: str, gamma: int) -> None:
+    audit = audit_code(code)
+    assert region_coverage(code) == audit.coverage
+    assert min(region_coverage(code)) == audit.gamma_min == gamma
+    assert [sum(row) / 4 for row in held_regions(code)] == [1.0 if digit == "1" else 0.75 for digit in code]
+
+
+def test_figure_1_shows_the_counts() -> None:
+    figure = designs_figure()
+    for axes, code in zip(figure.axes, DESIGNS, strict=True):
+        texts = [text.get_text() for text in axes.texts]
+        least = min(region_coverage(code))
+        assert texts[:4] == [str(count) for count in region_coverage(code)]
+        assert texts[4] == f"Γmin = {least}"
+        marked = [text.get_text() for text in axes.texts[:4] if text.get_color() == COLOURS["warn"]]
+        assert marked == [str(least)] * region_coverage(code).count(least)
+        assert len(axes.patches) == 40
+    assert len({axes.texts[5].get_text() for axes in figure.axes}) == 1  # the cost
+
+
+@pytest.mark.parametrize(("technique", "incoming", "outgoing"), [("WP", 48, 24), ("NP", 48, 18), ("FS", 48, 18)])
+def test_techniques_keep_three_quarters(technique: str, incoming: int, outgoing: int) -> None:
+    for sight in sights(technique):
+        assert (int(sight.incoming.sum()), int(sight.outgoing.sum())) == (incoming, outgoing)
+        rows = sight.incoming.float().mean(1)
+        sizes = sight.theta["0.weight"].abs()
+        if technique == "WP":
+            assert sizes[sight.incoming].min() >= sizes[~sight.incoming].max()
+            assert ((rows > 0) & (rows < 1)).any()  # scattered, not whole neurons
+        else:
+            assert set(rows.tolist()) == {0.0, 1.0}
+            assert torch.equal(sight.incoming[:, 0], sight.outgoing[:, 0])
+        if technique == "NP":
+            assert sizes.sum(1)[rows == 1].min() >= sizes.sum(1)[rows == 0].max()
+        if technique == "FS":
+            assert rows.tolist() == [1.0] * 6 + [0.0] * 2
+
+
+def test_a_pretrained_mask_is_frozen_after_three_rounds() -> None:
+    drawn, adaptive = ([sight.incoming for sight in sights(technique)] for technique in ("PT", "WP"))
+    changed = [not torch.equal(one, other) for one, other in pairwise(drawn)]
+    assert changed == [True, True, False, False]
+    assert all(torch.equal(one, other) for one, other in zip(drawn[:3], adaptive, strict=False))
+    assert not torch.equal(drawn[3], adaptive[3])
+
+
+def test_partial_results_leave_out_what_has_no_data(results: Results) -> None:
+    empty = replace(results, outcomes={})
+    assert [drawing.name for drawing in drawings(empty)] == ["figure-1", "techniques"]
+    pruned = Experiment("mnist", "iid", "WP", "1111223344")
+    found = {drawing.name: drawing for drawing in drawings(some(results, pruned))}
+    assert list(found) == ["figure-1", "figure-2c", "techniques", "mnist-iid-wp-loss", "mnist-iid-wp-accuracy"]
+    alone = found["figure-2c"].draw()
+    assert labels(alone) == ["*WP-M1, Γmin 8"]
+    assert len(alone.axes) == 1  # nothing to compare it with
+    assert "FullNets" not in found["figure-2c"].caption
+    full = some(results, Experiment("mnist", "iid", "full", "1111111111"))
+    assert [drawing.name for drawing in drawings(full)] == ["figure-1", "techniques"]
+    both = drawings(some(results, pruned, Experiment("mnist", "iid", "full", "1111111111")))
+    assert len(next(drawing for drawing in both if drawing.name == "figure-2c").draw().axes) == 2
+
+
+def test_short_runs_of_one_seed_and_without_accuracy(results: Results) -> None:
+    codes = (("full", "1111111111"), ("PT", "1111114444"))
+    outcomes = {}
+    for technique, code in codes:
+        outcome = outcomes_of(results, "mnist", "iid", technique, code)[0]
+        outcomes[outcome.run] = replace(outcome, loss=outcome.loss[:1], accuracy=[None])
+    found = {drawing.name: drawing for drawing in drawings(Results(1, results.made, outcomes))}
+    assert "mnist-iid-pt-accuracy" not in found
+    assert "Mean over 1 seed of 1 round;" in found["mnist-iid-pt-loss"].caption
+    figure = found["mnist-iid-pt-loss"].draw()
+    assert figure.axes[1].get_title(loc="left") == "difference from FullNets, %"
+    assert file_bytes(figure, "png").startswith(b"\x89PNG")
+
+
+def test_seeds_without_a_full_run_are_not_compared(results: Results) -> None:
+    full, *_ = outcomes_of(results, "mnist", "iid", "full", "1111111111")
+    pruned = outcomes_of(results, "mnist", "iid", "FS", "1477777777")
+    curves = [Curve("FullNets", 0, (full,)), Curve("FS", 1, tuple(o for o in pruned if o.seed != full.seed))]
+    assert len(curves_figure(curves, "loss").axes) == 1
+    matched = next(o for o in pruned if o.seed == full.seed)
+    points = Curve("FS", 1, tuple(pruned)).against(curves[0], "loss")
+    ratios = [100 * (a / b - 1) for a, b in zip(matched.loss, full.loss, strict=True)]  # type: ignore[operator]
+    assert points.mean[-1] == pytest.approx(np.mean(ratios[-10:]))
+
+
+def test_figures_follow_the_theme(found: dict[str, Drawing]) -> None:
+    for name in ("figure-1", "techniques", "figure-2a"):
+        svg = inline_svg(found[name].draw(), name, "")
+        bare = re.findall(r"(?:fill|stroke): (#\w+)", svg)
+        assert not bare, name
+
+
+def test_two_draws_give_the_same_bytes(found: dict[str, Drawing]) -> None:
+    for name in ("techniques", "figure-2c"):
+        assert file_bytes(found[name].draw(), "svg") == file_bytes(found[name].draw(), "svg")
+
+
+def test_export_writes_every_figure_in_every_format(results: Results, tmp_path: Path) -> None:
+    part = some(results, Experiment("mnist", "non-iid", "NP", "1234556677"))
+    written = export(part, tmp_path / "deep" / "figures")
+    stems = ["figure-1", "techniques", "mnist-non-iid-np-loss", "mnist-non-iid-np-accuracy"]
+    assert [path.name for path in written] == [f"{stem}.{kind}" for stem in stems for kind in ("svg", "png")]
+    starts = {".svg": b"<?xml", ".png": b"\x89PNG"}
+    assert all(path.read_bytes().startswith(starts[path.suffix]) for path in written)
+    with pytest.raises(InputError, match="'jpg' is unknown; use one of svg, png, pdf"):
+        export(part, tmp_path / "none", formats=["svg", "jpg"])
+    assert not (tmp_path / "none").exists()
