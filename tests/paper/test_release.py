@@ -117,8 +117,15 @@ def test_the_study_plays_every_row_with_every_switch(tmp_path: Path, monkeypatch
     monkeypatch.setattr(release, "load", lambda name, folder: Split(examples, examples))
     monkeypatch.setattr(release, "CHAIN", ("1111111111", "1111114444"))
     monkeypatch.setattr(release, "ALONE", ("1444777777",))
-    played: list[None] = []
-    release.study(tmp_path / "d.json", 1, 2, fc.Processes(2), on_round=lambda: played.append(None), command="x")
+    played: list[int] = []
+    release.study(
+        tmp_path / "d.json",
+        1,
+        2,
+        fc.Processes(2),
+        on_round=lambda run, record: played.append(record.round),
+        command="x",
+    )
     found = {run.name: outcome for run, outcome in load(tmp_path / "d.json").outcomes.items()}
     assert 2 * len(found) == len(played) == 2 * len(VARIANTS) * 3 * 2
     plain, leaky = found["mnist/iid/WP+none-1111114444/seed-0"], found["mnist/iid/WP+leak-1111114444/seed-0"]

@@ -130,7 +130,8 @@ class BatchProgress:
             console=err,
             disable=quiet or not err.is_terminal,
         )
-        self._task = self._progress.add_task(title, total=total)
+        self._task, self._total = self._progress.add_task(title, total=total), total
+        self._rounds: dict[object, int] = {}
 
     def __enter__(self) -> "BatchProgress":
         self._progress.start()
@@ -138,9 +139,12 @@ class BatchProgress:
             err.print(self._title)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:  # runs that were finished before have told nothing
+            self._progress.update(self._task, completed=self._total)
         self._progress.stop()
 
-    def __call__(self, *_: object) -> None:
-        """Count one round."""
-        self._progress.advance(self._task)
+    def __call__(self, run: object, record: RoundRecord) -> None:
+        """Take note of how far a run has come; rounds that it was resumed after count too."""
+        self._progress.advance(self._task, record.round - self._rounds.get(run, 0))
+        self._rounds[run] = record.round

@@ -11,12 +11,16 @@ from fedcover.cli.console import BatchProgress, friendly, out, show_table
 from fedcover.cli.run import DataOption
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import check_whole
-from fedcover.paper.arithmetic import wrong_cells
+from fedcover.paper.arithmetic import audit_rows, wrong_cells
+from fedcover.paper.compare import departure_rows
 from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments, names, title
 from fedcover.paper.published import tables
-from fedcover.paper.results import make
+from fedcover.paper.results import load, load_all, make
 
-app = typer.Typer(no_args_is_help=True, help="The paper's tables: list them, run them again, check their arithmetic.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The paper: run its tables again, see them beside the published numbers, check its arithmetic.",
+)
 
 
 @app.command("list")
@@ -51,12 +55,65 @@ def run(
     wanted = [text.strip() for text in rows.split(",") if text.strip()]
     runs = [Run(experiment, seed) for experiment in experiments(table, wanted) for seed in range(seeds)]
     chosen = choose_engine(engine, cohort=COHORT * len(runs))
-    place = folder / f"{rounds}-rounds"
+    place = _place(rounds, folder)
     with BatchProgress(f"{len(runs)} runs on {chosen}", len(runs) * rounds, quiet) as progress:
         command = f"fedcover paper run {table} --seeds {seeds} --rounds {rounds}" + (f" --rows {rows}" if rows else "")
         seconds = make(place / "results.json", runs, rounds, chosen, data, place, progress, command)
     if not quiet:
         out.print(f"{len(runs)} runs in {seconds} s; their outcomes are in {place / 'results.json'}")
+
+
+@app.command("report")
+@friendly
+def report(
+    results: Annotated[
+        list[Path] | None, typer.Argument(help="Files of results; by default those of `fedcover paper run`.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where the page goes.")] = Path("runs/paper/report"),
+) -> None:
+    """Write one page, the same as Markdown, and every figure as SVG and PNG: ours beside the published numbers."""
+    from fedcover.paper.page import PAGE, write_paper_report
+
+    files = results or [
+        path for name in ("results", "departures") if (path := _place(ROUNDS) / f"{name}.json").exists()
+    ]
+    written = write_paper_report(load_all(files or [_place(ROUNDS) / "results.json"]), folder)
+    out.print(f"{folder / PAGE}, the same as Markdown, and {len(written) - 2} figures beside them")
+
+
+@app.command("departures")
+@friendly
+def departures(
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = SEEDS,
+    rounds: Annotated[int, typer.Option(help="How many rounds.")] = ROUNDS,
+    engine: Annotated[str, typer.Option(help="auto, serial, processes or vectorized.")] = "auto",
+    folder: Annotated[Path, typer.Option("--out", help="Where the results go.")] = Path("runs/paper"),
+    data: DataOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run the published WP column with the departures of the authors' script from Algorithm 1, one by one and all.
+
+    On two cores it takes an hour or two for each seed; fewer rounds show less, sooner.
+    """
+    from fedcover.paper.release import runs_of, study
+
+    check_whole("seeds", seeds, 1)
+    runs = runs_of(seeds)
+    chosen = choose_engine(engine, cohort=COHORT * len(runs))
+    path = _place(rounds, folder) / "departures.json"
+    command = f"fedcover paper departures --seeds {seeds} --rounds {rounds}"
+    with BatchProgress(f"{len(runs)} runs on {chosen}", len(runs) * rounds, quiet) as progress:
+        seconds = study(path, seeds, rounds, chosen, data, progress, command)
+    if quiet:
+        return
+    for name, column in (("IID", "iid"), ("non-IID", "non_iid_global")):
+        show_table(departure_rows(column, load(path)), f"WP on MNIST {name}: accuracy after {rounds} rounds")
+    out.print(f"{len(runs)} runs in {seconds} s; their outcomes are in {path}")
+
+
+def _place(rounds: int, folder: Path = Path("runs/paper")) -> Path:
+    """Where runs of this length are kept."""
+    return folder / f"{rounds}-rounds"
 
 
 @app.command("audit")
@@ -67,17 +124,5 @@ def audit(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
     if as_json:
         out.print_json(json.dumps([asdict(cell) for cell in cells]))
         return
-    show_table(
-        [
-            {
-                "table": c.table,
-                "row": c.row,
-                "column": c.column,
-                "printed": c.printed,
-                "correct": c.correct,
-                "why": c.why,
-            }
-            for c in cells
-        ]
-    )
+    show_table(audit_rows())
     out.print(f"\n{len(cells)} cells of {sum(len(t.rows) for t in tables().values())} rows do not add up")

@@ -55,7 +55,7 @@ def departures(args: argparse.Namespace) -> None:
     engine = choose_engine(args.engine, cohort=COHORT * len(runs_of(args.seeds)))
     total, played, began = len(runs_of(args.seeds)) * args.rounds, 0, time.perf_counter()
 
-    def told() -> None:
+    def told(run: Run, record: RoundRecord) -> None:
         nonlocal played
         played += 1
         if played % (total // 40 or 1) == 0:

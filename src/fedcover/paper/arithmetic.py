@@ -32,6 +32,21 @@ def wrong_cells() -> list[Cell]:
     return [cell for table in tables().values() for row in table.rows for cell in _wrong(table, row)]
 
 
+def audit_rows() -> list[dict[str, str]]:
+    """The cells that do not add up, as rows of a table."""
+    return [
+        {
+            "table": cell.table,
+            "row": cell.row,
+            "column": cell.column,
+            "printed": cell.printed,
+            "correct": cell.correct,
+            "why": cell.why,
+        }
+        for cell in wrong_cells()
+    ]
+
+
 def _wrong(table: Table, row: Row) -> Iterator[Cell]:
     found = audit_row(row.technique, row.code, table.model)
     for column, printed in row.printed.items():

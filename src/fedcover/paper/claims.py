@@ -16,6 +16,11 @@ from fedcover.paper.results import Outcome, Results
 LATE = 10
 """Rounds at the end over which loss and accuracy are averaged, to be less at the mercy of the last cohort."""
 LEVEL = 0.05
+VERDICTS = ("as claimed", "the opposite", "no difference found")
+FEW = 5
+"""As many comparisons with one verdict are named in words."""
+FAR = 5
+"""Points of accuracy by which a run that converges may end below its best rounds: cohorts of non-IID clients differ."""
 
 
 def late_loss(outcome: Outcome) -> float:
@@ -70,8 +75,13 @@ class Comparison:
     def verdict(self) -> str:
         """As claimed, the opposite, or no difference found."""
         if self.found is None or self.p >= LEVEL:
-            return "no difference found"
-        return "as claimed" if self.found.mean * self.claimed > 0 else "the opposite"
+            return VERDICTS[2]
+        return VERDICTS[0] if self.found.mean * self.claimed > 0 else VERDICTS[1]
+
+    def __str__(self) -> str:
+        first, second = self.first, self.second
+        pair = f"{first.technique} {first.code} against {second.technique} {second.code}"
+        return f"{pair}, {first.data} {first.split}, {self.measure.removesuffix(', %')}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ class Claim:
     @property
     def verdict(self) -> str:
         """In a few words."""
-        counts = [sum(c.verdict == verdict for c in self.comparisons) for verdict in ("as claimed", "the opposite")]
+        counts = [sum(c.verdict == verdict for c in self.comparisons) for verdict in VERDICTS]
         if counts[0] == len(self.comparisons):
             return "holds"
         if counts[0] and not counts[1]:
@@ -95,12 +105,57 @@ class Claim:
     @property
     def finding(self) -> str:
         """The counts in a sentence."""
-        count = len(self.comparisons)
-        yes, no = (sum(c.verdict == v for c in self.comparisons) for v in ("as claimed", "the opposite"))
-        rest = count - yes - no
+        kinds = {verdict: [c for c in self.comparisons if c.verdict == verdict] for verdict in VERDICTS}
+        yes, no, rest = (len(kinds[verdict]) for verdict in VERDICTS)
+        parts = [
+            f"Of {len(self.comparisons)} comparisons {yes} come out as claimed, {no} the opposite; "
+            f"in {rest} no difference was found."
+        ]
+        for verdict in VERDICTS[:2]:
+            if 0 < len(kinds[verdict]) <= FEW and len(kinds[verdict]) < len(self.comparisons):
+                parts.append(f"{verdict.capitalize()}: {'; '.join(map(str, kinds[verdict]))}.")
+        if all(comparison.measure == "accuracy, %" for comparison in self.comparisons):
+            ends = [comparison.means[0] for comparison in self.comparisons]
+            parts.append(f"The first of each pair ends at {min(ends):.2f} to {max(ends):.2f} %.")
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """Whether runs end near their best: how far below it each ends, in points of accuracy, the furthest first."""
+
+    falls: tuple[tuple[float, Outcome], ...]
+
+    title = "All rows converge"
+    says = "All the rows converge, IID and non-IID, whatever the technique and the level (Tables 1 and 2, all figures)."
+
+    @property
+    def verdict(self) -> str:
+        """Whether no run ends far below its best."""
+        return "holds" if self.falls[0][0] < FAR else "fails"
+
+    @property
+    def finding(self) -> str:
+        """The furthest falls in a sentence."""
+        worst = {split: next((f for f in self.falls if f[1].split == split), None) for split in ("iid", "non-iid")}
+        words = [f"{fall:.2f} points on {split.upper().replace('NON', 'non')} data ({o.run.experiment.name})"
+                 for split, (fall, o) in ((s, w) for s, w in worst.items() if w)]  # fmt: skip
         return (
-            f"Of {count} comparisons {yes} come out as claimed, {no} the opposite; in {rest} no difference was found."
-        )
+            f"Of {len(self.falls):,} runs none ends {FAR} points or more below its best {LATE} rounds. "
+            if self.verdict == "holds"
+            else f"Of {len(self.falls):,} runs some end {FAR} points or more below their best {LATE} rounds. "
+        ) + f"The furthest falls: {', '.join(words)}."
+
+
+def convergence(results: Results) -> Convergence | None:
+    """How far below their best the runs of Algorithm 1 end; None without any."""
+    runs = [outcome for outcome in results.outcomes.values() if "+" not in outcome.technique]
+    falls = []
+    for outcome in runs:
+        values = _known(outcome.accuracy)
+        means = [fmean(values[at : at + LATE]) for at in range(max(1, len(values) - LATE + 1))]
+        falls.append((100 * (max(means) - means[-1]), outcome))
+    return Convergence(tuple(sorted(falls, key=lambda fall: -fall[0]))) if falls else None
 
 
 def claims(results: Results) -> list[Claim]:

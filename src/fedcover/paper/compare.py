@@ -5,8 +5,8 @@ from statistics import fmean, stdev
 
 from fedcover.audit import Audit
 from fedcover.paper.arithmetic import ACCURACIES, adds_up, audit_row, expected
-from fedcover.paper.experiments import Experiment
-from fedcover.paper.published import Row, Table
+from fedcover.paper.experiments import Experiment, experiments
+from fedcover.paper.published import Row, Table, tables
 from fedcover.paper.results import Outcome, Results
 from fedcover.report.cells import MISSING
 
@@ -25,6 +25,16 @@ COSTS = {
     "space_ratio": "ratio of space",
 }
 """What the paper's columns of costs are called here."""
+
+DEPARTURES = {
+    "none": "Algorithm 1",
+    "rank": "rank",
+    "start": "start",
+    "gradient": "gradient",
+    "leak": "leak",
+    "all": "all four",
+}
+"""What the variants of the study of departures are called in its table."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ def accuracy_rows(table: Table, results: Results) -> list[dict[str, str]]:
         cells = _names(row)
         for column in (name for name in ACCURACIES if name in row.printed):
             found, head = compared(table, row, column, results), HEADS[column]
-            cells[f"{head}: ours"] = f"{found.mean:.2f} ± {found.deviation:.2f}" if found else MISSING
+            cells[f"{head}: ours"] = _spread(found) if found else MISSING
             cells[f"{head}: paper"] = row.printed[column]
             cells[f"{head}: difference"] = signed(found.difference) if found else MISSING
         rows.append(cells)
@@ -103,6 +113,40 @@ def cost_rows(table: Table) -> tuple[list[dict[str, str]], dict[tuple[int, str],
     return rows, marks
 
 
+def plain_rows(table: str, results: Results) -> list[dict[str, str]]:
+    """The accuracies of experiments for which the paper printed no numbers."""
+    found = experiments(table)
+    several = len({experiment.technique for experiment in found} - {"full"}) > 1
+    rows: dict[str, dict[str, str]] = {}
+    for experiment in found:
+        outcomes = results.of(experiment)
+        name = f"{experiment.technique} {experiment.code}" if several else experiment.code
+        name = name if experiment.data == "mnist" or not several else f"{name}, CIFAR-10"
+        if outcomes:
+            cells = rows.setdefault(name, {"row": name, "Γmin": str(outcomes[0].gamma_min)})
+            ours = Compared(tuple(100 * last_accuracy(outcome) for outcome in outcomes), 0)
+            cells["IID" if experiment.split == "iid" else HEADS["non_iid_global"]] = _spread(ours)
+    heads = list(dict.fromkeys(head for cells in rows.values() for head in cells))
+    return [{head: cells.get(head, MISSING) for head in heads} for cells in rows.values()]
+
+
+def departure_rows(column: str, results: Results) -> list[dict[str, str]]:
+    """The published WP column against Algorithm 1, and against each departure of the authors' script; last, how far."""
+    table = tables()["mnist-wp"]
+    rows, gaps = [], dict[str, list[float]]()
+    for row in table.rows:
+        cells = {"row": row.code, "paper": row.printed[column]}
+        for variant, head in DEPARTURES.items():
+            outcomes = results.of(Experiment("mnist", SPLIT_OF[column], f"WP+{variant}", row.code))
+            mean = fmean(100 * last_accuracy(outcome) for outcome in outcomes) if outcomes else None
+            if mean is not None:
+                gaps.setdefault(head, []).append(abs(mean - float(row.printed[column])))
+            cells[head] = MISSING if mean is None else f"{mean:.2f}"
+        rows.append(cells)
+    far = {head: f"{fmean(gaps[head]):.2f}" if head in gaps else MISSING for head in DEPARTURES.values()}
+    return [*rows, {"row": "mean absolute difference", "paper": MISSING, **far}] if gaps else []
+
+
 def signed(value: float, digits: int = 2) -> str:
     """A difference with its sign; a real minus.
 
@@ -111,6 +155,10 @@ def signed(value: float, digits: int = 2) -> str:
     """
     text = f"{value:+.{digits}f}".replace("-", "−")
     return text[1:] if float(text.replace("−", "-")) == 0 else text
+
+
+def _spread(found: Compared) -> str:
+    return f"{found.mean:.2f} ± {found.deviation:.2f}"
 
 
 def _names(row: Row) -> dict[str, str]:

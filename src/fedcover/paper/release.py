@@ -132,7 +132,7 @@ def study(
     rounds: int,
     engine: Engine,
     data: str | Path | None = None,
-    on_round: Callable[[], None] = lambda: None,
+    on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
     command: str = "",
 ) -> float:
     """Run all variants of the weights-pruning column, IID and non-IID, and write their outcomes; the seconds it took.
@@ -147,7 +147,9 @@ def study(
             Released(_switches(run), leaked, **settings)
             for run, leaked, settings in zip(runs, before, settings_of(runs, split), strict=True)
         ]
-        histories = run_many(made, rounds, split.test, engine=engine, on_round=lambda number, record: on_round())
+        histories = run_many(
+            made, rounds, split.test, engine=engine, on_round=lambda number, record: on_round(runs[number], record)
+        )
         outcomes.update((run, outcome_of(run, history)) for run, history in zip(runs, histories, strict=True))
         return [federation.begun_from for federation in made]
 

@@ -1,0 +1,81 @@
+"""The report on the paper: nothing is missing, and what is in docs/ is what the committed results give."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedcover.paper.compare import DEPARTURES, accuracy_rows, cost_rows, departure_rows
+from fedcover.paper.document import Pictures, document
+from fedcover.paper.page import as_html, as_markdown
+from fedcover.paper.published import tables
+from fedcover.paper.release import VARIANTS
+from fedcover.paper.results import Results, load_all
+from fedcover.report.cells import MISSING
+
+DOCS = Path(__file__).parents[2] / "docs" / "paper"
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return load_all([DOCS / "results" / f"{name}.json" for name in ("mnist", "cifar10", "departures")])
+
+
+@pytest.mark.parametrize("key", list(tables()))
+def test_every_row_has_our_mean_deviation_and_difference(key: str, results: Results) -> None:
+    table = tables()[key]
+    rows = accuracy_rows(table, results)
+    assert len(rows) == len(table.rows)
+    for row in rows:
+        assert MISSING not in row.values()
+        for head, cell in row.items():
+            if head.endswith("ours"):
+                mean, deviation = map(float, cell.split(" ± "))
+                published = float(row[head.replace("ours", "paper")])
+                difference = float(row[head.replace("ours", "difference")].replace("−", "-"))
+                assert 10 < mean < 100
+                assert 0 < deviation < 5
+                assert difference == pytest.approx(mean - published, abs=0.0101)
+
+
+def test_costs_stand_beside_what_was_printed() -> None:
+    rows, marks = cost_rows(tables()["table1"])
+    star = next(row for row in rows if row["row"] == "*WP-M1")
+    assert (star["MACs"], star["MACs: paper"], star["bytes to hold it"]) == ("135,280", "135.5K", "541,960")
+    assert (rows.index(star), "MACs: paper") in marks
+    assert (rows.index(star), "Γmin: paper") not in marks
+    assert float(star["FLOPs of a step"].removesuffix(" M")) == pytest.approx(5.448, abs=0.01)
+
+
+def test_all_departures_together_make_the_published_column_and_none_alone_does(results: Results) -> None:
+    assert list(DEPARTURES) == list(VARIANTS)
+    far = {
+        head: float(cell) for head, cell in departure_rows("iid", results)[-1].items() if head in DEPARTURES.values()
+    }
+    assert far["all four"] < 0.25
+    assert all(distance > 1 for head, distance in far.items() if head != "all four")
+
+
+def test_the_page_in_docs_is_what_the_results_give(results: Results) -> None:
+    parts = document(results)
+    assert (DOCS / "README.md").read_text() == as_markdown(parts)
+    assert _without_drawings((DOCS / "index.html").read_text()) == _without_drawings(as_html(parts))
+    drawn = {drawing.name for part in parts if isinstance(part, Pictures) for drawing in part.drawings}
+    assert len(drawn) == 30
+    assert {path.name for path in (DOCS / "figures").iterdir()} == {
+        f"{n}.{end}" for n in drawn for end in ("svg", "png")
+    }
+
+
+def test_a_report_of_a_few_rows_says_what_it_has(results: Results) -> None:
+    few = {run: o for run, o in results.outcomes.items() if run.experiment.code == "1111223344" and run.seed < 2}
+    text = as_markdown(
+        [part for part in document(Results(results.rounds, results.made, few)) if not isinstance(part, Pictures)]
+    )
+    assert "| \\*WP-M1 | 1111223344 | 97." in text
+    assert f"| WP-M2 | 1111444444 | {MISSING} |" in text
+
+
+def _without_drawings(page: str) -> str:
+    """The page less the insides of its drawings, which may differ in their last digits between machines."""
+    return re.sub(r"<svg\b.*?</svg>", "<svg/>", page, flags=re.DOTALL)
