@@ -53,3 +53,19 @@ def test_a_table_runs_and_is_taken_up_again(cli: Cli, mnist_folder: str, tmp_pat
     assert names["mnist/iid/FS-1477777777/seed-0"].gamma_min == 1
     history = tmp_path / "1-rounds" / "mnist" / "iid" / "FS-1477777777" / "seed-0" / "history.jsonl"
     assert json.loads(history.read_text().splitlines()[0])["round"] == 1
+
+    code, shown, err = cli(
+        "paper", "report", str(tmp_path / "1-rounds" / "results.json"), "--out", str(tmp_path / "page")
+    )
+    assert code == 0, err
+    assert "FS 1477777777" not in (tmp_path / "page" / "README.md").read_text()  # rows go by their codes
+    assert (tmp_path / "page" / "figures" / "mnist-iid-fs-loss.png").exists()
+    assert not (tmp_path / "page" / "figures" / "mnist-iid-wp-loss.png").exists()
+    assert f"{len(list((tmp_path / 'page' / 'figures').iterdir()))} figures" in shown
+
+
+def test_a_report_without_results_names_the_remedy(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = cli("paper", "report")
+    assert code == 2
+    assert "make them with `fedcover paper run`" in err

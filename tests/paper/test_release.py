@@ -1,6 +1,8 @@
 """The departures of the authors' script: each does what it says, none of them is Algorithm 1, and none leaks out."""
 
 import ast
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,27 +109,33 @@ def test_leak_begins_pruned_models_from_the_code_before() -> None:
     assert all(job.theta is later.state.theta for job in later.jobs)  # the first round alone
 
 
-def test_the_study_plays_every_row_with_every_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rounds of a shorter study on made-up images; the chain hands on what its codes leave behind."""
-    codes = {row.code for row in tables()["mnist-wp"].rows}
-    assert set(release.CHAIN) | set(release.ALONE) == codes
-    assert len(release.runs_of(3)) == len(VARIANTS) * len(codes) * 2 * 3
+@pytest.fixture
+def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study of three codes on made-up images."""
     inputs = torch.randn(1000, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     examples = fc.Examples(inputs, inputs.flatten(1)[:, :10].argmax(1), classes=10)
     monkeypatch.setattr(release, "load", lambda name, folder: Split(examples, examples))
     monkeypatch.setattr(release, "CHAIN", ("1111111111", "1111114444"))
     monkeypatch.setattr(release, "ALONE", ("1444777777",))
-    played: list[int] = []
-    release.study(
-        tmp_path / "d.json",
-        1,
-        2,
-        fc.Processes(2),
-        on_round=lambda run, record: played.append(record.round),
-        command="x",
-    )
-    found = {run.name: outcome for run, outcome in load(tmp_path / "d.json").outcomes.items()}
-    assert 2 * len(found) == len(played) == 2 * len(VARIANTS) * 3 * 2
+
+
+def test_the_study_has_every_row_with_every_switch() -> None:
+    codes = {row.code for row in tables()["mnist-wp"].rows}
+    assert set(release.CHAIN) | set(release.ALONE) == codes
+    assert len(release.runs_of(3)) == len(VARIANTS) * len(codes) * 2 * 3
+
+
+@pytest.mark.usefixtures("shorter")
+def test_the_chain_hands_on_what_its_codes_leave_behind(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, shown, err = cli("paper", "departures", "--seeds", "1", "--rounds", "2", "--out", str(tmp_path))
+    assert code == 0, err
+    assert "36 runs in" in shown
+    assert re.search(r"1444777777 +95.10( +\d\d\.\d\d){6}", shown)
+    assert re.search(r"mean distance +–( +\d\d?\.\d\d){6}", shown)
+    found = {run.name: outcome for run, outcome in load(tmp_path / "2-rounds" / "departures.json").outcomes.items()}
+    assert len(found) == len(VARIANTS) * 3 * 2
     plain, leaky = found["mnist/iid/WP+none-1111114444/seed-0"], found["mnist/iid/WP+leak-1111114444/seed-0"]
     assert (leaky.loss[0] or 9) < (plain.loss[0] or 0)  # models that start from a trained one are ahead after a round
     assert found["mnist/iid/WP+leak-1444777777/seed-0"].loss == found["mnist/iid/WP+none-1444777777/seed-0"].loss

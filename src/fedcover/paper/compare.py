@@ -144,7 +144,7 @@ def departure_rows(column: str, results: Results) -> list[dict[str, str]]:
             cells[head] = MISSING if mean is None else f"{mean:.2f}"
         rows.append(cells)
     far = {head: f"{fmean(gaps[head]):.2f}" if head in gaps else MISSING for head in DEPARTURES.values()}
-    return [*rows, {"row": "mean absolute difference", "paper": MISSING, **far}] if gaps else []
+    return [*rows, {"row": "mean distance", "paper": MISSING, **far}] if gaps else []
 
 
 def signed(value: float, digits: int = 2) -> str:
