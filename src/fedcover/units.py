@@ -45,6 +45,14 @@ class UnitGroup:
                 total.index_add_(0, _on(member.units, total.device), weight.sum(1))
         return total
 
+    def energy(self, theta: Params) -> Tensor:
+        """The squared norm of all that each unit owns: what is lost without it."""
+        total = torch.zeros(self.size, dtype=torch.float64, device=next(iter(theta.values())).device)
+        for member in self.members:
+            squares = theta[member.tensor].double().square().movedim(member.axis, 0).reshape(len(member.units), -1)
+            total.index_add_(0, _on(member.units, total.device), squares.sum(1))
+        return total
+
     def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Narrow a mask, in place, to the units that are held."""
         for member in self.members:

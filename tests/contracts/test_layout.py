@@ -9,7 +9,7 @@ import fedcover
 
 ORDER = [
     "version", "errors", "paired", "files", "threads", "seeding", "params", "packing", "budgets", "clients", "network",
-    "units", "data", "models", "coverage", "aggregate", "cost", "submodel", "dropout", "program", "native", "stepper",
+    "units", "data", "models", "coverage", "design", "aggregate", "cost", "submodel", "dropout", "program", "native", "stepper",
     "policies", "local", "evaluate", "engines", "settings", "history", "recording", "checkpoint", "report",
     "runfolder", "runs", "federation", "audit", "paper", "config", "cli",
 ]  # fmt: skip

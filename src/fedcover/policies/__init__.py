@@ -2,6 +2,7 @@
 
 from fedcover.policies.base import Policy, policy
 from fedcover.policies.check import check_policy
+from fedcover.policies.optimal import optimal_masks
 from fedcover.policies.techniques import (
     POLICIES,
     fixed_subnetwork,
@@ -20,6 +21,7 @@ __all__ = [
     "full",
     "named_policy",
     "neuron_pruning",
+    "optimal_masks",
     "policy",
     "pretrained_mask",
     "weight_pruning",

@@ -45,6 +45,10 @@ class Block(ABC):
         """One score for each item."""
 
     @abstractmethod
+    def energy(self, theta: Params) -> Tensor:
+        """What is lost without each item: the squared norm of its entries."""
+
+    @abstractmethod
     def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Narrow a mask, in place, to the items that are held."""
 
@@ -58,6 +62,10 @@ class Weights(Block):
     def scores(self, theta: Params) -> Tensor:
         """|theta| of each entry."""
         return theta[self.name].abs().flatten()
+
+    def energy(self, theta: Params) -> Tensor:
+        """theta^2 of each entry."""
+        return theta[self.name].square().flatten()
 
     def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Keep the held entries."""
@@ -73,6 +81,10 @@ class Kernels(Block):
     def scores(self, theta: Params) -> Tensor:
         """The L1 norm of each kernel."""
         return theta[self.name].double().abs().flatten(1).sum(1)
+
+    def energy(self, theta: Params) -> Tensor:
+        """The squared norm of each kernel."""
+        return theta[self.name].double().square().flatten(1).sum(1)
 
     def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Keep the held kernels."""
@@ -97,6 +109,10 @@ class Units(Block):
         if self.in_order:
             return -torch.arange(self.group.size, device=next(iter(theta.values())).device)
         return self.group.incoming_norm(theta)
+
+    def energy(self, theta: Params) -> Tensor:
+        """The squared norm of all that each unit owns."""
+        return self.group.energy(theta)
 
     def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Keep the held units."""

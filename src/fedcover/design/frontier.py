@@ -1,0 +1,103 @@
+"""The frontier: for every coverage that budgets allow, the least pruning noise; and the point to choose on it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedcover.design.profile import Segment, most_coverage, nested, profile
+from fedcover.errors import InputError
+
+Energy = Callable[[float], float]
+"""The share of the squared norm that the first t items of a ranked list hold."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A ranked list of items: its size, what each client may keep of it, and the energy of its first items."""
+
+    size: float
+    budgets: tuple[float, ...]
+    energy: Energy
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the frontier."""
+
+    gamma: int
+    mean_noise: float
+    """The mean over clients of delta^2."""
+    noise_factor: float | None
+    """(N / Gamma) x mean delta^2, to which the pruning term of the bound is proportional; None without coverage."""
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The points for each Gamma, the least first."""
+
+    points: tuple[Point, ...]
+
+    def at(self, gamma: int) -> Point:
+        """The point with this coverage."""
+        found = [point for point in self.points if point.gamma == gamma]
+        if not found:
+            least, most = self.points[0].gamma, self.points[-1].gamma
+            raise InputError(f"coverage {gamma} is not on the frontier; use {least} to {most}")
+        return found[0]
+
+    def within(self, noise: float) -> Point:
+        """The point of most coverage whose mean noise is at most this."""
+        found = [point for point in self.points if point.mean_noise <= noise]
+        if not found:
+            least = self.points[0].mean_noise
+            raise InputError(f"no masks have a mean noise of {noise:g}; these budgets reach {least:.4g} at least")
+        return found[-1]
+
+    def best(self, pruning: float = 1.0, variance: float = 0.0, drift: float = 0.0) -> Point:
+        """The point that the bound prefers: the least of pruning x factor + variance / Gamma^2 + drift / Gamma.
+
+        Without constants it is the pruning term alone, which does not fade with the number of rounds.
+        """
+        covered = [point for point in self.points if point.noise_factor is not None]
+        if not covered:
+            raise InputError(
+                "these budgets leave part of the model to nobody; raise one until they sum to a whole model"
+            )
+
+        def bound(point: Point) -> float:
+            assert point.noise_factor is not None
+            return pruning * point.noise_factor + variance / point.gamma**2 + drift / point.gamma
+
+        return min(covered, key=bound)
+
+
+def frontier(lists: Sequence[Ranked]) -> Frontier:
+    """The frontier of one or several ranked lists under one Gamma, such as the layers of a model.
+
+    Energies are shares of the whole model's squared norm, so that noises add up over the lists.
+
+    >>> [(p.gamma, round(p.mean_noise, 4)) for p in frontier([uniform_weights([1, 1, 0.5])]).points]
+    [(2, 0.0417)]
+    """
+    least = min(min(segment.count for segment in nested(one.budgets, one.size)) for one in lists)
+    most = min(most_coverage(one.budgets, one.size) for one in lists)
+    clients = len(lists[0].budgets)
+    points = []
+    for gamma in range(least, most + 1):
+        noise = sum(noise_of(profile(one.budgets, gamma, one.size), clients, one.energy) for one in lists)
+        points.append(Point(gamma, noise, clients / gamma * noise if gamma else None))
+    return Frontier(tuple(points))
+
+
+def noise_of(segments: Sequence[Segment], clients: int, energy: Energy) -> float:
+    """The mean over clients of delta^2 for a profile: sum_i (N - c_i) theta_i^2 / N."""
+    missing = (
+        (clients - segment.count) * (energy(segment.end) - energy(segment.start))
+        for segment in segments
+        if segment.count < clients
+    )
+    return sum(missing) / clients
+
+
+def uniform_weights(budgets: Sequence[float]) -> Ranked:
+    """A list of weights whose magnitudes are spread evenly between 0 and the largest; budgets are shares of it."""
+    return Ranked(1.0, tuple(float(budget) for budget in budgets), lambda share: 1 - (1 - share) ** 3)

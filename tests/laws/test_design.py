@@ -1,0 +1,136 @@
+"""Designed masks: the best there are, realisable, within budget."""
+
+import itertools
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcover.design import Segment, deal, frontier, most_coverage, nested, profile, spread, uniform_weights
+from fedcover.design.frontier import Ranked, noise_of
+from fedcover.errors import InputError
+
+budgets_and_size = st.integers(1, 40).flatmap(
+    lambda size: st.tuples(st.lists(st.integers(0, size), min_size=1, max_size=8), st.just(size))
+)
+
+
+def counts(segments: list[Segment]) -> list[int]:
+    return [segment.count for segment in segments for _ in range(int(segment.length))]
+
+
+@st.composite
+def designs(draw: st.DrawFn) -> tuple[list[int], int, int]:
+    budgets, size = draw(budgets_and_size)
+    return budgets, size, draw(st.integers(0, most_coverage(budgets, size)))
+
+
+@given(designs())
+def test_a_profile_is_realised_exactly(design: tuple[list[int], int, int]) -> None:
+    """Every item has as many holders as the profile says, at least Gamma, and every budget is used up."""
+    budgets, size, gamma = design
+    segments = profile(budgets, gamma, size)
+    assert segments[0].start == 0
+    assert segments[-1].end == size
+    held = torch.zeros(len(budgets), size, dtype=torch.int)
+    for segment, shares in zip(segments, deal(segments, budgets, turn=0.3), strict=True):
+        for client, share in enumerate(shares):
+            held[client, segment.start + spread(share, int(segment.length))] += 1
+    assert held.max() <= 1
+    assert held.sum(1).tolist() == budgets
+    assert held.sum(0).tolist() == counts(segments)
+    assert min(counts(segments)) >= gamma
+    assert counts(segments) == sorted(counts(segments), reverse=True)
+
+
+@given(designs())
+def test_prefix_sums_are_those_of_the_theorem(design: tuple[list[int], int, int]) -> None:
+    budgets, size, gamma = design
+    found, whole = counts(profile(budgets, gamma, size)), counts(nested(budgets, size))
+    for t in range(size + 1):
+        assert sum(found[:t]) == min(sum(whole[:t]), sum(budgets) - gamma * (size - t))
+
+
+@given(
+    st.integers(1, 4).flatmap(lambda d: st.tuples(st.just(d), st.lists(st.integers(0, d), min_size=1, max_size=3))),
+    st.lists(st.integers(0, 9), min_size=4, max_size=4),
+)
+def test_no_masks_have_less_noise(case: tuple[int, list[int]], squares: list[int]) -> None:
+    """Against every choice of masks with these budgets."""
+    size, budgets = case
+    ranked = sorted(squares[:size], reverse=True)
+    least: dict[int, int] = {}
+    for choice in itertools.product(*(list(itertools.combinations(range(size), k)) for k in budgets)):
+        cover = [sum(item in kept for kept in choice) for item in range(size)]
+        noise = sum((len(budgets) - c) * w for c, w in zip(cover, ranked, strict=True))
+        for gamma in range(min(cover) + 1):
+            least[gamma] = min(least.get(gamma, noise), noise)
+    assert max(least) == most_coverage(budgets, size)
+    for gamma, noise in least.items():
+        found = counts(profile(budgets, gamma, size))
+        assert sum((len(budgets) - c) * w for c, w in zip(found, ranked, strict=True)) == noise
+
+
+@given(st.lists(st.fractions(Fraction(1, 20), 1), min_size=1, max_size=12))
+def test_the_frontier_rises(shares: list[Fraction]) -> None:
+    """More coverage never has less noise; and shares of a list are the limit of whole numbers."""
+    budgets = [float(share) for share in shares]
+    points = frontier([uniform_weights(budgets)]).points
+    noises = [point.mean_noise for point in points]
+    assert noises == sorted(noises)
+    size = 20_000
+    whole = [int(share * size) for share in budgets]
+    fine = Ranked(size, tuple(whole), lambda t: 1 - (1 - t / size) ** 3)
+    for point in frontier([fine]).points:
+        if point.gamma in [p.gamma for p in points]:
+            assert point.mean_noise == pytest.approx(
+                next(p.mean_noise for p in points if p.gamma == point.gamma), abs=2e-3
+            )
+
+
+def test_the_paper_s_levels_for_uniform_weights() -> None:
+    medium = frontier([uniform_weights([1] * 4 + [0.75] * 6)])
+    small = frontier([uniform_weights([1] + [0.75] * 3 + [0.5] * 6)])
+
+    def factors(found: object) -> dict[int, float]:
+        return {point.gamma: round(point.noise_factor, 4) for point in found.points}  # type: ignore[attr-defined]
+
+    assert factors(medium)[4] == 0.0234
+    assert factors(medium)[8] == 0.1055
+    assert {gamma: round(value, 3) for gamma, value in factors(small).items()} == {
+        1: 0.797, 2: 0.428, 3: 0.359, 4: 0.366, 5: 0.422, 6: 0.549,
+    }  # fmt: skip
+    assert medium.best().gamma == 4
+    assert small.best().gamma == 3
+
+
+def test_choosing_a_point() -> None:
+    found = frontier([uniform_weights([1] + [0.75] * 3 + [0.5] * 6)])
+    assert found.at(5).gamma == 5
+    assert found.within(found.at(4).mean_noise).gamma == 4
+    assert found.best(pruning=0, variance=1).gamma == found.points[-1].gamma  # without noise, all the coverage there is
+    with pytest.raises(InputError, match="coverage 7 is not on the frontier; use 1 to 6"):
+        found.at(7)
+    with pytest.raises(InputError, match=r"no masks have a mean noise of 0.01; these budgets reach 0.07969 at least"):
+        found.within(0.01)
+    with pytest.raises(InputError, match="leave part of the model to nobody; raise one"):
+        frontier([uniform_weights([0.25, 0.25])]).best()
+    with pytest.raises(InputError, match=r"a budget must be between 0 and 1.0, the size of the list; got 1.5"):
+        frontier([uniform_weights([1.5])])
+
+
+def test_several_lists_share_one_gamma() -> None:
+    """The noise of layers adds up."""
+    one = uniform_weights([1, 0.5, 0.5])
+    half = Ranked(one.size, one.budgets, lambda share: one.energy(share) / 2)
+    assert frontier([half, half]) == frontier([one])
+
+
+def test_noise_is_the_mean_over_clients() -> None:
+    theta = torch.tensor([3.0, 2.0, 1.0, 1.0])
+    squares = theta.square().tolist()
+    energy = [sum(squares[:t]) / sum(squares) for t in range(5)]
+    found = noise_of(profile([4, 2], 1, 4), 2, lambda t: energy[int(t)])
+    assert found == pytest.approx((0 + 2 / 15) / 2)

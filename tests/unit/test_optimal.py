@@ -1,0 +1,100 @@
+"""optimal_masks: on the frontier in every round, within budget, on any network and of whole units too."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import fedcover as fc
+from fedcover.design import frontier, uniform_weights
+from fedcover.design.ranking import Ranking
+from fedcover.models import MLP, LeNet
+from fedcover.params import FULL, Mask, Params, params_of
+from fedcover.policies.optimal import Optimal, designed
+
+SMALL = "1444777777"
+
+
+def cohort(code: str = SMALL) -> list[fc.Client]:
+    return [fc.Client(slot, slot, budget) for slot, budget in enumerate(fc.parse_code(code))]
+
+
+def planned(policy: Optimal, model: nn.Module, shape: tuple[int, ...], index: int = 1) -> tuple[Params, list[Mask]]:
+    theta = params_of(model)
+    return theta, policy.bind(fc.trace(model, torch.zeros(2, *shape))).plan(theta, cohort(), fc.Round(index, 0), {})[0]
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5, 6])
+def test_coverage_noise_and_budgets_are_those_of_the_design(gamma: int) -> None:
+    theta, masks = planned(fc.optimal_masks(gamma=gamma), MLP(), (1, 28, 28))
+    assert fc.gamma_min(fc.coverage_of(masks, theta)) == gamma
+    assert masks[0] is FULL
+    for mask, client in zip(masks[1:], cohort()[1:], strict=True):
+        assert int(mask["fc1.weight"].sum()) == client.budget.keep * theta["fc1.weight"].numel()
+        assert set(mask) == {"fc1.weight"}
+    # Fresh weights are uniform, so the noise in the pruned tensor is that of the frontier for uniform weights.
+    share = float(theta["fc1.weight"].square().sum() / sum(t.square().sum() for t in theta.values()))
+    expected = frontier([uniform_weights([c.budget.keep for c in cohort()])]).at(gamma).mean_noise
+    assert sum(fc.pruning_noise(theta, masks)) / 10 == pytest.approx(share * expected, rel=0.01)
+
+
+def test_the_bound_chooses_where_nobody_does() -> None:
+    theta, masks = planned(fc.optimal_masks(), MLP(), (1, 28, 28))
+    assert fc.gamma_min(fc.coverage_of(masks, theta)) == 3  # the paper's level S: neither 1 nor all of 6
+    theta, masks = planned(fc.optimal_masks(noise=0.2), MLP(), (1, 28, 28))
+    assert sum(fc.pruning_noise(theta, masks)) / 10 <= 0.2
+    assert fc.gamma_min(fc.coverage_of(masks, theta)) == 4
+
+
+def test_better_than_the_paper_s_codes_at_their_own_coverage() -> None:
+    """At equal budgets and equal Gamma_min the design has less noise than WP by code, or as much."""
+    for code in ("1111223344", "1234556677", "1111444444", "1444777777", "1455666777"):
+        theta = params_of(MLP())
+        network = fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
+        by_code = fc.weight_pruning().bind(network).plan(theta, cohort(code), fc.Round(1, 0), {})[0]
+        gamma = fc.gamma_min(fc.coverage_of(by_code, theta))
+        ours = fc.optimal_masks(gamma).bind(network).plan(theta, cohort(code), fc.Round(1, 0), {})[0]
+        assert fc.gamma_min(fc.coverage_of(ours, theta)) == gamma
+        assert sum(fc.pruning_noise(theta, ours)) <= sum(fc.pruning_noise(theta, by_code)) + 1e-9
+
+
+def test_layers_share_one_gamma_and_shares_move_from_round_to_round() -> None:
+    theta, first = planned(fc.optimal_masks(), LeNet(), (3, 32, 32))
+    _, second = planned(fc.optimal_masks(), LeNet(), (3, 32, 32), index=2)
+    counts = fc.coverage_of(first, theta)
+    assert len({int(counts[name].min()) for name in ("conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight")}) == 1
+    assert not torch.equal(first[9]["fc1.weight"], second[9]["fc1.weight"])
+
+
+def test_whole_units() -> None:
+    _, masks = planned(fc.optimal_masks(gamma=5, units=True), MLP(), (1, 28, 28))
+    held = torch.stack([mask.get("fc1.bias", torch.ones(200, dtype=torch.bool)) for mask in masks])
+    assert int(held.sum(0).min()) == 5
+    assert held.sum(1).tolist() == [200] + [150] * 3 + [100] * 6
+    assert torch.equal(masks[9]["fc1.weight"].all(1), held[9])  # rows go whole
+    assert torch.equal(masks[9]["fc2.weight"].all(0), held[9])
+
+
+def test_ties_go_by_index() -> None:
+    ranking = Ranking(torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0, 0.0]))
+    assert ranking.first(3).tolist() == [True, True, True, False, False, False]
+    assert ranking.between(3, 6).tolist() == [3, 4, 5]
+    assert [None if held is None else int(held.sum()) for held in designed(ranking, [6, 3, 2], 1)] == [None, 3, 2]
+
+
+def test_bad_wishes_name_the_remedy() -> None:
+    with pytest.raises(fc.InputError, match="ask for a coverage gamma or for a noise, not for both"):
+        fc.optimal_masks(gamma=2, noise=0.1)
+    with pytest.raises(fc.InputError, match="coverage 9 is not on the frontier; use 1 to 6"):
+        planned(fc.optimal_masks(gamma=9), MLP(), (1, 28, 28))
+
+
+def test_eleven_million_parameters_are_designed_in_seconds() -> None:
+    ranking_of = torch.rand(11_173_962, generator=torch.Generator().manual_seed(0))
+    began = time.perf_counter()
+    held = designed(Ranking(ranking_of), [len(ranking_of) * keep // 4 for keep in (4, 3, 3, 3, 2, 2, 2, 2, 2, 2)], 5)
+    assert time.perf_counter() - began < 3 * 3  # a third of that on a quiet machine
+    assert int(sum(11_173_962 if mine is None else int(mine.sum()) for mine in held)) == sum(
+        11_173_962 * keep // 4 for keep in (4, 3, 3, 3, 2, 2, 2, 2, 2, 2)
+    )
