@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli import audit, data, demo, listing, paper, report, run
+from fedcover.cli import audit, data, demo, design, listing, paper, report, run
 from fedcover.version import __version__
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def top(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("audit")(audit.audit)
+app.command("design")(design.design)
 app.command("report")(report.report)
 app.command("list")(listing.listing)
 app.add_typer(data.app, name="data")

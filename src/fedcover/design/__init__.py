@@ -2,10 +2,11 @@
 
 from fedcover.design.frontier import Frontier, Point, frontier, uniform_weights
 from fedcover.design.profile import Segment, most_coverage, nested, profile
-from fedcover.design.shares import Share, deal, spread
+from fedcover.design.shares import Holding, Share, deal, spread
 
 __all__ = [
     "Frontier",
+    "Holding",
     "Point",
     "Segment",
     "Share",

@@ -25,6 +25,21 @@ class Share:
     amount: int
 
 
+@dataclass(frozen=True)
+class Holding:
+    """A segment of one layer's ranking: from which share to which, how many hold it, and each client's part of it.
+
+    A client's part begins at ``begins`` of the segment and goes around its end if need be.
+    """
+
+    layer: str
+    start: float
+    end: float
+    holders: int
+    parts: list[float]
+    begins: list[float]
+
+
 def deal(segments: Sequence[Segment], budgets: Sequence[int], turn: float = 0.0) -> list[list[Share]]:
     """For each segment each client's share; budgets are used up exactly.
 

@@ -105,3 +105,8 @@ def _frontier(theta: Params, rankings: Sequence[Ranking], budgets: Sequence[Sequ
 def optimal_masks(gamma: int | None = None, noise: float | None = None, units: bool = False) -> Optimal:
     """Masks by design, of weights or of whole units: with this coverage, within this noise, or as the bound prefers."""
     return Optimal(units, gamma, noise)
+
+
+def optimal_units() -> Optimal:
+    """Masks of whole units by design, with the coverage of units that the bound prefers."""
+    return Optimal(units=True)

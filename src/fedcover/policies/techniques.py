@@ -7,7 +7,6 @@ biases stay whole. On the paper's LeNet a code digit means what its appendix say
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
@@ -16,7 +15,7 @@ from fedcover.models import LeNet
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
-from fedcover.policies.optimal import optimal_masks
+from fedcover.policies.optimal import optimal_masks, optimal_units
 from fedcover.policies.ranked import Block, Frozen, Kernels, Ranked, Units, Weights
 from fedcover.seeding import Round
 from fedcover.units import find_groups
@@ -104,7 +103,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "FS": fixed_subnetwork,
     "PT": pretrained_mask,
     "optimal": optimal_masks,
-    "optimal_units": partial(optimal_masks, units=True),
+    "optimal_units": optimal_units,
 }
 
 

@@ -1,0 +1,86 @@
+"""`fedcover design`: the frontier in JSON, who holds what, and how far the paper's codes are from it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedcover as fc
+from fedcover.blueprint import blueprint
+from fedcover.models import MLP
+from fedcover.paper.published import tables
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def test_json_has_the_frontier(cli: Cli) -> None:
+    code, shown, err = cli("design", "--budgets", "1,0.75,0.75,0.75,0.5,0.5,0.5,0.5,0.5,0.5", "--json")
+    assert code == 0, err
+    found = json.loads(shown)
+    assert [(p["gamma"], round(p["noise_factor"], 3)) for p in found["frontier"]] == [
+        (1, 0.797), (2, 0.428), (3, 0.359), (4, 0.366), (5, 0.422), (6, 0.549),
+    ]  # fmt: skip
+    assert all(p["mean_noise"] == pytest.approx(p["noise_factor"] * p["gamma"] / 10) for p in found["frontier"])
+    assert found["chosen"]["gamma"] == 3
+    assert found["given"] is None
+
+
+def test_who_holds_what_adds_up(cli: Cli, tmp_path: Path) -> None:
+    code, shown, err = cli("design", "--budgets", "1234556677", "--gamma", "5", "--figure", str(tmp_path / "d.svg"))
+    assert code == 0, err
+    assert "the code itself: Γ 5, mean δ² 0.2109; the frontier has 0.2109 there" in shown
+    assert (tmp_path / "d.svg").read_text().startswith("<?xml")
+    found = blueprint(fc.parse_code("1234556677"), gamma=5)
+    for client, keep in enumerate(found.keeps):
+        assert sum((h.end - h.start) * h.parts[client] for h in found.holdings) == pytest.approx(keep)
+    assert all(sum(h.parts) == pytest.approx(h.holders) for h in found.holdings)
+
+
+def test_no_code_of_the_paper_is_better_than_the_frontier() -> None:
+    """For uniform weights; the stars of levels M and S lie on it."""
+    codes = {row.code for key in ("mnist-wp", "mnist-np") for row in tables()[key].rows}
+    assert len(codes) == 14
+    on_it = set()
+    for code in codes:
+        found = blueprint(fc.parse_code(code))
+        if found.given is None:
+            continue
+        same = next(point for point in found.frontier if point.gamma == found.given.gamma)
+        assert found.given.mean_noise >= same.mean_noise - 1e-6
+        if found.given.mean_noise < same.mean_noise + 1e-6:
+            on_it.add(code)
+    assert {"1111223344", "1234556677", "1111444444", "1444777777"} <= on_it
+
+
+def test_a_model_s_own_weights() -> None:
+    model = MLP()
+    found = blueprint(fc.parse_code("4x1,6x0.75"), model=model, example=torch.zeros(2, 1, 28, 28), weights="mlp, fresh")
+    assert {holding.layer for holding in found.holdings} == {"fc1.weight"}
+    theta = {name: p.detach() for name, p in model.named_parameters()}
+    share = float(theta["fc1.weight"].square().sum() / sum(t.square().sum() for t in theta.values()))
+    assert found.chosen.noise_factor == pytest.approx(0.0234 * share, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--budgets", ""], "the code is empty; give one digit for each client"),
+        (["--budgets", "1,0.5", "--gamma", "4"], "coverage 4 is not on the frontier; use 1 to 1"),
+        (["--budgets", "1,0.5", "--gamma", "1", "--noise", "0.1"], "ask for --gamma or for --noise, not for both"),
+        (["--budgets", "1,0.5", "--run", "runs/x"], "--run needs --model"),
+        (["--budgets", "1,0.5", "--figure", "x.gif"], "a figure ends in .svg, .png, .pdf; got 'x.gif'"),
+        (["--budgets", "1,0.5", "--model", "mpl"], "mpl"),
+    ],
+)
+def test_bad_input_gets_one_sentence(cli: Cli, arguments: list[str], sentence: str) -> None:
+    code, _, err = cli("design", *arguments)
+    assert code == 2
+    assert sentence in err
+
+
+def test_budgets_below_one_model_are_shown_as_they_are(cli: Cli) -> None:
+    code, shown, _ = cli("design", "--budgets", "0.25,0.5")
+    assert code == 0
+    assert "part of it is left to nobody" in shown
