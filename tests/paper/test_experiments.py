@@ -1,6 +1,7 @@
 """`fedcover paper run`: which runs a table takes, and that they are taken up again."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,8 +34,10 @@ def test_rows_by_code_and_by_nickname() -> None:
         InputError, match="no table 'mnists'; use all, mnist, cifar10, or one of table1, table2, mnist-wp"
     ):
         experiments("mnists")
-    with pytest.raises(InputError, match="no table has a row 'nonsense'"):
-        experiments("all", ["nonsense"])
+    for key, row in (("all", "nonsense"), ("uncovered", "nope"), ("cifar10", "1234556677"), ("mnist", "*WP-M3")):
+        with pytest.raises(InputError, match=rf"{key} has no row '{re.escape(row)}'; name codes such as 1111223344"):
+            experiments(key, [row])
+    assert len(experiments("uncovered", ["4444444444"])) == 6
 
 
 def test_a_table_runs_and_is_taken_up_again(cli: Cli, mnist_folder: str, tmp_path: Path) -> None:
@@ -68,4 +71,9 @@ def test_a_report_without_results_names_the_remedy(cli: Cli, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     code, _, err = cli("paper", "report")
     assert code == 2
-    assert "make them with `fedcover paper run`" in err
+    assert "runs/paper/100-rounds/results.json is not there; make them with `fedcover paper run`" in err
+    for rounds in (3, 5):
+        place = tmp_path / "runs" / "paper" / f"{rounds}-rounds"
+        place.mkdir(parents=True)
+        (place / "results.json").write_text("{}")
+    assert "there are runs of several lengths; name the results to report on" in cli("paper", "report")[2]

@@ -17,9 +17,9 @@ from fedcover.errors import InputError
 from fedcover.paper.curves import Curve, curves_figure, look_of, look_of_row
 from fedcover.paper.designs import DESIGNS, designs_figure, held_regions, region_coverage, sights
 from fedcover.paper.experiments import Experiment
-from fedcover.paper.figures import drawings, export
+from fedcover.paper.figures import drawings
 from fedcover.paper.results import Outcome, Results, load
-from fedcover.report.figures import Drawing
+from fedcover.report.figures import Drawing, write_drawings
 from fedcover.report.style import COLOURS, colour, dashes
 from fedcover.report.svg import file_bytes, inline_svg
 
@@ -262,11 +262,11 @@ def test_two_draws_give_the_same_bytes(found: dict[str, Drawing]) -> None:
 
 def test_export_writes_every_figure_in_every_format(results: Results, tmp_path: Path) -> None:
     part = some(results, Experiment("mnist", "non-iid", "NP", "1234556677"))
-    written = export(part, tmp_path / "deep" / "figures")
+    written = write_drawings(drawings(part), tmp_path / "deep" / "figures")
     stems = ["figure-1", "techniques", "mnist-non-iid-np-loss", "mnist-non-iid-np-accuracy"]
     assert [path.name for path in written] == [f"{stem}.{kind}" for stem in stems for kind in ("svg", "png")]
     starts = {".svg": b"<?xml", ".png": b"\x89PNG"}
     assert all(path.read_bytes().startswith(starts[path.suffix]) for path in written)
     with pytest.raises(InputError, match="'jpg' is unknown; use one of svg, png, pdf"):
-        export(part, tmp_path / "none", formats=["svg", "jpg"])
+        write_drawings(drawings(part), tmp_path / "none", formats=["svg", "jpg"])
     assert not (tmp_path / "none").exists()

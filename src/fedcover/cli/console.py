@@ -36,7 +36,9 @@ def friendly(command: F) -> F:
             say("error", str(error), "bold red")
             raise typer.Exit(BAD_INPUT if isinstance(error, InputError) else FAILED) from None
         except KeyboardInterrupt:
-            err.print("interrupted; what was finished is kept, and `--resume` goes on from there")
+            err.print(
+                "interrupted; what is in run folders is kept: `--resume`, or `paper run` again, goes on from there"
+            )
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # the reader of our output has gone, as with `| head`
             sys.stderr.close()

@@ -10,12 +10,15 @@ import typer
 from fedcover.cli.console import BatchProgress, friendly, out, show_table
 from fedcover.cli.run import DataOption
 from fedcover.engines.choose import choose_engine
-from fedcover.errors import check_whole
+from fedcover.errors import InputError, check_whole
 from fedcover.paper.arithmetic import audit_rows, wrong_cells
 from fedcover.paper.compare import departure_rows
 from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments, names, title
 from fedcover.paper.published import tables
 from fedcover.paper.results import load, load_all, make
+
+RUNS = Path("runs/paper")
+"""Where runs go unless another folder is named."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,8 +33,8 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
     rows = []
     for name in names():
         found, (source, about) = experiments(name), title(name)
-        rows.append({"table": name, "where": source, "title": about, "rows": len({e.code for e in found}),
-                     "runs": SEEDS * len(found)})  # fmt: skip
+        several = len({(experiment.data, experiment.technique, experiment.code) for experiment in found})
+        rows.append({"table": name, "where": source, "title": about, "rows": several, "runs": SEEDS * len(found)})
     if as_json:
         out.print_json(json.dumps(rows))
     else:
@@ -46,12 +49,13 @@ def run(
     seeds: Annotated[int, typer.Option(help="How many seeds.")] = SEEDS,
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = ROUNDS,
     engine: Annotated[str, typer.Option(help="auto, serial, processes or vectorized.")] = "auto",
-    folder: Annotated[Path, typer.Option("--out", help="Where the runs go; run again to go on.")] = Path("runs/paper"),
+    folder: Annotated[Path, typer.Option("--out", help="Where the runs go; run again to go on.")] = RUNS,
     data: DataOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run a table's rows by Algorithm 1, IID and non-IID, for several seeds: all of them as one batch."""
     check_whole("seeds", seeds, 1)
+    check_whole("rounds", rounds, 1)
     wanted = [text.strip() for text in rows.split(",") if text.strip()]
     runs = [Run(experiment, seed) for experiment in experiments(table, wanted) for seed in range(seeds)]
     chosen = choose_engine(engine, cohort=COHORT * len(runs))
@@ -74,10 +78,7 @@ def report(
     """Write one page, the same as Markdown, and every figure as SVG and PNG: ours beside the published numbers."""
     from fedcover.paper.page import PAGE, write_paper_report
 
-    files = results or [
-        path for name in ("results", "departures") if (path := _place(ROUNDS) / f"{name}.json").exists()
-    ]
-    written = write_paper_report(load_all(files or [_place(ROUNDS) / "results.json"]), folder)
+    written = write_paper_report(load_all(results or _newest()), folder)
     out.print(f"{folder / PAGE}, the same as Markdown, and {len(written) - 2} figures beside them")
 
 
@@ -87,17 +88,18 @@ def departures(
     seeds: Annotated[int, typer.Option(help="How many seeds.")] = SEEDS,
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = ROUNDS,
     engine: Annotated[str, typer.Option(help="auto, serial, processes or vectorized.")] = "auto",
-    folder: Annotated[Path, typer.Option("--out", help="Where the results go.")] = Path("runs/paper"),
+    folder: Annotated[Path, typer.Option("--out", help="Where the results go.")] = RUNS,
     data: DataOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run the published WP column with the departures of the authors' script from Algorithm 1, one by one and all.
 
-    On two cores it takes an hour or two for each seed; fewer rounds show less, sooner.
+    On two cores it takes an hour or two for each seed; fewer rounds show less, sooner. Nothing is kept until the end.
     """
     from fedcover.paper.release import runs_of, study
 
     check_whole("seeds", seeds, 1)
+    check_whole("rounds", rounds, 1)
     runs = runs_of(seeds)
     chosen = choose_engine(engine, cohort=COHORT * len(runs))
     path = _place(rounds, folder) / "departures.json"
@@ -111,7 +113,18 @@ def departures(
     out.print(f"{len(runs)} runs in {seconds} s; their outcomes are in {path}")
 
 
-def _place(rounds: int, folder: Path = Path("runs/paper")) -> Path:
+def _newest() -> list[Path]:
+    """The files of results in the usual place, if runs of one length are there or those of the paper's."""
+    found = sorted({path.parent for path in RUNS.glob("*-rounds/*.json")})
+    if len(found) > 1 and _place(ROUNDS) not in found:
+        shown = " or ".join(str(place / "results.json") for place in found)
+        raise InputError(f"there are runs of several lengths; name the results to report on: {shown}")
+    place = _place(ROUNDS) if len(found) != 1 else found[0]
+    files = [path for name in ("results", "departures") if (path := place / f"{name}.json").exists()]
+    return files or [place / "results.json"]
+
+
+def _place(rounds: int, folder: Path = RUNS) -> Path:
     """Where runs of this length are kept."""
     return folder / f"{rounds}-rounds"
 
@@ -125,4 +138,4 @@ def audit(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
         out.print_json(json.dumps([asdict(cell) for cell in cells]))
         return
     show_table(audit_rows())
-    out.print(f"\n{len(cells)} cells of {sum(len(t.rows) for t in tables().values())} rows do not add up")
+    out.print(f"\n{len(cells)} cells in {sum(len(t.rows) for t in tables().values())} rows are in doubt")

@@ -5,10 +5,12 @@ python -m fedcover.paper departures --data FOLDER --out departures.json
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
 from fedcover.engines.choose import choose_engine
+from fedcover.errors import InputError
 from fedcover.history import RoundRecord
 from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments
 from fedcover.paper.results import make
@@ -67,4 +69,7 @@ def departures(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")

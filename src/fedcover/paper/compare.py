@@ -1,31 +1,17 @@
 """Our runs beside the paper's tables: mean and deviation over seeds, what was published, and the difference."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from fedcover.audit import Audit
-from fedcover.paper.arithmetic import ACCURACIES, adds_up, audit_row, expected
+from fedcover.paper.arithmetic import ACCURACIES, adds_up, audit_row, expected, wrong_cells
 from fedcover.paper.experiments import Experiment, experiments
-from fedcover.paper.published import Row, Table, tables
+from fedcover.paper.published import COLUMNS, Row, Table, tables
 from fedcover.paper.results import Outcome, Results
 from fedcover.report.cells import MISSING
 
 SPLIT_OF = {"iid": "iid", "non_iid_global": "non-iid", "non_iid_local": "non-iid"}
-HEADS = {"iid": "IID", "non_iid_global": "non-IID, global", "non_iid_local": "non-IID, local"}
-COSTS = {
-    "gamma_min": "Γmin",
-    "parameters": "parameters",
-    "macs": "MACs",
-    "macs_k": "MACs, K",
-    "space": "space at 8 B",
-    "space_k": "space at 8 B, K",
-    "ratio": "ratio",
-    "parameters_ratio": "ratio of parameters",
-    "macs_ratio": "ratio of MACs",
-    "space_ratio": "ratio of space",
-}
-"""What the paper's columns of costs are called here."""
-
 DEPARTURES = {
     "none": "Algorithm 1",
     "rank": "rank",
@@ -48,11 +34,6 @@ class Compared:
     def mean(self) -> float:
         """Over seeds."""
         return fmean(self.ours)
-
-    @property
-    def deviation(self) -> float:
-        """The sample's standard deviation over seeds; 0 for a single one."""
-        return stdev(self.ours) if len(self.ours) > 1 else 0.0
 
     @property
     def difference(self) -> float:
@@ -79,23 +60,30 @@ def compared(table: Table, row: Row, column: str, results: Results) -> Compared 
     return Compared(known, float(row.printed[column])) if known else None
 
 
-def accuracy_rows(table: Table, results: Results) -> list[dict[str, str]]:
-    """The table's accuracies: ours, published, difference."""
-    rows = []
-    for row in table.rows:
+Marks = dict[tuple[int, str], str]
+"""Cells to be marked, by the number of the row and the column."""
+
+
+def accuracy_rows(table: Table, results: Results) -> tuple[list[dict[str, str]], Marks]:
+    """The table's accuracies: ours, published, difference; and which published cells are in doubt."""
+    wrong = {(cell.row, cell.column) for cell in wrong_cells() if cell.table == table.key}
+    rows, marks = [], Marks()
+    for place, row in enumerate(table.rows):
         cells = _names(row)
         for column in (name for name in ACCURACIES if name in row.printed):
-            found, head = compared(table, row, column, results), HEADS[column]
-            cells[f"{head}: ours"] = _spread(found) if found else MISSING
+            found, head = compared(table, row, column, results), COLUMNS[column]
+            cells[f"{head}: ours"] = spread(found.ours) if found else MISSING
             cells[f"{head}: paper"] = row.printed[column]
             cells[f"{head}: difference"] = signed(found.difference) if found else MISSING
+            if (row.name, column) in wrong:
+                marks[place, f"{head}: paper"] = "bad"
         rows.append(cells)
-    return rows
+    return rows, marks
 
 
-def cost_rows(table: Table) -> tuple[list[dict[str, str]], dict[tuple[int, str], str]]:
+def cost_rows(table: Table) -> tuple[list[dict[str, str]], Marks]:
     """The table's coverage and costs, recomputed beside what was printed; and which printed cells do not add up."""
-    rows, marks = [], {}
+    rows, marks = [], Marks()
     for place, row in enumerate(table.rows):
         found = audit_row(row.technique, row.code, table.model)
         cells = _names(row)
@@ -103,12 +91,12 @@ def cost_rows(table: Table) -> tuple[list[dict[str, str]], dict[tuple[int, str],
             cells["Γmin"] = str(found.gamma_min)
         for column in (name for name in row.printed if name not in ACCURACIES):
             value, text = expected(found, column)
-            cells[COSTS[column]], head = text, f"{COSTS[column]}: paper"
+            cells[COLUMNS[column]], head = text, f"{COLUMNS[column]}: paper"
             cells[head] = row.printed[column]
             if not adds_up(column, row.printed[column], value):
                 marks[place, head] = "bad"
         cells["bytes to hold it"] = f"{4 * found.parameters:,.0f}"
-        cells["FLOPs of a step"] = f"{_flops(found) / 1e6:.2f} M"
+        cells["FLOPs of a step, batch of 10"] = f"{_flops(found) / 1e6:.2f} M"
         rows.append(cells)
     return rows, marks
 
@@ -124,8 +112,8 @@ def plain_rows(table: str, results: Results) -> list[dict[str, str]]:
         name = name if experiment.data == "mnist" or not several else f"{name}, CIFAR-10"
         if outcomes:
             cells = rows.setdefault(name, {"row": name, "Γmin": str(outcomes[0].gamma_min)})
-            ours = Compared(tuple(100 * last_accuracy(outcome) for outcome in outcomes), 0)
-            cells["IID" if experiment.split == "iid" else HEADS["non_iid_global"]] = _spread(ours)
+            head = COLUMNS["iid" if experiment.split == "iid" else "non_iid_global"]
+            cells[head] = spread([100 * last_accuracy(outcome) for outcome in outcomes])
     heads = list(dict.fromkeys(head for cells in rows.values() for head in cells))
     return [{head: cells.get(head, MISSING) for head in heads} for cells in rows.values()]
 
@@ -143,8 +131,12 @@ def departure_rows(column: str, results: Results) -> list[dict[str, str]]:
                 gaps.setdefault(head, []).append(abs(mean - float(row.printed[column])))
             cells[head] = MISSING if mean is None else f"{mean:.2f}"
         rows.append(cells)
-    far = {head: f"{fmean(gaps[head]):.2f}" if head in gaps else MISSING for head in DEPARTURES.values()}
-    return [*rows, {"row": "mean distance", "paper": MISSING, **far}] if gaps else []
+    if not gaps:
+        return []
+    for name, far in (("mean distance", fmean), ("largest distance", max)):
+        cells = {head: f"{far(gaps[head]):.2f}" if head in gaps else MISSING for head in DEPARTURES.values()}
+        rows.append({"row": name, "paper": MISSING, **cells})
+    return rows
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -157,8 +149,13 @@ def signed(value: float, digits: int = 2) -> str:
     return text[1:] if float(text.replace("−", "-")) == 0 else text
 
 
-def _spread(found: Compared) -> str:
-    return f"{found.mean:.2f} ± {found.deviation:.2f}"
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation, or a single value.
+
+    >>> spread([97.0, 98.0]), spread([97.0])
+    ('97.50 ± 0.71', '97.00')
+    """
+    return f"{fmean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
 def _names(row: Row) -> dict[str, str]:

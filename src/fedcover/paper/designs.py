@@ -22,7 +22,7 @@ from fedcover.policies.techniques import named_policy
 from fedcover.report.style import INK, MUTED, RULE, WARN, WIDTH, colour, styled
 from fedcover.seeding import Round, ambient, generator
 
-DESIGNS = {"1111444444": "(a) existing", "1111234444": "(b) ours", "1111223344": "(c) ours"}
+DESIGNS = {"1111444444": "(a) existing", "1111234444": "(b) higher Γmin", "1111223344": "(c) highest"}
 """The codes of Figure 1."""
 REGIONS = 4
 INPUTS, NEURONS, OUTPUTS = 8, 8, 3

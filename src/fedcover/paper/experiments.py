@@ -22,6 +22,8 @@ FULL, LARGE, MEDIUM, SMALL = "1111111111", "1111114444", "1111444444", "14447777
 """Full models, and the paper's levels L, M and S by the usual codes."""
 STAR_MEDIUM, STAR_SMALL = "1111223344", "1234556677"
 """Levels M and S by the codes of higher coverage."""
+DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+"""What the data sets are called."""
 SPLITS = {"mnist": ("iid", "non-iid"), "cifar10": ("iid",)}
 """How the paper splits each data set among the clients."""
 PRETRAINED = {"mnist-pt": "mnist-wp", "cifar-pt": "cifar-wp"}
@@ -44,6 +46,16 @@ class Experiment:
     def name(self) -> str:
         """Such as ``mnist/iid/WP-1111223344``."""
         return f"{self.data}/{self.split}/{self.technique}-{self.code}"
+
+    @property
+    def place(self) -> str:
+        """Such as ``MNIST IID``."""
+        return f"{DATA[self.data]} {'IID' if self.split == 'iid' else 'non-IID'}"
+
+    @property
+    def departs(self) -> bool:
+        """Whether it departs from Algorithm 1, as some do in the study of the authors' script."""
+        return "+" in self.technique
 
 
 def names() -> list[str]:
@@ -68,16 +80,21 @@ def experiments(key: str, rows: Sequence[str] = ()) -> list[Experiment]:
     >>> [e.name for e in experiments("mnist-wp", ["1111223344"])]
     ['mnist/iid/WP-1111223344', 'mnist/non-iid/WP-1111223344']
     """
-    if key == "all" or key in SPLITS:
-        known = {text for table in tables().values() for row in table.rows for text in (row.code, row.name)}
-        if unknown := [row for row in rows if row not in known]:
-            raise InputError(f"no table has a row '{unknown[0]}'; name codes such as 1111223344, or nicknames")
-        found = [experiment for name in names() for experiment in experiments(name)]
-        return list(dict.fromkeys(_chosen([e for e in found if key in ("all", e.data)], rows)))
-    if key == UNCOVERED:
-        return [experiment for experiment in _uncovered() if not rows or experiment.code in rows]
-    if key not in names():
+    if key not in ("all", *SPLITS, *names()):
         raise InputError(f"there is no table '{key}'; use all, {', '.join(SPLITS)}, or one of {', '.join(names())}")
+    if key == "all" or key in SPLITS:
+        found = [experiment for name in names() for experiment in experiments(name)]
+        found = _chosen([experiment for experiment in found if key in ("all", experiment.data)], rows)
+    elif key == UNCOVERED:
+        found = _chosen(list(_uncovered()), rows)
+    else:
+        return _rows_of(key, rows)
+    if not found:
+        raise InputError(f"{key} has no row '{rows[0]}'; name codes such as 1111223344, or nicknames")
+    return list(dict.fromkeys(found))
+
+
+def _rows_of(key: str, rows: Sequence[str]) -> list[Experiment]:
     table = tables()[PRETRAINED.get(key, key)]
     known = {text for row in table.rows for text in (row.code, row.name)}
     if unknown := [row for row in rows if row not in known]:
@@ -104,7 +121,8 @@ def _uncovered() -> Iterable[Experiment]:
 
 
 def _chosen(found: Sequence[Experiment], rows: Sequence[str]) -> list[Experiment]:
-    codes = {row.code for table in tables().values() for row in table.rows if {row.code, row.name} & set(rows)}
+    named = {row.code for table in tables().values() for row in table.rows if row.name in rows}
+    codes = {*rows, *named}
     return [experiment for experiment in found if not rows or experiment.code in codes]
 
 

@@ -3,15 +3,24 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from fedcover.paper.curves import FULL_LOOK, MOST_BANDS, Column, Curve, curves_figure, look_of, look_of_row
 from fedcover.paper.designs import DESIGNS, designs_figure, region_coverage, techniques_figure
-from fedcover.paper.experiments import FULL, LARGE, MEDIUM, SMALL, STAR_MEDIUM, STAR_SMALL, Experiment, experiments
+from fedcover.paper.experiments import (
+    DATA,
+    FULL,
+    LARGE,
+    MEDIUM,
+    SMALL,
+    STAR_MEDIUM,
+    STAR_SMALL,
+    Experiment,
+    experiments,
+)
 from fedcover.paper.published import tables
 from fedcover.paper.results import Results
 from fedcover.report import cells
-from fedcover.report.figures import Drawing, write_drawings
+from fedcover.report.figures import Drawing
 
 TECHNIQUES = {
     "WP": "weights pruning",
@@ -19,7 +28,6 @@ TECHNIQUES = {
     "FS": "a fixed sub-network",
     "PT": "a pre-trained mask",
 }
-DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 APPENDIX = {
     ("mnist", "iid"): ("WP", "FS", "NP", "PT"),
     ("mnist", "non-iid"): ("WP", "NP", "FS", "PT"),
@@ -59,11 +67,6 @@ def drawings(results: Results) -> list[Drawing]:
     """The paper's figures in its order; rows without data are left out, and so are figures of which none but full
     models would be left."""
     return [_figure_1(), *_drawn(_figure_2(), results), _techniques(), *_drawn(_appendix(), results)]
-
-
-def export(results: Results, folder: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
-    """The files written: every figure in every format (svg, png, pdf), such as ``figure-2a.svg``."""
-    return write_drawings(drawings(results), folder, formats)
 
 
 def _figure_1() -> Drawing:
@@ -138,8 +141,8 @@ def _panel(
     by_code: bool = False,
 ) -> Plan:  # fmt: skip
     made = [(Experiment("mnist", split, technique, code), style) for technique, code, style in rows]
-    return Plan(f"figure-2{letter}", f"Figure 2{letter}: {title}, {_where('mnist', split)}", made, look, claim,
-                by_code=by_code)  # fmt: skip
+    where = Experiment("mnist", split, "", "").place
+    return Plan(f"figure-2{letter}", f"Figure 2{letter}: {title}, {where}", made, look, claim, by_code=by_code)
 
 
 def _appendix() -> Iterator[Plan]:
@@ -157,7 +160,7 @@ def _appendix() -> Iterator[Plan]:
             for column, measure in COLUMNS.items():
                 yield Plan(
                     f"{data}-{split}-{technique.lower()}-{column}",
-                    f"{what.removeprefix('a ').capitalize()}, {_where(data, split)}: {measure}",
+                    f"{what.removeprefix('a ').capitalize()}, {Experiment(data, split, '', '').place}: {measure}",
                     rows,
                     f"Every code with {what}: {look[column]}",
                     CLAIMS[technique],
@@ -169,10 +172,6 @@ def _appendix() -> Iterator[Plan]:
 def _look(technique: str, place: int) -> int:
     """The look of a row by its place in a table, of which full models are the first."""
     return FULL_LOOK if technique == "full" else look_of_row(place - 1)
-
-
-def _where(data: str, split: str) -> str:
-    return f"{DATA[data]} {'IID' if split == 'iid' else 'non-IID'}"
 
 
 def _drawn(plans: Iterable[Plan], results: Results) -> Iterator[Drawing]:

@@ -8,6 +8,22 @@ from importlib.resources import files
 
 MODELS = {"mnist": "mlp", "cifar10": "lenet"}
 """The network that the paper trains on each data set."""
+COLUMNS = {
+    "gamma_min": "Γmin",
+    "parameters": "parameters",
+    "macs": "MACs",
+    "macs_k": "MACs, K",
+    "space": "space at 8 B",
+    "space_k": "space at 8 B, K",
+    "ratio": "ratio",
+    "parameters_ratio": "ratio of parameters",
+    "macs_ratio": "ratio of MACs",
+    "space_ratio": "ratio of space",
+    "iid": "IID",
+    "non_iid_global": "non-IID, global",
+    "non_iid_local": "non-IID, local",
+}
+"""What the paper's columns are called here."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ start     Policies 6 and 7 begin local training from policy 5's pruned model.
 gradient  Local gradients are not masked: pruned weights train, and are zeroed afterwards.
 leak      Codes run one after another. In a code's first round its pruned models begin from the theta with which the
           code before it began its last round, under that round's masks; full models begin from theta_0.
+
+All of it is read off the authors' repository, whose address is in the paper: the script for weights pruning that leaves
+biases alone, its list of codes, and its tables of losses.
 """
 
 import time
@@ -60,7 +63,7 @@ class Misranked(Ranked):
     """Weights pruning that takes the order of the weights for their ranks."""
 
     def ranks(self, theta: Params) -> Ranks:
-        """For each place the index of the weight that comes there, counted from the largest."""
+        """For place j the index of the j-th smallest weight, counted from the end, as if it were weight j's rank."""
         flat = {block.name: theta[block.name].flatten() for block in self.blocks}
         return {name: len(values) - 1 - values.argsort(stable=True) for name, values in flat.items()}
 

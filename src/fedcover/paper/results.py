@@ -1,6 +1,7 @@
 """What the runs came to, as one small JSON file that grows run by run."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,6 +43,13 @@ class Outcome:
     """What a client downloads in a round, on average."""
     bytes_up: float
 
+    def fits(self, rounds: int) -> bool:
+        """Whether its curves have this many rounds of finite numbers, and the last was looked at."""
+        curves = [*self.accuracy, *self.loss, self.local_accuracy, self.gamma_min, self.pruning_noise]
+        numbers = all(value is None or math.isfinite(value) for value in curves)
+        whole = len(self.accuracy) == len(self.loss) == rounds > 0 and isinstance(self.seed, int)
+        return numbers and whole and self.accuracy[-1] is not None and self.loss[-1] is not None
+
     @property
     def run(self) -> Run:
         """The run that this is the outcome of."""
@@ -76,9 +84,17 @@ def make(
     command: str = "",
 ) -> float:
     """Play runs and write their outcomes, with the facts about how they were made; the seconds it took."""
-    began = time.perf_counter()
-    histories, came_from = run_all(runs, rounds, engine, data, out, on_round)
+    began, played = time.perf_counter(), 0
+
+    def counted(run: Run, record: RoundRecord) -> None:
+        nonlocal played
+        played += 1
+        on_round(run, record)
+
+    histories, came_from = run_all(runs, rounds, engine, data, out, counted)
     seconds = round(time.perf_counter() - began, 1)
+    if not played and path.exists() and any(facts["command"] == command for facts in load(path).made):
+        return seconds  # all of it was there: how long it took is known from then
     outcomes = {run: outcome_of(run, history) for run, history in histories.items()}
     save(path, outcomes, rounds, how_made(command, len(runs), seconds, engine, came_from))
     return seconds
@@ -135,13 +151,25 @@ def _line(item: Mapping[str, Any]) -> str:
 
 def load(path: Path) -> Results:
     """The outcomes in a file, and how they were made."""
+    remedy = "make them with `fedcover paper run`"
+    if not path.exists():
+        raise InputError(f"{path} is not there; {remedy}")
     try:
         content = json.loads(path.read_text())
+        rounds, made = content["rounds"], content["made"]
         outcomes = [Outcome(**item) for item in content["outcomes"]]
-        return Results(content["rounds"], content["made"], {outcome.run: outcome for outcome in outcomes})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        remedy = "make them with `fedcover paper run`"
-        raise InputError(f"{path} holds no results of the paper's runs ({error}); {remedy}") from error
+        sound = isinstance(rounds, int) and all(map(_is_sound_fact, made)) and all(o.fits(rounds) for o in outcomes)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        raise InputError(f"{path} does not hold results of the paper's runs, or is damaged; {remedy}")
+    return Results(rounds, made, {outcome.run: outcome for outcome in outcomes})
+
+
+def _is_sound_fact(made: Mapping[str, Any]) -> bool:
+    """Whether an entry of how outcomes were made has all that a report needs."""
+    texts = [made["command"], made["engine"], made["device"], *made["data"].values(), *made["versions"].values()]
+    return all(isinstance(text, str) for text in texts) and made["seconds"] >= 0 and made["runs"] >= 0
 
 
 def load_all(paths: Sequence[Path]) -> Results:
@@ -151,4 +179,6 @@ def load_all(paths: Sequence[Path]) -> Results:
         shown = " and ".join(map(str, sorted(lengths)))
         raise InputError(f"a report is about runs of equal length; these took {shown} rounds: name files that agree")
     outcomes = {run: outcome for part in parts for run, outcome in part.outcomes.items()}
+    if not outcomes:
+        raise InputError(f"{paths[0]} holds no outcomes yet; make some with `fedcover paper run`")
     return Results(parts[0].rounds, [made for part in parts for made in part.made], outcomes)
