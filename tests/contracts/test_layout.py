@@ -9,9 +9,9 @@ import fedcover
 
 ORDER = [
     "version", "errors", "paired", "files", "threads", "seeding", "params", "packing", "budgets", "clients", "network",
-    "units", "data", "models", "coverage", "design", "aggregate", "cost", "submodel", "dropout", "program", "native", "stepper",
-    "policies", "local", "evaluate", "engines", "settings", "history", "recording", "checkpoint", "report",
-    "runfolder", "runs", "federation", "audit", "paper", "config", "cli",
+    "units", "data", "models", "coverage", "design", "aggregate", "balance", "cost", "theory", "submodel", "dropout",
+    "program", "native", "stepper", "policies", "local", "evaluate", "engines", "settings", "history", "recording",
+    "checkpoint", "report", "runfolder", "runs", "federation", "audit", "blueprint", "paper", "study", "config", "cli",
 ]  # fmt: skip
 SOURCE = Path(fedcover.__file__).parent
 

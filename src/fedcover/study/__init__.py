@@ -1,0 +1,1 @@
+"""Studies: experiments of our own, run in one command, with their statistics."""

@@ -1,0 +1,244 @@
+"""What the theorems say of a round or a run, in plain data and one plain sentence."""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions
+from fedcover.errors import InputError, check_whole
+from fedcover.params import Mask, Params, norm2
+from fedcover.theory.bounds import Bound, Constants, Steps, theorem1, theorem2
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the server measures exactly in one round."""
+
+    round: int
+    clients: int
+    """N: how many clients answered."""
+    gamma_min: int
+    error: float
+    """sum_n e_n = sum_n ||theta - theta o m_n||^2."""
+    uncovered: Mapping[str, float]
+    """For each tensor with entries that nobody held, their share of it."""
+    regions: int | None = None
+    """K; counted only if asked for, since it sorts all entries once for each mask."""
+
+
+def measure(theta: Params, masks: Sequence[Mask], round: int = 1, count_regions: bool = False) -> Facts:
+    """The facts of a round from theta_q and the masks of those who answered.
+
+    >>> theta = {"w": torch.tensor([3.0, 4.0])}
+    >>> measure(theta, [{"w": torch.tensor([False, True])}, {"w": torch.tensor([False, True])}])
+    Facts(round=1, clients=2, gamma_min=0, error=18.0, uncovered={'w': 0.5}, regions=None)
+    """
+    if not masks:
+        raise InputError("a round needs at least one client; got no masks")
+    counts = coverage_of(masks, theta)
+    error = norm2(theta) * math.fsum(pruning_noise(theta, masks))
+    parts = len(regions(masks, theta)) if count_regions else None
+    return Facts(round, len(masks), gamma_min(counts), error, _shares(counts), parts)
+
+
+class Window:
+    """Coverage over the last rounds together, for schedules that cover the model in turns.
+
+    It keeps one count for each entry and round of the window.
+
+    >>> window = Window(rounds=2)
+    >>> for counts in ([2, 0], [0, 1], [0, 1]):
+    ...     window.add({"w": torch.tensor(counts)})
+    >>> window.gamma_min(), window.uncovered()
+    (0, {'w': 0.5})
+    """
+
+    def __init__(self, rounds: int) -> None:
+        check_whole("rounds", rounds, 1)
+        self._counts: deque[Mapping[str, Tensor]] = deque(maxlen=rounds)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, counts: Mapping[str, Tensor]) -> None:
+        """Take in the coverage of a round, as ``coverage_of`` gives it; the oldest round may leave."""
+        self._counts.append(counts)
+
+    def gamma_min(self) -> int:
+        """How often the least held entry was held in all these rounds together."""
+        return gamma_min(self._total())
+
+    def uncovered(self) -> dict[str, float]:
+        """For each tensor with entries that nobody held in any of these rounds, their share of it."""
+        return _shares(self._total())
+
+    def _total(self) -> dict[str, Tensor]:
+        if not self._counts:
+            raise InputError("the window is empty: add the coverage of a round first")
+        return {name: torch.stack([counts[name] for counts in self._counts]).sum(0) for name in self._counts[0]}
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the theorem says, and whether its conditions hold; ``to_dict`` is fit for JSON.
+
+    Numbers that are infinite or unknown are None.
+    """
+
+    theorem: int
+    first_round: int
+    last_round: int
+    gamma_min: int
+    """The least over these rounds."""
+    window: int | None
+    """How many rounds the window had."""
+    window_gamma_min: int | None
+    """How often the least held entry was held in the window's rounds together."""
+    covered: bool
+    """Condition: Gamma_min >= 1 in every round."""
+    uncovered: dict[str, float]
+    """For each tensor the largest share of entries that nobody held in one of these rounds."""
+    step_holds: bool | None
+    """Condition: gamma <= 1/(6 L T)."""
+    step_size: float
+    largest_step: float | None
+    rounds_needed: int | None
+    """From how many rounds on the theorem's own step size would do."""
+    holds: bool | None
+    """Whether both conditions hold, so that ``total`` bounds the mean squared gradient; None: not known.
+
+    With estimated constants both are guesses, and True the weaker one, since L is rather guessed too small.
+    """
+    terms: dict[str, float | None] | None
+    """start, variance, drift, pruning, with the theorem's factors."""
+    total: float | None
+    sharp_total: float | None
+    """The bound for the step size in use, finite up to twice the theorem's largest step."""
+    dominant: str | None
+    constants: dict[str, float] | None
+    sentence: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def certificate(
+    facts: Facts | Sequence[Facts],
+    steps: Steps,
+    constants: Constants | None = None,
+    rounds: int | None = None,
+    iid: bool = True,
+    window: Window | None = None,
+) -> Certificate:
+    """What Theorem 1 (or 2 if not ``iid``) says of these rounds: one, or all of a run.
+
+    ``rounds`` is Q, how long the run is to be, by default as many as there are facts. The theorem's N is the largest
+    of any round, its Gamma the least, its pruning error the mean. Without constants, only coverage is looked at.
+
+    >>> found = certificate(Facts(1, 4, 0, 0.5, {"fc1.weight": 0.21, "fc2.weight": 0.1}), Steps(5, 0.01))
+    >>> found.sentence[:45]
+    "21 % of fc1.weight is in nobody's model in ro"
+    """
+    facts = [facts] if isinstance(facts, Facts) else list(facts)
+    if not facts:
+        raise InputError("a certificate needs the facts of at least one round; got none")
+    least, clients = min(fact.gamma_min for fact in facts), max(fact.clients for fact in facts)
+    worst: dict[str, tuple[float, int]] = {}
+    for fact in facts:
+        for name, share in fact.uncovered.items():
+            worst[name] = max(worst.get(name, (0.0, 0)), (share, fact.round), key=lambda pair: pair[0])
+    bound = None
+    if constants is not None:
+        error = math.fsum(fact.error for fact in facts) / len(facts)
+        common = (constants, steps, len(facts) if rounds is None else rounds, clients, least, error)
+        bound = theorem1(*common) if iid else theorem2(*common, regions=_most_regions(facts))
+    together = window.gamma_min() if window is not None else None
+    return Certificate(
+        theorem=1 if iid else 2,
+        first_round=facts[0].round,
+        last_round=facts[-1].round,
+        gamma_min=least,
+        window=len(window) if window is not None else None,
+        window_gamma_min=together,
+        covered=least >= 1,
+        uncovered={name: share for name, (share, _) in worst.items()},
+        step_holds=bound.step_holds if bound else None,
+        step_size=steps.size,
+        largest_step=_finite(bound.largest_step) if bound else None,
+        rounds_needed=bound.rounds_needed if bound else None,
+        holds=bound.holds if bound else (None if least else False),
+        terms={name: _finite(value) for name, value in bound.terms.items()} if bound else None,
+        total=_finite(bound.total) if bound else None,
+        sharp_total=_finite(bound.sharp().total) if bound else None,
+        dominant=bound.dominant if bound and bound.covered else None,
+        constants=asdict(constants) if constants else None,
+        sentence=_uncovered(worst, together, window) if least == 0 else _covered(least, steps, bound, constants),
+    )
+
+
+def _uncovered(worst: Mapping[str, tuple[float, int]], together: int | None, window: Window | None) -> str:
+    name, (share, when) = max(worst.items(), key=lambda item: item[1][0])
+    remedy = "give one client the whole model, or design masks with Gamma 1 (fedcover design)"
+    if together and window is not None:
+        return (
+            f"{percent(share)} of {name} is in nobody's model in round {when}, though in {len(window)} rounds together"
+            f" every entry was held {together} times or more: the theorem asks for every round, so {remedy}"
+        )
+    return f"{percent(share)} of {name} is in nobody's model in round {when} and stays as it is: {remedy}"
+
+
+def _covered(least: int, steps: Steps, bound: Bound | None, constants: Constants | None) -> str:
+    held = f"every entry is held by {least} client{'s' if least > 1 else ''} or more"
+    if bound is None or constants is None:
+        return f"{held}, as the theorem asks; L, sigma^2 and G are not known, so give them or estimate them over rounds"
+    if not bound.step_holds:
+        return (
+            f"{held}, but the step size {steps.size:.3g} is {'by estimate at least ' if constants.estimated else ''}"
+            f"{2 * bound.slope:.2g} times what the theorem allows for {steps.count} local steps, so its bound proves"
+            f" nothing here: lower it to {bound.largest_step:.2g}{' or less' if constants.estimated else ''}, or take"
+            f" fewer local steps"
+        )
+    share = percent(bound.terms[bound.dominant] / bound.total) if bound.total else "0 %"
+    part = f"its largest part ({share})"
+    advice = {
+        "start": f"the start is {part}: run more rounds",
+        "variance": f"gradient noise is {part}: use larger batches"
+        + (", or let more clients hold the least held entries" if bound.theorem == 1 else ""),
+        "drift": f"local drift is {part}: take fewer local steps or smaller ones",
+        "pruning": f"pruning error is {part}, and more rounds do not lower it: keep more of the large weights, or let"
+        " more clients hold the least held entries",
+    }[bound.dominant]
+    guess = ", by estimated constants," if constants.estimated else ""
+    return f"{held}, and the mean squared gradient is{guess} at most {bound.total:.3g}; {advice}"
+
+
+def percent(share: float) -> str:
+    """A share in words; what is neither nothing nor all is not called so.
+
+    >>> percent(0.213), percent(0.0004), percent(0.9999), percent(1.0)
+    ('21 %', '0.04 %', '99.99 %', '100 %')
+    """
+    digits = next((d for d in range(12) if share in (0, 1) or 0 < round(100 * share, d) < 100), 12)
+    return f"{100 * share:.{digits}f} %"
+
+
+def _most_regions(facts: Sequence[Facts]) -> int:
+    counted = [fact.regions for fact in facts if fact.regions is not None]
+    if len(counted) < len(facts):
+        raise InputError("Theorem 2 needs the number of regions; use measure(..., count_regions=True)")
+    return max(counted)
+
+
+def _shares(counts: Mapping[str, Tensor]) -> dict[str, float]:
+    found = {name: float((total == 0).double().mean()) for name, total in counts.items() if total.numel()}
+    return {name: share for name, share in found.items() if share}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,127 @@
+"""Quadratic federations whose constants are known, and Algorithm 1 played on them exactly.
+
+F_n(theta) = 1/2 (theta - a_n)^T A (theta - a_n), with gradient noise of known variance, in double precision. Many
+copies are played at once that differ by noise alone; means over the copies stand for expectations.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedcover.theory import Steps
+
+momenta = st.sampled_from([0.0, 0.5, 0.9])
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """A federation whose constants are known; ``centres`` has a row a_n for each client."""
+
+    curvature: Tensor
+    centres: Tensor
+    sigma: float
+    """Root of the variance of one stochastic gradient."""
+    start: Tensor
+
+    @property
+    def smoothness(self) -> float:
+        return float(torch.linalg.matrix_norm(self.curvature, 2))
+
+    @property
+    def gap(self) -> float:
+        away = self.start - self.centres.mean(0)
+        return float(away @ self.curvature @ away) / 2
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """grad F."""
+        return (theta - self.centres.mean(0)) @ self.curvature
+
+
+@dataclass(frozen=True)
+class Played:
+    """What was measured while Algorithm 1 was played; means over copies."""
+
+    squared: float
+    """(1/Q) sum_q E||grad F(theta_q)||^2."""
+    error: float
+    """(1/Q) sum_q sum_n E e_{q,n}."""
+    gradient: float
+    """G: the largest mean squared norm of a stochastic gradient inside the mask."""
+    strayed: list[float]
+    """For each round sum_t sum_n E||theta_{q,n,t-1} - theta_q||^2."""
+    errors: list[list[float]]
+    """For each round E e_{q,n} of each client."""
+    deviations: list[float]
+    """For each round E||D||^2, D the region average of gradients at local models less grad F(theta_q)."""
+    noises: list[float]
+    """For each round E||Z||^2, Z the region average of gradient noise."""
+
+
+def play(case: Quadratic, masks: Tensor, steps: Steps, copies: int = 48, seed: int = 0) -> Played:
+    """Algorithm 1 with the masks [round, client, entry]."""
+    rng = torch.Generator().manual_seed(seed)
+    theta = case.start.expand(copies, -1)
+    squared, largest, strayed, errors, deviations, noises = [], 0.0, [], [], [], []
+    weights = [(1 - steps.momentum ** (steps.count - t)) / steps.weight for t in range(steps.count)]
+    for kept in masks.double():
+        squared.append(float(case.gradient(theta).square().sum(-1).mean()))
+        whole = theta[:, None, :]
+        local, velocity, far = whole * kept, torch.zeros_like(whole * kept), 0.0
+        exact, random = torch.zeros_like(local), torch.zeros_like(local)
+        errors.append((whole * (1 - kept)).square().sum(-1).mean(0).tolist())
+        for weight in weights:
+            far += float((local - whole).square().sum(-1).mean(0).sum())
+            noise = torch.randn(local.shape, generator=rng, dtype=torch.float64) * case.sigma / local.shape[-1] ** 0.5
+            drift = (local - case.centres) @ case.curvature
+            exact, random = exact + weight * drift * kept, random + weight * noise * kept
+            gradient = (drift + noise) * kept
+            largest = max(largest, float(gradient.square().sum(-1).mean(0).max()))
+            velocity = steps.momentum * velocity + gradient
+            local = local - steps.size * velocity
+        strayed.append(far)
+        off = exact.sum(1) / kept.sum(0) - case.gradient(theta)
+        deviations.append(float(off.square().sum(-1).mean()))
+        noises.append(float((random.sum(1) / kept.sum(0)).square().sum(-1).mean()))
+        theta = (local * kept).sum(1) / kept.sum(0)
+    mean_error = sum(map(sum, errors)) / len(errors)
+    return Played(sum(squared) / len(squared), mean_error, largest, strayed, errors, deviations, noises)
+
+
+def spd(rng: torch.Generator, entries: int, low: float, high: float) -> Tensor:
+    """A symmetric matrix with eigenvalues from low to high."""
+    turn, _ = torch.linalg.qr(torch.randn(entries, entries, generator=rng, dtype=torch.float64))
+    values = torch.linspace(low, high, entries, dtype=torch.float64)
+    curvature: Tensor = turn @ torch.diag(values) @ turn.T
+    return curvature
+
+
+def random_masks(rng: torch.Generator, rounds: int, clients: int, entries: int) -> Tensor:
+    """Masks [round, client, entry] with Gamma 1 or more: each entry gets one client for certain."""
+    keep = torch.rand(rounds, clients, 1, generator=rng)
+    kept = torch.rand(rounds, clients, entries, generator=rng) < keep
+    return kept.scatter(1, torch.randint(clients, (rounds, 1, entries), generator=rng), True)
+
+
+def iid_case(
+    seed: int, clients: int, entries: int, smoothness: float, sigma: float
+) -> tuple[Quadratic, torch.Generator]:
+    rng = torch.Generator().manual_seed(seed)
+    curvature = spd(rng, entries, 0.1 * smoothness, smoothness)
+    centre = 2 * torch.randn(entries, generator=rng, dtype=torch.float64)
+    start = torch.randn(entries, generator=rng, dtype=torch.float64)
+    return Quadratic(curvature, centre.expand(clients, -1), sigma, start), rng
+
+
+def paired_case(
+    seed: int, pairs: int, entries: int, smoothness: float, sigma: float
+) -> tuple[Quadratic, torch.Generator]:
+    """Non-IID clients in pairs that lie opposite each other around the common centre."""
+    case, rng = iid_case(seed, 2 * pairs, entries, smoothness, sigma)
+    away = torch.randn(pairs, entries, generator=rng, dtype=torch.float64)
+    return replace(case, centres=case.centres + torch.cat([away, -away])), rng
+
+
+def least_coverage(masks: Tensor) -> int:
+    return int(masks.sum(1).min())

@@ -1,0 +1,237 @@
+"""Laws of what a server can say of its rounds: guesses of the theory's constants, and certificates."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fedcover as fc
+from fedcover.aggregate import ClientUpdate, average
+from fedcover.coverage import coverage_of, pruning_error
+from fedcover.errors import InputError
+from fedcover.theory import Constants, Estimate, Facts, Steps, Window, certificate, measure, theorem1
+from tests.laws.quadratics import Quadratic, momenta, paired_case
+from tests.laws.strategies import seeds
+
+
+def estimated(case: Quadratic, masks: Tensor, steps: Steps, seed: int = 0) -> tuple[Estimate, float]:
+    """The estimates of a run of Algorithm 1 through the package's own average, and the true G on its path."""
+    rng = torch.Generator().manual_seed(seed)
+    theta, estimate, largest = {"w": case.start}, Estimate(), 0.0
+    for kept in masks:
+        updates = []
+        for client, row in enumerate(kept):
+            local, velocity = theta["w"] * row, torch.zeros_like(theta["w"])
+            for _ in range(steps.count):
+                noise = torch.randn(local.shape, generator=rng, dtype=torch.float64)
+                exact = ((local - case.centres[client]) @ case.curvature) * row
+                largest = max(largest, float(exact.square().sum()) + case.sigma**2)
+                velocity = steps.momentum * velocity + exact + noise * row * case.sigma / len(local) ** 0.5
+                local = local - steps.size * velocity
+            # What a client holds outside its mask must not count.
+            updates.append(ClientUpdate(client, {"w": torch.where(row, local, 1e9)}, {"w": row}))
+        new = average(theta, updates)
+        estimate.round(theta, updates, steps, new)
+        theta = new
+    return estimate, largest
+
+
+@settings(max_examples=6)
+@given(seeds, momenta, st.booleans())
+def test_estimates_recover_the_constants(seed: int, momentum: float, pruned: bool) -> None:
+    """Within a factor of 1.5 for sigma^2 and G, and L from 0.4 to 1.1 times its value: eigenvalues differ twofold.
+
+    The curvature is diagonal, so that a mask does not change the gradient of what it keeps.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    entries, clients, sigma = 60, 8, 0.5
+    curvature = torch.diag(torch.linspace(0.5, 1.0, entries, dtype=torch.float64))
+    start = torch.randn(entries, generator=rng, dtype=torch.float64)
+    case = Quadratic(curvature, torch.zeros(clients, entries, dtype=torch.float64), sigma, start)
+    masks = torch.rand(6, clients, entries, generator=rng) < (0.8 if pruned else 2.0)
+    steps = Steps(8, 0.15 / Steps(8, 1.0, momentum).reach, momentum)
+    found, gradient = estimated(case, masks, steps, seed)
+    known = found.constants(gap=1.0)
+    assert known is not None
+    assert sigma**2 / 1.5 < known.variance < 1.5 * sigma**2
+    assert gradient / 1.5 < known.gradient < 1.5 * gradient
+    assert 0.4 < known.smoothness < 1.1
+    # Region averages have less noise than one client, and never more than the theorem allows for.
+    assert found.averaged is not None
+    held = masks.sum(1).clamp_min(1)
+    assert found.averaged == pytest.approx(sigma**2 * float((1 / held).mean()), rel=0.5)
+    assert found.averaged <= clients * known.variance / int(held.min()) ** 2 * (1 + 1e-9)
+    fifth = found.constants(gap=1.0, regions=5)
+    assert fifth is not None
+    assert fifth.variance == pytest.approx(found.averaged / 5)
+
+
+def test_noise_is_taken_off_the_secant_and_entries_with_one_holder_count_as_the_others() -> None:
+    """Two fifths of the squared secant are noise here: left in, L would come out a quarter too large."""
+    entries = 2000
+    rng = torch.Generator().manual_seed(0)
+    start = torch.randn(entries, generator=rng, dtype=torch.float64)
+    case = Quadratic(
+        torch.eye(entries, dtype=torch.float64), torch.zeros(8, entries, dtype=torch.float64), 960**0.5, start
+    )
+    steps = Steps(8, 0.15 / 8)
+    found, _ = estimated(case, torch.ones(2, 8, entries, dtype=torch.bool), steps)
+    assert found.smoothness == pytest.approx(1.0, rel=0.12)
+    masks = torch.ones(1, 8, entries, dtype=torch.bool)
+    masks[:, 1:, : entries // 2] = False
+    found, _ = estimated(case, masks, steps)
+    assert found.variance == pytest.approx(960, rel=0.25)
+
+
+def test_estimates_say_nothing_of_what_they_cannot_see() -> None:
+    theta = {"w": torch.ones(4, dtype=torch.float64)}
+    moved = {"w": theta["w"] - 0.1}
+    alone = Estimate()
+    for _ in range(2):
+        alone.round(theta, [ClientUpdate(0, moved, {})], Steps(1, 0.1), moved)
+    assert alone.gradient == pytest.approx(4.0)
+    assert alone.variance is None
+    assert alone.constants(1.0) is None
+    # Pure noise has no secant.
+    flat = torch.zeros(200, 200, dtype=torch.float64)
+    noise = Quadratic(flat, flat[:6], 1.0, torch.ones(200, dtype=torch.float64))
+    found, _ = estimated(noise, torch.ones(8, 6, 200, dtype=torch.bool), Steps(4, 0.1))
+    assert found.variance == pytest.approx(1.0, rel=0.1)
+    assert found.gradient == pytest.approx(1.0, rel=0.2)
+    assert found.smoothness is None
+    with pytest.raises(InputError, match="no update"):
+        Estimate().round(theta, [], Steps(1, 0.1), theta)
+
+
+def test_curvature_too_steep_for_the_step_is_seen_as_too_steep() -> None:
+    """The secant cannot exceed 1 / reach; that is six times what the theorem allows."""
+    curvature = 5 * torch.eye(20, dtype=torch.float64)
+    start = torch.linspace(1, 2, 20, dtype=torch.float64)
+    case = Quadratic(curvature, torch.zeros(4, 20, dtype=torch.float64), 1e-3, start)
+    steps = Steps(20, 0.02)
+    found, _ = estimated(case, torch.ones(3, 4, 20, dtype=torch.bool), steps)
+    assert found.smoothness is not None
+    assert 1 / 6 < found.smoothness * steps.reach < 1.01
+
+
+def test_estimates_of_data_that_differ_are_too_large_not_too_small() -> None:
+    case, _ = paired_case(3, 3, 10, 0.5, 0.1)
+    steps = Steps(8, 0.01)
+    found, _ = estimated(case, torch.ones(4, 6, 10, dtype=torch.bool), steps)
+    assert found.variance is not None
+    assert found.variance > 10 * 0.1**2
+
+
+def layers(seed: int = 0) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return {"fc1.weight": torch.randn(10, 10, generator=rng), "fc2.weight": torch.randn(4, 5, generator=rng)}
+
+
+@given(st.integers(1, 100), st.integers(0, 20), st.integers(2, 5))
+def test_certificates_name_the_uncovered_layer_and_share(first: int, second: int, clients: int) -> None:
+    theta = layers()
+    mask = {
+        "fc1.weight": (torch.arange(100) >= first).view(10, 10),
+        "fc2.weight": (torch.arange(20) >= second).view(4, 5),
+    }
+    facts = measure(theta, [mask] * clients, round=7)
+    found = certificate(facts, Steps(5, 0.01), Constants(1.0, 1.0, 1.0, 1.0))
+    name, share = max([("fc1.weight", first / 100), ("fc2.weight", second / 20)], key=lambda pair: pair[1])
+    assert found.sentence.startswith(f"{share * 100:.0f} % of {name} is in nobody's model in round 7")
+    assert "give one client the whole model" in found.sentence
+    assert found.uncovered[name] == pytest.approx(share)
+    assert ("fc2.weight" in found.uncovered) == (second > 0)
+    assert not found.covered
+    assert found.holds is False
+    assert found.total is None
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False)) == found.to_dict()
+
+
+def test_facts_are_what_coverage_and_masks_say() -> None:
+    theta = layers()
+    masks = [{"fc1.weight": theta["fc1.weight"] > 0}, {"fc1.weight": theta["fc1.weight"] < 1}]
+    facts = measure(theta, masks, count_regions=True)
+    assert (facts.clients, facts.gamma_min, facts.regions, facts.uncovered) == (2, 1, 3, {})
+    assert facts.error == pytest.approx(sum(pruning_error(theta, mask) for mask in masks))
+
+
+def test_a_run_is_judged_by_its_worst_round_and_a_window_by_its_sum() -> None:
+    theta = {"w": torch.tensor([1.0, 2.0])}
+    window, facts = Window(rounds=2), []
+    for q in (1, 2):
+        masks = [{"w": torch.tensor([q == 1, q == 2])}] * 3
+        facts.append(measure(theta, masks, q))
+        window.add(coverage_of(masks, theta))
+    found = certificate(facts, Steps(1, 0.1), window=window)
+    assert (found.gamma_min, found.window, found.window_gamma_min) == (0, 2, 3)
+    assert (found.first_round, found.last_round) == (1, 2)
+    assert "though in 2 rounds together every entry was held 3 times or more" in found.sentence
+    mixed = certificate(
+        [Facts(1, 4, 2, 1.0, {}), Facts(2, 5, 1, 3.0, {})], Steps(1, 0.1), Constants(1.0, 1.0, 1.0, 1.0)
+    )
+    assert mixed.total == theorem1(Constants(1.0, 1.0, 1.0, 1.0), Steps(1, 0.1), 2, 5, 1, 2.0).total
+
+
+@pytest.mark.parametrize(
+    ("known", "rounds", "words"),
+    [
+        (Constants(1.0, 0.0, 0.0, 1.0), 10, "the start is its largest part (94 %): run more rounds"),
+        (Constants(1.0, 90.0, 0.0, 0.0), 10, "use larger batches, or let more clients hold"),
+        (Constants(1.0, 0.0, 900.0, 0.0), 10, "take fewer local steps or smaller ones"),
+        (
+            Constants(1.0, 0.0, 0.0, 1.0),
+            10**6,
+            "its largest part (99.98 %), and more rounds do not lower it",
+        ),
+        (Constants(100.0, 0.0, 0.0, 1.0), 10, "is 24 times what the theorem allows for 4 local steps"),
+        (None, 10, "L, sigma^2 and G are not known"),
+    ],
+)
+def test_certificates_say_what_to_do(known: Constants | None, rounds: int, words: str) -> None:
+    facts = Facts(1, 4, 2, 0.4, {}, regions=2)
+    found = certificate(facts, Steps(4, 0.01), known, rounds=rounds)
+    assert words in found.sentence
+    assert "every entry is held by 2 clients or more" in found.sentence
+    json.dumps(found.to_dict(), allow_nan=False)
+    if known is not None:
+        assert found.terms is not None
+        assert found.total == pytest.approx(sum(value or 0.0 for value in found.terms.values()))
+        assert found.holds == found.step_holds
+    noniid = certificate(facts, Steps(4, 0.01), known, rounds=rounds, iid=False)
+    assert noniid.theorem == 2
+    if known is not None:
+        with pytest.raises(InputError, match="count_regions=True"):
+            certificate(replace(facts, regions=None), Steps(4, 0.01), known, iid=False)
+
+
+def test_a_real_federation_can_be_certified() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 6, generator=rng)
+    torch.manual_seed(0)
+    task = fc.Task(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)))
+    clients = fc.data.iid((x, (x[:, 0] > 0).long()), clients=10, seed=0)
+    local = fc.LocalSGD(epochs=1, batch_size=10, lr=0.05, momentum=0.5)
+    federation = fc.Federation(task, clients, fc.weight_pruning(), fc.by_slot("12347"), local, cohort=5, seed=0)
+    state, estimate, facts = federation.start(), Estimate(), []
+    for _ in range(6):
+        begun = federation.begin_round(state)
+        updates = list(federation.engine.train(begun.jobs))
+        steps = Steps(local.steps(updates[0].examples), local.lr, local.momentum)
+        facts.append(measure(state.theta, begun.masks, begun.this_round.index))
+        after, record = federation.end_round(begun, updates)
+        estimate.round(state.theta, updates, steps, after.theta)
+        state = after
+        assert record.gamma_min == facts[-1].gamma_min
+    known = estimate.constants(gap=math.log(2))
+    assert known is not None
+    found = certificate(facts, steps, known)
+    assert known.estimated
+    assert "at least" in found.sentence or "by estimated constants" in found.sentence
+    assert found.covered
+    assert found.terms is not None
+    assert 0 < known.smoothness < 100
