@@ -4,7 +4,7 @@ An entry's new value is the weighted mean over the clients that hold it; an entr
 keeps its old value, bit for bit. Memory does not grow with the cohort.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params, all_finite
 
-WEIGHTINGS = ("uniform", "examples")
+WEIGHTINGS = ("uniform", "examples", "labels")
 
 
 def check_weighting(weighting: str) -> None:
@@ -33,6 +33,9 @@ class ClientUpdate:
     train_loss: float = float("nan")
     finite: bool | None = None
     """Whether all its trained values are finite; None if nobody has looked."""
+    weights: Mapping[str, Tensor] | None = None
+    """What each entry counts for in the average, 0 or more, by tensor (one number may stand for a whole tensor);
+    None if all its entries count alike."""
 
     def is_finite(self) -> bool:
         """Whether all values inside the mask are finite."""
@@ -59,6 +62,8 @@ class RegionSum:
 
     def add(self, update: ClientUpdate) -> None:
         """Take in one client; what it holds outside its mask has no influence, not even as NaN."""
+        if update.weights is not None:
+            return self._add_weighted(update, update.weights)
         weight = float(update.examples) if self._by_examples else 1.0
         for name, total in self._sum.items():
             values = update.theta[name].to(total)
@@ -72,8 +77,10 @@ class RegionSum:
 
     def add_together(self, updates: Sequence[ClientUpdate]) -> None:
         """Take in several clients at once: fewer and larger operations, for which a GPU is made."""
-        if len(updates) == 1:
-            return self.add(updates[0])
+        if len(updates) == 1 or any(update.weights is not None for update in updates):
+            for update in updates:
+                self.add(update)
+            return
         shares = [float(update.examples) if self._by_examples else 1.0 for update in updates]
         alike = len(set(shares)) == 1
         for name, total in self._sum.items():
@@ -89,6 +96,15 @@ class RegionSum:
                 values = values if alike else values * share
                 self._weight[name].add_(sum(shares))
             total.add_(values.sum(0, dtype=torch.float64), alpha=shares[0] if alike else 1.0)
+
+    def _add_weighted(self, update: ClientUpdate, weights: Mapping[str, Tensor]) -> None:
+        for name, total in self._sum.items():
+            values, weight = update.theta[name].to(total), weights[name].to(total)
+            if name in update.mask:
+                kept = update.mask[name].to(total.device)
+                values, weight = torch.where(kept, values, 0.0), torch.where(kept, weight, 0.0)
+            total.addcmul_(values, weight)
+            self._weight[name].add_(weight)
 
     def mean(self) -> Params:
         """The new theta."""

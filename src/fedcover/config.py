@@ -79,7 +79,9 @@ class Config(_Strict):
     seed: int = Field(0, description="decides theta_0, the partition and every draw")
     rounds: int = Field(100, ge=1, description="rounds to play")
     cohort: int = Field(10, ge=1, description="clients in a round")
-    weighting: Literal["uniform", "examples"] = Field("uniform", description="how a region's clients are weighted")
+    weighting: Literal["uniform", "examples", "labels"] = Field(
+        "uniform", description="how a region's clients are weighted; labels: so that their labels are the population's"
+    )
     engine: Literal["auto", "serial", "processes", "vectorized"] = Field("auto", description="what trains the clients")
     workers: int = Field(0, ge=0, description="worker processes; 0: as many as there are cores")
     shrink: bool = Field(True, description="make sub-models physically smaller where whole units are pruned")

@@ -6,7 +6,7 @@ theta -> cohort -> plan (one mask per client) -> audit (coverage, noise) -> jobs
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
+from fedcover.balance import chance, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, sample_ids
@@ -45,7 +46,9 @@ class Federation:
     """Algorithm 1: clients that train sub-models of one shared model, averaged region by region.
 
     ``budgets`` come from ``by_slot`` or ``by_client``; without them every client can afford the whole
-    model. See the README for a script that uses it.
+    model. ``weighting`` says what a client counts for in a region: all alike (``uniform``), as its
+    ``examples``, or so that the ``labels`` of the region's clients together come nearest to the population's.
+    See the README for a script that uses it.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Federation:
         self.task, self.clients, self.cohort, self.seed = task, clients, cohort, seed
         self.local, self.engine, self.weighting = local or LocalSGD(), engine or Serial(), weighting
         check_weighting(weighting)
+        self._labels = population_mix(clients) if weighting == "labels" else None
         check_whole("cohort", cohort, 1)
         if cohort > len(clients):
             raise InputError(
@@ -107,6 +111,7 @@ class Federation:
         ids = sample_ids(len(self.clients), self.cohort, this_round)
         cohort = cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by)
         masks, memory = self._plan(state, cohort, this_round)
+        weights = self._weights(state.theta, cohort, masks)
         noise = pruning_noise(state.theta, masks)
         costs = self._costs(masks, cohort, this_round)
         jobs = [
@@ -114,7 +119,7 @@ class Federation:
             for client, mask in zip(cohort, masks, strict=True)
         ]
         clock.lap("plan")
-        return BegunRound(this_round, state, cohort, masks, memory, noise, costs, jobs, clock)
+        return BegunRound(this_round, state, cohort, masks, weights, memory, noise, costs, jobs, clock)
 
     def end_round(
         self,
@@ -135,7 +140,11 @@ class Federation:
         while group := list(islice(stream, together)):
             clock.lap("train")
             finite = [update.is_finite() for update in group]
-            sound = [update for update, fine in zip(group, finite, strict=True) if fine]
+            sound = [
+                replace(update, weights=begun.weights.get(update.client))
+                for update, fine in zip(group, finite, strict=True)
+                if fine
+            ]
             if sound:
                 total.add_together(sound)
             answered += [update.mask for update in sound]
@@ -218,6 +227,17 @@ class Federation:
                 check_mask(mask, theta, whose)
                 seen.add(id(mask))
 
+    def _weights(
+        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask]
+    ) -> dict[int, Mapping[str, Tensor]]:
+        """What each client's entries count for in the average, by client id; nothing unless labels decide it."""
+        if self._labels is None:
+            return {}
+        mixes = torch.stack([self.clients.label_mix(client.id) for client in cohort])
+        ridge = chance(self._labels, sum(client.examples for client in cohort) / len(cohort))
+        balance = region_weights(masks, theta, mixes, self._labels, ridge)
+        return {client.id: weights for client, weights in zip(cohort, balance.clients, strict=True)}
+
     def _costs(self, masks: Sequence[Mask], cohort: Sequence[Client], this_round: Round) -> list[Cost]:
         distinct = {id(mask): mask for mask in masks}
         known = dict(zip(distinct, costs_of(self.network, list(distinct.values())), strict=True))
@@ -245,6 +265,8 @@ class BegunRound:
     state: State
     cohort: list[Client]
     masks: list[Mask]
+    weights: dict[int, Mapping[str, Tensor]]
+    """What each client's entries count for, by its id; empty if all count alike."""
     memory: dict[str, Tensor]
     """The policy's state for the next round."""
     noise: list[float]

@@ -196,7 +196,7 @@ def test_bad_schedules(small_federation: Make, bad: dict[str, object]) -> None:
 
 
 def test_bad_federations(small_federation: Make) -> None:
-    with pytest.raises(fc.InputError, match="weighting must be one of uniform, examples; got 'size'"):
+    with pytest.raises(fc.InputError, match="weighting must be one of uniform, examples, labels; got 'size'"):
         small_federation(weighting="size")
     linear = fc.Task(torch.nn.Linear(6, 3))
     with pytest.raises(fc.InputError, match="finds nothing to prune"):
