@@ -1,6 +1,6 @@
 """Checkpoints: all that a resume needs, in one file without pickle, written whole or not at all.
 
-A checkpoint is a safetensors file: tensors ``theta/NAME`` and ``policy/NAME``, the history as bytes,
+A checkpoint is a safetensors file: tensors ``theta/NAME``, ``policy/NAME`` and ``theory/NAME``, the history as bytes,
 and in its header the round, the fingerprint of the settings and a digest of all of it.
 """
 
@@ -31,6 +31,8 @@ class State:
     """Rounds played so far."""
     theta: Params
     policy: dict[str, Tensor] = field(default_factory=dict)
+    theory: dict[str, Tensor] = field(default_factory=dict)
+    """What certificates carry over; empty unless a federation certifies its rounds."""
 
 
 def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
@@ -51,6 +53,7 @@ def save(path: Path, state: State, history: History, fingerprint: str) -> None:
 
     tensors = {f"theta/{name}": tensor for name, tensor in state.theta.items()}
     tensors |= {f"policy/{name}": tensor for name, tensor in state.policy.items()}
+    tensors |= {f"theory/{name}": tensor for name, tensor in state.theory.items()}
     tensors["history"] = torch.frombuffer(bytearray(history.to_lines().encode() or b"\n"), dtype=torch.uint8)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "round": str(state.round), "fingerprint": fingerprint}
@@ -75,9 +78,10 @@ def load(path: Path) -> tuple[State, History, str]:
         raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
     if header.get("digest") != digest_of(tensors, *(header.get(key, "") for key in SIGNED)):
         raise InputError(f"checkpoint {path} is corrupt: its digest is not that of its contents; {remedy}")
-    parts: dict[str, Params] = {"theta": {}, "policy": {}, "history": {}}
+    parts: dict[str, Params] = {"theta": {}, "policy": {}, "theory": {}, "history": {}}
     for name in json.loads(header["order"]):
         kind, _, rest = name.partition("/")
         parts[kind][rest] = tensors[name]
     history = History.from_lines(tensors["history"].numpy().tobytes().decode())
-    return State(int(header["round"]), parts["theta"], parts["policy"]), history, header["fingerprint"]
+    state = State(int(header["round"]), parts["theta"], parts["policy"], parts["theory"])
+    return state, history, header["fingerprint"]

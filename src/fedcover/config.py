@@ -18,6 +18,7 @@ from fedcover.local import LocalSGD, Task
 from fedcover.models import build
 from fedcover.policies.base import Policy
 from fedcover.policies.load import load_policy
+from fedcover.policies.optimal import optimal_masks
 from fedcover.policies.techniques import FullModels, named_policy, pretrained_mask
 from fedcover.settings import flatten
 
@@ -45,8 +46,10 @@ class ModelConfig(_Strict):
 class PolicyConfig(_Strict):
     """How masks are made."""
 
-    name: str = Field("WP", description="full, WP, NP, FS or PT; or FILE.py:NAME for a policy of your own")
+    name: str = Field("WP", description="full, WP, NP, FS, PT, optimal, optimal_units; or FILE.py:NAME for your own")
     freeze_after: int = Field(3, ge=1, description="with PT: rounds before the mask is frozen")
+    gamma: int = Field(-1, ge=-1, description="with optimal: ask for this least coverage; -1: as the bound prefers")
+    noise: float = Field(-1.0, ge=-1, description="with optimal: ask for at most this mean noise; -1: none asked for")
 
 
 class BudgetsConfig(_Strict):
@@ -85,6 +88,8 @@ class Config(_Strict):
     engine: Literal["auto", "serial", "processes", "vectorized"] = Field("auto", description="what trains the clients")
     workers: int = Field(0, ge=0, description="worker processes; 0: as many as there are cores")
     shrink: bool = Field(True, description="make sub-models physically smaller where whole units are pruned")
+    certify: bool = Field(False, description="write a certificate of the convergence theorem for every round")
+    require_coverage: bool = Field(False, description="refuse a round whose masks leave part of the model to nobody")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -135,6 +140,8 @@ class Config(_Strict):
             seed=self.seed,
             weighting=self.weighting,
             engine=choose_engine(self.engine, self.workers or None, self.shrink, self.cohort),
+            certify=self.certify,
+            require_coverage=self.require_coverage,
         )
         return federation, split.test
 
@@ -143,6 +150,10 @@ class Config(_Strict):
             return load_policy(self.policy.name)
         if self.policy.name.upper() == "PT":
             return pretrained_mask(self.policy.freeze_after)
+        if self.policy.name.lower() in ("optimal", "optimal_units"):
+            gamma = None if self.policy.gamma < 0 else self.policy.gamma
+            noise = None if self.policy.noise < 0 else self.policy.noise
+            return optimal_masks(gamma, noise, units=self.policy.name.lower() == "optimal_units")
         return named_policy(self.policy.name)
 
     def _population(self, train: Examples) -> Population:

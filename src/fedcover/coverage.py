@@ -96,6 +96,11 @@ def pruning_noise(theta: Params, masks: Sequence[Mask]) -> list[float]:
     >>> pruning_noise({"w": torch.tensor([3.0, 4.0])}, [{"w": torch.tensor([False, True])}])
     [0.36]
     """
+    return norm_and_noise(theta, masks)[1]
+
+
+def norm_and_noise(theta: Params, masks: Sequence[Mask]) -> tuple[float, list[float]]:
+    """||theta||^2, and delta^2 for each mask; a GPU is waited for once."""
     distinct = _distinct(masks)
     squares = [tensor.double().square().sum() for tensor in theta.values()]
     found = iter(numbers([*squares, *(error for mask, _ in distinct for error in _errors(theta, mask))]))
@@ -105,4 +110,4 @@ def pruning_noise(theta: Params, masks: Sequence[Mask]) -> list[float]:
         error = sum(islice(found, len(mask)))
         for place in places:
             noise[place] = error / total if total else 0.0
-    return noise
+    return total, noise

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
-from fedcover.balance import chance, population_mix, region_weights
+from fedcover.balance import chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, sample_ids
 from fedcover.cost import Cost, cost_of, costs_of
-from fedcover.coverage import coverage_of, pruning_noise
+from fedcover.coverage import coverage_of, norm_and_noise
 from fedcover.data import Examples, Population, as_examples
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
@@ -37,9 +37,12 @@ from fedcover.recording import Clock, make_record
 from fedcover.runs import Lane, Schedule, run_lanes
 from fedcover.seeding import Round
 from fedcover.settings import Settings
+from fedcover.theory import Ledger, Steps, check_coverage, measure
 from fedcover.threads import one_thread
 
 CPU = torch.device("cpu")
+IID_SKEW = 0.2
+"""Clients whose labels differ less than this from the population's count as IID in certificates."""
 
 
 class Federation:
@@ -48,6 +51,8 @@ class Federation:
     ``budgets`` come from ``by_slot`` or ``by_client``; without them every client can afford the whole
     model. ``weighting`` says what a client counts for in a region: all alike (``uniform``), as its
     ``examples``, or so that the ``labels`` of the region's clients together come nearest to the population's.
+    With ``certify`` every record has a certificate: what the convergence theorem says of the round. With
+    ``require_coverage`` a round whose masks leave an entry to nobody is an error before it is trained.
     See the README for a script that uses it.
     """
 
@@ -62,11 +67,15 @@ class Federation:
         seed: int = 0,
         weighting: str = "uniform",
         engine: Engine | None = None,
+        certify: bool = False,
+        require_coverage: bool = False,
     ) -> None:
         self.task, self.clients, self.cohort, self.seed = task, clients, cohort, seed
         self.local, self.engine, self.weighting = local or LocalSGD(), engine or Serial(), weighting
         check_weighting(weighting)
         self._labels = population_mix(clients) if weighting == "labels" else None
+        self.certify, self.require_coverage = certify, require_coverage
+        self._iid = certify and label_skew(clients) < IID_SKEW
         check_whole("cohort", cohort, 1)
         if cohort > len(clients):
             raise InputError(
@@ -106,20 +115,22 @@ class Federation:
     def begin_round(self, state: State, device: torch.device = CPU) -> "BegunRound":
         """The first half of a round: a cohort, its masks, and a job for each client, on a device."""
         clock = Clock()
-        state = replace(state, theta=on_device(state.theta, device))
+        state = replace(state, theta=on_device(state.theta, device), theory=on_device(state.theory, device))
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
         cohort = cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by)
         masks, memory = self._plan(state, cohort, this_round)
         weights = self._weights(state.theta, cohort, masks)
-        noise = pruning_noise(state.theta, masks)
+        if self.require_coverage:
+            check_coverage(coverage_of(masks, state.theta), this_round.index)
+        norm2, noise = norm_and_noise(state.theta, masks)
         costs = self._costs(masks, cohort, this_round)
         jobs = [
             Job(self.task, self.clients, client, state.theta, mask, self.local, this_round)
             for client, mask in zip(cohort, masks, strict=True)
         ]
         clock.lap("plan")
-        return BegunRound(this_round, state, cohort, masks, weights, memory, noise, costs, jobs, clock)
+        return BegunRound(this_round, state, cohort, masks, weights, memory, norm2, noise, costs, jobs, clock)
 
     def end_round(
         self,
@@ -133,6 +144,7 @@ class Federation:
         this_round, state, cohort, clock = begun.this_round, begun.state, begun.cohort, begun.clock
         clock.skip()
         total = RegionSum(state.theta, self.weighting)
+        ledger = Ledger(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
         answered: list[Mask] = []
         losses: list[float] = []
         rejected: list[dict[str, Any]] = []
@@ -147,6 +159,9 @@ class Federation:
             ]
             if sound:
                 total.add_together(sound)
+            if ledger:
+                for update in sound:
+                    ledger.add(update, self._steps(update.examples))
             answered += [update.mask for update in sound]
             losses += [update.train_loss for update in sound]
             rejected += [
@@ -162,6 +177,10 @@ class Federation:
             )
         theta = total.mean()
         counts = coverage_of(answered, state.theta)
+        certificate, theory = None, state.theory
+        if ledger:
+            facts = measure(state.theta, answered, this_round.index, count_regions=not self._iid)
+            certificate, theory = ledger.close(facts, counts, theta, sum(losses) / len(losses))
         clock.lap("aggregate")
 
         score = evaluate(self.task.model, self.task.loss, theta, test) if test else None
@@ -169,9 +188,9 @@ class Federation:
         clock.lap("evaluate")
         record = make_record(
             this_round, cohort, counts, begun.noise, begun.costs, self._full, losses, score, own, rejected,
-            clock.seconds,
+            clock.seconds, begun.norm2, certificate,
         )  # fmt: skip
-        return State(this_round.index, theta, begun.memory), record
+        return State(this_round.index, theta, begun.memory, theory), record
 
     def run(
         self,
@@ -238,6 +257,9 @@ class Federation:
         balance = region_weights(masks, theta, mixes, self._labels, ridge)
         return {client.id: weights for client, weights in zip(cohort, balance.clients, strict=True)}
 
+    def _steps(self, examples: int) -> Steps:
+        return Steps(self.local.steps(examples), self.local.lr, self.local.momentum)
+
     def _costs(self, masks: Sequence[Mask], cohort: Sequence[Client], this_round: Round) -> list[Cost]:
         distinct = {id(mask): mask for mask in masks}
         known = dict(zip(distinct, costs_of(self.network, list(distinct.values())), strict=True))
@@ -269,6 +291,7 @@ class BegunRound:
     """What each client's entries count for, by its id; empty if all count alike."""
     memory: dict[str, Tensor]
     """The policy's state for the next round."""
+    norm2: float
     noise: list[float]
     costs: list[Cost]
     jobs: list[Job]

@@ -57,6 +57,10 @@ class RoundRecord:
     """Clients whose update was left out, each as {"client": id, "reason": text}."""
     seconds: dict[str, float] = field(compare=False)
     """Seconds by stage: plan, train, aggregate, evaluate."""
+    norm2: float
+    """||theta||^2 at the start of the round."""
+    certificate: dict[str, Any] | None = None
+    """What the convergence theorem says of the round, if the federation certifies its rounds."""
 
     def to_json(self) -> str:
         """One line of JSON; floats are written so that they read back to the same bits."""

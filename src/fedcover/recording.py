@@ -45,6 +45,8 @@ def make_record(
     local_accuracy: float | None,
     rejected: list[dict[str, Any]],
     seconds: dict[str, float],
+    norm2: float,
+    certificate: dict[str, Any] | None,
 ) -> RoundRecord:
     """The record of a round; lists run over the cohort, ``counts`` is the coverage by those who answered."""
     coverage = layer_coverage(counts)
@@ -70,6 +72,8 @@ def make_record(
         macs_full=full.macs,
         rejected=rejected,
         seconds=seconds,
+        norm2=norm2,
+        certificate=certificate,
     )
 
 

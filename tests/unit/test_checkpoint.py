@@ -18,7 +18,8 @@ def record(index: int) -> RoundRecord:
         round=index, cohort=[3, 1], gamma_min=1, uncovered=0.0, pruning_noise=0.1 + 0.2, pruning_noise_max=0.3,
         pruning_noises=[1 / 3, 0.1], kept=[1.0, 0.5], coverage={"w": LayerCoverage(1, 1.5, 0.0)}, train_loss=None,
         loss=1e-17, accuracy=0.1, local_accuracy=None, bytes_down=1, bytes_up=2, bytes_full=3, macs=1.0, macs_full=2.0,
-        rejected=[{"client": 1, "reason": "why"}], seconds={"train": 0.25},
+        rejected=[{"client": 1, "reason": "why"}], seconds={"train": 0.25}, norm2=2.5,
+        certificate={"sentence": "all is well", "terms": {"start": 0.1}},
     )  # fmt: skip
 
 
@@ -26,6 +27,7 @@ STATE = State(
     round=2,
     theta={"z.weight": torch.tensor([[1.5, -0.0], [float("inf"), 1e-40]]), "a.bias": torch.arange(2.0)},
     policy={"ranks/of": torch.tensor([2, 0, 1], dtype=torch.int32)},
+    theory={"mean/z.weight": torch.tensor([[0.1, 0.2], [0.3, float("nan")]], dtype=torch.float64)},
 )
 
 
@@ -38,6 +40,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert bool(torch.signbit(state.theta["z.weight"][0, 1]))
     assert list(state.theta) == list(STATE.theta)  # order decides the rounding of sums
     assert same(state.policy, STATE.policy)
+    assert torch.equal(state.theory["mean/z.weight"][0], STATE.theory["mean/z.weight"][0])
     assert again == history
     assert again.last.seconds == {"train": 0.25}
 

@@ -7,7 +7,7 @@ label histogram is nearest to the population's, and the distance left is a certi
 
 from fedcover.balance.patterns import assign_patterns
 from fedcover.balance.regions import Balance, EntryWeights, RegionBalance, region_weights
-from fedcover.balance.weights import chance, nearest_weights, noisy_counts, population_mix
+from fedcover.balance.weights import chance, label_skew, nearest_weights, noisy_counts, population_mix
 
 __all__ = [
     "Balance",
@@ -15,6 +15,7 @@ __all__ = [
     "RegionBalance",
     "assign_patterns",
     "chance",
+    "label_skew",
     "nearest_weights",
     "noisy_counts",
     "population_mix",

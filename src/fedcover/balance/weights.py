@@ -104,6 +104,13 @@ def population_mix(clients: Population) -> Tensor:
     return torch.bincount(examples.labels[mine], minlength=examples.classes).double() / clients.total
 
 
+def label_skew(clients: Population, most: int = 100) -> float:
+    """How far clients' labels are from the population's: the mean total variation, over the first clients."""
+    target = population_mix(clients)
+    mixes = torch.stack([clients.label_mix(client) for client in range(min(most, len(clients)))])
+    return float((mixes.to(target) - target).abs().sum(1).mean()) / 2
+
+
 def noisy_counts(counts: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
     """Label counts that hide each single example: whole-number noise is added, then what is below 0 becomes 0.
 

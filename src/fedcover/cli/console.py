@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedcover.errors import FedcoverError, InputError
 from fedcover.history import RoundRecord
+from fedcover.theory import uncovered_sentence
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -103,6 +104,7 @@ class RunProgress:
         """A callback that moves the bar of one run; the note is printed once it is under way."""
         task = self._progress.add_task(name, total=rounds, accuracy="–", gamma="–")
         notes = [] if self._quiet or not note else [note]
+        told: list[str] = []
 
         def on_round(record: RoundRecord) -> None:
             while notes:
@@ -115,6 +117,10 @@ class RunProgress:
                 err.print(f"{where}  accuracy {accuracy}  Γmin {record.gamma_min}  {seconds:.1f} s")
             for bad in () if self._quiet else record.rejected:
                 say("warning", f"round {record.round}: client {bad['client']} was left out: {bad['reason']}", "yellow")
+            if record.uncovered > 0 and not told and not self._quiet:  # once: most masks that leave holes do so always
+                shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
+                told.append(uncovered_sentence(shares, record.round))
+                say("warning", told[0], "yellow")
 
         return on_round
 

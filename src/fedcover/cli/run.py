@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import RunProgress, friendly, out, say
+from fedcover.cli.console import RunProgress, friendly, out
 from fedcover.config import Config, read_config
 from fedcover.errors import InputError
 from fedcover.history import History
@@ -32,6 +32,12 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, if there is one, to the same bits.")
     ] = False,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Write a certificate of the theorem for every round.")
+    ] = False,
+    require_coverage: Annotated[
+        bool, typer.Option("--require-coverage", help="Refuse masks that leave part of the model to nobody.")
+    ] = False,
     data: DataOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
@@ -41,7 +47,8 @@ def run(
     `fedcover list settings` shows every setting. Example:
     `fedcover run --set policy.name=NP --set budgets.code=1111444444 --set rounds=20 --out runs/np`
     """
-    changes = set_ or []
+    changes = [*(set_ or []), *(["certify=true"] if certify else [])]
+    changes += ["require_coverage=true"] if require_coverage else []
     if resume and out_dir is None:
         raise InputError("--resume needs --out DIR, the folder of the run to go on with")
     if resume and config is None and out_dir is not None:
@@ -61,8 +68,8 @@ def run(
             f"{summary['name']}: accuracy {last.accuracy:.2%}{local} after {len(history)} rounds;"
             f" Γmin {history.gamma_min}, δ² {last.pruning_noise:.4f}; {summary['seconds']:.1f} s"
         )
-        if summary["uncovered"] > 0:
-            say("warning", f"{summary['uncovered']:.2%} of the entries were held by nobody in some round", "yellow")
+        if summary["certificate"]:
+            out.print(f"certificate: {summary['certificate']['sentence']}")
         out.print(f"data: {summary['data']}")
         out.print(f"report: {where / 'report.html'}")
 

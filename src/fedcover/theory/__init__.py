@@ -10,23 +10,36 @@ from fedcover.theory.bounds import (
     theorem1,
     theorem2,
 )
-from fedcover.theory.certificates import Certificate, Facts, Window, certificate, measure
+from fedcover.theory.certificates import (
+    Certificate,
+    Facts,
+    Window,
+    certificate,
+    check_coverage,
+    measure,
+    uncovered_sentence,
+)
 from fedcover.theory.estimates import Estimate, Spread
+from fedcover.theory.ledger import Ages, Ledger
 
 __all__ = [
+    "Ages",
     "Bound",
     "Certificate",
     "Constants",
     "Estimate",
     "Facts",
+    "Ledger",
     "Spread",
     "Steps",
     "Window",
     "certificate",
+    "check_coverage",
     "drift_sum",
     "lemma1",
     "measure",
     "printed_lemma1",
     "theorem1",
     "theorem2",
+    "uncovered_sentence",
 ]

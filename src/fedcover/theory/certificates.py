@@ -120,6 +120,10 @@ class Certificate:
     sharp_total: float | None
     """The bound for the step size in use, finite up to twice the theorem's largest step."""
     dominant: str | None
+    clients: int
+    """N: the most of any of these rounds."""
+    regions: int | None
+    """K: the most of any of these rounds, if they were counted."""
     constants: dict[str, float] | None
     sentence: str
 
@@ -177,6 +181,8 @@ def certificate(
         total=_finite(bound.total) if bound else None,
         sharp_total=_finite(bound.sharp().total) if bound else None,
         dominant=bound.dominant if bound and bound.covered else None,
+        clients=clients,
+        regions=max((fact.regions for fact in facts if fact.regions is not None), default=None),
         constants=asdict(constants) if constants else None,
         sentence=_uncovered(worst, together, window) if least == 0 else _covered(least, steps, bound, constants),
     )
@@ -216,6 +222,21 @@ def _covered(least: int, steps: Steps, bound: Bound | None, constants: Constants
     }[bound.dominant]
     guess = ", by estimated constants," if constants.estimated else ""
     return f"{held}, and the mean squared gradient is{guess} at most {bound.total:.3g}; {advice}"
+
+
+def check_coverage(counts: Mapping[str, Tensor], round: int) -> None:
+    """Nothing, or an error that names the tensor of which most is in nobody's model."""
+    if shares := _shares(counts):
+        raise InputError(uncovered_sentence(shares, round))
+
+
+def uncovered_sentence(shares: Mapping[str, float], round: int) -> str:
+    """What is in nobody's model in a round, of which tensor, and what to do about it.
+
+    >>> uncovered_sentence({"fc1.weight": 0.25}, 3)[:60]
+    "25 % of fc1.weight is in nobody's model in round 3 and stays"
+    """
+    return _uncovered({name: (share, round) for name, share in shares.items()}, None, None)
 
 
 def percent(share: float) -> str:

@@ -116,20 +116,29 @@ class Estimate:
         self.smoothness: float | None = None
         """None until two rounds in a row differ by more than noise."""
         self.gradient: float | None = None
-        self._each: list[float] = []
-        self._averaged: list[float] = []
-        self._last: Summary | None = None
-        self._moved: Params = {}
-
-    @property
-    def variance(self) -> float | None:
+        self.variance: float | None = None
         """sigma^2 of Assumption 4; None until an entry had two holders."""
-        return sum(self._each) / len(self._each) if self._each else None
+        self.averaged: float | None = None
+        """The variance of the region average of one gradient from each holder, summed over regions."""
+        self._shared = 0
+        self.last: Summary | None = None
+        self.moved: Params = {}
+
+    @classmethod
+    def resumed(
+        cls, passes: int, rounds: int, shared: int, guesses: Sequence[float | None], last: Summary, moved: Params
+    ) -> "Estimate":
+        """An estimate as it stood: rounds so far, those with shared entries, L, G, sigma^2 and its average."""
+        estimate = cls(passes)
+        estimate.rounds, estimate._shared = rounds, shared
+        estimate.smoothness, estimate.gradient, estimate.variance, estimate.averaged = guesses
+        estimate.last, estimate.moved = last, moved
+        return estimate
 
     @property
-    def averaged(self) -> float | None:
-        """The variance of the region average of one gradient from each holder, summed over regions."""
-        return sum(self._averaged) / len(self._averaged) if self._averaged else None
+    def shared(self) -> int:
+        """In how many rounds an entry had two holders."""
+        return self._shared
 
     def round(
         self, theta: Params, updates: Iterable[ClientUpdate], steps: Steps | Sequence[Steps], new_theta: Params
@@ -147,21 +156,22 @@ class Estimate:
         now = spread.summary()
         fresh = min(1.0, self._passes * now.averaging)
         if now.shared:
-            self._each.append(now.each / fresh)
-            self._averaged.append(now.averaged / fresh)
+            self._shared += 1  # a running mean
+            self.variance = _toward(self.variance, now.each / fresh, self._shared)
+            self.averaged = _toward(self.averaged, now.averaged / fresh, self._shared)
         lost = (1 - fresh) * (self.variance or 0.0)
         self.gradient = max(self.gradient or 0.0, now.largest + lost)
-        if self._last is not None:
-            secant = self._secant(self._last, now)
+        if self.last is not None:
+            secant = self._secant(self.last, now)
             self.smoothness = secant if self.smoothness is None else max(self.smoothness, secant or 0.0)
-        self._last = now
-        self._moved = {name: new_theta[name].double() - tensor.double() for name, tensor in theta.items()}
+        self.last = now
+        self.moved = {name: new_theta[name].double() - tensor.double() for name, tensor in theta.items()}
         self.rounds += 1
 
     def _secant(self, before: Summary, now: Summary) -> float | None:
         """How much the average gradient changed for each unit that theta moved; None if noise may have done it."""
         changes, ways = [], []
-        for name, moved in self._moved.items():
+        for name, moved in self.moved.items():
             both = before.held[name] & now.held[name]
             changes.append(torch.where(both, now.mean[name] - before.mean[name], 0.0).square().sum())
             ways.append(moved.square().sum())
@@ -184,3 +194,8 @@ class Estimate:
         if self.smoothness is None or noise is None or self.gradient is None:
             return None
         return Constants(self.smoothness, noise, self.gradient, gap, estimated=True)
+
+
+def _toward(mean: float | None, value: float, count: int) -> float:
+    """The mean of ``count`` values, of which this is the last."""
+    return value if mean is None else mean + (value - mean) / count

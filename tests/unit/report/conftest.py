@@ -61,6 +61,7 @@ def make_record(
         macs_full=158_800.0,
         rejected=[],
         seconds={"plan": 0.01, "train": 1.25, "aggregate": 0.02, "evaluate": 0.2},
+        norm2=50.0,
     )
 
 

@@ -1,0 +1,116 @@
+"""Certificates in a run: in every record, the same after a resume, and a word in time where coverage fails."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedcover as fc
+from tests.conftest import small_data, small_net
+
+Make = Callable[..., fc.Federation]
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def test_every_round_and_the_run_have_a_certificate(tmp_path: Path) -> None:
+    # All clients in every round and many examples each, so that curvature shows above noise.
+    federation = fc.Federation(
+        fc.Task(small_net()), fc.data.iid(small_data(1600), 8, 1), fc.weight_pruning(), fc.by_slot("11111247"),
+        fc.LocalSGD(epochs=3, batch_size=20, lr=0.1), 8, 3, certify=True,
+    )  # fmt: skip
+    history = federation.run(4, out=tmp_path / "run")
+    for record in history:
+        made = record.certificate
+        assert made is not None
+        assert (made["gamma_min"], made["first_round"]) == (record.gamma_min, record.round)
+        json.dumps(made)
+    last = history.last.certificate
+    assert last is not None
+    assert last["constants"]["gradient"] > 0
+    assert last["constants"]["variance"] > 0
+    whole = json.loads((tmp_path / "run" / "summary.json").read_text())["certificate"]
+    assert (whole["first_round"], whole["last_round"], whole["gamma_min"]) == (1, 4, history.gamma_min)
+    assert whole["constants"] == last["constants"]
+    # The pruning term is exact but for L: (3 L^2 / Gamma) x the mean over rounds of the sum of errors.
+    error = sum(record.norm2 * sum(record.pruning_noises) for record in history) / 4
+    expected = 3 * whole["constants"]["smoothness"] ** 2 / history.gamma_min * error
+    assert whole["terms"]["pruning"] == pytest.approx(expected)
+
+
+def test_a_run_without_certificates_is_the_same_but_for_them(small_federation: Make) -> None:
+    plain, certified = small_federation().run(3), small_federation(certify=True).run(3)
+    assert plain.theta is not None
+    assert certified.theta is not None
+    assert all(torch.equal(plain.theta[name], certified.theta[name]) for name in plain.theta)
+    assert plain.last.certificate is None
+
+
+@pytest.mark.parametrize("engine", [fc.Serial, lambda: fc.Processes(2)])
+def test_a_resumed_run_gives_the_same_certificates(
+    small_federation: Make, tmp_path: Path, engine: Callable[..., fc.Engine]
+) -> None:
+    whole = small_federation(certify=True).run(5)
+    small_federation(certify=True, engine=engine()).run(2, out=tmp_path / "run")
+    parts = small_federation(certify=True, engine=engine()).run(5, out=tmp_path / "run", resume=True)
+    assert whole == parts  # records, certificates among them
+
+
+def test_non_iid_federations_get_the_second_theorem(small_federation: Make) -> None:
+    inputs = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
+    examples = fc.Examples(inputs, inputs[:, :3].argmax(1), classes=3)
+    federation = small_federation(certify=True)
+    skewed = fc.Federation(
+        federation.task, fc.data.shards(examples, 8, 1, seed=0), fc.weight_pruning(), fc.by_slot("1247"),
+        federation.local, 4, 3, certify=True,
+    )  # fmt: skip
+    made = skewed.run(3).last.certificate
+    assert made is not None
+    assert made["theorem"] == 2
+    assert made["regions"] >= 2
+    first = federation.run(1).last.certificate
+    assert first is not None
+    assert first["theorem"] == 1
+
+
+def test_a_window_of_rounds_may_cover_what_single_rounds_do_not(small_federation: Make) -> None:
+    @fc.policy
+    def halves(theta, client, this_round):  # type: ignore[no-untyped-def]
+        """Even entries in even rounds, odd ones in odd rounds."""
+        return {
+            k: (torch.arange(t.numel()).reshape(t.shape) + this_round.index) % 2 == 0
+            for k, t in theta.items()
+            if t.ndim > 1
+        }
+
+    history = small_federation(policy=halves, certify=True).run(3)
+    first, last = history[0].certificate, history.last.certificate
+    assert first["gamma_min"] == last["gamma_min"] == 0
+    assert first["window_gamma_min"] == 0
+    assert (last["window"], last["window_gamma_min"]) == (2, 1)
+    assert "in 2 rounds together every entry was held" in last["sentence"]
+
+
+def test_uncovered_masks_are_refused_before_training_if_asked(small_federation: Make) -> None:
+    federation = small_federation(budgets=fc.by_slot("4777"), require_coverage=True)
+    with pytest.raises(
+        fc.InputError, match=r"% of \d.weight is in nobody's model in round 1 .* give one client the whole"
+    ):
+        federation.begin_round(federation.start())
+    small_federation(budgets=fc.by_slot("1777"), require_coverage=True).run(1)
+
+
+def test_the_command_says_so_while_it_runs(cli: Cli, tmp_path: Path) -> None:
+    arguments = ["--set", "data.name=digits", "--set", "data.clients=10", "--set", "cohort=3", "--set", "rounds=2"]
+    arguments += ["--set", "budgets.code=444", "--set", "local.epochs=1", "--set", "engine=serial"]
+    code, shown, err = cli("run", *arguments, "--certify", "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert (
+        err.count("warning: 25 % of fc1.weight is in nobody's model in round 1 and stays as it is: give one client")
+        == 1
+    )
+    assert "certificate: 25 % of fc1.weight is in nobody's model" in shown
+    code, _, err = cli("run", *arguments, "--require-coverage", "--out", str(tmp_path / "none"))
+    assert code == 2
+    assert "error: 25 % of fc1.weight is in nobody's model in round 1" in err
