@@ -50,7 +50,7 @@ def blueprint(
     """The design for these budgets: for uniform weights, or for the present weights of a model.
 
     >>> [(p.gamma, round(p.noise_factor, 4)) for p in blueprint([Budget(k) for k in (1, 1, 0.75, 0.5)]).frontier]
-    [(2, 0.0703), (3, 0.1042)]
+    [(2, 0.0703), (3, 0.1406)]
     """
     if gamma is not None and noise is not None:
         raise InputError("ask for --gamma or for --noise, not for both; the other follows")
