@@ -88,6 +88,7 @@ class Config(_Strict):
     engine: Literal["auto", "serial", "processes", "vectorized"] = Field("auto", description="what trains the clients")
     workers: int = Field(0, ge=0, description="worker processes; 0: as many as there are cores")
     shrink: bool = Field(True, description="make sub-models physically smaller where whole units are pruned")
+    assign: bool = Field(False, description="give patterns of equal size to clients whose labels complement each other")
     certify: bool = Field(False, description="write a certificate of the convergence theorem for every round")
     require_coverage: bool = Field(False, description="refuse a round whose masks leave part of the model to nobody")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
@@ -141,6 +142,7 @@ class Config(_Strict):
             weighting=self.weighting,
             engine=choose_engine(self.engine, self.workers or None, self.shrink, self.cohort),
             certify=self.certify,
+            assign=self.assign,
             require_coverage=self.require_coverage,
         )
         return federation, split.test

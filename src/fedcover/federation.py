@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
-from fedcover.balance import chance, label_skew, population_mix, region_weights
+from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, sample_ids
@@ -52,7 +52,8 @@ class Federation:
     model. ``weighting`` says what a client counts for in a region: all alike (``uniform``), as its
     ``examples``, or so that the ``labels`` of the region's clients together come nearest to the population's.
     With ``certify`` every record has a certificate: what the convergence theorem says of the round. With
-    ``require_coverage`` a round whose masks leave an entry to nobody is an error before it is trained.
+    ``require_coverage`` a round whose masks leave an entry to nobody is an error before it is trained. With
+    ``assign`` patterns of equal size go to the clients of a cohort that complement each other's labels.
     See the README for a script that uses it.
     """
 
@@ -69,12 +70,13 @@ class Federation:
         engine: Engine | None = None,
         certify: bool = False,
         require_coverage: bool = False,
+        assign: bool = False,
     ) -> None:
         self.task, self.clients, self.cohort, self.seed = task, clients, cohort, seed
         self.local, self.engine, self.weighting = local or LocalSGD(), engine or Serial(), weighting
         check_weighting(weighting)
-        self._labels = population_mix(clients) if weighting == "labels" else None
-        self.certify, self.require_coverage = certify, require_coverage
+        self._labels = population_mix(clients) if weighting == "labels" or assign else None
+        self.certify, self.require_coverage, self.assign = certify, require_coverage, assign
         self._iid = certify and label_skew(clients) < IID_SKEW
         check_whole("cohort", cohort, 1)
         if cohort > len(clients):
@@ -118,7 +120,7 @@ class Federation:
         state = replace(state, theta=on_device(state.theta, device), theory=on_device(state.theory, device))
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
-        cohort = cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by)
+        cohort = self._assigned(cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by))
         masks, memory = self._plan(state, cohort, this_round)
         weights = self._weights(state.theta, cohort, masks)
         if self.require_coverage:
@@ -246,11 +248,19 @@ class Federation:
                 check_mask(mask, theta, whose)
                 seen.add(id(mask))
 
+    def _assigned(self, cohort: list[Client]) -> list[Client]:
+        """The cohort, with patterns of equal size exchanged if that is asked for."""
+        if self._labels is None or not self.assign:
+            return cohort
+        mixes = torch.stack([self.clients.label_mix(client.id) for client in cohort])
+        places = assign_patterns([client.budget for client in cohort], mixes, self._labels)
+        return [replace(client, budget=cohort[place].budget) for client, place in zip(cohort, places, strict=True)]
+
     def _weights(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask]
     ) -> dict[int, Mapping[str, Tensor]]:
         """What each client's entries count for in the average, by client id; nothing unless labels decide it."""
-        if self._labels is None:
+        if self._labels is None or self.weighting != "labels":
             return {}
         mixes = torch.stack([self.clients.label_mix(client.id) for client in cohort])
         ridge = chance(self._labels, sum(client.examples for client in cohort) / len(cohort))

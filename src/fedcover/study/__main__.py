@@ -1,29 +1,33 @@
-"""The study where there is nothing but torch and numpy.
+"""Studies where there is nothing but torch and numpy.
 
-python -m fedcover.study --data FOLDER --out coverage.json
+python -m fedcover.study coverage --data FOLDER --out coverage.json
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
 from fedcover.engines.choose import choose_engine
+from fedcover.errors import InputError
 from fedcover.history import RoundRecord
 from fedcover.paper.experiments import COHORT, ROUNDS, Run
-from fedcover.study.coverage import DATA, experiments, study
+from fedcover.study import SEEDS, STUDIES
+from fedcover.study.play import play
 
 
 def main() -> None:
-    """Run the study and write its outcomes."""
+    """Run a study and write its outcomes."""
     parser = argparse.ArgumentParser(prog="python -m fedcover.study", description=__doc__)
-    parser.add_argument("--sets", default=",".join(DATA), help="data sets, with commas between")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--data")
-    parser.add_argument("--out", type=Path, default=Path("coverage.json"))
+    parser.add_argument("--out", type=Path, default=Path("study.json"))
     args = parser.parse_args()
-    runs = [Run(experiment, seed) for experiment in experiments(args.sets.split(",")) for seed in range(args.seeds)]
+    experiments, make = STUDIES[args.study]
+    runs = [Run(experiment, seed) for experiment in experiments() for seed in range(args.seeds)]
     engine = choose_engine(args.engine, cohort=COHORT * len(runs))
     began = time.perf_counter()
     print(f"{len(runs)} runs on {engine}", flush=True)
@@ -32,9 +36,12 @@ def main() -> None:
         if run in (runs[0], runs[-1]) and record.round % 10 == 0:
             print(f"{run.experiment.data}, round {record.round}: {time.perf_counter() - began:.1f} s", flush=True)
 
-    command = f"python -m fedcover.study --sets {args.sets} --seeds {args.seeds} --rounds {args.rounds}"
-    print(f"{study(args.out, runs, args.rounds, engine, args.data, told, command)} s", flush=True)
+    command = f"python -m fedcover.study {args.study} --seeds {args.seeds} --rounds {args.rounds}"
+    print(f"{play(args.out, runs, make, args.rounds, engine, args.data, told, command)} s", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")

@@ -8,26 +8,21 @@ most     the least noise for the most coverage that the budgets allow
 random   weights drawn anew for each client in each round
 """
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedcover.budgets import by_slot, parse_code, share
 from fedcover.clients import Client
-from fedcover.data import load
 from fedcover.design import most_coverage
-from fedcover.engines.base import Engine
 from fedcover.errors import InputError
-from fedcover.federation import Federation, run_many
-from fedcover.history import RoundRecord
+from fedcover.federation import Federation
 from fedcover.network import Network
-from fedcover.paper.experiments import Experiment, Run, settings_of
-from fedcover.paper.results import Outcome, how_made, outcome_of, save
+from fedcover.paper.experiments import Experiment, Run
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.policies.optimal import Optimal
@@ -123,39 +118,9 @@ def policy_of(kind: str, code: str) -> Policy:
     return made[kind]()
 
 
-def study(
-    path: Path,
-    runs: Sequence[Run],
-    rounds: int,
-    engine: Engine,
-    data: str | Path | None = None,
-    on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
-    command: str = "",
-) -> float:
-    """Run the study and write its outcomes; the seconds it took."""
-    outcomes: dict[Run, Outcome] = {}
-    came_from: dict[str, str] = {}
-    began = time.perf_counter()
-    for name in dict.fromkeys(run.experiment.data for run in runs):
-        some = [run for run in runs if run.experiment.data == name]
-        split = load(name, data)
-        came_from[name] = split.train.provenance
-        histories = run_many(
-            list(_federations(some, settings_of(some, split))),
-            rounds,
-            split.test,
-            engine=engine,
-            on_round=lambda number, record, some=some: on_round(some[number], record),  # type: ignore[misc]
-        )
-        outcomes |= {run: outcome_of(run, history) for run, history in zip(some, histories, strict=True)}
-    seconds = round(time.perf_counter() - began, 1)
-    save(path, outcomes, rounds, how_made(command, len(runs), seconds, engine, came_from))
-    return seconds
-
-
-def _federations(runs: Sequence[Run], settings: Sequence[dict[str, object]]) -> Iterable[Federation]:
-    for run, parts in zip(runs, settings, strict=True):
-        kind, code = run.experiment.technique, run.experiment.code
-        if kind == "star":
-            parts = {**parts, "budgets": by_slot(star_code(code))}
-        yield Federation(policy=policy_of(kind, code), **parts)  # type: ignore[arg-type]
+def federation_of(run: Run, settings: dict[str, Any]) -> Federation:
+    """The federation of a run."""
+    kind, code = run.experiment.technique, run.experiment.code
+    if kind == "star":
+        settings = {**settings, "budgets": by_slot(star_code(code))}
+    return Federation(policy=policy_of(kind, code), **settings)
