@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli import audit, data, demo, design, listing, paper, report, run
+from fedcover.cli import audit, data, demo, design, listing, paper, report, run, study
 from fedcover.version import __version__
 
 app = typer.Typer(
@@ -43,3 +43,4 @@ app.command("report")(report.report)
 app.command("list")(listing.listing)
 app.add_typer(data.app, name="data")
 app.add_typer(paper.app, name="paper")
+app.command("study")(study.study)

@@ -1,14 +1,41 @@
 """Studies: experiments of our own, run in one command, with their statistics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from fedcover.paper.experiments import Experiment
 from fedcover.study import coverage, labels
 from fedcover.study.play import Make
 
 SEEDS = 5
-STUDIES: dict[str, tuple[Callable[[], list[Experiment]], Make]] = {
-    "coverage": (coverage.experiments, coverage.federation_of),
-    "labels": (labels.experiments, labels.federation_of),
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study asks, its experiments, and what the others are measured against."""
+
+    question: str
+    experiments: Callable[[], list[Experiment]]
+    federation_of: Make
+    base: str
+    """The technique that the others of the same code are compared with."""
+    budgets: Mapping[str, str]
+    """What the codes mean."""
+
+
+STUDIES = {
+    "coverage": Study(
+        "Where does coverage pay at equal budgets?",
+        coverage.experiments,
+        coverage.federation_of,
+        "nested",
+        {coverage.WHOLE: "full models", **coverage.BUDGETS},
+    ),
+    "labels": Study(
+        "Do region weights by labels pay?",
+        labels.experiments,
+        labels.federation_of,
+        "uniform",
+        {code: code for code in labels.CODES},
+    ),
 }
-"""The experiments of each study, and how to make a federation of a run."""

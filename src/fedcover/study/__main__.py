@@ -26,8 +26,8 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--out", type=Path, default=Path("study.json"))
     args = parser.parse_args()
-    experiments, make = STUDIES[args.study]
-    runs = [Run(experiment, seed) for experiment in experiments() for seed in range(args.seeds)]
+    chosen = STUDIES[args.study]
+    runs = [Run(experiment, seed) for experiment in chosen.experiments() for seed in range(args.seeds)]
     engine = choose_engine(args.engine, cohort=COHORT * len(runs))
     began = time.perf_counter()
     print(f"{len(runs)} runs on {engine}", flush=True)
@@ -37,7 +37,7 @@ def main() -> None:
             print(f"{run.experiment.data}, round {record.round}: {time.perf_counter() - began:.1f} s", flush=True)
 
     command = f"python -m fedcover.study {args.study} --seeds {args.seeds} --rounds {args.rounds}"
-    print(f"{play(args.out, runs, make, args.rounds, engine, args.data, told, command)} s", flush=True)
+    print(f"{play(args.out, runs, chosen.federation_of, args.rounds, engine, args.data, told, command)} s", flush=True)
 
 
 if __name__ == "__main__":

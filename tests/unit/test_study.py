@@ -1,0 +1,96 @@
+"""Studies: which masks they compare, that budgets are equal, and that the verdict follows the numbers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedcover as fc
+from fedcover.data import Split
+from fedcover.models import MLP
+from fedcover.paper.experiments import Experiment, Run
+from fedcover.paper.results import Outcome, Results
+from fedcover.params import count, params_of
+from fedcover.study import STUDIES, coverage, play
+from fedcover.study.verdict import cells, gains_figure, places, rows
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize("code", coverage.BUDGETS)
+def test_every_kind_of_masks_keeps_within_the_same_budgets(code: str) -> None:
+    theta, network = params_of(MLP()), fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
+    keeps = [budget.keep for budget in fc.parse_code(code)]
+    fixed = count(theta) - theta["fc1.weight"].numel()
+    gammas = {}
+    for kind in coverage.KINDS:
+        budgets = fc.parse_code(coverage.star_code(code) if kind == "star" else code)
+        cohort = [fc.Client(slot, slot, budget) for slot, budget in enumerate(budgets)]
+        masks = coverage.policy_of(kind, code).bind(network).plan(theta, cohort, fc.Round(1, 0), {})[0]
+        kept = [(count(theta, mask) - fixed) / theta["fc1.weight"].numel() for mask in masks]
+        assert kept == pytest.approx(keeps, abs=1e-5), kind
+        gammas[kind] = fc.gamma_min(fc.coverage_of(masks, theta))
+    assert gammas["most"] == int(sum(keeps))
+    assert gammas["nested"] == sum(keep == 1 for keep in keeps)
+    assert gammas["nested"] <= gammas["optimal"] <= gammas["most"]
+
+
+def test_random_masks_differ_between_clients_and_rounds() -> None:
+    theta, network = params_of(MLP()), fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
+    policy = coverage.RandomWeights().bind(network)
+    cohort = [fc.Client(n, n, fc.Budget(0.5)) for n in range(2)]
+    (one, two), _ = policy.plan(theta, cohort, fc.Round(1, 0), {})
+    (later, _), _ = policy.plan(theta, cohort, fc.Round(2, 0), {})
+    assert not torch.equal(one["fc1.weight"], two["fc1.weight"])
+    assert not torch.equal(one["fc1.weight"], later["fc1.weight"])
+
+
+def made(gains: dict[str, float], code: str = "10x0.5") -> Results:
+    outcomes = {}
+    for kind, gain in {"nested": 0.0, **gains}.items():
+        for seed in range(5):
+            accuracy = [0.9 + 0.01 * seed + gain + 0.0001 * ((seed * 7) % 3)] * 12
+            outcome = Outcome("mnist", "iid", kind, code, seed, list(accuracy), [0.1] * 12, 0.9, 3, 0.2, 1.0, 1.0)
+            outcomes[outcome.run] = outcome
+    return Results(12, [], outcomes)
+
+
+def test_the_verdict_follows_the_numbers() -> None:
+    study = STUDIES["coverage"]
+    results = made({"star": 0.02, "random": -0.03})
+    assert places(study, results) == ["MNIST IID"]
+    found = {cell.experiment.technique: cell for cell in cells(study, results, "MNIST IID")}
+    assert found["star"].gain is not None
+    assert found["star"].gain.mean == pytest.approx(2)
+    assert found["random"].gain is not None
+    assert found["random"].gain.mean == pytest.approx(-3)
+    assert found["nested"].gain is None
+    shown = {row["masks"]: row for row in rows(study, results, "MNIST IID")}
+    assert shown["star"]["more than nested [95 %]"].startswith("**+2.00")
+    assert len(gains_figure(study, results).axes) == 1
+
+
+def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = torch.randn(500, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    examples = fc.Examples(inputs, inputs.flatten(1)[:, :10].argmax(1), classes=10)
+    monkeypatch.setattr(play, "load", lambda name, folder: Split(examples, examples))
+    code, _, err = cli("study", "labels", "--seeds", "2", "--rounds", "1", "--out", str(tmp_path))
+    assert code == 0, err
+    text = (tmp_path / "labels.md").read_text()
+    assert "# Do region weights by labels pay?" in text
+    assert "| 1111223344 | assigned | 8 |" in text
+    assert (tmp_path / "labels.svg").exists()
+    again, _, _ = cli(
+        "study", "labels", "--results", str(tmp_path / "labels.json"), "--out", str(tmp_path / "more"), "-q"
+    )
+    assert again == 0
+    assert (tmp_path / "more" / "labels.md").read_text() == text
+    assert "there is no study 'cover'; use one of coverage, labels" in cli("study", "cover")[2]
+
+
+def test_what_the_studies_hold() -> None:
+    assert len(STUDIES["coverage"].experiments()) == 4 * (1 + 6 * 5)
+    assert (
+        Run(Experiment("mnist", "non-iid", "assigned", "1111223344"), 0).experiment in STUDIES["labels"].experiments()
+    )
