@@ -1,0 +1,80 @@
+"""How long masks by design take: for eleven million parameters, and as part of a round of ResNet-18.
+
+python -m benchmarks.design [--out benchmarks/results/design.json]
+"""
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+import fedcover as fc
+from fedcover.design import frontier
+from fedcover.design.frontier import Ranked
+from fedcover.design.ranking import Ranking
+from fedcover.models import build
+from fedcover.policies.optimal import designed
+
+KEEPS = (1.0, 0.75, 0.75, 0.75, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
+
+
+def one_list(size: int, repeats: int = 5) -> dict[str, float]:
+    """Seconds from weights and budgets to the frontier, and to the masks at its best point."""
+    weights = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    budgets = tuple(int(keep * size) for keep in KEEPS)
+    to_frontier, to_masks = [], []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        ranking = Ranking(weights.square())
+        found = frontier([Ranked(size, budgets, ranking.energy)]).best()
+        to_frontier.append(time.perf_counter() - began)
+        designed(ranking, budgets, found.gamma)
+        to_masks.append(time.perf_counter() - began)
+    return {
+        "parameters": size,
+        "seconds to the frontier": median(to_frontier),
+        "seconds to the masks": median(to_masks),
+    }
+
+
+def resnet_round(examples: int) -> dict[str, float]:
+    """Seconds of planning and of all in a round of ResNet-18, by design and by weight pruning."""
+    images = torch.randn(20 * examples, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    clients = fc.data.iid((images, torch.arange(len(images)) % 10), clients=20, seed=0)
+    found: dict[str, float] = {"examples of a client": examples}
+    for name, policy in (("design", fc.optimal_masks()), ("WP", fc.weight_pruning())):
+        task = fc.Task(build("resnet18", (3, 32, 32), 10, 0))
+        federation = fc.Federation(
+            task, clients, policy, fc.by_slot(list(KEEPS)), fc.LocalSGD(epochs=1, batch_size=50), engine=fc.Processes(2)
+        )
+        record = federation.run(1).last
+        found[f"plan, {name}"] = record.seconds["plan"]
+        found[f"round, {name}"] = sum(record.seconds.values())
+    found["share of planning"] = found["plan, design"] / found["round, design"]
+    return found
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/design.json"))
+    parser.add_argument("--examples", type=int, default=500, help="of each client in the round of ResNet-18")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    result = {
+        "command": f"python -m benchmarks.design --examples {args.examples}",
+        "machine": f"{platform.machine()}, one thread for planning, two workers for training",
+        "torch": torch.__version__,
+        "one list": one_list(11_173_962),
+        "a round of ResNet-18": resnet_round(args.examples),
+    }
+    print(json.dumps(result, indent=1))
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
