@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedcover as fc
+from fedcover.report import write_report
 from tests.conftest import small_data, small_net
 
 Make = Callable[..., fc.Federation]
@@ -114,3 +115,17 @@ def test_the_command_says_so_while_it_runs(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("run", *arguments, "--require-coverage", "--out", str(tmp_path / "none"))
     assert code == 2
     assert "error: 25 % of fc1.weight is in nobody's model in round 1" in err
+
+
+def test_the_report_shows_the_certificate(small_federation: Make, tmp_path: Path) -> None:
+    small_federation(certify=True, budgets=fc.by_slot("4777")).run(2, out=tmp_path / "bare")
+    small_federation().run(1, out=tmp_path / "plain")
+    page = write_report([tmp_path / "bare", tmp_path / "plain"], out=tmp_path / "both.html").read_text()
+    assert "<h2>Certificate</h2>" in page
+    assert "is in nobody&#x27;s model in round 1" in page
+    assert "<h2>Certificate</h2>" not in write_report([tmp_path / "plain"]).read_text()
+    for odd in ('"a word"', "{}", '{"sentence": "x", "terms": 3}'):  # a damaged summary is no reason to fail
+        summary = tmp_path / "plain" / "summary.json"
+        content = {**json.loads(summary.read_text()), "certificate": json.loads(odd)}
+        summary.write_text(json.dumps(content))
+        write_report([tmp_path / "plain"])

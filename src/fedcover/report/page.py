@@ -40,6 +40,7 @@ def page(runs: Sequence[Run]) -> str:
         sections.heading(runs),
         sections.tiles(runs),
         sections.comparison(runs) if len(runs) > 1 else "",
+        sections.certificates(runs),
         sections.figures(runs),
         sections.rounds(runs),
         sections.settings(runs),

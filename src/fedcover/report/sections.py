@@ -179,6 +179,33 @@ def figure(drawing: Drawing) -> str:
     )
 
 
+def certificates(runs: Sequence[Run]) -> str:
+    """What the convergence theorem says of each run that was certified: a sentence, and the bound term by term."""
+    made_of = ((run.name, (run.summary or {}).get("certificate")) for run in runs)
+    found = {name: made for name, made in made_of if isinstance(made, dict) and made.get("sentence")}
+    if not found:
+        return ""
+    parts = ["<h2>Certificate</h2>"]
+    for name, made in found.items():
+        head = f"{text(name)}: " if len(found) > 1 else ""
+        sentence = str(made["sentence"])
+        parts.append(f'<p class="about">{head}{prose(sentence[0].upper() + sentence[1:])}.</p>')
+    rows = [
+        {
+            "run": name,
+            "theorem": f"{made.get('theorem')}",
+            "Γmin": f"{made.get('gamma_min')}",
+            **{str(term): cells.decimal(value) for term, value in made["terms"].items()},
+            "bound": cells.decimal(made.get("total")),
+            "largest": f"{made.get('dominant') or cells.MISSING}",
+            "step size holds": "yes" if made.get("step_holds") else "no",
+        }
+        for name, made in found.items()
+        if isinstance(made.get("terms"), dict)
+    ]
+    return "\n".join([*parts, table(rows, "Certificates", words=("largest", "step size holds")) if rows else ""])
+
+
 def rounds(runs: Sequence[Run]) -> str:
     """The table of rounds of each run, folded away."""
     parts = ["<h2>Rounds</h2>"]
