@@ -180,6 +180,8 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
         "seed": federation.seed,
         "cohort": federation.cohort,
         "weighting": federation.weighting,
+        "assign": federation.assign,
+        "certify": federation.certify,
         "engine": engine.name,
         "data": {"name": federation.clients.examples.name, "clients": len(federation.clients)},
         "model": {"name": type(federation.task.model).__name__},
