@@ -72,12 +72,27 @@ def test_a_model_s_own_weights() -> None:
         (["--budgets", "1,0.5", "--run", "runs/x"], "--run needs --model"),
         (["--budgets", "1,0.5", "--figure", "x.gif"], "a figure ends in .svg, .png, .pdf; got 'x.gif'"),
         (["--budgets", "1,0.5", "--model", "mpl"], "mpl"),
+        (["--budgets", "1,0.5", "--unit", "euros"], "budgets cannot be in 'euros'; use one of fraction, parameters"),
+        (["--budgets", "9,9", "--unit", "macs"], "budgets in macs need --model, the network whose macs they are"),
+        (["--budgets", "9,x", "--unit", "macs", "--model", "mlp"], "'x' is no amount; give numbers such as 159010"),
+        (["--budgets", "9", "--unit", "seconds", "--model", "mlp"], "fedcover calibrate"),
     ],
 )
 def test_bad_input_gets_one_sentence(cli: Cli, arguments: list[str], sentence: str) -> None:
     code, _, err = cli("design", *arguments)
     assert code == 2
     assert sentence in err
+
+
+def test_budgets_in_parameters_buy_what_they_buy(cli: Cli) -> None:
+    """119,810 parameters are the paper's WP client at 75 %, 80,610 that at 50 %."""
+    code, shown, err = cli(
+        "design", "--model", "mlp", "--unit", "parameters", "--budgets", "159010,3x119810,6x80610", "--json"
+    )
+    assert code == 0, err
+    found = json.loads(shown)
+    assert found["keeps"] == pytest.approx([1] + [0.75] * 3 + [0.5] * 6)
+    assert found["chosen"]["gamma"] == 3
 
 
 def test_budgets_below_one_model_are_shown_as_they_are(cli: Cli) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli import audit, data, demo, design, listing, paper, report, run, study
+from fedcover.cli import audit, calibrate, data, demo, design, listing, paper, report, run, study
 from fedcover.version import __version__
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("audit")(audit.audit)
 app.command("design")(design.design)
+app.command("calibrate")(calibrate.calibrate)
 app.command("report")(report.report)
 app.command("list")(listing.listing)
 app.add_typer(data.app, name="data")

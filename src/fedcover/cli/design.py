@@ -1,18 +1,21 @@
 """``fedcover design``: from budgets to masks."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
+from fedcover.afford import UNITS, Calibration, Prices
 from fedcover.blueprint import Blueprint, blueprint
-from fedcover.budgets import parse_code
+from fedcover.budgets import Budget, parse_code
 from fedcover.cli.console import friendly, out, show_table
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
 from fedcover.models import IMAGES, build
+from fedcover.network import Network, trace
 from fedcover.runfolder import load_model
 
 
@@ -22,6 +25,13 @@ def design(
     gamma: Annotated[int | None, typer.Option(help="Ask for this least coverage.")] = None,
     noise: Annotated[float | None, typer.Option(help="Ask for a mean δ² of at most this.")] = None,
     model: Annotated[str, typer.Option(help="Weigh by a fresh model's weights: mlp, lenet or resnet18.")] = "",
+    unit: Annotated[
+        str, typer.Option(help="What budgets are: fraction, parameters, macs, bytes or seconds (needs --model).")
+    ] = "fraction",
+    calibration: Annotated[
+        Path | None, typer.Option(help="For seconds: what `fedcover calibrate` measured on the clients' device.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="For seconds: local steps in a round.")] = 300,
     folder: Annotated[
         Path | None, typer.Option("--run", help="Weigh by the weights of this run (needs --model).")
     ] = None,
@@ -33,7 +43,7 @@ def design(
     Without a model the weights are taken to be spread evenly. The policy `optimal` makes these masks anew in every
     round: `fedcover run --set policy.name=optimal --set budgets.code=...`.
     """
-    found = _made(budgets, gamma, noise, model, folder)
+    found = _made(budgets, gamma, noise, model, folder, Currency(unit, calibration, steps))
     if figure is not None:
         _draw(found, figure)
     if as_json:
@@ -42,18 +52,62 @@ def design(
         _show(found)
 
 
-def _made(budgets: str, gamma: int | None, noise: float | None, model: str, folder: Path | None) -> Blueprint:
-    parsed = parse_code(budgets)
+@dataclass(frozen=True)
+class Currency:
+    """What budgets are counted in."""
+
+    unit: str
+    calibration: Path | None
+    steps: int
+
+    def budgets(self, text: str, network: Network | None) -> tuple[Budget, ...]:
+        """Budgets as what they buy of a model."""
+        if self.unit not in UNITS:
+            raise InputError(f"budgets cannot be in '{self.unit}'; use one of {', '.join(UNITS)}")
+        if self.unit == "fraction":
+            return parse_code(text)
+        if network is None:
+            raise InputError(f"budgets in {self.unit} need --model, the network whose {self.unit} they are")
+        measured = Calibration.load(self.calibration) if self.calibration else None
+        prices = Prices(network)
+        return tuple(
+            Budget(prices.keep_for(self.unit, amount, measured, self.steps if self.unit == "seconds" else None))
+            for amount in amounts(text)
+        )
+
+
+def amounts(text: str) -> list[float]:
+    """The numbers in a list such as 159010,3x80000.
+
+    >>> amounts("2x1.5,3")
+    [1.5, 1.5, 3.0]
+    """
+    found: list[float] = []
+    for item in text.replace(",", " ").split():
+        times, _, amount = item.rpartition("x")
+        try:
+            found += [float(amount)] * int(times or 1)
+        except ValueError:
+            raise InputError(f"'{item}' is no amount; give numbers such as 159010,3x80000") from None
+    if not found:
+        raise InputError("there are no budgets; give one for each client, such as 159010,3x80000")
+    return found
+
+
+def _made(
+    budgets: str, gamma: int | None, noise: float | None, model: str, folder: Path | None, currency: Currency
+) -> Blueprint:
     if not model:
         if folder is not None:
             raise InputError("--run needs --model, the name of the network that the run trained, such as mlp")
-        return blueprint(parsed, gamma, noise)
+        return blueprint(currency.budgets(budgets, None), gamma, noise)
     shape = IMAGES.get(model, (1, 28, 28))
     network = build(model, shape, 10, 0)
     if folder is not None:
         load_model(folder, network)
-    weights = f"{model}, {folder or 'fresh'}"
-    return blueprint(parsed, gamma, noise, network, torch.zeros(2, *shape), weights)
+    example = torch.zeros(2, *shape)
+    parsed = currency.budgets(budgets, trace(network, example))
+    return blueprint(parsed, gamma, noise, network, example, f"{model}, {folder or 'fresh'}")
 
 
 def _draw(found: Blueprint, path: Path) -> None:

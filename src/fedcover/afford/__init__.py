@@ -1,0 +1,12 @@
+"""From what a client can afford to what it keeps: parameters, multiply-adds, bytes, or seconds on a measured device.
+
+A client that can afford ``keep`` holds the first share(keep, n), and at least one, of the n items of every list: of the
+entries of every hidden weight tensor, or of the units of every group. The rest of the model is whole. Seconds
+come from a ``Calibration``: steps that were timed on the device, and a line through them.
+"""
+
+from fedcover.afford.calibration import Calibration, Line
+from fedcover.afford.prices import UNITS, Price, Prices, keep_for
+from fedcover.afford.timing import calibrate
+
+__all__ = ["UNITS", "Calibration", "Line", "Price", "Prices", "calibrate", "keep_for"]

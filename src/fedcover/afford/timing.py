@@ -1,0 +1,96 @@
+"""Steps of training, timed on this device."""
+
+import copy
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fedcover.afford.calibration import Calibration
+from fedcover.budgets import Budget
+from fedcover.clients import Client
+from fedcover.data import Population, from_parts
+from fedcover.engines.serial import Serial
+from fedcover.errors import InputError, check_whole
+from fedcover.local import Job, LocalSGD, Task
+from fedcover.network import Network, trace
+from fedcover.params import params_of
+from fedcover.policies import neuron_pruning, weight_pruning
+from fedcover.seeding import Round, generator
+
+BATCHES, MOST_STEPS, CALL = 20, 300, 0.05
+"""Batches of made-up data, the most steps of one timed call, and the seconds that a call is to last."""
+
+
+def calibrate(
+    model: nn.Module,
+    example: Tensor,
+    keeps: Sequence[float] = (0.25, 0.5, 0.75, 1.0),
+    batch: int = 10,
+    units: bool = False,
+    name: str = "",
+    repeats: int = 7,
+    link: tuple[float, float] | None = None,
+) -> Calibration:
+    """The calibration of this device: training as ``Serial`` does it, on one thread and made-up data.
+
+    Each keep is timed ``repeats`` times, in turn with the others, after a warm-up, and the median counts. A client's
+    set-up is spread over its steps. ``link`` is what ``fedcover.link.measure`` found.
+    """
+    check_whole("batch", batch, 1)
+    check_whole("repeats", repeats, 1)
+    budgets = [Budget(keep) for keep in sorted(set(keeps))]
+    if len(budgets) < 2:
+        raise InputError(f"keeps must be two or more different ones, for a line through them; got {list(keeps)}")
+    network = trace(model, example)
+    policy = (neuron_pruning() if units else weight_pruning()).bind(network)
+    theta = params_of(network.model)
+    cohort = [Client(0, slot, budget) for slot, budget in enumerate(budgets)]
+    masks, _ = policy.plan(theta, cohort, Round(1, 0), policy.start())
+    task, clients, engine = Task(network.model), _made_up(network, batch), Serial(shrink=True)
+    jobs = [Job(task, clients, cohort[0], theta, mask, LocalSGD(1, batch, lr=1e-4), Round(1, 0)) for mask in masks]
+    steps = 1
+    for _ in range(3):  # the first calls take few steps and set-up shows: come nearer
+        steps = max(1, min(MOST_STEPS, int(CALL / _seconds_of_step(engine, jobs[-1], steps))))
+    for job in jobs:
+        _seconds_of_step(engine, job, steps)
+    times = [[_seconds_of_step(engine, job, steps) for job in jobs] for _ in range(repeats)]
+    medians = [statistics.median(column) for column in zip(*times, strict=True)]
+    return Calibration(
+        f"{platform.platform()}, {platform.machine()}, torch {torch.__version__}, 1 thread",
+        name or type(model).__name__,
+        sum(tensor.numel() for tensor in theta.values()),
+        units,
+        batch,
+        tuple((budget.keep, seconds) for budget, seconds in zip(budgets, medians, strict=True)),
+        *(link or (None, None)),
+    )
+
+
+def _seconds_of_step(engine: Serial, job: Job, steps: int) -> float:
+    """The seconds of a call that takes about this many steps, divided by how many it takes."""
+    batches = min(steps, BATCHES)
+    epochs = steps // batches
+    job = replace(job, client=replace(job.client, id=batches - 1), recipe=replace(job.recipe, epochs=epochs))
+    begun = time.perf_counter()
+    list(engine.train([job]))
+    return (time.perf_counter() - begun) / (epochs * batches)
+
+
+def _made_up(network: Network, batch: int) -> Population:
+    """Clients 0, 1, ... with 1, 2, ... batches of data of no meaning."""
+    rng, many = generator(0, "calibrate"), BATCHES * batch
+    with torch.no_grad():
+        scores = copy.deepcopy(network.model).eval()(network.example)
+    if not isinstance(scores, Tensor) or scores.ndim != 2:
+        raise InputError("a model to calibrate must give one row of class scores for each example; wrap it so")
+    like = network.example
+    inputs = like.repeat(-(-many // len(like)), *[1] * (like.ndim - 1))[:many]
+    if like.is_floating_point():
+        inputs = torch.randn(inputs.shape, generator=rng).to(like.dtype)
+    labels = torch.randint(scores.shape[1], (many,), generator=rng)
+    return from_parts((inputs, labels), [torch.arange(batch * (i + 1)) for i in range(BATCHES)])

@@ -1,0 +1,81 @@
+"""``fedcover calibrate``: what pruning saves on this device, and how fast its link is."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from fedcover import link as wire
+from fedcover.afford import Calibration
+from fedcover.afford import calibrate as measured
+from fedcover.cli.console import friendly, out, say, show_table
+from fedcover.errors import InputError
+from fedcover.files import write_atomically
+from fedcover.models import IMAGES, build
+
+
+@friendly
+def calibrate(
+    model: Annotated[str, typer.Option(help="mlp, lenet or resnet18.")] = "mlp",
+    units: Annotated[bool, typer.Option("--units", help="Prune whole units, which are cut out of the model.")] = False,
+    keeps: Annotated[str, typer.Option(help="The fractions kept that are timed.")] = "0.25,0.5,0.75,1",
+    batch: Annotated[int, typer.Option(help="Examples in a batch.")] = 10,
+    link: Annotated[str, typer.Option(metavar="HOST:PORT", help="Measure the link to a `--serve` there.")] = "",
+    serve: Annotated[
+        str, typer.Option(metavar="PORT", help="Answer one `--link`, and leave; HOST:PORT hears other machines.")
+    ] = "",
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write the calibration here, as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """How long a training step takes on this device at each keep, and what a link carries.
+
+    Steps are timed as `fedcover run` takes them, on one thread and made-up data. For the link run
+    `fedcover calibrate --serve 0.0.0.0:5201` on the server and `fedcover calibrate --link SERVER:5201` on the device.
+    """
+    if serve:
+        if link:
+            raise InputError("--serve and --link are the two ends of a link; give one of them")
+        _serve(serve)
+        return
+    shape, fractions = IMAGES.get(model, (1, 28, 28)), _fractions(keeps)
+    network, rates = build(model, shape, 10, 0), wire.measure(*wire.address_of(link)) if link else None
+    found = measured(network, torch.zeros(2, *shape), fractions, batch, units, model, link=rates)
+    if out_file is not None:
+        write_atomically(out_file, found.to_json())
+    if as_json:
+        out.print_json(found.to_json())
+    else:
+        _show(found)
+        if out_file is not None:
+            out.print(f"written to {out_file}")
+
+
+def _serve(text: str) -> None:
+    host, port = wire.address_of(text)
+    wire.serve(port, host=host, ready=lambda bound: say("link", f"waiting for one peer at {host}:{bound}", "bold"))
+    out.print("link measured; the other end has the numbers")
+
+
+def _fractions(text: str) -> list[float]:
+    try:
+        return [float(item) for item in text.split(",")]
+    except ValueError:
+        raise InputError(f"--keeps is '{text}'; give fractions with commas, such as 0.25,0.5,1") from None
+
+
+def _show(found: Calibration) -> None:
+    kind = "whole units cut out" if found.units else "weights masked"
+    out.print(f"{found.model}, {kind}, batches of {found.batch}", style="bold")
+    out.print(found.device)
+    line = found.line
+    show_table(
+        [
+            {"keep": f"{keep:g}", "seconds a step": f"{seconds:.6f}", "fit": f"{line.at(keep):.6f}"}
+            for keep, seconds in found.points
+        ]
+    )
+    out.print(f"fit: {line.base:.3g} + {line.slope:.3g} keep, off by {line.residual:.2g} s")
+    if found.down is not None and found.up is not None:
+        out.print(f"link: {found.down / wire.MEGABYTE:,.2f} MB/s down, {found.up / wire.MEGABYTE:,.2f} MB/s up")
+    out.print(found.finding)

@@ -1,0 +1,434 @@
+"""Budgets in parameters, multiply-adds, bytes and seconds: never too much, never one item too little."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from typer.testing import CliRunner
+
+import fedcover as fc
+from fedcover import link
+from fedcover.afford import UNITS, Calibration, Line, Prices, calibrate, keep_for
+from fedcover.budgets import Budget, share
+from fedcover.cli.calibrate import calibrate as command
+from fedcover.cost import Cost, cost_of
+from fedcover.errors import InputError
+from fedcover.models import IMAGES, build
+from fedcover.network import Network, trace
+from fedcover.params import Mask, Params, params_of
+from fedcover.units import UnitGroup, find_groups
+
+PAPER = {name: trace(build(name, IMAGES[name], 10, 0), torch.zeros(2, *IMAGES[name])) for name in ("mlp", "lenet")}
+MLP = PAPER["mlp"]
+FAST = Calibration("a test", "mlp", 159010, False, 10, ((0.5, 0.5), (1.0, 1.0)), 1e6, 5e5)
+
+
+def chain(widths: list[int], bias: bool = True) -> Network:
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after, bias=bias), nn.ReLU()]
+    return trace(nn.Sequential(*layers[:-1]), torch.zeros(2, widths[0]))
+
+
+def convolutions(channels: list[int]) -> Network:
+    layers: list[nn.Module] = []
+    for before, after in zip([2, *channels], channels, strict=False):
+        layers += [nn.Conv2d(before, after, 3), nn.ReLU()]
+    sides = 9 - 2 * len(channels)
+    return trace(nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * sides**2, 3)), torch.zeros(2, 2, 9, 9))
+
+
+small = st.one_of(
+    st.builds(chain, st.lists(st.integers(1, 12), min_size=3, max_size=5), st.booleans()),
+    st.builds(convolutions, st.lists(st.integers(1, 6), min_size=1, max_size=2)),
+)
+networks = st.one_of(small, st.sampled_from(list(PAPER.values())))
+parts = st.floats(1e-3, 1.1)
+
+
+def weights_mask(network: Network, keep: float, seed: int = 0) -> Mask:
+    """A mask that a policy could make at this keep: any entries, so many of each hidden tensor."""
+    rng = torch.Generator().manual_seed(seed)
+    mask: dict[str, torch.Tensor] = {}
+    for name in network.hidden:
+        shape = network.shapes[name]
+        held = Budget(keep).held(torch.randperm(math.prod(shape), generator=rng))
+        if not held.all():
+            mask[name] = held.reshape(shape)
+    return mask
+
+
+def units_mask(groups: tuple[UnitGroup, ...], theta: Params, keep: float, seed: int = 0) -> Mask:
+    rng = torch.Generator().manual_seed(seed)
+    mask: dict[str, torch.Tensor] = {}
+    for group in groups:
+        held = Budget(keep).held(torch.randperm(group.size, generator=rng))
+        if not held.all():
+            group.restrict(mask, theta, held)
+    return mask
+
+
+def one_more(keep: float, sizes: tuple[int, ...]) -> float | None:
+    """The least keep that gives some list one more item; None if all are whole."""
+    counts = [(max(1, share(keep, size)), size) for size in sizes]
+    return min(((n + 1) / size for n, size in counts if n < size), default=None)
+
+
+def amount_of(cost: Cost, unit: str) -> float:
+    return cost.bytes_down + cost.bytes_up if unit == "bytes" else float(getattr(cost, unit))
+
+
+@settings(max_examples=60)
+@given(networks, st.sampled_from(["parameters", "macs"]), parts)
+@example(MLP, "parameters", 80610 / 159010)
+def test_weights_fit_exactly_and_one_more_does_not(network: Network, unit: str, part: float) -> None:
+    amount = part * amount_of(cost_of(network, {}), unit)
+    sizes = Prices(network).sizes
+    try:
+        keep = keep_for(network, unit, amount)
+    except InputError:
+        assert amount_of(cost_of(network, weights_mask(network, 1 / max(sizes))), unit) > amount
+        return
+    assert 0 < keep <= 1
+    assert amount_of(cost_of(network, weights_mask(network, keep)), unit) <= amount
+    more = one_more(keep, sizes)
+    assert more is None or amount_of(cost_of(network, weights_mask(network, more)), unit) > amount
+    assert more is not None or keep == 1
+
+
+@settings(max_examples=25)
+@given(networks, st.sampled_from(["parameters", "macs"]), parts, st.integers(0, 9))
+def test_units_fit_exactly_and_one_more_does_not(network: Network, unit: str, part: float, seed: int) -> None:
+    amount = part * amount_of(cost_of(network, {}), unit)
+    groups, theta = find_groups(network), params_of(network.model)
+    prices = Prices(network, units=True)
+
+    def real(keep: float) -> float:
+        return amount_of(cost_of(network, units_mask(groups, theta, keep, seed)), unit)
+
+    try:
+        keep = prices.keep_for(unit, amount)
+    except InputError:
+        assert real(1 / max(prices.sizes)) > amount
+        return
+    assert real(keep) <= amount
+    more = one_more(keep, prices.sizes)
+    assert more is None or real(more) > amount
+
+
+@given(networks, st.floats(1e-3, 1), st.integers(0, 9), st.booleans())
+def test_prices_are_costs_and_masks_pack_to_no_more(network: Network, keep: float, seed: int, units: bool) -> None:
+    if units:
+        real = cost_of(network, units_mask(find_groups(network), params_of(network.model), keep, seed))
+    else:
+        real = cost_of(network, weights_mask(network, keep, seed))
+    price = Prices(network, units).at(keep)
+    assert (price.parameters, price.macs, price.bytes_up) == (real.parameters, real.macs, real.bytes_up)
+    assert price.bytes_down >= real.bytes_down
+
+
+@pytest.mark.parametrize("keep", [1e-4, 0.003, 0.03, 0.3, 0.7, 0.97, 0.997, 0.9999])
+def test_no_mask_packs_to_more_than_its_price_and_few_to_much_less(keep: float) -> None:
+    size = math.prod(MLP.shapes["fc1.weight"])
+    count = share(keep, size)
+    even = torch.zeros(size, dtype=torch.bool)
+    even[torch.arange(count) * size // count] = True  # the longest gaps
+    masks = [weights_mask(MLP, keep), {"fc1.weight": even.reshape(200, 784)}]
+    price = Prices(MLP).at(keep)
+    packed = [cost_of(MLP, mask).bytes_down - price.bytes_up for mask in masks]
+    assert 0.7 * (price.bytes_down - price.bytes_up) <= max(packed) <= price.bytes_down - price.bytes_up
+
+
+@given(networks, parts, st.integers(0, 5), st.booleans())
+def test_bytes_are_never_more_than_the_amount(network: Network, part: float, seed: int, units: bool) -> None:
+    amount = part * amount_of(cost_of(network, {}), "bytes")
+    try:
+        keep = keep_for(network, "bytes", amount, units=units)
+    except InputError:
+        return
+    if units:
+        mask = units_mask(find_groups(network), params_of(network.model), keep, seed)
+    else:
+        mask = weights_mask(network, keep, seed)
+    assert amount_of(cost_of(network, mask), "bytes") <= amount
+    assert (keep == 1) == (part >= 1) or one_more(keep, Prices(network, units).sizes) is None
+
+
+@given(networks, st.sampled_from(["parameters", "macs", "bytes"]), st.lists(parts, min_size=2, max_size=8))
+def test_more_affords_no_less(network: Network, unit: str, some: list[float]) -> None:
+    prices = Prices(network)
+    full = amount_of(cost_of(network, {}), unit)
+    found = []
+    for part in sorted(some):
+        try:
+            found.append(prices.keep_for(unit, part * full))
+        except InputError:
+            assert not found
+    assert found == sorted(found)
+    assert prices.keep_for(unit, full) == prices.keep_for(unit, 10 * full) == 1.0
+
+
+@given(networks, st.sampled_from(["parameters", "macs", "bytes"]), st.booleans())
+def test_the_least_amount_is_told_and_does(network: Network, unit: str, units: bool) -> None:
+    prices = Prices(network, units)
+    with pytest.raises(InputError, match="give at least") as caught:
+        prices.keep_for(unit, 0.5)
+    told = int(re.findall(r"give at least (\d+)", str(caught.value))[0])
+    assert prices.keep_for(unit, told) > 0
+    with pytest.raises(InputError, match=f"give at least {told}"):
+        prices.keep_for(unit, told - 1)
+
+
+def test_tidy_keeps_come_back_tidy() -> None:
+    for keep in (0.1, 0.25, 0.5, 0.75):
+        price = Prices(MLP).at(keep)
+        assert keep_for(MLP, "parameters", price.parameters) == keep
+        assert keep_for(MLP, "macs", price.macs) == keep
+        assert keep_for(MLP, "bytes", price.bytes) >= keep  # the bitmap has room for a few more
+    assert keep_for(MLP, "parameters", Prices(MLP, units=True).at(0.5).parameters, units=True) == 0.5
+    halves = chain([4, 64, 512, 3])
+    assert keep_for(halves, "macs", Prices(halves, units=True).at(0.59375).macs + 50, units=True) == 0.59375
+
+
+@given(st.floats(0, 1, exclude_min=True))
+def test_a_fraction_is_itself(keep: float) -> None:
+    assert keep_for(MLP, "fraction", keep) == keep
+
+
+@pytest.mark.parametrize(
+    ("unit", "amount", "words"),
+    [
+        ("fraction", 75, "keep must be in"),
+        ("fraction", 0, "keep must be in"),
+        ("parameters", 0, "parameters must be a positive number"),
+        ("macs", math.nan, "macs must be a positive number"),
+        ("bytes", math.inf, "bytes must be a positive number"),
+        ("parameters", "many", "parameters must be a positive number"),
+        ("litres", 1, "there is no budget in 'litres'; use one of"),
+        ("seconds", 1, "needs a calibration"),
+    ],
+)
+def test_bad_amounts_get_one_sentence(unit: str, amount: float, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        keep_for(MLP, unit, amount)
+
+
+def test_a_network_with_nothing_to_prune_is_whole_or_nothing() -> None:
+    net = trace(nn.Linear(4, 2), torch.zeros(2, 4))
+    assert keep_for(net, "parameters", 10) == 1.0
+    with pytest.raises(InputError, match="give at least 10"):
+        keep_for(net, "parameters", 9)
+
+
+@given(st.floats(1, 400), st.integers(1, 200), st.booleans())
+def test_seconds_are_kept_to(amount: float, steps: int, linked: bool) -> None:
+    device = FAST if linked else replace(FAST, down=None, up=None)
+    prices = Prices(MLP)
+
+    def seconds(keep: float) -> float:
+        price = prices.at(keep)
+        return device.seconds_of_round(keep, steps, price.bytes_down, price.bytes_up)
+
+    try:
+        keep = prices.keep_for("seconds", amount, device, steps)
+    except InputError as error:
+        told = float(re.findall(r"give at least (\S+?);", str(error))[0])
+        assert amount < told
+        assert prices.keep_for("seconds", told, device, steps) > 0
+        return
+    assert seconds(keep) <= amount
+    assert keep == 1 or seconds(keep + 1e-5) > amount
+
+
+def test_seconds_need_the_right_calibration_and_steps() -> None:
+    with pytest.raises(InputError, match="needs the steps of a round"):
+        keep_for(MLP, "seconds", 1, FAST)
+    with pytest.raises(InputError, match="of pruning weights"):
+        keep_for(MLP, "seconds", 1, FAST, units=True, steps=1)
+    with pytest.raises(InputError, match="of mlp, a model of another size"):
+        keep_for(PAPER["lenet"], "seconds", 1, FAST, steps=1)
+    flat = replace(FAST, points=((0.5, 1.0), (1.0, 0.9)), down=None, up=None)
+    assert keep_for(MLP, "seconds", 1.0, flat, steps=1) == 1.0
+    with pytest.raises(InputError, match=r"give at least 0\.959; pruning weights does not make this device faster"):
+        keep_for(MLP, "seconds", 0.9, flat, steps=1)
+
+
+points = st.lists(
+    st.tuples(st.floats(0.01, 1), st.floats(1e-7, 1e3)), min_size=2, max_size=6, unique_by=lambda p: round(p[0], 2)
+)
+
+
+@given(points)
+def test_a_line_is_never_negative_and_never_falls(some: list[tuple[float, float]]) -> None:
+    line = Line.through(some)
+    assert line.base >= 0 <= line.slope
+    assert line.residual >= 0 < line.at(1e-6) + line.at(1)
+    spread = max(s for _, s in some) - min(s for _, s in some)
+    assert line.residual <= spread + 1e-12  # a flat line does at least this well, and one from 0 no worse
+
+
+@given(st.floats(0, 10), st.floats(0, 10), st.floats(0.05, 0.9))
+def test_a_line_finds_a_line(base: float, slope: float, first: float) -> None:
+    line = Line.through([(k, base + slope * k + 1e-3) for k in (first, (first + 1) / 2, 1.0)])
+    assert line.at(0.3) == pytest.approx(base + slope * 0.3 + 1e-3)
+    assert line.residual == pytest.approx(0, abs=1e-9)
+
+
+@given(points, st.booleans(), st.none() | st.floats(1, 1e12))
+def test_a_calibration_survives_json(some: list[tuple[float, float]], units: bool, rate: float | None) -> None:
+    made = Calibration("devïce", "m", 3, units, 10, tuple(sorted(some)), rate, None)
+    assert Calibration.from_json(made.to_json()) == made
+
+
+def damage(**changes: object) -> str:
+    return json.dumps({**json.loads(FAST.to_json()), **changes})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "3", '"x"', "null", "[" * 100_000, FAST.to_json()[:-9],
+        FAST.to_json().replace("device", "devise"),
+        damage(more=1), damage(format="fedcover-calibration-0"), damage(device=3), damage(units=1), damage(batch=0),
+        damage(batch=True), damage(parameters=1.5), damage(down=-1), damage(up=math.nan), damage(up="fast"),
+        damage(points=[]), damage(points=[[1, 1]]), damage(points=[[0.5, 1], [0.5, 2]]),
+        damage(points=[[1, 1], [0.5, 1]]),
+        damage(points=[[0.5, 1, 1], [1, 1, 1]]), damage(points=[[0, 1], [1, 1]]), damage(points=[[0.5, 0], [1, 1]]),
+        damage(points=[[0.5, math.inf], [1, 1]]), damage(points={"a": 1}), damage(points="ab"), damage(points=7),
+        damage(points=[[0.5, 10**400], [1, 1]]), damage(line=None), damage(line={}), damage(points=[[0.5, 1], [1, 1]]),
+        damage(line={"base": "a", "slope": 1, "residual": 0}),
+    ],
+)  # fmt: skip
+def test_damaged_json_gets_one_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "device.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="is no calibration, or is damaged") as caught:
+        Calibration.load(path)
+    assert "fedcover calibrate --out" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        Calibration.load(tmp_path / "none.json")
+    (tmp_path / "odd").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="odd"):
+        Calibration.load(tmp_path / "odd")
+
+
+def test_the_finding_says_what_pruning_buys() -> None:
+    assert "makes this device faster: keep 0.5 saves 50%" in FAST.finding
+    flat = replace(FAST, points=((0.5, 1.0), (1.0, 0.9)), units=True)
+    assert "pruning whole units does not make this device faster" in flat.finding
+    noisy = replace(FAST, points=((0.25, 1.0), (0.5, 1.4), (0.75, 0.9), (1.0, 1.3)))
+    assert "hardly" in noisy.finding
+
+
+def test_a_real_calibration_is_sane() -> None:
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Linear(512, 768), nn.ReLU(), nn.Linear(768, 10))
+    before = params_of(wide)
+    for _ in range(4):  # a machine that others use may need another try
+        found = calibrate(wide, torch.zeros(2, 512), keeps=(1, 0.1, 0.5), batch=8, units=True, repeats=5)
+        if found.line.slope > 0:
+            break
+    assert [keep for keep, _ in found.points] == [0.1, 0.5, 1]
+    assert all(0 < seconds < 1 for _, seconds in found.points)
+    assert found.line.slope > 0, "cutting nine units of ten out of a wide layer saves time on any machine"
+    assert found.batch == 8
+    assert found.model == "Sequential"
+    assert "torch" in found.device
+    assert all(torch.equal(before[name], tensor) for name, tensor in wide.named_parameters())
+    keep = keep_for(trace(wide, torch.zeros(2, 512)), "seconds", found.seconds_of_round(0.5, 10), found, True, steps=10)
+    assert keep == pytest.approx(0.5, abs=0.01)
+
+
+def test_calibrating_asks_for_what_it_needs() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(InputError, match="two or more"):
+        calibrate(net, torch.zeros(2, 4), keeps=[0.5, 0.5])
+    with pytest.raises(InputError, match="batch must be"):
+        calibrate(net, torch.zeros(2, 4), batch=0)
+    with pytest.raises(InputError, match="nothing to prune"):
+        calibrate(nn.Linear(4, 2), torch.zeros(2, 4))
+    with pytest.raises(InputError, match="class scores"):
+        calibrate(nn.Sequential(net, nn.Unflatten(1, (1, 2))), torch.zeros(2, 4))
+    tokens = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
+    assert len(calibrate(tokens, torch.zeros(2, 3, dtype=torch.long), repeats=1).points) == 4
+
+
+@pytest.fixture
+def call() -> Callable[..., tuple[int, str, str]]:
+    app = typer.Typer()
+    app.command()(command)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        result = CliRunner(env={"NO_COLOR": "1"}).invoke(app, list(arguments))
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+def test_the_command_shows_writes_and_measures_the_link(
+    call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "measure", lambda host, port: (2e6, 1e6))
+    where = tmp_path / "device.json"
+    code, shown, err = call("--units", "--keeps", "0.1,1", "--link", "5201", "--out", str(where))
+    assert code == 0, err
+    assert "seconds a step" in shown
+    assert "link: 2.00 MB/s down, 1.00 MB/s up" in shown
+    assert "pruning whole units" in shown
+    found = Calibration.load(where)
+    assert (found.model, found.units, found.down, found.up) == ("mlp", True, 2e6, 1e6)
+    code, shown, _ = call("--keeps", "0.5,1", "--json")
+    assert code == 0
+    assert not Calibration.from_json(shown).units
+
+
+def test_the_command_serves(call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, str]] = []
+
+    def serve(port: int, host: str, ready: Callable[[int], None]) -> None:
+        asked.append((port, host))
+        ready(port)
+
+    monkeypatch.setattr(link, "serve", serve)
+    code, shown, err = call("--serve", "5201")
+    assert (code, asked) == (0, [(5201, "127.0.0.1")])
+    assert "waiting for one peer at 127.0.0.1:5201" in err
+    assert "link measured" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--keeps", "half"), "--keeps is 'half'"),
+        (("--keeps", "0.5,2"), "keep must be in"),
+        (("--model", "mpl"), "did you mean 'mlp'"),
+        (("--link", "nowhere"), "give HOST:PORT"),
+        (("--serve", "1", "--link", "2"), "give one of them"),
+        (("--serve", "99999"), "give HOST:PORT"),
+    ],
+)
+def test_bad_options_get_one_sentence(
+    call: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...], words: str
+) -> None:
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert words in err
+
+
+def test_units_of_a_budget_are_five() -> None:
+    assert UNITS == ("fraction", "parameters", "macs", "bytes", "seconds")
+    assert fc.Budget(keep_for(MLP, "macs", 100_000)).keep < 1
