@@ -1,0 +1,68 @@
+"""How far the labels of a region's clients are from the population's: uniform, weighted, and with patterns assigned.
+
+python -m benchmarks.label_mixes --data FOLDER: MNIST, two label shards a client, weight pruning by code. For a code
+who holds what depends on the cohort alone, so nothing needs to be trained.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+import fedcover as fc
+from fedcover.balance import assign_patterns, chance, population_mix, region_weights
+from fedcover.clients import cohort_of, sample_ids
+from fedcover.models import MLP
+from fedcover.params import params_of
+from fedcover.study.labels import CODES
+
+
+def distances(code: str, train: fc.Examples, seeds: int, rounds: int) -> dict[str, float]:
+    """Mean total variation over regions, by size, over rounds and seeds."""
+    model = MLP()
+    theta, network = params_of(model), fc.trace(model, torch.zeros(2, 1, 28, 28))
+    policy, budgets = fc.weight_pruning().bind(network), fc.parse_code(code)
+    found: dict[str, list[float]] = {"uniform": [], "labels": [], "assigned": []}
+    for seed in range(seeds):
+        clients = fc.data.shards(train, 100, 2, seed=seed)
+        target = population_mix(clients)
+        for index in range(1, rounds + 1):
+            this_round = fc.Round(index, seed)
+            ids = sample_ids(100, 10, this_round)
+            cohort = cohort_of(ids, [clients.size(i) for i in ids], budgets, "slot")
+            mixes = torch.stack([clients.label_mix(client.id) for client in cohort])
+            ridge = chance(target, cohort[0].examples)
+            plain = region_weights(policy.plan(theta, cohort, this_round, {})[0], theta, mixes, target, ridge)
+            places = assign_patterns(budgets, mixes, target)
+            dealt = [replace(c, budget=budgets[place]) for c, place in zip(cohort, places, strict=True)]
+            assigned = region_weights(policy.plan(theta, dealt, this_round, {})[0], theta, mixes, target, ridge)
+            for name, value in (("uniform", plain.before), ("labels", plain.after), ("assigned", assigned.after)):
+                found[name].append(value)
+    return {name: round(fmean(values), 4) for name, values in found.items()}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/label-mixes.json"))
+    args = parser.parse_args()
+    began, split = time.perf_counter(), fc.data.load("mnist", args.data)
+    result = {
+        "command": f"python -m benchmarks.label_mixes --seeds {args.seeds} --rounds {args.rounds}",
+        "what": "mean total variation between a region's mix of labels and the population's, weighted by size",
+        "codes": {code: distances(code, split.train, args.seeds, args.rounds) for code in CODES},
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    print(json.dumps(result, indent=1))
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
