@@ -49,6 +49,17 @@ class Budget:
     def __str__(self) -> str:
         return self.name or f"{self.keep:g}"
 
+    @property
+    def exact(self) -> str:
+        """This budget in full, so that no two that differ read alike.
+
+        >>> Budget(0.1 + 0.2).exact, pattern("1011", "2").exact
+        ('0.30000000000000004', '2:1011')
+        """
+        bands = "" if self.bands is None else ":" + "".join("1" if band else "0" for band in self.bands)
+        layers = "".join(f" {name}={b if isinstance(b, int) else b.exact}" for name, b in self.layers)
+        return f"{self.name or repr(self.keep)}{bands}{layers}"
+
     def of_layer(self, layer: str) -> "Budget | int":
         """What this budget says of one layer."""
         return dict(self.layers).get(layer, self)

@@ -4,6 +4,7 @@ theta -> cohort -> plan (one mask per client) -> audit (coverage, noise) -> jobs
       -> stream into the region average -> theta' -> evaluate -> record
 """
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from fedcover.data import Examples, Population, as_examples
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import ClientError, InputError, check_whole
-from fedcover.evaluate import evaluate, local_accuracy
+from fedcover.evaluate import evaluate, local_accuracy, test_on
 from fedcover.history import History, RoundRecord
 from fedcover.local import Job, LocalSGD, Task
 from fedcover.network import trace
@@ -41,6 +42,9 @@ from fedcover.theory import Ledger, Steps, check_coverage, measure
 from fedcover.threads import one_thread
 
 CPU = torch.device("cpu")
+START_EXAMPLES = 2000
+"""Training examples on which a certificate's loss at the start is measured."""
+NOT_UNIFORM = {"holds": None, "sentence": "the theorem speaks of plain averages, and this run weighs its clients"}
 IID_SKEW = 0.2
 """Clients whose labels differ less than this from the population's count as IID in certificates."""
 
@@ -182,7 +186,8 @@ class Federation:
         certificate, theory = None, state.theory
         if ledger:
             facts = measure(state.theta, answered, this_round.index, count_regions=not self._iid)
-            certificate, theory = ledger.close(facts, counts, theta, sum(losses) / len(losses))
+            certificate, theory = ledger.close(facts, counts, theta, self._start_loss(state))
+            certificate = certificate if self.weighting == "uniform" else {**certificate, **NOT_UNIFORM}
         clock.lap("aggregate")
 
         score = evaluate(self.task.model, self.task.loss, theta, test) if test else None
@@ -266,6 +271,16 @@ class Federation:
         ridge = chance(self._labels, sum(client.examples for client in cohort) / len(cohort))
         balance = region_weights(masks, theta, mixes, self._labels, ridge)
         return {client.id: weights for client, weights in zip(cohort, balance.clients, strict=True)}
+
+    def _start_loss(self, state: State) -> float:
+        """The loss on training examples before the first round; not asked for later."""
+        if state.round:
+            return math.nan
+        some = self.clients.examples
+        few = replace(some, inputs=some.inputs[:START_EXAMPLES], labels=some.labels[:START_EXAMPLES])
+        return evaluate(
+            self.task.model, self.task.loss, state.theta, test_on(few, next(iter(state.theta.values())).device)
+        ).loss
 
     def _steps(self, examples: int) -> Steps:
         return Steps(self.local.steps(examples), self.local.lr, self.local.momentum)

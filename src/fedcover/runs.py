@@ -19,7 +19,6 @@ from fedcover.history import History, RoundRecord
 from fedcover.params import on_device
 from fedcover.runfolder import RunFolder
 from fedcover.settings import Settings, fingerprint
-from fedcover.theory import Constants, Facts, Steps, certificate
 from fedcover.threads import one_thread
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
         "data": {"name": federation.clients.examples.name, "clients": len(federation.clients)},
         "model": {"name": type(federation.task.model).__name__},
         "policy": {"name": str(getattr(federation.policy, "name", federation.policy))},
-        "budgets": {"by": federation.by, "items": [str(budget) for budget in federation.budgets]},
+        "budgets": {"by": federation.by, "items": [budget.exact for budget in federation.budgets]},
         "local": asdict(federation.local),
     }
 
@@ -225,27 +224,5 @@ def summary(
         "seconds": sum(sum(record.seconds.values()) for record in history),
         "engine": engine.name,
         "data": (test or federation.clients.examples).provenance,
-        "certificate": run_certificate(federation, history),
+        "certificate": history.last.certificate,
     }
-
-
-def run_certificate(federation: "Federation", history: History) -> dict[str, Any] | None:
-    """What the theorem says of a whole run, with the constants as they were guessed last; None if nobody asked."""
-    last = history.last.certificate
-    if last is None:
-        return None
-    facts = [
-        Facts(
-            record.round,
-            len(record.cohort) - len(record.rejected),
-            record.gamma_min,
-            record.norm2 * sum(record.pruning_noises),
-            {name: layer.uncovered for name, layer in record.coverage.items() if layer.uncovered},
-            (record.certificate or {}).get("regions"),
-        )
-        for record in history
-    ]
-    constants = Constants(**last["constants"]) if last["constants"] else None
-    largest = max(federation.clients.size(client) for record in history for client in record.cohort)
-    steps = Steps(federation.local.steps(largest), federation.local.lr, federation.local.momentum)
-    return certificate(facts, steps, constants, iid=last["theorem"] == 1).to_dict()

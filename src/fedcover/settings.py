@@ -7,7 +7,7 @@ from typing import Any
 
 Settings = Mapping[str, Any]
 
-NOT_PART_OF_A_RUN = ("name", "rounds", "engine", "workers", "checkpoint_every")
+NOT_PART_OF_A_RUN = ("name", "rounds", "engine", "workers", "checkpoint_every", "require_coverage")
 """Keys that may change between a run and its resumption: they decide how much is done and where, not what."""
 
 

@@ -75,6 +75,10 @@ def test_a_model_s_own_weights() -> None:
         (["--budgets", "1,0.5", "--unit", "euros"], "budgets cannot be in 'euros'; use one of fraction, parameters"),
         (["--budgets", "9,9", "--unit", "macs"], "budgets in macs need --model, the network whose macs they are"),
         (["--budgets", "9,x", "--unit", "macs", "--model", "mlp"], "'x' is no amount; give numbers such as 159010"),
+        (
+            ["--budgets", "99999999999999x5", "--unit", "macs", "--model", "mlp"],
+            "repeats 99999999999999 times; use 1 to",
+        ),
         (["--budgets", "9", "--unit", "seconds", "--model", "mlp"], "fedcover calibrate"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_every_round_and_the_run_have_a_certificate(tmp_path: Path) -> None:
     for record in history:
         made = record.certificate
         assert made is not None
-        assert (made["gamma_min"], made["first_round"]) == (record.gamma_min, record.round)
+        assert (made["gamma_min"], made["first_round"], made["last_round"]) == (record.gamma_min, 1, record.round)
         json.dumps(made)
     last = history.last.certificate
     assert last is not None
@@ -33,7 +34,12 @@ def test_every_round_and_the_run_have_a_certificate(tmp_path: Path) -> None:
     assert last["constants"]["variance"] > 0
     whole = json.loads((tmp_path / "run" / "summary.json").read_text())["certificate"]
     assert (whole["first_round"], whole["last_round"], whole["gamma_min"]) == (1, 4, history.gamma_min)
-    assert whole["constants"] == last["constants"]
+    assert whole == last
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(
+            federation.task.model.eval()(small_data(1600).inputs), small_data(1600).labels
+        )
+    assert whole["constants"]["gap"] == pytest.approx(float(loss), rel=1e-4)  # F(theta_1), before any training
     # The pruning term is exact but for L: (3 L^2 / Gamma) x the mean over rounds of the sum of errors.
     error = sum(record.norm2 * sum(record.pruning_noises) for record in history) / 4
     expected = 3 * whole["constants"]["smoothness"] ** 2 / history.gamma_min * error
@@ -91,6 +97,45 @@ def test_a_window_of_rounds_may_cover_what_single_rounds_do_not(small_federation
     assert first["window_gamma_min"] == 0
     assert (last["window"], last["window_gamma_min"]) == (2, 1)
     assert "in 2 rounds together every entry was held" in last["sentence"]
+
+
+def test_a_hole_in_one_round_stays_in_the_certificates_of_later_ones(small_federation: Make) -> None:
+    @fc.policy
+    def once(theta, client, this_round):  # type: ignore[no-untyped-def]
+        """Nobody holds the second half of the first tensor in round 2."""
+        return {"0.weight": torch.arange(48).view(8, 6) < (24 if this_round.index == 2 else 48)}
+
+    made = [record.certificate for record in small_federation(policy=once, certify=True).run(4)]
+    assert [one["covered"] for one in made] == [True, False, False, False]
+    assert "50 % of 0.weight is in nobody's model in round 2" in made[3]["sentence"]
+
+
+def test_rejected_clients_are_not_counted(small_federation: Make) -> None:
+    federation = small_federation(budgets=fc.by_slot("1114"), certify=True)
+    begun = federation.begin_round(federation.start())
+    updates = list(federation.engine.train(begun.jobs))
+    updates[3] = replace(updates[3], finite=False)  # the only pruned client
+    _, record = federation.end_round(begun, updates)
+    assert record.certificate is not None
+    assert record.certificate["clients"] == 3
+    assert record.certificate["gamma_min"] == 3
+
+
+def test_what_the_theorem_does_not_speak_of_is_not_certified(small_federation: Make) -> None:
+    weighted = small_federation(certify=True, weighting="examples").run(2).last.certificate
+    assert weighted is not None
+    assert weighted["holds"] is None
+    assert "plain averages" in weighted["sentence"]
+
+    def lowered(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(scores, labels) - 5
+
+    task = fc.Task(small_net(), lowered)
+    clients = fc.data.iid(small_data(1600), 8, 1)
+    local = fc.LocalSGD(epochs=3, batch_size=20, lr=0.1)
+    negative = fc.Federation(task, clients, local=local, cohort=8, certify=True).run(3).last.certificate
+    assert negative is not None
+    assert negative["constants"] is None  # a negative loss is no bound on the gap
 
 
 def test_uncovered_masks_are_refused_before_training_if_asked(small_federation: Make) -> None:

@@ -86,8 +86,52 @@ def test_ties_go_by_index() -> None:
 def test_bad_wishes_name_the_remedy() -> None:
     with pytest.raises(fc.InputError, match="ask for a coverage gamma or for a noise, not for both"):
         fc.optimal_masks(gamma=2, noise=0.1)
-    with pytest.raises(fc.InputError, match="coverage 9 is not on the frontier; use 1 to 6"):
-        planned(fc.optimal_masks(gamma=9), MLP(), (1, 28, 28))
+    with pytest.raises(fc.InputError, match="gamma must be a whole number"):
+        fc.optimal_masks(gamma=2.5)  # type: ignore[arg-type]
+    with pytest.raises(fc.InputError, match=r"not bound to a network; call policy.bind"):
+        fc.optimal_masks().plan({}, cohort(), fc.Round(1, 0), {})
+
+
+def test_a_cohort_that_cannot_do_what_was_asked_does_its_best() -> None:
+    """Cohorts differ where budgets belong to clients; a run does not stop in the middle."""
+    with pytest.warns(
+        UserWarning, match="coverage 9 is out of reach of a cohort's budgets, 6 is the most; lower gamma"
+    ):
+        theta, masks = planned(fc.optimal_masks(gamma=9), MLP(), (1, 28, 28))
+    assert fc.gamma_min(fc.coverage_of(masks, theta)) == 6
+    theta, masks = planned(fc.optimal_masks(noise=0.0), MLP(), (1, 28, 28))
+    assert fc.gamma_min(fc.coverage_of(masks, theta)) == 1  # the least noise there is
+
+
+def test_budgets_of_single_layers_are_met() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
+    budget = fc.Budget(0.5, layers=(("0.weight", 10),))
+    clients = [fc.Client(0, 0, fc.Budget()), fc.Client(1, 1, budget)]
+    bound = fc.optimal_masks().bind(fc.trace(model, torch.zeros(2, 8)))
+    (_, mask), _ = bound.plan(params_of(model), clients, fc.Round(1, 0), {})
+    assert (int(mask["0.weight"].sum()), int(mask["2.weight"].sum())) == (10, 64)
+
+
+def test_pairs_of_units_meet_over_the_rounds() -> None:
+    """A weight between two hidden layers is held by who holds both its ends; over rounds every pair meets."""
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    theta = params_of(model)
+    bound = fc.optimal_masks(units=True).bind(fc.trace(model, torch.zeros(2, 8)))
+    clients = [fc.Client(n, n, fc.Budget(0.25)) for n in range(10)]
+    ever = torch.zeros(64, 64, dtype=torch.bool)
+    for index in range(1, 101):
+        masks, _ = bound.plan(theta, clients, fc.Round(index, 0), {})
+        ever |= torch.stack([mask["2.weight"] for mask in masks]).any(0)
+    assert bool(ever.all())
+
+
+def test_of_equal_points_the_one_with_more_coverage_is_chosen() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    theta = {name: torch.zeros_like(tensor) for name, tensor in params_of(model).items()}
+    bound = fc.optimal_masks().bind(fc.trace(model, torch.zeros(2, 8)))
+    clients = [fc.Client(0, 0, fc.Budget())] + [fc.Client(n, n, fc.Budget(0.5)) for n in (1, 2)]
+    masks, _ = bound.plan(theta, clients, fc.Round(1, 0), {})
+    assert fc.gamma_min(fc.coverage_of(masks, theta)) == 2
 
 
 def test_eleven_million_parameters_are_designed_in_seconds() -> None:

@@ -10,8 +10,9 @@ import typer
 
 from fedcover.afford import UNITS, Calibration, Prices
 from fedcover.blueprint import Blueprint, blueprint
-from fedcover.budgets import Budget, parse_code
+from fedcover.budgets import MOST_CLIENTS, Budget, parse_code
 from fedcover.cli.console import friendly, out, show_table
+from fedcover.design import Holding
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
 from fedcover.models import IMAGES, build
@@ -86,9 +87,12 @@ def amounts(text: str) -> list[float]:
     for item in text.replace(",", " ").split():
         times, _, amount = item.rpartition("x")
         try:
-            found += [float(amount)] * int(times or 1)
+            value, repeats = float(amount), int(times or 1)
         except ValueError:
             raise InputError(f"'{item}' is no amount; give numbers such as 159010,3x80000") from None
+        if not 0 < repeats <= MOST_CLIENTS:
+            raise InputError(f"'{item}' repeats {repeats} times; use 1 to {MOST_CLIENTS}")
+        found += [value] * repeats
     if not found:
         raise InputError("there are no budgets; give one for each client, such as 159010,3x80000")
     return found
@@ -141,11 +145,15 @@ def _show(found: Blueprint) -> None:
         out.print(f"the code itself: Γ {found.given.gamma}, mean δ² {found.given.mean_noise:.4f}{least}")
     for layer in dict.fromkeys(holding.layer for holding in found.holdings):
         # A segment of a single entry, between two large ones, is not shown.
-        parts = [h for h in found.holdings if h.layer == layer and h.end - h.start > 0.0005]
+        parts = [h for h in found.holdings if h.layer == layer and h.end - h.start > 0.001]
         out.print(f"\nwho holds what{f' of {layer}' if layer else ''}, largest weights first")
         table = []
         for client, keep in enumerate(found.keeps):
-            cells = {f"{p.start:.0%}–{p.end:.0%}": f"{p.parts[client]:.0%}" for p in parts}
+            cells = {_span(p): f"{p.parts[client]:.0%}" for p in parts}
             table.append({"client": client, "keep": f"{keep:g}", **cells})
-        table.append({"client": "held by", "keep": "", **{f"{p.start:.0%}–{p.end:.0%}": str(p.holders) for p in parts}})
+        table.append({"client": "held by", "keep": "", **{_span(p): str(p.holders) for p in parts}})
         show_table(table)
+
+
+def _span(holding: Holding) -> str:
+    return f"{holding.start:.1%}–{holding.end:.1%}"

@@ -49,7 +49,11 @@ def _report(name: str, chosen: Study, path: Path, folder: Path, quiet: bool) -> 
     from fedcover.report.svg import file_bytes
     from fedcover.study.verdict import gains_figure, places, rows
 
+    if not path.exists():
+        raise InputError(f"{path} is not there; make it with `fedcover study {name}`")
     found = load_all([path])
+    if not places(chosen, found):
+        raise InputError(f"{path} holds no runs of the study '{name}'; make them with `fedcover study {name}`")
     parts = [f"# {chosen.question}", f"![Gains over {chosen.base}]({name}.svg)"]
     for place in places(chosen, found):
         table = rows(chosen, found, place)

@@ -63,9 +63,10 @@ class Frontier:
                 "these budgets leave part of the model to nobody; raise one until they sum to a whole model"
             )
 
-        def bound(point: Point) -> float:
+        def bound(point: Point) -> tuple[float, int]:
             assert point.noise_factor is not None
-            return pruning * point.noise_factor + variance / point.gamma**2 + drift / point.gamma
+            value = pruning * point.noise_factor + variance / point.gamma**2 + drift / point.gamma
+            return value, -point.gamma  # of equals the one with more coverage
 
         return min(covered, key=bound)
 

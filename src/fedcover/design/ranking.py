@@ -14,7 +14,8 @@ class Ranking:
     """
 
     def __init__(self, energies: Tensor) -> None:
-        self._items = energies.flatten()
+        items = energies.flatten()
+        self._items = items if items.dtype in (torch.float32, torch.float64) else items.float()
         if energies.device.type == "cpu":  # numpy sorts numbers many times faster
             ordered = torch.from_numpy(np.sort(self._items.numpy()))
         else:

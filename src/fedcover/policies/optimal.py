@@ -4,18 +4,20 @@ The large weights are nested, as in weight pruning, and the tail is dealt out so
 holders; see ``fedcover.design``. Planned anew every round from the cohort's budgets and the current theta.
 """
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fedcover.budgets import share
+from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.design import Frontier, Point, deal, frontier, profile, spread
 from fedcover.design.frontier import Ranked as RankedList
 from fedcover.design.ranking import Ranking
-from fedcover.errors import InputError
+from fedcover.errors import InputError, check_number, check_whole
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
@@ -41,6 +43,10 @@ class Optimal(Policy):
     def __post_init__(self) -> None:
         if self.gamma is not None and self.noise is not None:
             raise InputError("ask for a coverage gamma or for a noise, not for both; the other follows")
+        if self.gamma is not None:
+            check_whole("gamma", self.gamma, 0)
+        if self.noise is not None:
+            check_number("noise", self.noise, -1e-300, math.inf, "0 or more")
 
     def bind(self, network: Network) -> "Optimal":
         """This policy with the network's own layers."""
@@ -58,24 +64,45 @@ class Optimal(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """Masks on the frontier of the current theta; where each client's share begins is drawn anew."""
+        if not self.blocks:
+            raise InputError("optimal masks are not bound to a network; call policy.bind(trace(model, example)) first")
         rankings = [Ranking(block.energy(theta)) for block in self.blocks]
-        budgets = [[max(1, share(c.budget.keep, len(ranking))) for c in cohort] for ranking in rankings]
+        budgets = [
+            [_count(client.budget, len(ranking), block.name) for client in cohort]
+            for block, ranking in zip(self.blocks, rankings, strict=True)
+        ]
         gamma = self.choose(_frontier(theta, rankings, budgets)).gamma
-        turn = float(torch.rand((), generator=this_round.generator("design")))
         masks: list[dict[str, Tensor]] = [{} for _ in cohort]
         for block, ranking, amounts in zip(self.blocks, rankings, budgets, strict=True):
+            # Each layer has a turn of its own: with one for all, the same pairs of units would meet in every round.
+            turn = float(torch.rand((), generator=this_round.generator("design", block.name)))
             for mask, held in zip(masks, designed(ranking, amounts, gamma, turn), strict=True):
                 if held is not None:
                     block.restrict(mask, theta, held)
         return [mask or FULL for mask in masks], state
 
     def choose(self, found: Frontier) -> Point:
-        """The point that was asked for, or that the bound prefers; the most coverage there is if none is covered."""
+        """The point that was asked for, or the nearest that this cohort's budgets reach, or what the bound prefers.
+
+        Cohorts that are drawn from unequal clients differ in what they reach; a run does not stop for that.
+        """
+        points = found.points
         if self.gamma is not None:
-            return found.at(max(self.gamma, found.points[0].gamma))
+            if self.gamma > points[-1].gamma:
+                warnings.warn(
+                    f"coverage {self.gamma} is out of reach of a cohort's budgets, {points[-1].gamma} is the most;"
+                    " lower gamma or raise a budget",
+                    stacklevel=2,
+                )
+            return found.at(min(max(self.gamma, points[0].gamma), points[-1].gamma))
         if self.noise is not None:
-            return found.within(self.noise)
-        return found.best() if found.points[-1].gamma else found.points[-1]
+            return found.within(max(self.noise, points[0].mean_noise))
+        return found.best() if points[-1].gamma else points[-1]
+
+
+def _count(budget: Budget, size: int, layer: str) -> int:
+    """How many items of a layer a budget buys."""
+    return max(1, sum(end - start for start, end in budget.spans(size, layer)))
 
 
 def designed(ranking: Ranking, budgets: Sequence[int], gamma: int, turn: float = 0.0) -> list[Tensor | None]:

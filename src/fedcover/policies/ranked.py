@@ -65,7 +65,8 @@ class Weights(Block):
 
     def energy(self, theta: Params) -> Tensor:
         """theta^2 of each entry."""
-        return theta[self.name].square().flatten()
+        weight = theta[self.name].flatten()
+        return weight.square() if weight.element_size() >= 4 else weight.float().square()
 
     def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
         """Keep the held entries."""

@@ -2,9 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -83,6 +83,16 @@ class Window:
         return {name: torch.stack([counts[name] for counts in self._counts]).sum(0) for name in self._counts[0]}
 
 
+class Covering(Protocol):
+    """What tells how many rounds there are in a window, and how often its least held entry was held."""
+
+    def __len__(self) -> int: ...
+
+    def gamma_min(self) -> int:
+        """The least coverage in the window's rounds together."""
+        ...
+
+
 @dataclass(frozen=True)
 class Certificate:
     """What the theorem says, and whether its conditions hold; ``to_dict`` is fit for JSON.
@@ -138,7 +148,7 @@ def certificate(
     constants: Constants | None = None,
     rounds: int | None = None,
     iid: bool = True,
-    window: Window | None = None,
+    window: Covering | None = None,
 ) -> Certificate:
     """What Theorem 1 (or 2 if not ``iid``) says of these rounds: one, or all of a run.
 
@@ -188,7 +198,7 @@ def certificate(
     )
 
 
-def _uncovered(worst: Mapping[str, tuple[float, int]], together: int | None, window: Window | None) -> str:
+def _uncovered(worst: Mapping[str, tuple[float, int]], together: int | None, window: Sized | None) -> str:
     name, (share, when) = max(worst.items(), key=lambda item: item[1][0])
     remedy = "give one client the whole model, or design masks with Gamma 1 (fedcover design)"
     if together and window is not None:

@@ -1,7 +1,7 @@
 """A certificate for every round of a run, and what must be carried from one round to the next for it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,8 @@ from fedcover.theory.estimates import Estimate, Spread, Summary
 
 NEVER = torch.iinfo(torch.int16).max
 """The age of an entry that nobody has held yet."""
-_NUMBERS = ("rounds", "shared", "smoothness", "gradient", "variance", "averaged", "gap")
+_NUMBERS = ("rounds", "shared", "smoothness", "gradient", "variance", "averaged")
+_TOTALS = ("gap", "error", "clients", "gamma_min", "regions")
 _LAST = ("each", "averaged", "largest", "averaging", "shared")
 
 
@@ -48,12 +49,44 @@ class Ages:
         return int(len(self) < NEVER)
 
 
+@dataclass
+class Totals:
+    """What the theorem needs of all rounds so far."""
+
+    gap: float = math.nan
+    """F(theta_1) - F_inf, or a loss at the start, which is not below it."""
+    error: float = 0.0
+    """Summed over rounds."""
+    clients: float = 0.0
+    gamma_min: float = math.inf
+    regions: float = math.nan
+    uncovered: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """For each tensor the largest share that nobody held in a round, and in which."""
+
+    def add(self, facts: Facts) -> None:
+        """Take in a round."""
+        self.error += facts.error
+        self.clients, self.gamma_min = max(self.clients, facts.clients), min(self.gamma_min, facts.gamma_min)
+        if facts.regions is not None:
+            self.regions = max(facts.regions, 0 if math.isnan(self.regions) else self.regions)
+        for name, share in facts.uncovered.items():
+            if share > self.uncovered.get(name, (0.0, 0))[0]:
+                self.uncovered[name] = (share, facts.round)
+
+    def facts(self, last: int) -> list[Facts]:
+        """Facts whose least coverage, most clients and mean error are those of rounds 1 to ``last``."""
+        regions = None if math.isnan(self.regions) else int(self.regions)
+        common = (int(self.clients), int(self.gamma_min), self.error / last)
+        holes = [(when, {name: share}) for name, (share, when) in self.uncovered.items()]
+        return [Facts(when, *common, shares, regions) for when, shares in [(1, {}), *holes, (last, {})]]
+
+
 class Ledger:
-    """One round's entries: updates go in, then a certificate and the state for the next round come out."""
+    """One round's entries: updates go in, then a certificate of the rounds so far and the next state come out."""
 
     def __init__(self, theta: Params, state: Mapping[str, Tensor], passes: int, iid: bool) -> None:
         self._theta, self._iid = theta, iid
-        self._estimate, self._ages, self._gap = _restored(state, passes)
+        self._estimate, self._ages, self._totals = _restored(state, passes)
         self._spread = Spread(theta)
         self._steps: list[Steps] = []
 
@@ -63,39 +96,49 @@ class Ledger:
         self._steps.append(steps)
 
     def close(
-        self, facts: Facts, counts: Mapping[str, Tensor], new_theta: Params, train_loss: float
+        self, facts: Facts, counts: Mapping[str, Tensor], new_theta: Params, start_loss: float = math.nan
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The round's certificate as plain data, and the state for the next round.
+        """The certificate of the rounds up to this one as plain data, and the state for the next round.
 
-        F(theta_1) - F_inf is taken to be the first training loss that is finite: a loss is not negative.
+        ``start_loss`` is F(theta_1), given in the first round. A loss that is negative says nothing of F_inf: the
+        constants are then not known.
         """
         self._estimate.add(self._theta, self._spread, new_theta)
         self._ages.add(counts)
-        if math.isnan(self._gap) and math.isfinite(train_loss):
-            self._gap = train_loss
-        known = not math.isnan(self._gap)
-        constants = self._estimate.constants(self._gap, None if self._iid else facts.regions) if known else None
+        totals = self._totals
+        totals.add(facts)
+        totals.gap = start_loss if facts.round == 1 else totals.gap
+        constants = None
+        if totals.gap >= 0:
+            constants = self._estimate.constants(totals.gap, None if self._iid else facts.regions)
         longest = max(self._steps, key=lambda steps: steps.count)
-        window = self._ages if facts.gamma_min == 0 else None
-        made = certificate(facts, longest, constants, max(1, facts.round), self._iid, window)  # type: ignore[arg-type]
+        window = self._ages if totals.gamma_min == 0 else None
+        made = certificate(totals.facts(facts.round), longest, constants, facts.round, self._iid, window)
         return made.to_dict(), self._state()
 
     def _state(self) -> dict[str, Tensor]:
-        estimate, last = self._estimate, self._estimate.last
+        estimate, last, totals = self._estimate, self._estimate.last, self._totals
         assert last is not None
-        values = [getattr(estimate, name) for name in _NUMBERS[:-1]] + [self._gap]
-        numbers = [math.nan if value is None else float(value) for value in values]
-        state = {"numbers": torch.tensor(numbers, dtype=torch.float64)}
-        state["last"] = torch.tensor([float(getattr(last, name)) for name in _LAST], dtype=torch.float64)
+        guesses = [getattr(estimate, name) for name in _NUMBERS]
+        state = {
+            "numbers": _doubles([math.nan if value is None else float(value) for value in guesses]),
+            "totals": _doubles([float(getattr(totals, name)) for name in _TOTALS]),
+            "last": _doubles([float(getattr(last, name)) for name in _LAST]),
+        }
+        state |= {f"hole/{name}": _doubles(list(hole)) for name, hole in totals.uncovered.items()}
         for kind, tensors in (("mean", last.mean), ("held", last.held), ("moved", estimate.moved)):
             state |= {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
         return state | {f"age/{name}": age for name, age in self._ages.by_name.items()}
 
 
-def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages, float]:
+def _doubles(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages, Totals]:
     """What ``Ledger`` carried over, or a fresh start."""
     if not state:
-        return Estimate(passes), Ages(), math.nan
+        return Estimate(passes), Ages(), Totals()
 
     def part(kind: str) -> dict[str, Tensor]:
         return {name.partition("/")[2]: tensor for name, tensor in state.items() if name.startswith(f"{kind}/")}
@@ -107,4 +150,6 @@ def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages,
     known = {name: None if math.isnan(value) else value for name, value in values.items()}
     guesses = [known[name] for name in ("smoothness", "gradient", "variance", "averaged")]
     estimate = Estimate.resumed(passes, int(values["rounds"]), int(values["shared"]), guesses, summary, part("moved"))
-    return estimate, Ages(part("age")), values["gap"]
+    holes = {name: (float(hole[0]), int(hole[1])) for name, hole in part("hole").items()}
+    totals = dict(zip(_TOTALS, state["totals"].tolist(), strict=True))
+    return estimate, Ages(part("age")), Totals(**totals, uncovered=holes)
