@@ -89,6 +89,16 @@ def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     assert "there is no study 'cover'; use one of coverage, labels" in cli("study", "cover")[2]
 
 
+def test_the_study_in_docs_is_what_its_results_give(cli: Cli, tmp_path: Path) -> None:
+    docs = Path(__file__).parents[2] / "docs" / "study"
+    code, _, err = cli("study", "labels", "--results", str(docs / "labels.json"), "--out", str(tmp_path), "-q")
+    assert code == 0, err
+    assert (tmp_path / "labels.md").read_text() == (docs / "labels.md").read_text()
+    code, _, err = cli("study", "coverage", "--results", str(docs / "labels.json"), "--out", str(tmp_path), "-q")
+    assert code == 2
+    assert "holds no runs of the study 'coverage'; make them with `fedcover study coverage`" in err
+
+
 def test_what_the_studies_hold() -> None:
     assert len(STUDIES["coverage"].experiments()) == 4 * (1 + 6 * 5)
     assert (
