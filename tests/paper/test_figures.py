@@ -18,7 +18,7 @@ from fedcover.paper.curves import Curve, curves_figure, look_of, look_of_row
 from fedcover.paper.designs import DESIGNS, designs_figure, held_regions, region_coverage, sights
 from fedcover.paper.experiments import Experiment
 from fedcover.paper.figures import drawings
-from fedcover.paper.results import Outcome, Results, load
+from fedcover.paper.results import Outcome, Results, load_all
 from fedcover.report.figures import Drawing, write_drawings
 from fedcover.report.style import COLOURS, colour, dashes
 from fedcover.report.svg import file_bytes, inline_svg
@@ -33,8 +33,7 @@ NAMES += [f"{name}-{column}" for name in APPENDIX for column in ("loss", "accura
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    mnist, cifar = load(FILES / "mnist.json"), load(FILES / "cifar10.json")
-    return Results(mnist.rounds, mnist.made + cifar.made, mnist.outcomes | cifar.outcomes)
+    return load_all([FILES / f"{name}.json" for name in ("mnist-seeds-0-4", "mnist-seeds-5-9", "cifar10")])
 
 
 @pytest.fixture(scope="module")
