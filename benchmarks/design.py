@@ -14,7 +14,7 @@ import torch
 
 import fedcover as fc
 from fedcover.design import frontier
-from fedcover.design.frontier import Ranked
+from fedcover.design.frontier import RankedList
 from fedcover.design.ranking import Ranking
 from fedcover.models import build
 from fedcover.policies.optimal import designed
@@ -30,7 +30,7 @@ def one_list(size: int, repeats: int = 5) -> dict[str, float]:
     for _ in range(repeats):
         began = time.perf_counter()
         ranking = Ranking(weights.square())
-        found = frontier([Ranked(size, budgets, ranking.energy)]).best()
+        found = frontier([RankedList(size, budgets, ranking.energy)]).best()
         to_frontier.append(time.perf_counter() - began)
         designed(ranking, budgets, found.gamma)
         to_masks.append(time.perf_counter() - began)

@@ -10,11 +10,12 @@ from torch import nn
 
 from fedcover.budgets import Budget, share
 from fedcover.design import Frontier, Holding, Point, Segment, deal, frontier, profile, uniform_weights
-from fedcover.design.frontier import Ranked, noise_of
+from fedcover.design.frontier import RankedList, noise_of
 from fedcover.design.ranking import Ranking
 from fedcover.errors import InputError
 from fedcover.network import Network, trace
 from fedcover.params import params_of
+from fedcover.policies.optimal import Optimal, count_of, lists_of
 
 FINE = 1_000_000
 """Items that stand for a continuous list when it is dealt out."""
@@ -59,7 +60,7 @@ def blueprint(
         lists = {"": uniform_weights(keeps)}
         dealt = {"": (FINE, [share(keep, FINE) for keep in keeps])}
     else:
-        lists, dealt = _lists_of(trace(model, example), keeps)
+        lists, dealt = _lists_of(trace(model, example), budgets)
     found = frontier(list(lists.values()))
     chosen, why = _choose(found, gamma, noise)
     return Blueprint(
@@ -83,24 +84,23 @@ def _choose(found: Frontier, gamma: int | None, noise: float | None) -> tuple[Po
     return found.best(), "the least pruning term of the bound"
 
 
-def _lists_of(network: Network, keeps: Sequence[float]) -> tuple[dict[str, Ranked], dict[str, tuple[int, list[int]]]]:
-    """The hidden weight tensors as ranked lists, noise measured against the whole model; and budgets in entries."""
+def _lists_of(
+    network: Network, budgets: Sequence[Budget]
+) -> tuple[dict[str, RankedList], dict[str, tuple[int, list[int]]]]:
+    """The hidden weight tensors as ranked lists, and what budgets buy of each, as the policy ``optimal`` has them."""
     theta = params_of(network.model)
-    total = sum(float(tensor.double().square().sum()) for tensor in theta.values()) or 1.0
-    lists, dealt = {}, {}
-    for name in network.hidden:
-        ranking = Ranking(theta[name].square())
-        counts = [max(1, share(keep, len(ranking))) for keep in keeps]
-        dealt[name] = (len(ranking), counts)
-        lists[name] = Ranked(
-            len(ranking),
-            tuple(counts),
-            lambda count, ranking=ranking: ranking.energy(count) / total,  # type: ignore[misc]
-        )
-    return lists, dealt
+    blocks = Optimal().bind(network).blocks
+    rankings = [Ranking(block.energy(theta)) for block in blocks]
+    counts = [
+        [count_of(b, len(ranking), block.name) for b in budgets]
+        for block, ranking in zip(blocks, rankings, strict=True)
+    ]
+    names = [block.name for block in blocks]
+    sizes = [(len(ranking), amounts) for ranking, amounts in zip(rankings, counts, strict=True)]
+    return dict(zip(names, lists_of(theta, rankings, counts), strict=True)), dict(zip(names, sizes, strict=True))
 
 
-def _given(budgets: Sequence[Budget], lists: Sequence[Ranked]) -> Point | None:
+def _given(budgets: Sequence[Budget], lists: Sequence[RankedList]) -> Point | None:
     """The point of the patterns themselves: S1 S3 S4 and so on."""
     if not any(budget.bands for budget in budgets):
         return None

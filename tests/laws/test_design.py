@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcover.design import Segment, deal, frontier, most_coverage, nested, profile, spread, uniform_weights
-from fedcover.design.frontier import Ranked, noise_of
+from fedcover.design.frontier import RankedList, noise_of
 from fedcover.errors import InputError
 
 budgets_and_size = st.integers(1, 40).flatmap(
@@ -82,7 +82,7 @@ def test_the_frontier_rises(shares: list[Fraction]) -> None:
     assert noises == sorted(noises)
     size = 20_000
     whole = [int(share * size) for share in budgets]
-    fine = Ranked(size, tuple(whole), lambda t: 1 - (1 - t / size) ** 3)
+    fine = RankedList(size, tuple(whole), lambda t: 1 - (1 - t / size) ** 3)
     for point in frontier([fine]).points:
         if point.gamma in [p.gamma for p in points]:
             assert point.mean_noise == pytest.approx(
@@ -124,7 +124,7 @@ def test_choosing_a_point() -> None:
 def test_several_lists_share_one_gamma() -> None:
     """The noise of layers adds up."""
     one = uniform_weights([1, 0.5, 0.5])
-    half = Ranked(one.size, one.budgets, lambda share: one.energy(share) / 2)
+    half = RankedList(one.size, one.budgets, lambda share: one.energy(share) / 2)
     assert frontier([half, half]) == frontier([one])
 
 

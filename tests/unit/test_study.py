@@ -9,10 +9,11 @@ import torch
 import fedcover as fc
 from fedcover.data import Split
 from fedcover.models import MLP
+from fedcover.paper import experiments
 from fedcover.paper.experiments import Experiment, Run
 from fedcover.paper.results import Outcome, Results
 from fedcover.params import count, params_of
-from fedcover.study import STUDIES, coverage, play
+from fedcover.study import STUDIES, coverage
 from fedcover.study.verdict import cells, gains_figure, places, rows
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -74,7 +75,7 @@ def test_the_verdict_follows_the_numbers() -> None:
 def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = torch.randn(500, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     examples = fc.Examples(inputs, inputs.flatten(1)[:, :10].argmax(1), classes=10)
-    monkeypatch.setattr(play, "load", lambda name, folder: Split(examples, examples))
+    monkeypatch.setattr(experiments, "load", lambda name, folder: Split(examples, examples))
     code, _, err = cli("study", "labels", "--seeds", "2", "--rounds", "1", "--out", str(tmp_path))
     assert code == 0, err
     text = (tmp_path / "labels.md").read_text()

@@ -11,9 +11,8 @@ from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError, check_whole
 from fedcover.files import write_atomically
 from fedcover.paper.experiments import COHORT, ROUNDS, Run
-from fedcover.paper.results import load, load_all
+from fedcover.paper.results import load_all, make
 from fedcover.study import SEEDS, STUDIES, Study
-from fedcover.study.play import play
 
 
 @friendly
@@ -41,7 +40,7 @@ def study(
         with_engine = choose_engine(engine, cohort=COHORT * len(runs))
         command = f"fedcover study {name} --seeds {seeds} --rounds {rounds}"
         with BatchProgress(f"{len(runs)} runs on {with_engine}", len(runs) * rounds, quiet) as progress:
-            play(path, runs, chosen.federation_of, rounds, with_engine, data, progress, command)
+            make(path, runs, rounds, with_engine, data, None, progress, command, chosen.federation_of)
     _report(name, chosen, path, folder, quiet)
 
 
@@ -63,8 +62,7 @@ def _report(name: str, chosen: Study, path: Path, folder: Path, quiet: bool) -> 
         parts += [f"## {place}", "\n".join(lines)]
         if not quiet:
             show_table([{head: cell.replace("**", "") for head, cell in row.items()} for row in table], place)
-    made = load(path).made
-    parts += [f"Made by `{one['command']}` in {one['seconds']} s on {one['device']}." for one in made]
+    parts += [f"Made by `{one['command']}` in {one['seconds']} s on {one['device']}." for one in found.made]
     write_atomically(folder / f"{name}.md", ("\n\n".join(parts) + "\n").encode())
     figure = gains_figure(chosen, found)
     for kind in ("svg", "png"):

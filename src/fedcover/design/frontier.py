@@ -11,7 +11,7 @@ Energy = Callable[[float], float]
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedList:
     """A ranked list of items: its size, what each client may keep of it, and the energy of its first items."""
 
     size: float
@@ -71,7 +71,7 @@ class Frontier:
         return min(covered, key=bound)
 
 
-def frontier(lists: Sequence[Ranked]) -> Frontier:
+def frontier(lists: Sequence[RankedList]) -> Frontier:
     """The frontier of one or several ranked lists under one Gamma, such as the layers of a model.
 
     Energies are shares of the whole model's squared norm, so that noises add up over the lists.
@@ -99,6 +99,6 @@ def noise_of(segments: Sequence[Segment], clients: int, energy: Energy) -> float
     return sum(missing) / clients
 
 
-def uniform_weights(budgets: Sequence[float]) -> Ranked:
+def uniform_weights(budgets: Sequence[float]) -> RankedList:
     """A list of weights whose magnitudes are spread evenly between 0 and the largest; budgets are shares of it."""
-    return Ranked(1.0, tuple(float(budget) for budget in budgets), lambda share: 1 - (1 - share) ** 3)
+    return RankedList(1.0, tuple(float(budget) for budget in budgets), lambda share: 1 - (1 - share) ** 3)

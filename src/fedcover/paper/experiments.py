@@ -139,6 +139,15 @@ class Run:
         return f"{self.experiment.name}/seed-{self.seed}"
 
 
+Make = Callable[[Run, dict[str, Any]], Federation]
+"""What makes the federation of a run, given all but its policy."""
+
+
+def by_technique(run: Run, settings: dict[str, Any]) -> Federation:
+    """The paper's federation of a run: the policy that its technique names."""
+    return Federation(policy=named_policy(run.experiment.technique), **settings)
+
+
 def run_all(
     runs: Sequence[Run],
     rounds: int,
@@ -146,11 +155,13 @@ def run_all(
     data: str | Path | None = None,
     out: Path | None = None,
     on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
+    federation_of: Make | None = None,
 ) -> tuple[dict[Run, History], dict[str, str]]:
     """The histories of many runs, and where each data set came from; runs on the same data go in lockstep.
 
-    With ``out`` there is one folder for each, and what is there is taken up again. Runs of one seed start from
-    the same model and the same split, as in the paper.
+    ``federation_of`` makes a run's federation, by default one of the paper's. With ``out`` there is one folder for
+    each, and what is there is taken up again. Runs of one seed start from the same model and the same split, as in
+    the paper.
     """
     histories: dict[Run, History] = {}
     came_from: dict[str, str] = {}
@@ -158,10 +169,8 @@ def run_all(
         some = [run for run in runs if run.experiment.data == name]
         split = load(name, data)
         came_from[name] = split.train.provenance
-        made = [
-            Federation(policy=named_policy(run.experiment.technique), **settings)
-            for run, settings in zip(some, settings_of(some, split), strict=True)
-        ]
+        make = federation_of or by_technique
+        made = [make(run, settings) for run, settings in zip(some, settings_of(some, split), strict=True)]
         histories |= zip(
             some,
             run_many(

@@ -15,7 +15,7 @@ from fedcover.engines.base import Engine
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
 from fedcover.history import History, RoundRecord
-from fedcover.paper.experiments import Experiment, Run, run_all
+from fedcover.paper.experiments import Experiment, Make, Run, run_all
 from fedcover.version import __version__
 
 DIGITS = 4
@@ -82,6 +82,7 @@ def make(
     out: Path | None = None,
     on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
     command: str = "",
+    federation_of: Make | None = None,
 ) -> float:
     """Play runs and write their outcomes, with the facts about how they were made; the seconds it took."""
     began, played = time.perf_counter(), 0
@@ -91,7 +92,7 @@ def make(
         played += 1
         on_round(run, record)
 
-    histories, came_from = run_all(runs, rounds, engine, data, out, counted)
+    histories, came_from = run_all(runs, rounds, engine, data, out, counted, federation_of)
     seconds = round(time.perf_counter() - began, 1)
     if not played and path.exists() and any(facts["command"] == command for facts in load(path).made):
         return seconds  # all of it was there: how long it took is known from then

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.design import Frontier, Point, deal, frontier, profile, spread
-from fedcover.design.frontier import Ranked as RankedList
+from fedcover.design.frontier import RankedList
 from fedcover.design.ranking import Ranking
 from fedcover.errors import InputError, check_number, check_whole
 from fedcover.network import Network
@@ -68,10 +68,10 @@ class Optimal(Policy):
             raise InputError("optimal masks are not bound to a network; call policy.bind(trace(model, example)) first")
         rankings = [Ranking(block.energy(theta)) for block in self.blocks]
         budgets = [
-            [_count(client.budget, len(ranking), block.name) for client in cohort]
+            [count_of(client.budget, len(ranking), block.name) for client in cohort]
             for block, ranking in zip(self.blocks, rankings, strict=True)
         ]
-        gamma = self.choose(_frontier(theta, rankings, budgets)).gamma
+        gamma = self.choose(frontier(lists_of(theta, rankings, budgets))).gamma
         masks: list[dict[str, Tensor]] = [{} for _ in cohort]
         for block, ranking, amounts in zip(self.blocks, rankings, budgets, strict=True):
             # Each layer has a turn of its own: with one for all, the same pairs of units would meet in every round.
@@ -100,7 +100,7 @@ class Optimal(Policy):
         return found.best() if points[-1].gamma else points[-1]
 
 
-def _count(budget: Budget, size: int, layer: str) -> int:
+def count_of(budget: Budget, size: int, layer: str) -> int:
     """How many items of a layer a budget buys."""
     return max(1, sum(end - start for start, end in budget.spans(size, layer)))
 
@@ -118,15 +118,13 @@ def designed(ranking: Ranking, budgets: Sequence[int], gamma: int, turn: float =
     return held
 
 
-def _frontier(theta: Params, rankings: Sequence[Ranking], budgets: Sequence[Sequence[int]]) -> Frontier:
-    """The frontier of a model; noise is measured against all of theta."""
+def lists_of(theta: Params, rankings: Sequence[Ranking], budgets: Sequence[Sequence[int]]) -> list[RankedList]:
+    """A model's rankings as lists with budgets in items; noise is measured against all of theta."""
     total = sum(float(tensor.double().square().sum()) for tensor in theta.values()) or 1.0
-    return frontier(
-        [
-            RankedList(len(ranking), tuple(amounts), lambda count, ranking=ranking: ranking.energy(count) / total)  # type: ignore[misc]
-            for ranking, amounts in zip(rankings, budgets, strict=True)
-        ]
-    )
+    return [
+        RankedList(len(ranking), tuple(amounts), lambda count, ranking=ranking: ranking.energy(count) / total)  # type: ignore[misc]
+        for ranking, amounts in zip(rankings, budgets, strict=True)
+    ]
 
 
 def optimal_masks(gamma: int | None = None, noise: float | None = None, units: bool = False) -> Optimal:

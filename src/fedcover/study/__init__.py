@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fedcover.paper.experiments import Experiment
+from fedcover.paper.experiments import Experiment, Make
 from fedcover.study import coverage, labels
-from fedcover.study.play import Make
 
 SEEDS = 5
 

@@ -12,8 +12,8 @@ from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError
 from fedcover.history import RoundRecord
 from fedcover.paper.experiments import COHORT, ROUNDS, Run
+from fedcover.paper.results import make
 from fedcover.study import SEEDS, STUDIES
-from fedcover.study.play import play
 
 
 def main() -> None:
@@ -37,7 +37,9 @@ def main() -> None:
             print(f"{run.experiment.data}, round {record.round}: {time.perf_counter() - began:.1f} s", flush=True)
 
     command = f"python -m fedcover.study {args.study} --seeds {args.seeds} --rounds {args.rounds}"
-    print(f"{play(args.out, runs, chosen.federation_of, args.rounds, engine, args.data, told, command)} s", flush=True)
+    made = chosen.federation_of
+    seconds = make(args.out, runs, args.rounds, engine, args.data, None, told, command, made)
+    print(f"{seconds} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,199 @@
+"""Steps that were timed on a device: the line through them, their file, and the command that measures."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from typer.testing import CliRunner
+
+import fedcover as fc
+from fedcover import link
+from fedcover.afford import UNITS, Calibration, Line, calibrate, keep_for
+from fedcover.cli.calibrate import calibrate as command
+from fedcover.errors import InputError
+from fedcover.models import IMAGES, build
+from fedcover.network import trace
+from fedcover.params import params_of
+
+PAPER = {name: trace(build(name, IMAGES[name], 10, 0), torch.zeros(2, *IMAGES[name])) for name in ("mlp", "lenet")}
+MLP = PAPER["mlp"]
+FAST = Calibration("a test", "mlp", 159010, False, 10, ((0.5, 0.5), (1.0, 1.0)), 1e6, 5e5)
+
+
+points = st.lists(
+    st.tuples(st.floats(0.01, 1), st.floats(1e-7, 1e3)), min_size=2, max_size=6, unique_by=lambda p: round(p[0], 2)
+)
+
+
+@given(points)
+def test_a_line_is_never_negative_and_never_falls(some: list[tuple[float, float]]) -> None:
+    line = Line.through(some)
+    assert line.base >= 0 <= line.slope
+    assert line.residual >= 0 < line.at(1e-6) + line.at(1)
+    spread = max(s for _, s in some) - min(s for _, s in some)
+    assert line.residual <= spread + 1e-12  # a flat line does at least this well, and one from 0 no worse
+
+
+@given(st.floats(0, 10), st.floats(0, 10), st.floats(0.05, 0.9))
+def test_a_line_finds_a_line(base: float, slope: float, first: float) -> None:
+    line = Line.through([(k, base + slope * k + 1e-3) for k in (first, (first + 1) / 2, 1.0)])
+    assert line.at(0.3) == pytest.approx(base + slope * 0.3 + 1e-3)
+    assert line.residual == pytest.approx(0, abs=1e-9)
+
+
+@given(points, st.booleans(), st.none() | st.floats(1, 1e12))
+def test_a_calibration_survives_json(some: list[tuple[float, float]], units: bool, rate: float | None) -> None:
+    made = Calibration("devïce", "m", 3, units, 10, tuple(sorted(some)), rate, None)
+    assert Calibration.from_json(made.to_json()) == made
+
+
+def damage(**changes: object) -> str:
+    return json.dumps({**json.loads(FAST.to_json()), **changes})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "3", '"x"', "null", "[" * 100_000, FAST.to_json()[:-9],
+        FAST.to_json().replace("device", "devise"),
+        damage(more=1), damage(format="fedcover-calibration-0"), damage(device=3), damage(units=1), damage(batch=0),
+        damage(batch=True), damage(parameters=1.5), damage(down=-1), damage(up=math.nan), damage(up="fast"),
+        damage(points=[]), damage(points=[[1, 1]]), damage(points=[[0.5, 1], [0.5, 2]]),
+        damage(points=[[1, 1], [0.5, 1]]),
+        damage(points=[[0.5, 1, 1], [1, 1, 1]]), damage(points=[[0, 1], [1, 1]]), damage(points=[[0.5, 0], [1, 1]]),
+        damage(points=[[0.5, math.inf], [1, 1]]), damage(points={"a": 1}), damage(points="ab"), damage(points=7),
+        damage(points=[[0.5, 10**400], [1, 1]]), damage(line=None), damage(line={}), damage(points=[[0.5, 1], [1, 1]]),
+        damage(line={"base": "a", "slope": 1, "residual": 0}),
+    ],
+)  # fmt: skip
+def test_damaged_json_gets_one_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "device.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="is no calibration, or is damaged") as caught:
+        Calibration.load(path)
+    assert "fedcover calibrate --out" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        Calibration.load(tmp_path / "none.json")
+    (tmp_path / "odd").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="odd"):
+        Calibration.load(tmp_path / "odd")
+
+
+def test_the_finding_says_what_pruning_buys() -> None:
+    assert "makes this device faster: keep 0.5 saves 50%" in FAST.finding
+    flat = replace(FAST, points=((0.5, 1.0), (1.0, 0.9)), units=True)
+    assert "pruning whole units does not make this device faster" in flat.finding
+    noisy = replace(FAST, points=((0.25, 1.0), (0.5, 1.4), (0.75, 0.9), (1.0, 1.3)))
+    assert "hardly" in noisy.finding
+
+
+def test_a_real_calibration_is_sane() -> None:
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Linear(512, 768), nn.ReLU(), nn.Linear(768, 10))
+    before = params_of(wide)
+    for _ in range(4):  # a machine that others use may need another try
+        found = calibrate(wide, torch.zeros(2, 512), keeps=(1, 0.1, 0.5), batch=8, units=True, repeats=5)
+        if found.line.slope > 0:
+            break
+    assert [keep for keep, _ in found.points] == [0.1, 0.5, 1]
+    assert all(0 < seconds < 1 for _, seconds in found.points)
+    assert found.line.slope > 0, "cutting nine units of ten out of a wide layer saves time on any machine"
+    assert found.batch == 8
+    assert found.model == "Sequential"
+    assert "torch" in found.device
+    assert all(torch.equal(before[name], tensor) for name, tensor in wide.named_parameters())
+    keep = keep_for(trace(wide, torch.zeros(2, 512)), "seconds", found.seconds_of_round(0.5, 10), found, True, steps=10)
+    assert keep == pytest.approx(0.5, abs=0.01)
+
+
+def test_calibrating_asks_for_what_it_needs() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(InputError, match="two or more"):
+        calibrate(net, torch.zeros(2, 4), keeps=[0.5, 0.5])
+    with pytest.raises(InputError, match="batch must be"):
+        calibrate(net, torch.zeros(2, 4), batch=0)
+    with pytest.raises(InputError, match="nothing to prune"):
+        calibrate(nn.Linear(4, 2), torch.zeros(2, 4))
+    with pytest.raises(InputError, match="class scores"):
+        calibrate(nn.Sequential(net, nn.Unflatten(1, (1, 2))), torch.zeros(2, 4))
+    tokens = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
+    assert len(calibrate(tokens, torch.zeros(2, 3, dtype=torch.long), repeats=1).points) == 4
+
+
+@pytest.fixture
+def call() -> Callable[..., tuple[int, str, str]]:
+    app = typer.Typer()
+    app.command()(command)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        result = CliRunner(env={"NO_COLOR": "1"}).invoke(app, list(arguments))
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+def test_the_command_shows_writes_and_measures_the_link(
+    call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "measure", lambda host, port: (2e6, 1e6))
+    where = tmp_path / "device.json"
+    code, shown, err = call("--units", "--keeps", "0.1,1", "--link", "5201", "--out", str(where))
+    assert code == 0, err
+    assert "seconds a step" in shown
+    assert "link: 2.00 MB/s down, 1.00 MB/s up" in shown
+    assert "pruning whole units" in shown
+    found = Calibration.load(where)
+    assert (found.model, found.units, found.down, found.up) == ("mlp", True, 2e6, 1e6)
+    code, shown, _ = call("--keeps", "0.5,1", "--json")
+    assert code == 0
+    assert not Calibration.from_json(shown).units
+
+
+def test_the_command_serves(call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, str]] = []
+
+    def serve(port: int, host: str, ready: Callable[[int], None]) -> None:
+        asked.append((port, host))
+        ready(port)
+
+    monkeypatch.setattr(link, "serve", serve)
+    code, shown, err = call("--serve", "5201")
+    assert (code, asked) == (0, [(5201, "127.0.0.1")])
+    assert "waiting for one peer at 127.0.0.1:5201" in err
+    assert "link measured" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--keeps", "half"), "--keeps is 'half'"),
+        (("--keeps", "0.5,2"), "keep must be in"),
+        (("--model", "mpl"), "did you mean 'mlp'"),
+        (("--link", "nowhere"), "give HOST:PORT"),
+        (("--serve", "1", "--link", "2"), "give one of them"),
+        (("--serve", "99999"), "give HOST:PORT"),
+    ],
+)
+def test_bad_options_get_one_sentence(
+    call: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...], words: str
+) -> None:
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert words in err
+
+
+def test_units_of_a_budget_are_five() -> None:
+    assert UNITS == ("fraction", "parameters", "macs", "bytes", "seconds")
+    assert fc.Budget(keep_for(MLP, "macs", 100_000)).keep < 1
