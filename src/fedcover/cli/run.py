@@ -7,15 +7,11 @@ from typing import Annotated
 import typer
 
 from fedcover.cli.console import RunProgress, friendly, out
+from fedcover.cli.options import DataOption, QuietOption
 from fedcover.config import Config, read_config
 from fedcover.errors import InputError
 from fedcover.history import History
 from fedcover.runfolder import read_settings
-
-DataOption = Annotated[
-    str | None,
-    typer.Option("--data", envvar="FEDCOVER_DATA", help="Folder with mnist/, fashion_mnist/, cifar10/.", metavar="DIR"),
-]
 
 
 @friendly
@@ -39,7 +35,7 @@ def run(
         bool, typer.Option("--require-coverage", help="Refuse masks that leave part of the model to nobody.")
     ] = False,
     data: DataOption = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:
     """Train a federation: real data, any masks, coverage and noise measured in every round.

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedcover.cli.console import BatchProgress, friendly, out, show_table
-from fedcover.cli.run import DataOption
+from fedcover.cli.options import DataOption, EngineOption, QuietOption, RoundsOption, SeedsOption
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError, check_whole
 from fedcover.files import write_atomically
@@ -18,13 +18,13 @@ from fedcover.study import SEEDS, STUDIES, Study
 @friendly
 def study(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(STUDIES)}.")],
-    seeds: Annotated[int, typer.Option(help="How many seeds.")] = SEEDS,
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = ROUNDS,
-    engine: Annotated[str, typer.Option(help="auto, serial, processes or vectorized.")] = "auto",
+    seeds: SeedsOption = SEEDS,
+    rounds: RoundsOption = ROUNDS,
+    engine: EngineOption = "auto",
     results: Annotated[Path | None, typer.Option(help="Report on these results instead of running.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where results, tables and figure go.")] = Path("runs/study"),
     data: DataOption = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run a study and show what it says: `coverage` (where does coverage pay?) or `labels` (do region weights pay?).
 

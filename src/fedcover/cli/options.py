@@ -1,0 +1,14 @@
+"""Options that several commands share, each worded once."""
+
+from typing import Annotated
+
+import typer
+
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", envvar="FEDCOVER_DATA", help="Folder with mnist/, fashion_mnist/, cifar10/.", metavar="DIR"),
+]
+SeedsOption = Annotated[int, typer.Option(help="How many seeds.")]
+RoundsOption = Annotated[int, typer.Option(help="How many rounds.")]
+EngineOption = Annotated[str, typer.Option(help="auto, serial, processes or vectorized.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
