@@ -20,6 +20,7 @@ def main() -> None:
     """Run a study and write its outcomes."""
     parser = argparse.ArgumentParser(prog="python -m fedcover.study", description=__doc__)
     parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("--on", default="", help="one data set alone, such as mnist, so that parts can be run apart")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--engine", default="auto")
@@ -27,7 +28,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("study.json"))
     args = parser.parse_args()
     chosen = STUDIES[args.study]
-    runs = [Run(experiment, seed) for experiment in chosen.experiments() for seed in range(args.seeds)]
+    asked = [experiment for experiment in chosen.experiments() if args.on in ("", experiment.data)]
+    runs = [Run(experiment, seed) for experiment in asked for seed in range(args.seeds)]
+    if not runs:
+        raise InputError(f"the study '{args.study}' has no runs on '{args.on}'")
     engine = choose_engine(args.engine, cohort=COHORT * len(runs))
     began = time.perf_counter()
     print(f"{len(runs)} runs on {engine}", flush=True)
@@ -36,7 +40,8 @@ def main() -> None:
         if run in (runs[0], runs[-1]) and record.round % 10 == 0:
             print(f"{run.experiment.data}, round {record.round}: {time.perf_counter() - began:.1f} s", flush=True)
 
-    command = f"python -m fedcover.study {args.study} --seeds {args.seeds} --rounds {args.rounds}"
+    part = f" --on {args.on}" if args.on else ""
+    command = f"python -m fedcover.study {args.study}{part} --seeds {args.seeds} --rounds {args.rounds}"
     made = chosen.federation_of
     seconds = make(args.out, runs, args.rounds, engine, args.data, None, told, command, made)
     print(f"{seconds} s", flush=True)
