@@ -11,11 +11,12 @@ from fedcover.data import Split
 from fedcover.models import MLP
 from fedcover.paper import experiments
 from fedcover.paper.experiments import Experiment, Run
-from fedcover.paper.results import Outcome, Results
+from fedcover.paper.results import Outcome, Results, load
 from fedcover.params import count, params_of
 from fedcover.study import STUDIES, coverage
-from fedcover.study.verdict import cells, gains_figure, places, rows
+from fedcover.study.verdict import cells, gains_figure, places, rows, tally
 
+DOCS = Path(__file__).parents[2] / "docs" / "study"
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -90,14 +91,40 @@ def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     assert "there is no study 'cover'; use one of coverage, labels" in cli("study", "cover")[2]
 
 
-def test_the_study_in_docs_is_what_its_results_give(cli: Cli, tmp_path: Path) -> None:
-    docs = Path(__file__).parents[2] / "docs" / "study"
-    code, _, err = cli("study", "labels", "--results", str(docs / "labels.json"), "--out", str(tmp_path), "-q")
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_study_in_docs_is_what_its_results_give(name: str, cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("study", name, "--results", str(DOCS / f"{name}.json"), "--out", str(tmp_path), "-q")
     assert code == 0, err
-    assert (tmp_path / "labels.md").read_text() == (docs / "labels.md").read_text()
-    code, _, err = cli("study", "coverage", "--results", str(docs / "labels.json"), "--out", str(tmp_path), "-q")
+    assert (tmp_path / f"{name}.md").read_text() == (DOCS / f"{name}.md").read_text()
+
+
+def test_results_of_another_study_are_refused(cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("study", "coverage", "--results", str(DOCS / "labels.json"), "--out", str(tmp_path), "-q")
     assert code == 2
     assert "holds no runs of the study 'coverage'; make them with `fedcover study coverage`" in err
+
+
+def test_what_the_design_document_says_of_the_coverage_study_is_what_the_runs_gave() -> None:
+    study, results = STUDIES["coverage"], load(DOCS / "coverage.json")
+    with_one, with_none = ({row["masks"]: row for row in tally(study, results, part)} for part in study.parts)
+    assert with_one["optimal"]["than nested"] == "4 better, 0 worse of 12"
+    assert with_one["star"]["than nested"] == "2 better, 1 worse of 12"
+    assert with_one["random"]["than nested"] == "0 better, 4 worse of 12"
+    assert with_one["most"]["than optimal"] == "0 better, 1 worse of 12"
+    assert with_none["most"]["than optimal"] == "0 better, 2 worse of 5"
+    gains: dict[tuple[str, bool], list[float]] = {}
+    for cell in (cell for place in places(study, results) for cell in cells(study, results, place)):
+        if cell.gain and cell.experiment.technique == "optimal":
+            whole = cell.experiment.code.startswith("1x1,")
+            gain = cell.gain.mean if cell.p < 0.05 else 0
+            gains.setdefault((cell.experiment.data, whole), []).append(gain)
+    assert max(gains["cifar10", True]) == pytest.approx(2.5, abs=0.05)
+    on_mnist, on_cifar = gains["mnist", False], gains["cifar10", False]
+    assert [sum(g > 0 for g in on_mnist), sum(g < 0 for g in on_mnist)] == [3, 1]
+    assert max(on_mnist) == pytest.approx(1.4, abs=0.05)
+    assert [sum(g > 0 for g in on_cifar), sum(g < 0 for g in on_cifar)] == [0, 4]
+    assert sorted(g for g in on_cifar if g < 0)[0] == pytest.approx(-18.8, abs=0.05)
+    assert sorted(g for g in on_cifar if g < 0)[-1] == pytest.approx(-5.1, abs=0.05)
 
 
 def test_what_the_studies_hold() -> None:

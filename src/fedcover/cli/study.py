@@ -46,7 +46,7 @@ def study(
 
 def _report(name: str, chosen: Study, path: Path, folder: Path, quiet: bool) -> None:
     from fedcover.report.svg import file_bytes
-    from fedcover.study.verdict import gains_figure, places, rows
+    from fedcover.study.verdict import gains_figure, places, rows, tally
 
     if not path.exists():
         raise InputError(f"{path} is not there; make it with `fedcover study {name}`")
@@ -54,14 +54,15 @@ def _report(name: str, chosen: Study, path: Path, folder: Path, quiet: bool) -> 
     if not places(chosen, found):
         raise InputError(f"{path} holds no runs of the study '{name}'; make them with `fedcover study {name}`")
     parts = [f"# {chosen.question}", f"![Gains over {chosen.base}]({name}.svg)"]
-    for place in places(chosen, found):
-        table = rows(chosen, found, place)
+    tables = {f"Settings {part}": tally(chosen, found, part) for part in chosen.parts}
+    tables |= {place: rows(chosen, found, place) for place in places(chosen, found)}
+    for title, table in tables.items():
         heads = list(table[0])
         lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
         lines += ["| " + " | ".join(row.values()) + " |" for row in table]
-        parts += [f"## {place}", "\n".join(lines)]
+        parts += [f"## {title}", "\n".join(lines)]
         if not quiet:
-            show_table([{head: cell.replace("**", "") for head, cell in row.items()} for row in table], place)
+            show_table([{head: cell.replace("**", "") for head, cell in row.items()} for row in table], title)
     parts += [f"Made by `{one['command']}` in {one['seconds']} s on {one['device']}." for one in found.made]
     write_atomically(folder / f"{name}.md", ("\n\n".join(parts) + "\n").encode())
     figure = gains_figure(chosen, found)

@@ -18,8 +18,12 @@ class Study:
     federation_of: Make
     base: str
     """The technique that the others of the same code are compared with."""
+    also: str
+    """A second one, for the counts alone."""
     budgets: Mapping[str, str]
     """What the codes mean."""
+    parts: Mapping[str, tuple[str, ...]]
+    """Codes that are counted together, under what they have in common."""
 
 
 STUDIES = {
@@ -28,13 +32,20 @@ STUDIES = {
         coverage.experiments,
         coverage.federation_of,
         "nested",
+        "optimal",
         {coverage.WHOLE: "full models", **coverage.BUDGETS},
+        {
+            "with one full client in ten": tuple(code for code in coverage.BUDGETS if code.startswith("1x1,")),
+            "with no full client": tuple(code for code in coverage.BUDGETS if not code.startswith("1x1,")),
+        },
     ),
     "labels": Study(
         "Do region weights by labels pay?",
         labels.experiments,
         labels.federation_of,
         "uniform",
+        "labels",
         {code: code for code in labels.CODES},
+        {"of all codes": labels.CODES},
     ),
 }

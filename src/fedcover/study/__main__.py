@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("--on", default="", help="one data set alone, such as mnist, so that parts can be run apart")
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--first", type=int, default=0, help="the first seed, to add seeds to results")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--data")
@@ -29,7 +30,7 @@ def main() -> None:
     args = parser.parse_args()
     chosen = STUDIES[args.study]
     asked = [experiment for experiment in chosen.experiments() if args.on in ("", experiment.data)]
-    runs = [Run(experiment, seed) for experiment in asked for seed in range(args.seeds)]
+    runs = [Run(experiment, seed) for experiment in asked for seed in range(args.first, args.first + args.seeds)]
     if not runs:
         raise InputError(f"the study '{args.study}' has no runs on '{args.on}'")
     engine = choose_engine(args.engine, cohort=COHORT * len(runs))
@@ -40,7 +41,7 @@ def main() -> None:
         if run in (runs[0], runs[-1]) and record.round % 10 == 0:
             print(f"{run.experiment.data}, round {record.round}: {time.perf_counter() - began:.1f} s", flush=True)
 
-    part = f" --on {args.on}" if args.on else ""
+    part = (f" --on {args.on}" if args.on else "") + (f" --first {args.first}" if args.first else "")
     command = f"python -m fedcover.study {args.study}{part} --seeds {args.seeds} --rounds {args.rounds}"
     made = chosen.federation_of
     seconds = make(args.out, runs, args.rounds, engine, args.data, None, told, command, made)

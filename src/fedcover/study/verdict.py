@@ -75,6 +75,27 @@ def rows(study: Study, results: Results, place: str) -> list[dict[str, str]]:
     return made
 
 
+def tally(study: Study, results: Results, part: str) -> list[dict[str, str]]:
+    """In how many settings of a part each technique is better or worse, beyond accident, than the two bases.
+
+    Settings in which both chose the same masks are not counted.
+    """
+    shown: dict[str, dict[str, str]] = {}
+    for base in (study.base, study.also):
+        against = replace(study, base=base)
+        found = [cell for place in places(study, results) for cell in cells(against, results, place)]
+        gains: dict[str, list[float]] = {}
+        for cell in found:
+            if cell.gain and cell.experiment.code in study.parts[part] and (cell.gain.low, cell.gain.high) != (0, 0):
+                gains.setdefault(cell.experiment.technique, []).append(cell.gain.mean if cell.p < LEVEL else 0)
+        for kind, sure in gains.items():
+            if kind != study.base:  # against the second base it would be the same comparison again
+                text = f"{sum(g > 0 for g in sure)} better, {sum(g < 0 for g in sure)} worse of {len(sure)}"
+                shown.setdefault(kind, {})[f"than {base}"] = text
+    heads = (f"than {study.base}", f"than {study.also}")
+    return [{"masks": kind, **{head: texts.get(head, "") for head in heads}} for kind, texts in shown.items()]
+
+
 @styled
 def gains_figure(study: Study, results: Results) -> Figure:
     """For each place the gain over the base, with its 95 % interval."""
