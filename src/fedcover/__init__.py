@@ -3,6 +3,7 @@
 from fedcover import data
 from fedcover.aggregate import ClientUpdate, RegionSum, average
 from fedcover.budgets import Budget, by_client, by_slot, parse_code
+from fedcover.buffers import gather_statistics
 from fedcover.clients import Client
 from fedcover.cost import Cost, cost_of
 from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
@@ -26,6 +27,7 @@ from fedcover.policies import (
 )
 from fedcover.runfolder import load_model
 from fedcover.seeding import Round
+from fedcover.submodel import SubModel, shrink
 from fedcover.version import __version__
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "Round",
     "RoundRecord",
     "Serial",
+    "SubModel",
     "Task",
     "Vectorized",
     "__version__",
@@ -62,6 +65,7 @@ __all__ = [
     "fixed_subnetwork",
     "full",
     "gamma_min",
+    "gather_statistics",
     "load_model",
     "neuron_pruning",
     "optimal_masks",
@@ -71,6 +75,7 @@ __all__ = [
     "pruning_noise",
     "regions",
     "run_many",
+    "shrink",
     "trace",
     "uncovered",
     "weight_pruning",

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
 from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
+from fedcover.buffers import has_statistics, spread_over, static_form
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, sample_ids
 from fedcover.cost import Cost, cost_of, costs_of
@@ -27,7 +28,7 @@ from fedcover.data import Examples, Population, as_examples
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import ClientError, InputError, check_whole
-from fedcover.evaluate import evaluate, local_accuracy, test_on
+from fedcover.evaluate import Score, evaluate, local_accuracy
 from fedcover.history import History, RoundRecord
 from fedcover.local import Job, LocalSGD, Task
 from fedcover.network import trace
@@ -89,10 +90,8 @@ class Federation:
             )
         self.network = trace(task.model, clients.examples.inputs[:2])
         if self.network.moving:
-            raise InputError(
-                f"buffer '{self.network.moving[0]}' changes in training, and clients with different sub-models cannot"
-                f" share it; use nn.GroupNorm, or batch normalisation with track_running_stats=False"
-            )
+            self.task = replace(task, model=static_form(self.network, task.model))
+            self.network = trace(self.task.model, clients.examples.inputs[:2])
         if self.network.uncounted:
             names = ", ".join(self.network.uncounted)
             warnings.warn(f"multiply-adds of {names} cannot be counted and are left out of MACs", stacklevel=2)
@@ -105,8 +104,9 @@ class Federation:
             )
         if len(self.budgets) > len(clients):
             raise InputError(f"there are {len(self.budgets)} budgets for {len(clients)} clients; give at most one each")
-        self.theta0 = params_of(task.model)
+        self.theta0 = params_of(self.task.model)
         self._full = cost_of(self.network, FULL)
+        self._norm_inputs: Tensor | None = None
 
     def start(self) -> State:
         """The state before round 1."""
@@ -190,7 +190,7 @@ class Federation:
             certificate = certificate if self.weighting == "uniform" else {**certificate, **NOT_UNIFORM}
         clock.lap("aggregate")
 
-        score = evaluate(self.task.model, self.task.loss, theta, test) if test else None
+        score = self._score(theta, test) if test else None
         own = self._local_accuracy(theta, cohort, begun.masks, test) if test and local else None
         clock.lap("evaluate")
         record = make_record(
@@ -278,9 +278,20 @@ class Federation:
             return math.nan
         some = self.clients.examples
         few = replace(some, inputs=some.inputs[:START_EXAMPLES], labels=some.labels[:START_EXAMPLES])
-        return evaluate(
-            self.task.model, self.task.loss, state.theta, test_on(few, next(iter(state.theta.values())).device)
-        ).loss
+        return self._score(state.theta, few).loss
+
+    def _score(self, theta: Params, test: Examples) -> Score:
+        """The score of a whole model on a test set."""
+        return evaluate(self.task.model, self.task.loss, theta, test, self._norms_from(theta))
+
+    def _norms_from(self, theta: Params) -> Tensor | None:
+        """Clients' inputs, where theta is, over which batch norms gather statistics; None if there are no such."""
+        if not has_statistics(self.task.model):
+            return None
+        device = next(iter(theta.values())).device
+        if self._norm_inputs is None or self._norm_inputs.device != device:
+            self._norm_inputs = spread_over(self.clients.examples.inputs).to(device)
+        return self._norm_inputs
 
     def _steps(self, examples: int) -> Steps:
         return Steps(self.local.steps(examples), self.local.lr, self.local.momentum)
@@ -301,7 +312,8 @@ class Federation:
     ) -> float | None:
         mixes = [self.clients.label_mix(client.id) for client in cohort]
         sizes = [client.examples for client in cohort]
-        return local_accuracy(self.task.model, self.task.loss, theta, masks, mixes, sizes, test)
+        norms = self._norms_from(theta)
+        return local_accuracy(self.task.model, self.task.loss, theta, masks, mixes, sizes, test, norms)
 
 
 @dataclass(frozen=True)

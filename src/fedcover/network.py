@@ -43,6 +43,12 @@ class Network:
         return tuple(name for name in self.weights if name != self.output)
 
 
+_VIEWS = ("view", "_unsafe_view", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "transpose", "permute")
+_LIGHT = ("add", "sub", "mul", "div", "embedding", "index", "detach", "alias", "clone")
+_WITHOUT_PRODUCTS = frozenset(getattr(torch.ops.aten, name) for name in _VIEWS + _LIGHT)
+"""Operations that take part in no matrix product: a parameter met by these alone has no multiply-adds to count."""
+
+
 class _Watch(TorchDispatchMode):
     """Notes, for each parameter, the operations that it takes part in."""
 
@@ -53,7 +59,7 @@ class _Watch(TorchDispatchMode):
         self.multiplies: dict[str, None] = {}
         self.macs: dict[str, float] = {}
         self.first: set[str] = set()
-        self.looked_up: set[str] = set()
+        self.elsewhere: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -62,9 +68,9 @@ class _Watch(TorchDispatchMode):
         for name, _ in named:
             if name is not None:
                 self.order.setdefault(name)
-        if func._overloadpacket is torch.ops.aten.embedding:
-            self.looked_up |= {name for name, _ in named if name is not None}
         flops = flop_registry.get(func._overloadpacket)
+        if flops is None and func._overloadpacket not in _WITHOUT_PRODUCTS:
+            self.elsewhere |= {name for name, _ in named if name is not None}
         if flops is not None:
             for name, tensor in named:
                 if name is None or tensor.ndim < 2:
@@ -107,5 +113,5 @@ def trace(model: nn.Module, example: Tensor) -> Network:
     output = next((name for name in reversed(watch.multiplies)), weights[-1])
     macs = {name: watch.macs.get(name, 0.0) / len(example) for name in shapes}
     moving = tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name]))
-    silent = tuple(n for n in weights if n in watch.order and not macs[n] and n not in watch.looked_up)
+    silent = tuple(n for n in weights if n in watch.elsewhere and not macs[n])
     return Network(scratch, example.cpu(), shapes, weights, output, macs, frozenset(watch.first), silent, moving)

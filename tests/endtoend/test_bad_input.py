@@ -240,11 +240,11 @@ def test_lenet_on_images_too_small(cli: Cli, tmp_path: Path) -> None:
     refuses(cli, ["run", *QUICK, "--set", "model.name=lenet"], "lenet needs images of at least 16 x 16", "use the mlp")
 
 
-@pytest.mark.parametrize("norm", [torch.nn.BatchNorm1d(2), torch.nn.InstanceNorm1d(2, track_running_stats=True)])
-def test_model_with_running_statistics(norm: torch.nn.Module) -> None:
+def test_model_with_running_statistics_that_are_not_batch_norms() -> None:
     clients = fc.data.iid((torch.randn(8, 2, 3), torch.arange(8) % 2), clients=2)
+    norm = torch.nn.InstanceNorm1d(2, track_running_stats=True)
     net = torch.nn.Sequential(norm, torch.nn.Flatten(), torch.nn.Linear(6, 2))
-    with pytest.raises(fc.InputError, match=r"buffer '0.running_mean' changes in training.*nn.GroupNorm"):
+    with pytest.raises(fc.InputError, match=r"buffer '0.running_mean' changes in training.*use batch, group or layer"):
         fc.Federation(fc.Task(net), clients, cohort=1)
 
 
