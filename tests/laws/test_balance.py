@@ -14,6 +14,7 @@ from torch import Tensor
 import fedcover as fc
 from fedcover.aggregate import ClientUpdate, RegionSum, average
 from fedcover.balance import assign_patterns, chance, nearest_weights, noisy_counts, population_mix, region_weights
+from fedcover.balance.sets import SetSolver
 from fedcover.coverage import regions
 from fedcover.params import Mask, Params
 from fedcover.seeding import generator
@@ -154,10 +155,60 @@ def test_every_region_comes_nearer(case: tuple[Params, list[Mask]], seed: int, k
         assert l2(weights, held, target) <= l2(uniform, held, target) + 1e-12
         assert one.before == pytest.approx(float((uniform @ held - target).abs().sum()) / 2, abs=1e-12)
         assert one.after == pytest.approx(float((weights @ held - target).abs().sum()) / 2, abs=1e-12)
-    assert balance.solved == 1 or not balance.regions
-    capped = region_weights(masks, theta, mixes, target, most=1)
-    assert [one.weights for one in capped.regions[:1]] == [one.weights for one in balance.regions[:1]]
-    assert all(len(set(one.weights)) == 1 and one.after == one.before for one in capped.regions[1:])
+    held = max(1, sum(one.region.size for one in balance.regions))
+    assert balance.before == pytest.approx(sum(one.region.size * one.before for one in balance.regions) / held)
+    assert balance.after == pytest.approx(sum(one.region.size * one.after for one in balance.regions) / held)
+
+
+@given(mixes_and_target(most=30), seeds, st.sampled_from([1e-10, 1e-6, 1e-3, 1.0]))
+@settings(max_examples=100)
+def test_many_sets_at_once_are_each_set_alone(case: tuple[Tensor, Tensor], seed: int, ridge: float) -> None:
+    """Two roads to the same weights; equal clients of a set weigh alike, bit for bit."""
+    mixes, target = case
+    members = torch.rand(20, len(mixes), generator=torch.Generator().manual_seed(seed)) < 0.6
+    members = members[members.any(1)]
+    weights = SetSolver(mixes, target, ridge).weights(members)
+    assert not bool(weights[~members].any())
+    for row, held in zip(weights, members, strict=True):
+        alone = nearest_weights(mixes[held], target, ridge=ridge)[0]
+        assert torch.allclose(row[held], alone, rtol=0, atol=1e-9)
+        groups = torch.unique(mixes[held], dim=0, return_inverse=True)[1]
+        assert all(len(set(row[held][groups == group].tolist())) == 1 for group in groups.tolist())
+
+
+def test_sets_that_need_too_many_steps_are_solved_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixes, target = random_mixes(9, 4, 1, "any")
+    members = torch.rand(20, 9, generator=torch.Generator().manual_seed(0)) < 0.6
+    expected = SetSolver(mixes, target, 1e-3).weights(members)
+    monkeypatch.setattr("fedcover.balance.sets.MOST_STEPS", 0)
+    assert torch.allclose(SetSolver(mixes, target, 1e-3).weights(members), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("numbers", [2**21, 2**14])
+def test_every_set_of_very_many_is_solved(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With random masks nearly every entry is a region of its own; the work is done in parts of any size."""
+    monkeypatch.setattr("fedcover.balance.sets.MOST_NUMBERS", numbers)
+    rng = torch.Generator().manual_seed(0)
+    theta, clients = {"v": torch.zeros(30, 100), "w": torch.zeros(2000), "b": torch.zeros(7)}, 80
+    masks = [{name: torch.rand(theta[name].shape, generator=rng) < 0.5 for name in "vw"} for _ in range(clients)]
+    mixes, target = random_mixes(clients, 5, 2, "skewed")
+    balance = region_weights(masks, theta, mixes, target, ridge=1e-3)
+    assert len(balance.held.sizes) == 5001  # and one of all clients, for what no mask names
+    whole = [{**mask, "b": torch.ones(7, dtype=torch.bool)} for mask in masks]
+    for name in theta:
+        found = torch.stack([own[name].expand(theta[name].shape).flatten() for own in balance.clients], 1)
+        for place in range(0, len(found), 97):
+            held = torch.stack([mask[name].flatten()[place] for mask in whole])
+            expected = torch.zeros(clients, dtype=torch.float64)
+            expected[held] = nearest_weights(mixes[held], target, ridge=1e-3)[0]
+            assert torch.allclose(found[place], expected, rtol=0, atol=1e-9)
+
+
+def test_clients_of_one_label_alone_weigh_alike() -> None:
+    """Then chance leaves no ridge."""
+    target = torch.tensor([1.0, 0.0])
+    balance = region_weights([{}] * 3, {"w": torch.zeros(2)}, target.repeat(3, 1), target, chance(target, 10))
+    assert [float(own["w"]) for own in balance.clients] == pytest.approx([1 / 3] * 3)
 
 
 def weighted(theta: Params, updates: Sequence[ClientUpdate], seed: int) -> list[ClientUpdate]:
