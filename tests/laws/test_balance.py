@@ -365,20 +365,34 @@ def test_the_population_s_mix_counts_examples_as_often_as_clients_have_them() ->
     assert mix.tolist() == [0.5, 0.5, 0.0, 0.0]
 
 
-def test_a_round_with_labels_renormalises_over_those_who_answer() -> None:
-    fed = federation(skewed(), "labels", "1111")
+@pytest.mark.parametrize("code", ["1111", "1247"])
+@pytest.mark.parametrize("together", [1, 3])
+def test_who_is_rejected_was_never_in_the_round(code: str, together: int) -> None:
+    """The weights are solved for those who answered, in each region, whatever the rejected client sent."""
+    fed = federation(skewed(), "labels", code)
     begun = fed.begin_round(fed.start())
     updates = list(fed.engine.train(begun.jobs))
-    updates[1] = replace(updates[1], finite=False)
-    after, record = fed.end_round(begun, updates)
+    broken = {name: torch.full_like(value, torch.nan) for name, value in updates[1].theta.items()}
+    spoilt = [updates[0], replace(updates[1], theta=broken), *updates[2:]]
+    after, record = fed.end_round(begun, spoilt, together=together)
     assert [left["client"] for left in record.rejected] == [updates[1].client]
-    mixes = torch.stack([fed.clients.label_mix(client.id) for client in begun.cohort])
-    target, examples = population_mix(fed.clients), sum(client.examples for client in begun.cohort) / 4
-    weights, _ = nearest_weights(mixes, target, ridge=chance(target, examples))
-    rest = [0, 2, 3]
-    for name, value in after.theta.items():
-        mean = sum(float(weights[n]) * updates[n].theta[name] for n in rest) / float(weights[rest].sum())
-        assert torch.allclose(value, mean, atol=1e-6)
+    rest = [updates[n] for n in (0, 2, 3)]
+    mixes = torch.stack([fed.clients.label_mix(update.client) for update in rest])
+    target, examples = population_mix(fed.clients), sum(update.examples for update in rest) / 3
+    ridge = chance(target, examples)
+    balance = region_weights([update.mask for update in rest], fed.theta0, mixes, target, ridge)
+    alone = [replace(update, weights=own) for update, own in zip(rest, balance.clients, strict=True)]
+    expected = RegionSum(fed.theta0, "labels")
+    expected.add_together(alone)
+    assert same(after.theta, expected.mean())
+    # And where all hold an entry the weights are those of a single set.
+    weights, _ = nearest_weights(mixes, target, ridge=ridge)
+    held = torch.stack([kept_of(update.mask, fed.theta0)["0.weight"] for update in rest]).all(0)
+    mean = sum(float(w) * update.theta["0.weight"] for w, update in zip(weights, rest, strict=True))
+    assert bool(held.any())
+    assert torch.allclose(after.theta["0.weight"][held], mean[held], atol=1e-6)
+    whole = fed.end_round(fed.begin_round(fed.start()), updates)[0].theta
+    assert not torch.allclose(after.theta["0.weight"], whole["0.weight"], atol=1e-4)
 
 
 def test_a_resumed_run_with_labels_gives_the_same_bits(tmp_path: Path) -> None:

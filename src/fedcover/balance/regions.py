@@ -28,7 +28,7 @@ class RegionBalance:
 
 
 class EntryWeights(Mapping[str, Tensor]):
-    """One client's weight in each entry, by tensor; a scalar where the tensor is one region.
+    """One client's weight in each entry, by tensor; a scalar where no mask cuts the tensor.
 
     It is read off a table when asked for, so that a cohort's weights take no more memory than one client's.
     """
