@@ -7,7 +7,7 @@ theta -> cohort -> plan (one mask per client) -> audit (coverage, noise) -> jobs
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -126,7 +126,6 @@ class Federation:
         ids = sample_ids(len(self.clients), self.cohort, this_round)
         cohort = self._assigned(cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by))
         masks, memory = self._plan(state, cohort, this_round)
-        weights = self._weights(state.theta, cohort, masks)
         if self.require_coverage:
             check_coverage(coverage_of(masks, state.theta), this_round.index)
         norm2, noise = norm_and_noise(state.theta, masks)
@@ -136,7 +135,7 @@ class Federation:
             for client, mask in zip(cohort, masks, strict=True)
         ]
         clock.lap("plan")
-        return BegunRound(this_round, state, cohort, masks, weights, memory, norm2, noise, costs, jobs, clock)
+        return BegunRound(this_round, state, cohort, masks, memory, norm2, noise, costs, jobs, clock)
 
     def end_round(
         self,
@@ -152,18 +151,17 @@ class Federation:
         total = RegionSum(state.theta, self.weighting)
         ledger = Ledger(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
         answered: list[Mask] = []
+        waiting: list[ClientUpdate] = []
         losses: list[float] = []
         rejected: list[dict[str, Any]] = []
         stream = iter(updates)
         while group := list(islice(stream, together)):
             clock.lap("train")
             finite = [update.is_finite() for update in group]
-            sound = [
-                replace(update, weights=begun.weights.get(update.client))
-                for update, fine in zip(group, finite, strict=True)
-                if fine
-            ]
-            if sound:
+            sound = [update for update, fine in zip(group, finite, strict=True) if fine]
+            if self.weighting == "labels":
+                waiting += sound  # what each counts for depends on all who answer
+            elif sound:
                 total.add_together(sound)
             if ledger:
                 for update in sound:
@@ -181,6 +179,8 @@ class Federation:
                 f"every client of round {this_round.index} diverged: no trained values are finite;"
                 f" lower lr (now {self.local.lr}) and start anew"
             )
+        if waiting:
+            total.add_together(self._weighted(state.theta, waiting))
         theta = total.mean()
         counts = coverage_of(answered, state.theta)
         certificate, theory = None, state.theory
@@ -261,16 +261,13 @@ class Federation:
         places = assign_patterns([client.budget for client in cohort], mixes, self._labels)
         return [replace(client, budget=cohort[place].budget) for client, place in zip(cohort, places, strict=True)]
 
-    def _weights(
-        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask]
-    ) -> dict[int, Mapping[str, Tensor]]:
-        """What each client's entries count for in the average, by client id; nothing unless labels decide it."""
-        if self._labels is None or self.weighting != "labels":
-            return {}
-        mixes = torch.stack([self.clients.label_mix(client.id) for client in cohort])
-        ridge = chance(self._labels, sum(client.examples for client in cohort) / len(cohort))
-        balance = region_weights(masks, theta, mixes, self._labels, ridge)
-        return {client.id: weights for client, weights in zip(cohort, balance.clients, strict=True)}
+    def _weighted(self, theta: Params, updates: Sequence[ClientUpdate]) -> list[ClientUpdate]:
+        """The updates with what their entries count for by labels, as if only these clients were in the round."""
+        assert self._labels is not None
+        mixes = torch.stack([self.clients.label_mix(update.client) for update in updates])
+        ridge = chance(self._labels, sum(self.clients.size(update.client) for update in updates) / len(updates))
+        balance = region_weights([update.mask for update in updates], theta, mixes, self._labels, ridge)
+        return [replace(update, weights=own) for update, own in zip(updates, balance.clients, strict=True)]
 
     def _start_loss(self, state: State) -> float:
         """The loss on training examples before the first round; not asked for later."""
@@ -324,8 +321,6 @@ class BegunRound:
     state: State
     cohort: list[Client]
     masks: list[Mask]
-    weights: dict[int, Mapping[str, Tensor]]
-    """What each client's entries count for, by its id; empty if all count alike."""
     memory: dict[str, Tensor]
     """The policy's state for the next round."""
     norm2: float

@@ -64,6 +64,20 @@ def test_a_resumed_run_gives_the_same_certificates(
     assert whole == parts  # records, certificates among them
 
 
+def test_certificates_carry_little_from_round_to_round(small_federation: Make) -> None:
+    """For each parameter a mean in single precision and an age; for each tensor and run a few numbers."""
+    federation = small_federation(certify=True)
+    state = federation.start()
+    for _ in range(3):
+        state, _ = federation.play_round(state)
+    by_entry = [t for name, t in state.theory.items() if name.partition("/")[2] in state.theta and t.numel() > 2]
+    assert sum(t.numel() * t.element_size() for t in by_entry) == 6 * sum(t.numel() for t in state.theta.values())
+    assert sum(t.numel() for t in state.theory.values()) - sum(t.numel() for t in by_entry) < 50
+    old = {name: tensor for name, tensor in state.theory.items() if name != "ways"}
+    with pytest.raises(fc.InputError, match="certificate is of an older kind; start the run anew"):
+        federation.play_round(replace(state, theory=old))
+
+
 def test_non_iid_federations_get_the_second_theorem(small_federation: Make) -> None:
     inputs = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
     examples = fc.Examples(inputs, inputs[:, :3].argmax(1), classes=3)

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions
+from fedcover.coverage import coverage_of, gamma_min, pruning_noise
 from fedcover.errors import InputError, check_whole
+from fedcover.holders import holder_sets
 from fedcover.params import Mask, Params, norm2
 from fedcover.theory.bounds import Bound, Constants, Steps, theorem1, theorem2
 
@@ -28,7 +29,7 @@ class Facts:
     uncovered: Mapping[str, float]
     """For each tensor with entries that nobody held, their share of it."""
     regions: int | None = None
-    """K; counted only if asked for, since it sorts all entries once for each mask."""
+    """K; counted only if asked for, since it looks at all entries once for each mask."""
 
 
 def measure(theta: Params, masks: Sequence[Mask], round: int = 1, count_regions: bool = False) -> Facts:
@@ -42,7 +43,7 @@ def measure(theta: Params, masks: Sequence[Mask], round: int = 1, count_regions:
         raise InputError("a round needs at least one client; got no masks")
     counts = coverage_of(masks, theta)
     error = norm2(theta) * math.fsum(pruning_noise(theta, masks))
-    parts = len(regions(masks, theta)) if count_regions else None
+    parts = len(holder_sets(masks, theta).sizes) if count_regions else None
     return Facts(round, len(masks), gamma_min(counts), error, _shares(counts), parts)
 
 

@@ -2,12 +2,13 @@
 
 All rests on the pseudo-gradient of a client inside its mask, g_n = (theta_q o m_n - theta_n) / reach. It is the mean
 of the client's T stochastic gradients (with momentum a weighted mean, whose weights ``Steps`` knows).
-Cost: a few operations for each entry of each update, and six doubles of memory for each parameter, whatever the
-cohort. None of the three is a bound: the assumptions speak of all points, a run sees those that it visits.
+Cost: a few operations for each entry of each update, and in a round four doubles of memory for each parameter, whatever
+the cohort; from one round to the next a number of single precision is kept. None of the three is a bound: the
+assumptions speak of all points, a run sees those that it visits.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -122,17 +123,18 @@ class Estimate:
         """The variance of the region average of one gradient from each holder, summed over regions."""
         self._shared = 0
         self.last: Summary | None = None
-        self.moved: Params = {}
+        self.ways = torch.zeros(0, dtype=torch.float64)
+        """How far theta moved in the last round: the sum of squares for each tensor."""
 
     @classmethod
     def resumed(
-        cls, passes: int, rounds: int, shared: int, guesses: Sequence[float | None], last: Summary, moved: Params
+        cls, passes: int, rounds: int, shared: int, guesses: Sequence[float | None], last: Summary, ways: Tensor
     ) -> "Estimate":
         """An estimate as it stood: rounds so far, those with shared entries, L, G, sigma^2 and its average."""
         estimate = cls(passes)
         estimate.rounds, estimate._shared = rounds, shared
         estimate.smoothness, estimate.gradient, estimate.variance, estimate.averaged = guesses
-        estimate.last, estimate.moved = last, moved
+        estimate.last, estimate.ways = last, ways
         return estimate
 
     @property
@@ -164,18 +166,20 @@ class Estimate:
         if self.last is not None:
             secant = self._secant(self.last, now)
             self.smoothness = secant if self.smoothness is None else max(self.smoothness, secant or 0.0)
-        self.last = now
-        self.moved = {name: new_theta[name].double() - tensor.double() for name, tensor in theta.items()}
+        # Single precision is enough for what comes from single values, and a checkpoint is smaller; it is rounded here,
+        # so that a run that goes on has what a resumed one reads.
+        kept = {name: mean.to(torch.promote_types(theta[name].dtype, torch.float32)) for name, mean in now.mean.items()}
+        self.last = replace(now, mean=kept)
+        self.ways = torch.stack([(new_theta[k].double() - t.double()).square().sum() for k, t in theta.items()])
         self.rounds += 1
 
     def _secant(self, before: Summary, now: Summary) -> float | None:
         """How much the average gradient changed for each unit that theta moved; None if noise may have done it."""
-        changes, ways = [], []
-        for name, moved in self.moved.items():
+        changes = []
+        for name, mean in now.mean.items():
             both = before.held[name] & now.held[name]
-            changes.append(torch.where(both, now.mean[name] - before.mean[name], 0.0).square().sum())
-            ways.append(moved.square().sum())
-        found = numbers([*changes, *ways])
+            changes.append(torch.where(both, mean - before.mean[name], 0.0).square().sum())
+        found = numbers([*changes, *self.ways])
         change, way = sum(found[: len(changes)]), sum(found[len(changes) :])
         noise = before.averaged + now.averaged
         if not way or not (before.shared and now.shared) or change <= 2 * noise:

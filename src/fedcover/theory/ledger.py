@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregate import ClientUpdate
+from fedcover.errors import InputError
 from fedcover.params import Params
 from fedcover.theory.bounds import Steps
 from fedcover.theory.certificates import Facts, certificate
@@ -124,10 +125,10 @@ class Ledger:
             "numbers": _doubles([math.nan if value is None else float(value) for value in guesses]),
             "totals": _doubles([float(getattr(totals, name)) for name in _TOTALS]),
             "last": _doubles([float(getattr(last, name)) for name in _LAST]),
+            "ways": estimate.ways,
         }
         state |= {f"hole/{name}": _doubles(list(hole)) for name, hole in totals.uncovered.items()}
-        for kind, tensors in (("mean", last.mean), ("held", last.held), ("moved", estimate.moved)):
-            state |= {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
+        state |= {f"mean/{name}": mean for name, mean in last.mean.items()}
         return state | {f"age/{name}": age for name, age in self._ages.by_name.items()}
 
 
@@ -139,6 +140,8 @@ def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages,
     """What ``Ledger`` carried over, or a fresh start."""
     if not state:
         return Estimate(passes), Ages(), Totals()
+    if "ways" not in state:
+        raise InputError("the checkpoint's certificate is of an older kind; start the run anew in another folder")
 
     def part(kind: str) -> dict[str, Tensor]:
         return {name.partition("/")[2]: tensor for name, tensor in state.items() if name.startswith(f"{kind}/")}
@@ -146,10 +149,12 @@ def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages,
     values = dict(zip(_NUMBERS, state["numbers"].tolist(), strict=True))
     last = dict(zip(_LAST, state["last"].tolist(), strict=True))
     shared = bool(last.pop("shared"))
-    summary = Summary(part("mean"), part("held"), shared=shared, **last)
+    ages = part("age")
+    held = {name: age == 0 for name, age in ages.items()}
+    summary = Summary(part("mean"), held, shared=shared, **last)
     known = {name: None if math.isnan(value) else value for name, value in values.items()}
     guesses = [known[name] for name in ("smoothness", "gradient", "variance", "averaged")]
-    estimate = Estimate.resumed(passes, int(values["rounds"]), int(values["shared"]), guesses, summary, part("moved"))
+    estimate = Estimate.resumed(passes, int(values["rounds"]), int(values["shared"]), guesses, summary, state["ways"])
     holes = {name: (float(hole[0]), int(hole[1])) for name, hole in part("hole").items()}
     totals = dict(zip(_TOTALS, state["totals"].tolist(), strict=True))
-    return estimate, Ages(part("age")), Totals(**totals, uncovered=holes)
+    return estimate, Ages(ages), Totals(**totals, uncovered=holes)
