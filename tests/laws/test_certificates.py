@@ -14,7 +14,7 @@ import fedcover as fc
 from fedcover.aggregate import ClientUpdate, average
 from fedcover.coverage import coverage_of, pruning_error
 from fedcover.errors import InputError
-from fedcover.theory import Constants, Estimate, Facts, Steps, Window, certificate, measure, theorem1
+from fedcover.theory import Ages, Constants, Estimate, Facts, Steps, certificate, measure, theorem1
 from tests.laws.quadratics import Quadratic, momenta, paired_case
 from tests.laws.strategies import seeds
 
@@ -160,17 +160,21 @@ def test_facts_are_what_coverage_and_masks_say() -> None:
     assert facts.error == pytest.approx(sum(pruning_error(theta, mask) for mask in masks))
 
 
-def test_a_run_is_judged_by_its_worst_round_and_a_window_by_its_sum() -> None:
+def test_a_run_is_judged_by_its_worst_round_though_rounds_together_may_cover_more() -> None:
     theta = {"w": torch.tensor([1.0, 2.0])}
-    window, facts = Window(rounds=2), []
+    ages, facts = Ages(), []
+    with pytest.raises(InputError, match="ages are empty"):
+        ages.window()
     for q in (1, 2):
         masks = [{"w": torch.tensor([q == 1, q == 2])}] * 3
         facts.append(measure(theta, masks, q))
-        window.add(coverage_of(masks, theta))
-    found = certificate(facts, Steps(1, 0.1), window=window)
-    assert (found.gamma_min, found.window, found.window_gamma_min) == (0, 2, 3)
+        ages.add(coverage_of(masks, theta))
+    found = certificate(facts, Steps(1, 0.1), ages=ages)
+    assert (found.gamma_min, found.window) == (0, 2)
     assert (found.first_round, found.last_round) == (1, 2)
-    assert "though in 2 rounds together every entry was held 3 times or more" in found.sentence
+    assert "though in the last 2 rounds together every entry was held" in found.sentence
+    ages.add({"w": torch.tensor([1, 1])})
+    assert "though in the last round every entry was held" in certificate(facts, Steps(1, 0.1), ages=ages).sentence
     mixed = certificate(
         [Facts(1, 4, 2, 1.0, {}), Facts(2, 5, 1, 3.0, {})], Steps(1, 0.1), Constants(1.0, 1.0, 1.0, 1.0)
     )

@@ -11,42 +11,12 @@ from torch import Tensor
 from fedcover.aggregate import ClientUpdate
 from fedcover.params import Params
 from fedcover.theory.bounds import Steps
-from fedcover.theory.certificates import Facts, certificate
+from fedcover.theory.certificates import Ages, Facts, certificate
 from fedcover.theory.estimates import Estimate, Spread, Summary
 
-NEVER = torch.iinfo(torch.int16).max
-"""The age of an entry that nobody has held yet."""
 _NUMBERS = ("rounds", "shared", "smoothness", "gradient", "variance", "averaged")
 _TOTALS = ("gap", "error", "clients", "gamma_min", "regions")
 _LAST = ("each", "averaged", "largest", "averaging", "shared")
-
-
-@dataclass
-class Ages:
-    """For each entry the rounds since it was last held: how long a window covers the whole model.
-
-    >>> ages = Ages()
-    >>> for counts in ([2, 0], [0, 1], [3, 0]):
-    ...     ages.add({"w": torch.tensor(counts)})
-    >>> len(ages), ages.gamma_min()
-    (2, 1)
-    """
-
-    by_name: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, counts: Mapping[str, Tensor]) -> None:
-        """Take in the coverage of a round."""
-        for name, held in counts.items():
-            age = self.by_name.get(name, torch.full_like(held, NEVER - 1, dtype=torch.int16))
-            self.by_name[name] = torch.where(held > 0, 0, (age + 1).clamp_max(NEVER - 1)).to(torch.int16)
-
-    def __len__(self) -> int:
-        """The least number of rounds, up to the present one, that together cover every entry."""
-        return 1 + max(int(age.max()) for age in self.by_name.values() if age.numel())
-
-    def gamma_min(self) -> int:
-        """1 if some window covers every entry, 0 if an entry was never held."""
-        return int(len(self) < NEVER)
 
 
 @dataclass
@@ -112,8 +82,8 @@ class Ledger:
         if totals.gap >= 0:
             constants = self._estimate.constants(totals.gap, None if self._iid else facts.regions)
         longest = max(self._steps, key=lambda steps: steps.count)
-        window = self._ages if totals.gamma_min == 0 else None
-        made = certificate(totals.facts(facts.round), longest, constants, facts.round, self._iid, window)
+        ages = self._ages if totals.gamma_min == 0 else None
+        made = certificate(totals.facts(facts.round), longest, constants, facts.round, self._iid, ages)
         return made.to_dict(), self._state()
 
     def _state(self) -> dict[str, Tensor]:
