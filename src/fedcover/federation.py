@@ -20,7 +20,7 @@ from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
 from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
 from fedcover.checkpoint import State
-from fedcover.clients import Client, cohort_of, sample_ids
+from fedcover.clients import Client, cohort_of, places, sample_ids
 from fedcover.cost import Cost, cost_of, costs_of
 from fedcover.coverage import coverage_of, norm_and_noise
 from fedcover.data import Examples, Population, as_examples
@@ -151,6 +151,7 @@ class Federation:
         clock.skip()
         total = RegionSum(state.theta, self.weighting)
         ledger = Ledger(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
+        place = places(cohort) if ledger else {}
         answered: list[Mask] = []
         losses: list[float] = []
         rejected: list[dict[str, Any]] = []
@@ -167,7 +168,7 @@ class Federation:
                 total.add_together(sound)
             if ledger:
                 for update in sound:
-                    ledger.add(update, self._steps(update.examples))
+                    ledger.add(update, self._steps(update.examples), place[update.client])
             answered += [update.mask for update in sound]
             losses += [update.train_loss for update in sound]
             rejected += [

@@ -196,7 +196,8 @@ def _uncovered(worst: Mapping[str, tuple[float, int]], window: int | None = None
 def _covered(least: int, steps: Steps, bound: Bound | None, constants: Constants | None) -> str:
     held = f"every entry is held by {least} client{'s' if least > 1 else ''} or more"
     if bound is None or constants is None:
-        return f"{held}, as the theorem asks; L, sigma^2 and G are not known, so give them or estimate them over rounds"
+        unknown = "L, sigma^2 and G are not known: give them, or see rounds that differ by more than noise and masks"
+        return f"{held}, as the theorem asks; {unknown}"
     if not bound.step_holds:
         return (
             f"{held}, but the step size {steps.size:.3g} is {'by estimate at least ' if constants.estimated else ''}"

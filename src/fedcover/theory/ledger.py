@@ -60,9 +60,9 @@ class Ledger:
         self._spread = Spread(theta)
         self._steps: list[Steps] = []
 
-    def add(self, update: ClientUpdate, steps: Steps) -> None:
-        """Take in one client's update."""
-        self._spread.add(update, steps)
+    def add(self, update: ClientUpdate, steps: Steps, place: str = "") -> None:
+        """Take in one client's update; those of the same place in two rounds are compared."""
+        self._spread.add(update, steps, place)
         self._steps.append(steps)
 
     def close(
@@ -94,9 +94,11 @@ class Ledger:
             "numbers": _doubles([math.nan if value is None else float(value) for value in guesses]),
             "totals": _doubles([float(getattr(totals, name)) for name in _TOTALS]),
             "last": _doubles([float(getattr(last, name)) for name in _LAST]),
+            "places": torch.tensor(last.places),
         }
         state |= {f"hole/{name}": _doubles(list(hole)) for name, hole in totals.uncovered.items()}
-        for kind, tensors in (("mean", last.mean), ("held", last.held), ("moved", estimate.moved)):
+        carried = {"mean": last.mean, "holders": last.holders, "drift": last.drift, "moved": estimate.moved}
+        for kind, tensors in carried.items():
             state |= {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
         return state | {f"age/{name}": age for name, age in self._ages.by_name.items()}
 
@@ -116,7 +118,8 @@ def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages,
     values = dict(zip(_NUMBERS, state["numbers"].tolist(), strict=True))
     last = dict(zip(_LAST, state["last"].tolist(), strict=True))
     shared = bool(last.pop("shared"))
-    summary = Summary(part("mean"), part("held"), shared=shared, **last)
+    places = tuple(state["places"].tolist())
+    summary = Summary(part("mean"), part("holders"), part("drift"), places, shared=shared, **last)
     known = {name: None if math.isnan(value) else value for name, value in values.items()}
     guesses = [known[name] for name in ("smoothness", "gradient", "variance", "averaged")]
     estimate = Estimate.resumed(passes, int(values["rounds"]), int(values["shared"]), guesses, summary, part("moved"))
