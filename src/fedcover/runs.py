@@ -224,6 +224,7 @@ def summary(
         "gamma_min": history.gamma_min,
         "uncovered": max(history.column("uncovered")),
         "pruning_noise": sum(history.column("pruning_noise")) / len(history),
+        "keeps": [budget.keep for budget in federation.budgets],
         "parameters": sum(tensor.numel() for tensor in federation.task.model.parameters()),
         "bytes_down": sum(history.column("bytes_down")),
         "bytes_up": sum(history.column("bytes_up")),
