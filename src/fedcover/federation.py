@@ -56,7 +56,8 @@ class Federation:
     model. ``weighting`` says what a client counts for in a region: all alike (``uniform``), as its
     ``examples``, or so that the ``labels`` of the region's clients together come nearest to the population's.
     With ``certify`` every record has a certificate: what the convergence theorem says of the round. With
-    ``require_coverage`` a round whose masks leave an entry to nobody is an error before it is trained. With
+    ``require_coverage`` a round whose masks, planned for its cohort, leave an entry to nobody is an error before it is
+    trained; where budgets belong to clients, that may come after rounds that were covered. With
     ``assign`` patterns of equal size go to the clients of a cohort that complement each other's labels.
     See the README for a script that uses it.
     """

@@ -149,6 +149,28 @@ def test_uncovered_masks_are_refused_before_training_if_asked(small_federation: 
     small_federation(budgets=fc.by_slot("1777"), require_coverage=True).run(1)
 
 
+def test_with_budgets_by_client_a_run_ends_before_the_first_cohort_that_cannot_cover(
+    small_federation: Make, tmp_path: Path
+) -> None:
+    fleet = fc.by_client("1.0,7x0.5")  # whoever keeps the largest half needs client 0 beside it
+
+    def make(**changes: object) -> fc.Federation:
+        return small_federation(budgets=fleet, seed=1, **changes)
+
+    with pytest.warns(fc.CoverageWarning):
+        free = make().run(6)
+    covered = [0 in record.cohort for record in free]
+    assert [record.gamma_min > 0 for record in free] == covered
+    first = covered.index(False)
+    assert first > 0  # a covered round comes first, so that the promise is broken on the way
+    with pytest.raises(fc.InputError, match=f"is in nobody's model in round {first + 1} "):
+        make(require_coverage=True).run(6, out=tmp_path / "run")
+    kept = fc.History.load(tmp_path / "run" / "history.jsonl")
+    assert list(kept) == list(free[:first])
+    with pytest.warns(fc.CoverageWarning):  # nothing is lost: the run goes on where it may
+        assert make().run(6, out=tmp_path / "run", resume=True) == free
+
+
 def test_a_run_warns_once_where_it_was_called(small_federation: Make, tmp_path: Path) -> None:
     with pytest.warns(fc.CoverageWarning) as caught:
         small_federation(budgets=fc.by_slot("4777")).run(3)
