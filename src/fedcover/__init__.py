@@ -9,7 +9,7 @@ from fedcover.cost import Cost, cost_of
 from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.data import Examples, Population
 from fedcover.engines import Engine, Processes, Serial, Vectorized
-from fedcover.errors import ClientError, FedcoverError, InputError
+from fedcover.errors import ClientError, CoverageWarning, FedcoverError, InputError
 from fedcover.federation import Federation, run_many
 from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
@@ -36,6 +36,7 @@ __all__ = [
     "ClientError",
     "ClientUpdate",
     "Cost",
+    "CoverageWarning",
     "Engine",
     "Examples",
     "FedcoverError",

@@ -21,7 +21,7 @@ from fedcover.balance import assign_patterns, chance, label_skew, population_mix
 from fedcover.budgets import Budget, Budgets
 from fedcover.buffers import has_statistics, spread_over, static_form
 from fedcover.checkpoint import State
-from fedcover.clients import Client, cohort_of, sample_ids
+from fedcover.clients import Client, cohort_of, places, sample_ids
 from fedcover.cost import Cost, cost_of, costs_of
 from fedcover.coverage import coverage_of, norm_and_noise
 from fedcover.data import Examples, Population, as_examples
@@ -57,7 +57,8 @@ class Federation:
     model. ``weighting`` says what a client counts for in a region: all alike (``uniform``), as its
     ``examples``, or so that the ``labels`` of the region's clients together come nearest to the population's.
     With ``certify`` every record has a certificate: what the convergence theorem says of the round. With
-    ``require_coverage`` a round whose masks leave an entry to nobody is an error before it is trained. With
+    ``require_coverage`` a round whose masks, planned for its cohort, leave an entry to nobody is an error before it is
+    trained; where budgets belong to clients, that may come after rounds that were covered. With
     ``assign`` patterns of equal size go to the clients of a cohort that complement each other's labels.
     See the README for a script that uses it.
     """
@@ -150,6 +151,7 @@ class Federation:
         clock.skip()
         total = RegionSum(state.theta, self.weighting)
         ledger = Ledger(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
+        place = places(cohort) if ledger else {}
         answered: list[Mask] = []
         waiting: list[ClientUpdate] = []
         losses: list[float] = []
@@ -165,7 +167,7 @@ class Federation:
                 total.add_together(sound)
             if ledger:
                 for update in sound:
-                    ledger.add(update, self._steps(update.examples))
+                    ledger.add(update, self._steps(update.examples), place[update.client])
             answered += [update.mask for update in sound]
             losses += [update.train_loss for update in sound]
             rejected += [
