@@ -66,7 +66,7 @@ def test_a_resumed_run_gives_the_same_certificates(
 
 
 def test_certificates_carry_little_from_round_to_round(small_federation: Make) -> None:
-    """For each parameter a mean in single precision and an age; for each tensor and run a few numbers."""
+    """For each parameter three numbers in single precision, its holders and an age; for a run a few numbers."""
     federation = small_federation(certify=True)
     state = federation.start()
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_certificates_carry_little_from_round_to_round(small_federation: Make) -
     by_entry = [t for name, t in state.theory.items() if name.partition("/")[2] in state.theta and t.numel() > 2]
     assert sum(t.numel() * t.element_size() for t in by_entry) == 22 * sum(t.numel() for t in state.theta.values())
     assert sum(t.numel() for t in state.theory.values()) - sum(t.numel() for t in by_entry) < 50
-    old = {name: tensor for name, tensor in state.theory.items() if name != "ways"}
+    old = {name: tensor for name, tensor in state.theory.items() if name != "places"}
     with pytest.raises(fc.InputError, match="certificate is of an older kind; start the run anew"):
         federation.play_round(replace(state, theory=old))
 
