@@ -13,12 +13,12 @@ from fedcover import data
 from fedcover.afford import Currency, amounts
 from fedcover.afford.currency import StepsOf
 from fedcover.budgets import Budget, BudgetSpec, by_client, by_slot
-from fedcover.data import Examples, Population
+from fedcover.data import Examples, Population, names
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError
 from fedcover.federation import Federation
 from fedcover.local import LocalSGD, Task
-from fedcover.models import build
+from fedcover.models import MODELS, build
 from fedcover.network import trace
 from fedcover.policies.base import Policy
 from fedcover.policies.load import load_policy
@@ -34,7 +34,7 @@ class _Strict(BaseModel):
 class DataConfig(_Strict):
     """Which data, and how the clients share it."""
 
-    name: str = Field("mnist", description="mnist, fashion_mnist, cifar10 or digits")
+    name: str = Field("mnist", description=", ".join(names()))
     partition: Literal["iid", "shards", "dirichlet"] = Field("iid", description="how the clients share the data")
     clients: int = Field(100, ge=1, description="clients in the population")
     shards_each: int = Field(2, ge=1, description="with shards: label shards for each client")
@@ -44,7 +44,7 @@ class DataConfig(_Strict):
 class ModelConfig(_Strict):
     """Which network."""
 
-    name: str = Field("mlp", description="mlp, lenet or resnet18")
+    name: str = Field("mlp", description=", ".join(MODELS))
 
 
 class PolicyConfig(_Strict):

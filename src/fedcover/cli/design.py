@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from torch import Tensor, nn
 
@@ -16,7 +15,7 @@ from fedcover.cli.options import CalibrationOption, UnitOption
 from fedcover.design import Holding
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
-from fedcover.models import IMAGES, build
+from fedcover.models import MODELS, usual
 from fedcover.network import trace
 from fedcover.runfolder import load_model
 from fedcover.theory.certificates import percent
@@ -27,7 +26,7 @@ def design(
     budgets: Annotated[str, typer.Option(help="What each client can keep: 1,1,0.75,0.5, or 4x1,6x0.75, or a code.")],
     gamma: Annotated[int | None, typer.Option(help="Ask for this least coverage.")] = None,
     noise: Annotated[float | None, typer.Option(help="Ask for a mean δ² of at most this.")] = None,
-    model: Annotated[str, typer.Option(help="Weigh by a fresh model's weights: mlp, lenet or resnet18.")] = "",
+    model: Annotated[str, typer.Option(help=f"Weigh by a fresh model's weights: {', '.join(MODELS)}.")] = "",
     units: Annotated[
         bool, typer.Option("--units", help="Design masks of whole units, as `optimal_units` does (needs --model).")
     ] = False,
@@ -76,9 +75,8 @@ def design(
 
 def _network(model: str, folder: Path | None) -> tuple[nn.Module, Tensor]:
     """A named network, fresh or with the weights of a run, and an example of its inputs."""
-    shape = IMAGES.get(model, (1, 28, 28))
-    network = build(model, shape, 10, 0)
-    return load_model(folder, network) if folder is not None else network, torch.zeros(2, *shape)
+    network, example = usual(model)
+    return load_model(folder, network) if folder is not None else network, example
 
 
 def _draw(found: Blueprint, path: Path) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from difflib import get_close_matches
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedcover.errors import InputError
 from fedcover.models.paper import MLP, LeNet
@@ -11,7 +12,7 @@ from fedcover.models.resnet import ResNet18, resnet18_gn
 from fedcover.models.transformer import Transformer
 from fedcover.seeding import ambient
 
-__all__ = ["IMAGES", "MLP", "MODELS", "LeNet", "ResNet18", "Transformer", "build"]
+__all__ = ["IMAGES", "MLP", "MODELS", "LeNet", "ResNet18", "Transformer", "build", "usual"]
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "mlp": MLP,
@@ -29,6 +30,20 @@ IMAGES: dict[str, tuple[int, ...]] = {
     "transformer": (64,),
 }
 """The shape of input that each network is for."""
+CLASSES, CHARACTERS = 10, 32
+
+
+def usual(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    """A named model for the data that it is for, and two blank inputs.
+
+    >>> model, example = usual("transformer")
+    >>> model(example).shape
+    torch.Size([2, 32, 64])
+    """
+    shape = IMAGES.get(name, (1,))
+    text = len(shape) == 1
+    model = build(name, shape, CHARACTERS if text else CLASSES, seed)
+    return model, torch.zeros(2, *shape, dtype=torch.long if text else torch.float32)
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
