@@ -31,8 +31,8 @@ from fedcover.errors import ClientError, InputError, check_whole
 from fedcover.evaluate import Score, evaluate, local_accuracy
 from fedcover.history import History, RoundRecord
 from fedcover.local import Job, LocalSGD, Task
-from fedcover.network import trace
-from fedcover.params import FULL, Mask, Params, check_mask, on_device, params_of
+from fedcover.network import carries, trace
+from fedcover.params import FULL, Mask, Params, check_mask, on_device, params_of, prune
 from fedcover.policies.base import Policy
 from fedcover.policies.techniques import full
 from fedcover.recording import Clock, make_record
@@ -130,7 +130,7 @@ class Federation:
         if self.require_coverage:
             check_coverage(coverage_of(masks, state.theta), this_round.index)
         norm2, noise = norm_and_noise(state.theta, masks)
-        costs = self._costs(masks, cohort, this_round)
+        costs = self._costs(state.theta, masks, cohort, this_round)
         jobs = [
             Job(self.task, self.clients, client, state.theta, mask, self.local, this_round)
             for client, mask in zip(cohort, masks, strict=True)
@@ -295,14 +295,17 @@ class Federation:
     def _steps(self, examples: int) -> Steps:
         return Steps(self.local.steps(examples), self.local.lr, self.local.momentum)
 
-    def _costs(self, masks: Sequence[Mask], cohort: Sequence[Client], this_round: Round) -> list[Cost]:
-        distinct = {id(mask): mask for mask in masks}
-        known = dict(zip(distinct, costs_of(self.network, list(distinct.values())), strict=True))
-        for mask, client in zip(masks, cohort, strict=True):
-            if known[id(mask)].parameters == 0:
+    def _costs(self, theta: Params, masks: Sequence[Mask], cohort: Sequence[Client], this_round: Round) -> list[Cost]:
+        distinct = {id(mask): (mask, client) for mask, client in zip(masks, cohort, strict=True)}
+        known = dict(zip(distinct, costs_of(self.network, [mask for mask, _ in distinct.values()]), strict=True))
+        for key, (mask, client) in distinct.items():
+            whose = f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
+            if known[key].parameters == 0:
+                raise InputError(f"{whose} keeps nothing; keep at least one entry")
+            if (gone := known[key].gone) and not carries(self.network, prune(theta, mask)):
                 raise InputError(
-                    f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
-                    f" keeps nothing; keep at least one entry"
+                    f"{whose} keeps nothing of '{gone[0]}', so that no input reaches the output; keep at least one"
+                    f" entry of it, such as the largest"
                 )
         return [known[id(mask)] for mask in masks]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -115,3 +116,20 @@ def trace(model: nn.Module, example: Tensor) -> Network:
     moving = tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name]))
     silent = tuple(n for n in weights if n in watch.elsewhere and not macs[n])
     return Network(scratch, example.cpu(), shapes, weights, output, macs, frozenset(watch.first), silent, moving)
+
+
+def carries(network: Network, theta: Mapping[str, Tensor]) -> bool:
+    """Whether a network with these parameters tells inputs apart; it does not if a layer is gone that all pass through.
+
+    >>> net = trace(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(2, 4))
+    >>> theta = {name: torch.ones(shape) for name, shape in net.shapes.items()}
+    >>> carries(net, theta), carries(net, {**theta, "0.weight": torch.zeros(3, 4)})
+    (True, False)
+    """
+    model, like = copy.deepcopy(network.model).eval(), network.example
+    rng = torch.Generator().manual_seed(0)
+    other = torch.rand(like.shape, generator=rng).to(like.dtype) if like.is_floating_point() else torch.ones_like(like)
+    here = {name: tensor.to(like.device) for name, tensor in theta.items()}
+    with torch.no_grad():
+        one, two = (functional_call(model, here, (inputs,)) for inputs in (torch.zeros_like(like), other))
+    return not torch.equal(one, two)
