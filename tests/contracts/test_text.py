@@ -1,0 +1,49 @@
+"""A transformer on text, a label at each place: every engine against the serial one, whole and shrunk."""
+
+import pytest
+import torch
+
+import fedcover as fc
+from fedcover.data import load
+from fedcover.models import Transformer
+from fedcover.policies import POLICIES
+from fedcover.seeding import ambient
+from tests.contracts.federations import DEVICES, TOLERANCE, furthest
+
+ROW = 8
+
+
+def federation(engine: fc.Engine, policy: str = "FS") -> fc.Federation:
+    """Three authors with few rows of eight characters; batches of 4, of which one is short."""
+    stories = load("stories").train
+    rows = [torch.arange(author * 50, author * 50 + size) for author, size in enumerate((8, 5, 12))]
+    text = fc.Examples(stories.inputs[:, :ROW].clone(), stories.labels[:, :ROW].clone(), stories.classes)
+    with ambient(0, "text"):
+        model = Transformer((ROW,), stories.classes, width=8, head=4)
+    return fc.Federation(
+        fc.Task(model), fc.data.from_parts(text, rows), POLICIES[policy](), fc.by_slot("1,0.5,0.5"),
+        fc.LocalSGD(2, 4, 0.1, 0.5), cohort=3, seed=1, engine=engine,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["WP", "FS", "optimal"])
+def test_processes_and_smaller_models_are_the_serial_engine(policy: str) -> None:
+    expected = federation(fc.Serial(), policy).run(2)
+    assert furthest(expected, federation(fc.Processes(2), policy).run(2)) == 0.0
+    assert furthest(expected, federation(fc.Serial(shrink=True), policy).run(2)) < TOLERANCE
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("policy", ["WP", "FS"])
+def test_vectorized_agrees_with_serial(policy: str, device: str) -> None:
+    expected, found = (federation(engine, policy).run(2) for engine in (fc.Serial(), fc.Vectorized(device)))
+    assert furthest(expected, found) < TOLERANCE
+
+
+def test_a_transformer_learns_from_stories() -> None:
+    """Better than naming the most frequent character always, on rows that nobody trained on."""
+    test = load("stories").test
+    rows = fc.Examples(test.inputs[:30, :ROW].clone(), test.labels[:30, :ROW].clone(), test.classes)
+    accuracy = federation(fc.Serial()).run(20, evaluate_on=rows, evaluate_every=20).last.accuracy
+    assert accuracy is not None
+    assert accuracy > 1.2 * float(rows.label_counts().max() / rows.label_counts().sum())
