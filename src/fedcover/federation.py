@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
+from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting, step_towards
 from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
 from fedcover.checkpoint import State
@@ -125,6 +125,8 @@ class Federation:
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
         cohort = self._assigned(cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by))
+        if self.policy.wants_classes:
+            cohort = [replace(client, classes=self.clients.classes_of(client.id)) for client in cohort]
         masks, memory = self._plan(state, cohort, this_round)
         weights = self._weights(state.theta, cohort, masks)
         if self.require_coverage:
@@ -181,7 +183,7 @@ class Federation:
                 f"every client of round {this_round.index} diverged: no trained values are finite;"
                 f" lower lr (now {self.local.lr}) and start anew"
             )
-        theta = total.mean()
+        theta = step_towards(state.theta, total.mean(), self.policy.server_step(this_round))
         counts = coverage_of(answered, state.theta)
         certificate, theory = None, state.theory
         if ledger:
