@@ -87,7 +87,7 @@ def colours(count: int, edges: set[tuple[int, int]]) -> tuple[int, ...]:
     """A proper colouring, the most constrained first (DSATUR): two colours wherever two are enough.
 
     >>> colours(4, {(0, 1), (1, 2), (2, 3)})
-    (0, 1, 0, 1)
+    (1, 0, 1, 0)
     """
     beside: Mapping[int, set[int]] = {
         at: {a + b - at for a, b in edges if at in (a, b) and a != b} for at in range(count)
