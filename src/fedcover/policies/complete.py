@@ -46,7 +46,8 @@ class Cycle:
         if not 0 <= number < len(self):
             raise IndexError(f"sub-model {number} of a cycle of {len(self)}")
         matching, number = divmod(number, self.blocks**2)
-        i, j = divmod(number, self.blocks)
+        turn, i = divmod(number, self.blocks)
+        j = (i + turn) % self.blocks  # so that b sub-models in a row hold every unit of groups with columns i and j
         return tuple(
             among(group.size, self._units(at, group.size, matching, block(column, i, j, self.blocks)))
             for at, (group, column) in enumerate(zip(self.groups, self.columns, strict=True))

@@ -44,7 +44,7 @@ class GrowAndPrune(Policy):
         check_whole("every", self.every, 1)
 
     def __repr__(self) -> str:
-        return f"{'P' if self.parallel else 'S'}-GaP"
+        return f"{'P' if self.parallel else 'S'}-GaP(kappa={self.kappa}, every={self.every})"
 
     def bind(self, network: Network) -> "GrowAndPrune":
         """This policy with the network's hidden weight tensors."""
