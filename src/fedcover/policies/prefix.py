@@ -84,7 +84,8 @@ class HeteroFL(UnitPolicy):
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
         """The first units of every group."""
         rates = [self.rate(client, this_round) for client in cohort]
-        return [tuple(among(g.size, range(units_for(rate, g.size))) for g in self.groups) for rate in rates], state
+        made = {rate: tuple(among(g.size, range(units_for(rate, g.size))) for g in self.groups) for rate in set(rates)}
+        return [made[rate] for rate in rates], state
 
     def apart(self, client: Client) -> tuple[object, ...]:
         """Clients with other classes have other rows."""
