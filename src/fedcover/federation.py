@@ -45,6 +45,7 @@ CPU = torch.device("cpu")
 START_EXAMPLES = 2000
 """Training examples on which a certificate's loss at the start is measured."""
 NOT_UNIFORM = {"holds": None, "sentence": "the theorem speaks of plain averages, and this run weighs its clients"}
+PART_STEP = {"holds": None, "sentence": "the theorem speaks of plain averages, and this policy's server goes part way"}
 IID_SKEW = 0.2
 """Clients whose labels differ less than this from the population's count as IID in certificates."""
 
@@ -183,13 +184,15 @@ class Federation:
                 f"every client of round {this_round.index} diverged: no trained values are finite;"
                 f" lower lr (now {self.local.lr}) and start anew"
             )
-        theta = step_towards(state.theta, total.mean(), self.policy.server_step(this_round))
+        step = self.policy.server_step(this_round)
+        theta = step_towards(state.theta, total.mean(), step)
         counts = coverage_of(answered, state.theta)
         certificate, theory = None, state.theory
         if ledger:
             facts = measure(state.theta, answered, this_round.index, count_regions=not self._iid)
             certificate, theory = ledger.close(facts, counts, theta, self._start_loss(state))
             certificate = certificate if self.weighting == "uniform" else {**certificate, **NOT_UNIFORM}
+            certificate = certificate if step == 1.0 else {**certificate, **PART_STEP}
         clock.lap("aggregate")
 
         score = evaluate(self.task.model, self.task.loss, theta, test) if test else None

@@ -74,6 +74,13 @@ def test_the_servers_step_goes_part_of_the_way(small_federation: Make) -> None:
         torch.testing.assert_close(near.theta[name][moved], torch.lerp(old, far.theta[name], 0.5)[moved])
 
 
+def test_no_certificate_speaks_of_part_of_a_step(small_federation: Make) -> None:
+    for step, part in ((1.0, False), (0.5, True)):
+        record = small_federation(policy=fc.fedecover(step=step), certify=True).run(1).last
+        assert record.certificate is not None
+        assert ("goes part way" in record.certificate["sentence"]) == part
+
+
 def test_the_servers_step_decays() -> None:
     policy = fc.fedecover(step=0.8, decay=0.5, every=10)
     assert [policy.server_step(fc.Round(q, 0)) for q in (1, 10, 11, 21)] == [0.8, 0.8, 0.4, 0.2]
