@@ -116,6 +116,17 @@ class RegionSum:
         return new
 
 
+def step_towards(theta: Params, mean: Params, step: float) -> Params:
+    """theta + step (mean - theta); what the mean left as it was stays, bit for bit, and a step of 1 is the mean.
+
+    >>> step_towards({"w": torch.tensor([0.0, 5.0])}, {"w": torch.tensor([2.0, 5.0])}, 0.5)["w"].tolist()
+    [1.0, 5.0]
+    """
+    if step == 1.0:
+        return mean
+    return {k: torch.where(mean[k] == old, old, old + step * (mean[k] - old)) for k, old in theta.items()}
+
+
 def average(theta: Params, updates: Iterable[ClientUpdate], weighting: str = "uniform") -> Params:
     """The region average of a batch of updates, the same bits for any order of them."""
     total = RegionSum(theta, weighting)

@@ -20,6 +20,8 @@ class Client:
     budget: Budget
     examples: int = 1
     """How many training examples it has."""
+    classes: tuple[int, ...] | None = None
+    """The classes that it has examples of; None if the policy does not ask for them."""
 
 
 def sample_ids(population: int, size: int, this_round: Round) -> list[int]:

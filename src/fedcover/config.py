@@ -50,7 +50,7 @@ class ModelConfig(_Strict):
 class PolicyConfig(_Strict):
     """How masks are made."""
 
-    name: str = Field("WP", description="full, WP, NP, FS, PT, optimal, optimal_units; or FILE.py:NAME for your own")
+    name: str = Field("WP", description="one of `fedcover list policies`; or FILE.py:NAME for your own")
     freeze_after: int = Field(3, ge=1, description="with PT: rounds before the mask is frozen")
     gamma: int = Field(-1, ge=-1, description="with optimal: ask for this least coverage; -1: as the bound prefers")
     noise: float = Field(-1.0, ge=-1, description="with optimal: ask for at most this mean noise; -1: none asked for")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
+from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting, step_towards
 from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
 from fedcover.buffers import has_statistics, spread_over, static_form
@@ -46,6 +46,7 @@ CPU = torch.device("cpu")
 START_EXAMPLES = 2000
 """Training examples on which a certificate's loss at the start is measured."""
 NOT_UNIFORM = {"holds": None, "sentence": "the theorem speaks of plain averages, and this run weighs its clients"}
+PART_STEP = {"holds": None, "sentence": "the theorem speaks of plain averages, and this policy's server goes part way"}
 IID_SKEW = 0.2
 """Clients whose labels differ less than this from the population's count as IID in certificates."""
 
@@ -126,6 +127,8 @@ class Federation:
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
         cohort = self._assigned(cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by))
+        if self.policy.wants_classes:
+            cohort = [replace(client, classes=self.clients.classes_of(client.id)) for client in cohort]
         masks, memory = self._plan(state, cohort, this_round)
         if self.require_coverage:
             check_coverage(coverage_of(masks, state.theta), this_round.index)
@@ -183,13 +186,15 @@ class Federation:
             )
         if waiting:
             total.add_together(self._weighted(state.theta, waiting))
-        theta = total.mean()
+        step = self.policy.server_step(this_round)
+        theta = step_towards(state.theta, total.mean(), step)
         counts = coverage_of(answered, state.theta)
         certificate, theory = None, state.theory
         if ledger:
             facts = measure(state.theta, answered, this_round.index, count_regions=not self._iid)
             certificate, theory = ledger.close(facts, counts, theta, self._start_loss(state))
             certificate = certificate if self.weighting == "uniform" else {**certificate, **NOT_UNIFORM}
+            certificate = certificate if step == 1.0 else {**certificate, **PART_STEP}
         clock.lap("aggregate")
 
         score = self._score(theta, test) if test else None

@@ -140,7 +140,20 @@ class OddState(fc.Policy):
         return [{} for _ in cohort], {"round": this_round.index}
 
 
-@pytest.mark.parametrize(("policy", "law"), [(ShortList(), "one mask each"), (OddState(), "state is tensors")])
+class GreedyInTurn(fc.Policy):
+    """Holds one tensor dense in turn, as it may, and too much of the others, as it may not."""
+
+    dense_in_turn = True
+
+    def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
+        mask = {k: torch.arange(t.numel()).reshape(t.shape) > 0 for k, t in theta.items() if t.ndim > 1}
+        return [{k: v for k, v in mask.items() if k != "0.weight" or client.slot} for client in cohort], state
+
+
+@pytest.mark.parametrize(
+    ("policy", "law"),
+    [(ShortList(), "one mask each"), (OddState(), "state is tensors"), (GreedyInTurn(), "budgets are met")],
+)
 def test_check_policy_names_the_law_that_a_class_breaks(policy: fc.Policy, law: str) -> None:
     with pytest.raises(fc.InputError, match=f"breaks the law '{law}'"):
         fc.check_policy(policy, nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 2)), torch.zeros(2, 7))

@@ -33,6 +33,16 @@ def test_vectorized_agrees_with_serial(policy: str, network: str, device: str) -
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
 
 
+def test_clients_of_these_federations_lack_classes() -> None:
+    """So that HeteroFL's masked output rows are among what engines agree on."""
+    playing = images(Serial(), "mlp", "heterofl", sizes=(2, 1, 2, 9, 20))
+    begun = [playing.begin_round(replace(playing.start(), round=q)) for q in range(3)]
+    assert any("fc2.bias" in mask for one in begun for mask in one.masks)
+    expected = playing.run(3)
+    found = images(Vectorized("cpu"), "mlp", "heterofl", sizes=(2, 1, 2, 9, 20)).run(3)
+    assert furthest(expected, found) < TOLERANCE
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_vectorized_without_padding(device: str) -> None:
     expected = images(Serial(), "mlp", "WP", sizes=(8, 8, 8, 8)).run(2)

@@ -313,6 +313,11 @@ def test_odd_input(cli: Cli, tmp_path: Path, finished: Path) -> None:
     refuses(cli, ["run", *QUICK, "--set", "name=../../x"], "setting name should be at most 100 printable characters")
     refuses(cli, ["run", *QUICK, "--set", "rounds=true"], "setting rounds", "got True")
     refuses(cli, ["audit", "1000000000000000x1"], "repeats too often")
+    refuses(cli, ["audit", "--policy", "fedrolex"], "nothing says what clients can keep", "--budgets 4x0.25")
+    refuses(cli, ["audit", "11", "--budgets", "1,1"], "give the code or --budgets, not both")
+    refuses(cli, ["audit", "11", "--policy", "fedrollex"], "there is no policy 'fedrollex'", "did you mean 'fedrolex'?")
+    refuses(cli, ["audit", "11", "--rounds", "0"], "rounds must be a whole number of 1 or more; got 0")
+    refuses(cli, ["audit", "11", "--rounds", "2", "--window", "3"], "a window of 3 rounds is longer than the 2")
     refuses(cli, ["audit", "0000001", "--technique", "FS"], "digit 1 of code '0000001' is '0'")
     full = ["--set", "policy.name=full", "--set", "budgets.code=1111223344"]
     refuses(cli, ["run", *QUICK, *full], "policy full gives every client the whole model")

@@ -86,6 +86,35 @@ def test_audit_reads_well(cli: Cli) -> None:
     assert "FAILS" in out
 
 
+def test_audit_over_rounds(cli: Cli) -> None:
+    asked = ["audit", "--policy", "fedrolex", "--model", "lenet", "--budgets", "10x0.25", "--rounds", "60"]
+    code, out, err = cli(*asked, "--window", "20", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["units_covered"] < 1
+    assert 0 < found["weights_covered"] < 1
+    assert (found["gamma_min"], found["gamma_window"], found["window"], found["rounds_to_cover"]) == (0, 0, 20, None)
+    assert len(found["gamma_rounds"]) == found["rounds"] == 60
+    code, out, _ = cli(*asked, "--times", "2")
+    assert code == 0
+    assert "fedrolex on lenet, 10 clients in each of 60 rounds" in out
+    assert "every weight covered 2 times or more: not within 60 rounds" in out
+    assert "initial theta alone" not in out
+    code, out, _ = cli("audit", "1144", "--technique", "NP", "--rounds", "3")
+    assert code == 0
+    assert "so all this holds for the initial theta alone" in out
+    code, out, _ = cli("audit", "4x0.5", "--policy", "weight_complete")  # a policy that moves has no code of its own
+    assert code == 0
+    assert "every weight covered once or more: by round 1" in out
+
+
+def test_policy_and_technique_are_the_same_option(cli: Cli) -> None:
+    old, new = (json.loads(cli("audit", "1144", how, "FS", "--json")[1]) for how in ("--technique", "--policy"))
+    assert old == new
+    assert old["technique"] == "FS"
+    assert len(old["regions"]) == 2
+
+
 def test_demo(fedcover_cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, mnist_folder: str) -> None:
     done = fedcover_cli("demo", "--rounds", "1", "--out", "d")
     assert done.returncode == 0, done.stderr

@@ -1,20 +1,39 @@
-"""``fedcover audit``: what a code means before anything is trained."""
+"""``fedcover audit``: what a code means, and what a policy covers over many rounds, before anything is trained."""
 
 import json
+from math import floor
 from typing import Annotated
 
 import typer
 
-from fedcover.audit import Audit, audit_code
+from fedcover.audit import Audit, RoundsAudit, audit_code, audit_rounds
 from fedcover.cli.console import friendly, out, show_table
+from fedcover.cli.options import ModelOption
+from fedcover.errors import InputError
+from fedcover.policies import named_policy
+from fedcover.policies.optimal import Optimal
+from fedcover.policies.ranked import Frozen, Ranked
+from fedcover.policies.techniques import FullModels
+
+ROUNDS = 100
 
 
 @friendly
 def audit(
-    code: Annotated[str, typer.Argument(help="One digit for each client, or items such as 4x1,3x0.75,3x1010.")],
-    technique: Annotated[str, typer.Option(help="WP, NP, FS, PT or full.")] = "WP",
-    model: Annotated[str, typer.Option(help="mlp, lenet or resnet18.")] = "mlp",
-    seed: Annotated[int, typer.Option(help="Decides the initial model that the noise is measured on.")] = 0,
+    code: Annotated[
+        str | None, typer.Argument(help="One digit for each client, or items such as 4x1,3x0.75,3x1010.")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option("--policy", "--technique", help="One of `fedcover list policies`, or FILE.py:NAME.")
+    ] = "WP",
+    model: ModelOption = "mlp",
+    budgets: Annotated[
+        str | None, typer.Option(help="Over rounds: what each client can keep, such as 4x0.25 or a code.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help=f"Over rounds: how many; {ROUNDS} if left out.")] = None,
+    window: Annotated[int | None, typer.Option(help="Over rounds: Γ of so many in a row; all if left out.")] = None,
+    times: Annotated[int | None, typer.Option(help="Over rounds: how often every weight is to be covered.")] = None,
+    seed: Annotated[int, typer.Option(help="Decides the initial model, and what a policy draws.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a code means: Γmin, coverage of each quarter, regions, costs and expected δ².
@@ -22,12 +41,60 @@ def audit(
     Digits 1 to 7 keep these quarters of the ranked items, S1 the largest: 1 all, 2 S1 S3 S4, 3 S1 S2 S4,
     4 S1 S2 S3, 5 S1 S4, 6 S1 S3, 7 S1 S2. With commas an item may be a digit, a pattern of any number of
     bands (11011000), or a fraction (0.4), and 6x0.75 repeats it.
+
+    With --budgets, --rounds, --window or --times, or a policy that moves: what the policy covers over many
+    rounds, of weights and of units: `fedcover audit --policy fedrolex --model lenet --budgets 10x0.25 --rounds 1200`.
     """
-    found = audit_code(code, technique, model, seed)
+    if code is not None and budgets is not None:
+        raise InputError(f"there are two lists of budgets, {code} and {budgets}; give the code or --budgets, not both")
+    given = budgets or code
+    if given is None:
+        raise InputError("nothing says what clients can keep; give a code such as 1111223344, or --budgets 4x0.25")
+    if budgets is None and rounds is None and window is None and times is None and _has_codes(policy):
+        found: Audit | RoundsAudit = audit_code(given, policy, model, seed)
+    else:
+        found = audit_rounds(
+            policy, model, given, ROUNDS if rounds is None else rounds, window, 1 if times is None else times, seed
+        )
     if as_json:
         out.print_json(json.dumps(found.as_dict()))
-        return
-    _show(found)
+    elif isinstance(found, Audit):
+        _show(found)
+    else:
+        _show_rounds(found)
+
+
+def _has_codes(policy: str) -> bool:
+    """Whether a code alone asks what it means in one round: for the paper's techniques and masks by design."""
+    return ":" not in policy and isinstance(named_policy(policy), Ranked | Frozen | FullModels | Optimal)
+
+
+def _show_rounds(a: RoundsAudit) -> None:
+    out.print(f"{a.policy} on {a.model}, {a.clients} clients in each of {a.rounds} rounds", style="bold")
+    least, most = min(a.gamma_rounds), max(a.gamma_rounds)
+    inside = f"of any {a.window} rounds in a row {a.gamma_window}   " if a.window < a.rounds else ""
+    out.print(f"Γmin of a round {least}{f' to {most}' if most > least else ''}   {inside}of all rounds {a.gamma_total}")
+    out.print(
+        f"covered at least once: {_down(a.weights_covered)} of the weights, {_down(a.units_covered)} of the units"
+    )
+    often = "once" if a.times == 1 else f"{a.times} times"
+    reached = f"by round {a.rounds_to_cover}" if a.rounds_to_cover else f"not within {a.rounds} rounds"
+    out.print(f"every weight covered {often} or more: {reached}")
+    out.print(f"worst layer {a.worst_layer}")
+    if a.reads_theta:
+        out.print("The masks depend on theta, so all this holds for the initial theta alone.")
+    out.print()
+    show_table(
+        [
+            {"layer": x.name, "entries": f"{x.entries:,}", "covered": _down(x.weights_covered), "Γ": x.gamma}
+            for x in a.layers
+        ]
+    )
+
+
+def _down(share: float) -> str:
+    """A share in percent, rounded down: 100 % is said of all alone."""
+    return f"{floor(share * 1e4 + 1e-9) / 1e4:.2%}"
 
 
 def _show(a: Audit) -> None:

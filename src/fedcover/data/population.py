@@ -77,6 +77,10 @@ class Population:
         labels = self._examples.labels[self.indices(client).to(self._examples.labels.device)].flatten()
         return torch.bincount(labels, minlength=self._examples.classes).to(torch.float64) / len(labels)
 
+    def classes_of(self, client: int) -> tuple[int, ...]:
+        """The classes that a client has examples of, in order."""
+        return tuple(self.label_mix(client).nonzero().flatten().tolist())
+
     def _span(self, client: int) -> tuple[int, int]:
         if not 0 <= client < len(self):
             raise InputError(f"client must be in 0..{len(self) - 1}; got {client}; there are {len(self)} clients")

@@ -2,7 +2,11 @@
 
 from fedcover.policies.base import Policy, policy
 from fedcover.policies.check import check_policy
+from fedcover.policies.complete import weight_complete
+from fedcover.policies.gap import p_gap, s_gap
+from fedcover.policies.moving import fedrolex, random_submodels
 from fedcover.policies.optimal import optimal_masks
+from fedcover.policies.prefix import heterofl
 from fedcover.policies.techniques import (
     POLICIES,
     fixed_subnetwork,
@@ -12,17 +16,25 @@ from fedcover.policies.techniques import (
     pretrained_mask,
     weight_pruning,
 )
+from fedcover.policies.urns import fedecover
 
 __all__ = [
     "POLICIES",
     "Policy",
     "check_policy",
+    "fedecover",
+    "fedrolex",
     "fixed_subnetwork",
     "full",
+    "heterofl",
     "named_policy",
     "neuron_pruning",
     "optimal_masks",
+    "p_gap",
     "policy",
     "pretrained_mask",
+    "random_submodels",
+    "s_gap",
+    "weight_complete",
     "weight_pruning",
 ]

@@ -31,6 +31,18 @@ class Policy(ABC):
     """Whether it prunes whole units rather than single weights; decides what budgets in parameters or bytes buy."""
     any_device: bool = False
     """Whether ``plan`` works on whatever device theta is on; if not, it is given theta on the CPU."""
+    reads_theta: bool = True
+    """Whether masks depend on theta: an audit without training then speaks of the initial theta alone."""
+    moves: bool = True
+    """Whether masks may change from round to round while theta and the cohort stay the same."""
+    wants_classes: bool = False
+    """Whether ``plan`` asks for the classes that each client has examples of."""
+    dense_in_turn: bool = False
+    """Whether clients hold some tensors whole in turn, whatever their budgets, as grow-and-prune does."""
+
+    def server_step(self, this_round: Round) -> float:
+        """eta of theta' = theta + eta (average - theta); 1 takes the average as it is."""
+        return 1.0
 
     def bind(self, network: Network) -> "Policy":
         """This policy, ready for one network."""

@@ -125,11 +125,17 @@ class Ranked(Policy):
     """Ranks the items of every block by the current theta and keeps what each client's budget names."""
 
     any_device = True
+    moves = False
     name: str
     find: Callable[[Network], tuple[tuple[Block, ...], Codebook]] = field(repr=False)
     """The blocks of a network, and what code digits mean on it."""
     blocks: tuple[Block, ...] = field(default=(), repr=False)
     codebook: Codebook = field(default_factory=lambda: QUARTERS, repr=False)
+
+    @property
+    def reads_theta(self) -> bool:  # type: ignore[override]
+        """Units in their own order are chosen without a look at theta."""
+        return not all(isinstance(block, Units) and block.in_order for block in self.blocks)
 
     def bind(self, network: Network) -> "Ranked":
         """This policy with the network's own blocks."""
@@ -176,6 +182,7 @@ class Frozen(Policy):
     """A ranked policy whose ranks are drawn anew for the first rounds and then kept for good."""
 
     any_device = True
+    moves = False
     inner: Ranked
     after: int = 3
 

@@ -15,8 +15,13 @@ from fedcover.models import LeNet
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
+from fedcover.policies.complete import weight_complete
+from fedcover.policies.gap import p_gap, s_gap
+from fedcover.policies.moving import fedrolex, random_submodels
 from fedcover.policies.optimal import optimal_masks, optimal_units
+from fedcover.policies.prefix import heterofl
 from fedcover.policies.ranked import Block, Frozen, Kernels, Ranked, Units, Weights
+from fedcover.policies.urns import fedecover
 from fedcover.seeding import Round
 from fedcover.units import find_groups
 
@@ -61,6 +66,8 @@ class FullModels(Policy):
     """FedAvg: every client holds the whole model, whatever its budget."""
 
     any_device = True
+    reads_theta = False
+    moves = False
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
@@ -104,6 +111,13 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "PT": pretrained_mask,
     "optimal": optimal_masks,
     "optimal_units": optimal_units,
+    "heterofl": heterofl,
+    "random_submodels": random_submodels,
+    "fedrolex": fedrolex,
+    "fedecover": fedecover,
+    "weight_complete": weight_complete,
+    "s_gap": s_gap,
+    "p_gap": p_gap,
 }
 
 

@@ -11,14 +11,13 @@ from fedcover.budgets import Budget, parse_code
 from fedcover.clients import cohort_of
 from fedcover.cost import cost_of
 from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
-from fedcover.models import IMAGES, build
+from fedcover.models import usual
 from fedcover.network import trace
 from fedcover.params import Params, params_of
 from fedcover.policies.ranked import Frozen, Ranked
 from fedcover.policies.techniques import named_policy
 from fedcover.seeding import Round
 
-CLASSES = 10
 MOST_BANDS = 64
 
 
@@ -87,8 +86,8 @@ def audit_code(code: str, technique: str = "WP", model: str = "mlp", seed: int =
     >>> audit_code("1111223344").gamma_min, audit_code("1111444444").gamma_min
     (8, 4)
     """
-    module = build(model, IMAGES.get(model, (1, 28, 28)), CLASSES, seed)
-    network = trace(module, torch.zeros(2, *IMAGES[model]))
+    module, example = usual(model, seed)
+    network = trace(module, example)
     policy = named_policy(technique).bind(network)
     budgets = parse_code(code, policy.codebook)
     theta = params_of(module)

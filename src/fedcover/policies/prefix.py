@@ -1,0 +1,110 @@
+"""HeteroFL: the first units of every layer, as many as a client's width allows.
+
+Diao, Ding and Tarokh, "HeteroFL: Computation and communication efficient federated learning for heterogeneous
+clients", ICLR 2021.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedcover.clients import Client
+from fedcover.errors import InputError, check_number
+from fedcover.network import Network
+from fedcover.params import FULL, Mask, Params
+from fedcover.policies.base import State
+from fedcover.policies.whole_units import Holding, UnitPolicy, among, units_for, width_of
+from fedcover.seeding import Round
+
+RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+"""The paper's widths."""
+
+
+@dataclass(frozen=True)
+class HeteroFL(UnitPolicy):
+    """The first ceil(r K) units of every group; output rows of classes that a client lacks are not its own.
+
+    A masked row gives a logit of exactly 0, which is the paper's masked cross-entropy, and is averaged over those who
+    have its class alone, which is the paper's aggregation of output rows.
+    """
+
+    dynamic: bool = False
+    rates: tuple[float, ...] = RATES
+    label_aware: bool = True
+    rows: tuple[str, ...] = field(default=(), repr=False, kw_only=True)
+    """The output layer's tensors, whose rows belong to classes."""
+
+    def __post_init__(self) -> None:
+        if not self.rates:
+            raise InputError("HeteroFL needs a width to draw from; give rates such as 1, 0.5, 0.25")
+        for rate in self.rates:
+            check_number("a rate", rate, 0, 1 + 1e-12, "a width in (0, 1]")
+
+    @property
+    def moves(self) -> bool:  # type: ignore[override]
+        """Widths that are drawn anew move; fixed ones do not."""
+        return self.dynamic
+
+    @property
+    def wants_classes(self) -> bool:  # type: ignore[override]
+        """Whether rows of classes that a client lacks are left to others."""
+        return self.label_aware
+
+    def bind(self, network: Network) -> Self:
+        """This policy with the network's groups and its output layer."""
+        bias = network.output.removesuffix("weight") + "bias"
+        rows = tuple(name for name in (network.output, bias) if name in network.shapes)
+        return replace(super().bind(network), rows=rows)
+
+    def rate(self, client: Client, this_round: Round) -> float:
+        """A client's width in a round: its budget, or one of the rates within its budget, drawn anew."""
+        width = width_of(client.budget, self)
+        if not self.dynamic:
+            return width
+        within = [rate for rate in self.rates if rate <= width] or [width]
+        return within[int(torch.randint(len(within), (), generator=this_round.generator("rate", client.id)))]
+
+    def gains(self, client: Client, this_round: Round | None = None) -> dict[str, float]:
+        """What the paper's Scaler multiplies in training: 1/r for the weight and bias of every hidden layer."""
+        if self.dynamic and this_round is None:
+            raise InputError("widths that are drawn anew belong to a round; call gains(client, this_round)")
+        rate = self.rate(client, this_round or Round(1, 0))
+        found: dict[str, float] = {}
+        for group in self.groups:
+            for weight in (member.tensor for member in group.members if member.incoming):
+                found[weight] = 1 / rate
+                bias = weight.removesuffix("weight") + "bias"
+                if any(member.tensor == bias for member in group.members):
+                    found[bias] = 1 / rate
+        return found
+
+    def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
+        """The first units of every group."""
+        rates = [self.rate(client, this_round) for client in cohort]
+        made = {rate: tuple(among(g.size, range(units_for(rate, g.size))) for g in self.groups) for rate in set(rates)}
+        return [made[rate] for rate in rates], state
+
+    def apart(self, client: Client) -> tuple[object, ...]:
+        """Clients with other classes have other rows."""
+        return (client.classes,)
+
+    def mask_of(self, theta: Params, client: Client, holding: Holding) -> Mask:
+        """The held units, less the output rows of classes that the client lacks."""
+        mask = dict(super().mask_of(theta, client, holding))
+        if client.classes is None or not self.label_aware:
+            return mask or FULL
+        for name in self.rows:
+            row = theta[name].new_zeros(len(theta[name]), dtype=torch.bool)
+            row[list(client.classes)] = True
+            if not bool(row.all()):
+                along: Tensor = row.reshape(-1, *[1] * (theta[name].ndim - 1)).expand(theta[name].shape)
+                mask[name] = mask[name] & along if name in mask else along.clone()
+        return mask or FULL
+
+
+def heterofl(dynamic: bool = False, rates: Sequence[float] = RATES, label_aware: bool = True) -> HeteroFL:
+    """HeteroFL: the first units of each layer; ``dynamic`` draws each client's width anew every round."""
+    return HeteroFL(dynamic, tuple(rates), label_aware)
