@@ -116,7 +116,7 @@ def test_models_that_cannot_be_used() -> None:
         trace(nn.ReLU(), torch.zeros(2, 4))
     with pytest.raises(
         InputError,
-        match=r"there is no model 'lenett'; use one of mlp, lenet, resnet18, .*; did you mean 'lenet'",
+        match=r"there is no model 'lenett'; use one of mlp, lenet, .*; did you mean 'lenet'",
     ):
         build("lenett", (1, 28, 28), 10, 0)
 

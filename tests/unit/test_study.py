@@ -88,10 +88,11 @@ def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     )
     assert again == 0
     assert (tmp_path / "more" / "labels.md").read_text() == text
-    assert "there is no study 'cover'; use one of coverage, labels" in cli("study", "cover")[2]
+    assert "there is no study 'cover'; use one of coverage, labels, methods" in cli("study", "cover")[2]
+    assert "has no runs of svhn; use some of mnist, uniform" in cli("study", "labels", "--on", "svhn")[2]
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", [path.stem for path in sorted(DOCS.glob("*.json"))])
 def test_the_study_in_docs_is_what_its_results_give(name: str, cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("study", name, "--results", str(DOCS / f"{name}.json"), "--out", str(tmp_path), "-q")
     assert code == 0, err

@@ -7,12 +7,12 @@ import typer
 
 from fedcover.cli.console import BatchProgress, friendly, out, show_table
 from fedcover.cli.options import DataOption, EngineOption, QuietOption, RoundsOption, SeedsOption
-from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError, check_whole
 from fedcover.files import write_atomically
-from fedcover.paper.experiments import COHORT, ROUNDS, Run
-from fedcover.paper.results import load_all, make
+from fedcover.paper.experiments import ROUNDS
+from fedcover.paper.results import load_all
 from fedcover.study import SEEDS, STUDIES, Study
+from fedcover.study.playing import Part, play
 
 
 @friendly
@@ -20,13 +20,15 @@ def study(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(STUDIES)}.")],
     seeds: SeedsOption = SEEDS,
     rounds: RoundsOption = ROUNDS,
+    on: Annotated[str, typer.Option(help="One data set alone, such as mnist.")] = "",
+    only: Annotated[str, typer.Option(help="One technique alone.")] = "",
     engine: EngineOption = "auto",
     results: Annotated[Path | None, typer.Option(help="Report on these results instead of running.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where results, tables and figure go.")] = Path("runs/study"),
     data: DataOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Run a study and show what it says: `coverage` (where does coverage pay?) or `labels` (do region weights pay?).
+    """Run a study and show what it says: where `coverage` pays, whether weights by `labels` do, how `methods` compare.
 
     Paired by seed, with 95 % intervals and Holm's correction. On a GPU it takes minutes, on two cores hours.
     """
@@ -36,11 +38,9 @@ def study(
     check_whole("rounds", rounds, 1)
     chosen, path = STUDIES[name], results or folder / f"{name}.json"
     if results is None:
-        runs = [Run(experiment, seed) for experiment in chosen.experiments() for seed in range(seeds)]
-        with_engine = choose_engine(engine, cohort=COHORT * len(runs))
-        command = f"fedcover study {name} --seeds {seeds} --rounds {rounds}"
-        with BatchProgress(f"{len(runs)} runs on {with_engine}", len(runs) * rounds, quiet) as progress:
-            make(path, runs, rounds, with_engine, data, None, progress, command, chosen.federation_of)
+        part = Part(name, seeds, rounds, on=on, only=only)
+        with BatchProgress(f"{len(part.runs)} runs", len(part.runs) * rounds, quiet) as progress:
+            play(part, "fedcover study", path, engine, data, progress)
     _report(name, chosen, path, folder, quiet)
 
 

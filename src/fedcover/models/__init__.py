@@ -1,4 +1,4 @@
-"""Networks by name: the paper's two, a ResNet-18 and a small transformer, as plain modules."""
+"""Networks by name: the paper's two, HeteroFL's, a ResNet-18 and a small transformer, as plain modules."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -7,16 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from fedcover.errors import InputError
+from fedcover.models.cnn import CNN
 from fedcover.models.paper import MLP, LeNet
 from fedcover.models.resnet import ResNet18, resnet18_gn
 from fedcover.models.transformer import Transformer
 from fedcover.seeding import ambient
 
-__all__ = ["IMAGES", "MLP", "MODELS", "LeNet", "ResNet18", "Transformer", "build", "usual"]
+__all__ = ["CNN", "IMAGES", "MLP", "MODELS", "LeNet", "ResNet18", "Transformer", "build", "usual"]
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "mlp": MLP,
     "lenet": LeNet,
+    "cnn": CNN,
     "resnet18": ResNet18,
     "resnet18_gn": resnet18_gn,
     "transformer": Transformer,
@@ -25,6 +27,7 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 IMAGES: dict[str, tuple[int, ...]] = {
     "mlp": (1, 28, 28),
     "lenet": (3, 32, 32),
+    "cnn": (3, 32, 32),
     "resnet18": (3, 32, 32),
     "resnet18_gn": (3, 32, 32),
     "transformer": (64,),

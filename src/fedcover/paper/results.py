@@ -42,6 +42,10 @@ class Outcome:
     bytes_down: float
     """What a client downloads in a round, on average."""
     bytes_up: float
+    uncovered: float | None = None
+    """The share of the model that nobody held, mean over rounds; None in results that did not note it."""
+    macs: float | None = None
+    """Multiply-adds of one example, mean over clients and rounds, as a share of the whole model's."""
 
     def fits(self, rounds: int) -> bool:
         """Whether its curves have this many rounds of finite numbers, and the last was looked at."""
@@ -70,6 +74,8 @@ def outcome_of(run: Run, history: History) -> Outcome:
         pruning_noise=round(sum(history.column("pruning_noise")) / len(history), DIGITS),
         bytes_down=round(sum(history.column("bytes_down")) / sent),
         bytes_up=round(sum(history.column("bytes_up")) / sent),
+        uncovered=round(sum(history.column("uncovered")) / len(history), DIGITS),
+        macs=round(sum(record.macs / record.macs_full for record in history) / len(history), DIGITS),
     )
 
 
@@ -83,8 +89,12 @@ def make(
     on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
     command: str = "",
     federation_of: Make | None = None,
+    technique: str = "",
 ) -> float:
-    """Play runs and write their outcomes, with the facts about how they were made; the seconds it took."""
+    """Play runs and write their outcomes, with the facts about how they were made; the seconds it took.
+
+    ``technique`` says that all runs are of one.
+    """
     began, played = time.perf_counter(), 0
 
     def counted(run: Run, record: RoundRecord) -> None:
@@ -97,7 +107,8 @@ def make(
     if not played and path.exists() and any(facts["command"] == command for facts in load(path).made):
         return seconds  # all of it was there: how long it took is known from then
     outcomes = {run: outcome_of(run, history) for run, history in histories.items()}
-    save(path, outcomes, rounds, how_made(command, len(runs), seconds, engine, came_from))
+    facts = how_made(command, len(runs), seconds, engine, came_from)
+    save(path, outcomes, rounds, {**facts, "technique": technique} if technique else facts)
     return seconds
 
 
@@ -141,9 +152,14 @@ def save(path: Path, outcomes: Mapping[Run, Outcome], rounds: int, made: Mapping
         raise InputError(f"{path} holds runs of {known.rounds} rounds; write these to another file")
     merged = {**known.outcomes, **outcomes}
     before = [facts for facts in known.made if facts["command"] != made["command"]]
-    lines = ",\n".join(_line(asdict(merged[run])) for run in sorted(merged, key=lambda run: run.name))
+    lines = ",\n".join(_line(_noted(merged[run])) for run in sorted(merged, key=lambda run: run.name))
     head = f'"rounds": {rounds},\n"made": {json.dumps([*before, made], indent=1)}'
     write_atomically(path, f'{{{head},\n"outcomes": [\n{lines}\n]}}\n'.encode())
+
+
+def _noted(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as plain data, without what was not noted."""
+    return {key: value for key, value in asdict(outcome).items() if value is not None or key == "local_accuracy"}
 
 
 def _line(item: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedcover.paper.experiments import Experiment, Make
-from fedcover.study import coverage, labels
+from fedcover.study import coverage, labels, methods
 
 SEEDS = 5
 
@@ -24,6 +24,8 @@ class Study:
     """What the codes mean."""
     parts: Mapping[str, tuple[str, ...]]
     """Codes that are counted together, under what they have in common."""
+    apart: bool = False
+    """Whether each technique is run by itself, so that its seconds are its own; and compared across codes."""
 
 
 STUDIES = {
@@ -47,5 +49,15 @@ STUDIES = {
         "labels",
         {code: code for code in labels.CODES},
         {"of all codes": labels.CODES},
+    ),
+    "methods": Study(
+        "How do the field's methods compare at one average budget?",
+        methods.experiments,
+        methods.federation_of,
+        "heterofl",
+        "full",
+        methods.BUDGETS,
+        {"of all data": tuple(methods.BUDGETS)},
+        apart=True,
     ),
 }

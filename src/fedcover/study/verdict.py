@@ -39,13 +39,20 @@ def cells(study: Study, results: Results, place: str) -> list[Cell]:
         if experiment.place != place or not outcomes:
             continue
         ours = {outcome.seed: late_accuracy(outcome) for outcome in outcomes}
-        base = {o.seed: late_accuracy(o) for o in results.of(replace(experiment, technique=study.base))}
+        base = {o.seed: late_accuracy(o) for o in results.of(_base_of(study, experiment))}
         seeds = sorted(ours.keys() & base.keys()) if experiment.technique != study.base else []
         gain = paired([ours[seed] for seed in seeds], [base[seed] for seed in seeds]) if len(seeds) > 1 else None
         least, noise = min(o.gamma_min for o in outcomes), fmean(o.pruning_noise for o in outcomes)
         found.append(Cell(experiment, tuple(ours.values()), least, noise, gain))
     raised = iter(holm([cell.gain.p for cell in found if cell.gain]))
     return [replace(cell, p=next(raised)) if cell.gain else cell for cell in found]
+
+
+def _base_of(study: Study, experiment: Experiment) -> Experiment:
+    """What an experiment is compared with: the base on the same data, with the same code if it has one."""
+    same = replace(experiment, technique=study.base)
+    alike = [e for e in study.experiments() if e.technique == study.base and e.place == experiment.place]
+    return next(iter(alike), same) if study.apart else same
 
 
 def places(study: Study, results: Results) -> list[str]:
@@ -70,9 +77,29 @@ def rows(study: Study, results: Results, place: str) -> list[dict[str, str]]:
                 "accuracy, %": spread(cell.accuracies),
                 f"more than {study.base} [95 %]": gain,
                 "p (Holm)": f"{cell.p:.4f}" if cell.gain else "",
+                **(_costs(results, cell.experiment) if study.apart else {}),
             }
         )
     return made
+
+
+def _costs(results: Results, experiment: Experiment) -> dict[str, str]:
+    """What a technique leaves uncovered and what it takes: per client and round, and seconds of a round."""
+    outcomes = results.of(experiment)
+    uncovered, macs = ([getattr(o, key) for o in outcomes] for key in ("uncovered", "macs"))
+    down, up = (fmean(getattr(o, key) for o in outcomes) for key in ("bytes_down", "bytes_up"))
+    seconds = [
+        facts["seconds"] / (facts["runs"] * results.rounds)
+        for facts in results.made
+        if facts.get("technique") == experiment.technique and list(facts["data"]) == [experiment.data]
+    ]
+    return {
+        "uncovered": f"{fmean(uncovered):.1%}" if None not in uncovered else "",
+        "MACs": f"{fmean(macs):.2f}" if None not in macs else "",
+        "MB down": f"{down / 1e6:.2f}",
+        "MB up": f"{up / 1e6:.2f}",
+        "s a round": f"{fmean(seconds):.2f}" if seconds else "",
+    }
 
 
 def tally(study: Study, results: Results, part: str) -> list[dict[str, str]]:
