@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
+from fedcover.answers import Answers
 from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, sample_ids
-from fedcover.cost import Cost, cost_of, costs_of
+from fedcover.cost import Cost, cost_of, costs_of, with_extras
 from fedcover.coverage import coverage_of, norm_and_noise
 from fedcover.data import Examples, Population, as_examples
+from fedcover.drill import Drill
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import ClientError, InputError, check_whole
@@ -31,7 +33,8 @@ from fedcover.evaluate import evaluate, local_accuracy, test_on
 from fedcover.history import History, RoundRecord
 from fedcover.local import Job, LocalSGD, Task
 from fedcover.network import trace
-from fedcover.params import FULL, Mask, Params, check_mask, on_device, params_of
+from fedcover.params import FULL, Mask, Params, device_of, on_device, params_of, prune
+from fedcover.planning import ask_plan, tell
 from fedcover.policies.base import Policy
 from fedcover.policies.techniques import full
 from fedcover.recording import Clock, make_record
@@ -45,6 +48,7 @@ CPU = torch.device("cpu")
 START_EXAMPLES = 2000
 """Training examples on which a certificate's loss at the start is measured."""
 NOT_UNIFORM = {"holds": None, "sentence": "the theorem speaks of plain averages, and this run weighs its clients"}
+NOT_PLAIN = {"holds": None, "sentence": "the theorem speaks of plain masked SGD, and this policy trains otherwise"}
 IID_SKEW = 0.2
 """Clients whose labels differ less than this from the population's count as IID in certificates."""
 
@@ -125,15 +129,15 @@ class Federation:
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
         cohort = self._assigned(cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by))
-        masks, memory = self._plan(state, cohort, this_round)
+        cohort, masks, drills, memory = ask_plan(self.policy, state, cohort, this_round, self.weighting)
         weights = self._weights(state.theta, cohort, masks)
         if self.require_coverage:
             check_coverage(coverage_of(masks, state.theta), this_round.index)
         norm2, noise = norm_and_noise(state.theta, masks)
-        costs = self._costs(masks, cohort, this_round)
+        costs = self._costs(masks, cohort, drills, this_round)
         jobs = [
-            Job(self.task, self.clients, client, state.theta, mask, self.local, this_round)
-            for client, mask in zip(cohort, masks, strict=True)
+            Job(self.task, self.clients, client, state.theta, mask, self.local, this_round, drill)
+            for client, mask, drill in zip(cohort, masks, drills, strict=True)
         ]
         clock.lap("plan")
         return BegunRound(this_round, state, cohort, masks, weights, memory, norm2, noise, costs, jobs, clock)
@@ -151,6 +155,7 @@ class Federation:
         clock.skip()
         total = RegionSum(state.theta, self.weighting)
         ledger = Ledger(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
+        answers = Answers(state.theta, begun.masks)
         answered: list[Mask] = []
         losses: list[float] = []
         rejected: list[dict[str, Any]] = []
@@ -165,10 +170,11 @@ class Federation:
             ]
             if sound:
                 total.add_together(sound)
-            if ledger:
-                for update in sound:
+            for update in sound:
+                answers.add(update)
+                if ledger:
                     ledger.add(update, self._steps(update.examples))
-            answered += [update.mask for update in sound]
+                    answered.append(update.mask)
             losses += [update.train_loss for update in sound]
             rejected += [
                 {"client": update.client, "reason": "its trained values are not all finite"}
@@ -176,28 +182,33 @@ class Federation:
                 if not fine
             ]
             clock.lap("aggregate")
-        if not answered:
+        if not answers.clients:
             raise ClientError(
                 f"every client of round {this_round.index} diverged: no trained values are finite;"
                 f" lower lr (now {self.local.lr}) and start anew"
             )
         theta = total.mean()
-        counts = coverage_of(answered, state.theta)
+        heard = answers.heard()
+        counts = heard.counts
+        memory = tell(self.policy, theta, heard, this_round, begun.memory)
         certificate, theory = None, state.theory
         if ledger:
             facts = measure(state.theta, answered, this_round.index, count_regions=not self._iid)
             certificate, theory = ledger.close(facts, counts, theta, self._start_loss(state))
             certificate = certificate if self.weighting == "uniform" else {**certificate, **NOT_UNIFORM}
+            if any(job.drill and not job.drill.plain for job in begun.jobs):
+                certificate = {**certificate, **NOT_PLAIN}
         clock.lap("aggregate")
 
-        score = evaluate(self.task.model, self.task.loss, theta, test) if test else None
+        shown = prune(theta, mask) if (mask := on_device(self.policy.shown(memory), device_of(theta))) else theta
+        score = evaluate(self.task.model, self.task.loss, shown, test) if test else None
         own = self._local_accuracy(theta, cohort, begun.masks, test) if test and local else None
         clock.lap("evaluate")
         record = make_record(
             this_round, cohort, counts, begun.noise, begun.costs, self._full, losses, score, own, rejected,
             clock.seconds, begun.norm2, certificate,
         )  # fmt: skip
-        return State(this_round.index, theta, begun.memory, theory), record
+        return State(this_round.index, theta, memory, theory), record
 
     def run(
         self,
@@ -228,31 +239,6 @@ class Federation:
         test = as_examples(given)
         return replace(test, classes=max(test.classes, self.clients.examples.classes))
 
-    def _plan(self, state: State, cohort: Sequence[Client], this_round: Round) -> tuple[list[Mask], dict[str, Tensor]]:
-        """The policy's masks, checked, where theta is; a policy that knows the CPU alone plans there."""
-        device = next(iter(state.theta.values())).device
-        where = device if self.policy.any_device else CPU
-        theta = on_device(state.theta, where)
-        masks, memory = self.policy.plan(theta, cohort, this_round, on_device(state.policy, where))
-        self._check(masks, theta, cohort, this_round)
-        if where != device:
-            moved = {id(mask): on_device(mask, device) if mask else FULL for mask in masks}
-            masks = [moved[id(mask)] for mask in masks]
-        return masks, memory
-
-    def _check(self, masks: Sequence[Mask], theta: Params, cohort: Sequence[Client], this_round: Round) -> None:
-        if not isinstance(masks, Sequence) or len(masks) != len(cohort):
-            got = len(masks) if isinstance(masks, Sequence) else type(masks).__name__
-            raise InputError(
-                f"policy {self.policy} returned {got} for a cohort of {len(cohort)}; return a list, one mask each"
-            )
-        seen: set[int] = set()
-        for mask, client in zip(masks, cohort, strict=True):
-            if id(mask) not in seen:
-                whose = f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
-                check_mask(mask, theta, whose)
-                seen.add(id(mask))
-
     def _assigned(self, cohort: list[Client]) -> list[Client]:
         """The cohort, with patterns of equal size exchanged if that is asked for."""
         if self._labels is None or not self.assign:
@@ -278,14 +264,14 @@ class Federation:
             return math.nan
         some = self.clients.examples
         few = replace(some, inputs=some.inputs[:START_EXAMPLES], labels=some.labels[:START_EXAMPLES])
-        return evaluate(
-            self.task.model, self.task.loss, state.theta, test_on(few, next(iter(state.theta.values())).device)
-        ).loss
+        return evaluate(self.task.model, self.task.loss, state.theta, test_on(few, device_of(state.theta))).loss
 
     def _steps(self, examples: int) -> Steps:
         return Steps(self.local.steps(examples), self.local.lr, self.local.momentum)
 
-    def _costs(self, masks: Sequence[Mask], cohort: Sequence[Client], this_round: Round) -> list[Cost]:
+    def _costs(
+        self, masks: Sequence[Mask], cohort: Sequence[Client], drills: Sequence[Drill | None], this_round: Round
+    ) -> list[Cost]:
         distinct = {id(mask): mask for mask in masks}
         known = dict(zip(distinct, costs_of(self.network, list(distinct.values())), strict=True))
         for mask, client in zip(masks, cohort, strict=True):
@@ -294,7 +280,12 @@ class Federation:
                     f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
                     f" keeps nothing; keep at least one entry"
                 )
-        return [known[id(mask)] for mask in masks]
+        return [
+            with_extras(known[id(mask)], self._full, bool(drill.report), drill.regrow is not None)
+            if drill
+            else known[id(mask)]
+            for mask, drill in zip(masks, drills, strict=True)
+        ]
 
     def _local_accuracy(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], test: Examples

@@ -1,18 +1,32 @@
 """What a pruning policy is: theta and a cohort in, one mask for each client out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedcover.budgets import QUARTERS, Codebook
 from fedcover.clients import Client
+from fedcover.drill import Drill
 from fedcover.network import Network
-from fedcover.params import Mask, Params
+from fedcover.params import FULL, Mask, Params
 from fedcover.seeding import Round
 
 State = dict[str, Tensor]
 """What a policy carries from round to round; it goes into checkpoints."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a round's clients sent back, apart from the values that were averaged."""
+
+    clients: int
+    """How many answered with finite values."""
+    counts: Mapping[str, Tensor]
+    """For every entry how many of their masks hold it; clients that regrow send masks of their own."""
+    report: Params | None = None
+    """The mean of their reports, in double precision, over those that were asked for one."""
 
 
 class Policy(ABC):
@@ -43,6 +57,20 @@ class Policy(ABC):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """One mask for each client of the cohort, and the state for the next round."""
+
+    def drills(
+        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
+    ) -> Sequence[Drill | None]:
+        """How each client trains beyond plain masked SGD; ``masks`` and ``state`` are what ``plan`` returned."""
+        return [None] * len(cohort)
+
+    def observe(self, theta: Params, heard: Heard, this_round: Round, state: State) -> State:
+        """The state for the next round, once ``theta`` is averaged; ``state`` is what ``plan`` returned."""
+        return state
+
+    def shown(self, state: State) -> Mask:
+        """The mask of the global model that is evaluated: not the whole one where a policy has one mask for all."""
+        return FULL
 
 
 class PerClient(Policy):
