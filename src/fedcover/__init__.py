@@ -7,6 +7,7 @@ from fedcover.clients import Client
 from fedcover.cost import Cost, cost_of
 from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.data import Examples, Population
+from fedcover.drill import Drill, Regrow
 from fedcover.engines import Engine, Processes, Serial, Vectorized
 from fedcover.errors import ClientError, FedcoverError, InputError
 from fedcover.federation import Federation, run_many
@@ -14,14 +15,19 @@ from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
 from fedcover.network import Network, trace
 from fedcover.policies import (
+    Heard,
     Policy,
     check_policy,
+    feddst,
+    fiarse,
     fixed_subnetwork,
+    fjord,
     full,
     neuron_pruning,
     optimal_masks,
     policy,
     pretrained_mask,
+    prunefl,
     weight_pruning,
 )
 from fedcover.runfolder import load_model
@@ -34,10 +40,12 @@ __all__ = [
     "ClientError",
     "ClientUpdate",
     "Cost",
+    "Drill",
     "Engine",
     "Examples",
     "FedcoverError",
     "Federation",
+    "Heard",
     "History",
     "InputError",
     "LocalSGD",
@@ -46,6 +54,7 @@ __all__ = [
     "Population",
     "Processes",
     "RegionSum",
+    "Regrow",
     "Round",
     "RoundRecord",
     "Serial",
@@ -59,7 +68,10 @@ __all__ = [
     "cost_of",
     "coverage_of",
     "data",
+    "feddst",
+    "fiarse",
     "fixed_subnetwork",
+    "fjord",
     "full",
     "gamma_min",
     "load_model",
@@ -68,6 +80,7 @@ __all__ = [
     "parse_code",
     "policy",
     "pretrained_mask",
+    "prunefl",
     "pruning_noise",
     "regions",
     "run_many",

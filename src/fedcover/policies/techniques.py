@@ -15,7 +15,11 @@ from fedcover.models import LeNet
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
+from fedcover.policies.feddst import feddst
+from fedcover.policies.fiarse import fiarse
+from fedcover.policies.fjord import fjord
 from fedcover.policies.optimal import optimal_masks, optimal_units
+from fedcover.policies.prunefl import prunefl
 from fedcover.policies.ranked import Block, Frozen, Kernels, Ranked, Units, Weights
 from fedcover.seeding import Round
 from fedcover.units import find_groups
@@ -104,6 +108,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "PT": pretrained_mask,
     "optimal": optimal_masks,
     "optimal_units": optimal_units,
+    "FIARSE": fiarse,
+    "FjORD": fjord,
+    "FedDST": feddst,
+    "PruneFL": prunefl,
 }
 
 
