@@ -3,16 +3,18 @@
 Wu, Wang, Wang, Hong, Su: "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel Extraction",
 NeurIPS 2024. tau_n is the floor(c_n d)-th largest |theta| over all weights that may be pruned; client n holds those
 that are not smaller, exactly floor(c_n d) of them (ties by index), and scales their gradients by
-1 + 2 tau |theta| / (|theta| + tau)^2.
+1 + 2 tau |theta| / (|theta| + tau)^2. A layer of which nothing would be left keeps its largest weight.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from fedcover.clients import Client
 from fedcover.drill import Drill
 from fedcover.network import Network
-from fedcover.params import FULL, Mask, Params, numbers
+from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.policies.one_mask import hidden_of, largest, magnitudes, whole_part
 from fedcover.seeding import Round
@@ -42,13 +44,13 @@ class Fiarse(Policy):
     def drills(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
     ) -> list[Drill | None]:
-        """The threshold of each client: the smallest weight that it holds."""
-        scores = magnitudes(theta, self.layers)
+        """The threshold of each client."""
+        sizes = torch.cat([score.flatten() for score in magnitudes(theta, self.layers).values()])
+        falling = sizes.sort(descending=True).values
         made: dict[int, Drill] = {}
-        for mask in masks:
+        for mask, client in zip(masks, cohort, strict=True):
             if id(mask) not in made:
-                held = [scores[name][mask[name]] if name in mask else scores[name] for name in self.layers]
-                tau = min(numbers([values.min().double() for values in held if values.numel()]))
+                tau = float(falling[whole_part(client.budget.keep, len(falling)) - 1])
                 made[id(mask)] = Drill(thresholds=dict.fromkeys(self.layers, tau))
         return [made[id(mask)] for mask in masks]
 

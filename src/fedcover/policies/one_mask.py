@@ -41,11 +41,24 @@ def whole_part(keep: float, size: int) -> int:
 def largest(scores: Mapping[str, Tensor], many: int) -> dict[str, Tensor]:
     """The mask of the ``many`` largest scores of all tensors together; ties by index.
 
+    A tensor of which nothing would be left keeps its largest entry, instead of the smallest that others keep: no
+    input passes a layer that is gone. Entries with a negative score are not kept for that.
+
     >>> largest({"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([2.0])}, 2)
     {'a': tensor([ True, False]), 'b': tensor([True])}
     """
-    held = rank(torch.cat([score.flatten() for score in scores.values()])) < many
-    parts = held.split([score.numel() for score in scores.values()])
+    sizes = [score.numel() for score in scores.values()]
+    flat = torch.cat([score.flatten() for score in scores.values()])
+    held, starts = rank(flat) < many, [sum(sizes[:i]) for i in range(len(sizes))]
+    for _ in sizes if many >= len(sizes) else ():
+        spans = [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+        tops = [span.start + int(flat[span].argmax()) for span in spans if not bool(held[span].any())]
+        tops = [top for top in tops if flat[top] >= 0]
+        if not tops:
+            break
+        flat = flat.index_fill(0, torch.tensor(tops, device=flat.device), math.inf)
+        held = rank(flat) < many
+    parts = held.split(sizes)
     return {name: part.view(score.shape) for (name, score), part in zip(scores.items(), parts, strict=True)}
 
 
