@@ -47,7 +47,7 @@ def resnet_round(examples: int) -> dict[str, float]:
     clients = fc.data.iid((images, torch.arange(len(images)) % 10), clients=20, seed=0)
     found: dict[str, float] = {"examples of a client": examples}
     for name, policy in (("design", fc.optimal_masks()), ("WP", fc.weight_pruning())):
-        task = fc.Task(build("resnet18", (3, 32, 32), 10, 0))
+        task = fc.Task(build("resnet18_gn", (3, 32, 32), 10, 0))
         federation = fc.Federation(
             task, clients, policy, fc.by_slot(list(KEEPS)), fc.LocalSGD(epochs=1, batch_size=50), engine=fc.Processes(2)
         )

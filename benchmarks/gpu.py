@@ -17,9 +17,9 @@ from fedcover.local import Job
 from fedcover.models import build
 from fedcover.params import params_of
 
-WORK = {"mlp": ((1, 28, 28), 600), "lenet": ((3, 32, 32), 500), "resnet18": ((3, 32, 32), 50)}
+WORK = {"mlp": ((1, 28, 28), 600), "lenet": ((3, 32, 32), 500), "resnet18_gn": ((3, 32, 32), 50)}
 """For each network the shape of an image and how many a client has."""
-MODELS = {"mlp": [100, 420, 1140, 2280], "lenet": [100, 420, 2280], "resnet18": [10, 100]}
+MODELS = {"mlp": [100, 420, 1140, 2280], "lenet": [100, 420, 2280], "resnet18_gn": [10, 100]}
 BATCH = 10
 BYTES_PER_ENTRY = 21
 """The least that a step must move for an entry: read it, read and write it, likewise its momentum, read its mask."""

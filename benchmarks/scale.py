@@ -31,7 +31,7 @@ def cohort(size: int) -> dict[str, Any]:
     data = fc.Examples(torch.randn(size, 3, 8, 8), torch.arange(size) % 10, classes=10)
     clients = fc.data.from_parts(data, torch.arange(size).view(-1, 1))
     federation = fc.Federation(
-        fc.Task(build("resnet18", (3, 8, 8), 10, 0)),
+        fc.Task(build("resnet18_gn", (3, 8, 8), 10, 0)),
         clients,
         fc.weight_pruning(),
         fc.by_slot(",".join("1247"[i % 4] for i in range(size))),

@@ -3,13 +3,14 @@
 from fedcover import data
 from fedcover.aggregate import ClientUpdate, RegionSum, average
 from fedcover.budgets import Budget, by_client, by_slot, parse_code
+from fedcover.buffers import gather_statistics
 from fedcover.clients import Client
 from fedcover.cost import Cost, cost_of
 from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.data import Examples, Population
 from fedcover.drill import Drill, Regrow
 from fedcover.engines import Engine, Processes, Serial, Vectorized
-from fedcover.errors import ClientError, FedcoverError, InputError
+from fedcover.errors import ClientError, CoverageWarning, FedcoverError, InputError
 from fedcover.federation import Federation, run_many
 from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
@@ -32,6 +33,7 @@ from fedcover.policies import (
 )
 from fedcover.runfolder import load_model
 from fedcover.seeding import Round
+from fedcover.submodel import SubModel, shrink
 from fedcover.version import __version__
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "ClientError",
     "ClientUpdate",
     "Cost",
+    "CoverageWarning",
     "Drill",
     "Engine",
     "Examples",
@@ -58,6 +61,7 @@ __all__ = [
     "Round",
     "RoundRecord",
     "Serial",
+    "SubModel",
     "Task",
     "Vectorized",
     "__version__",
@@ -74,6 +78,7 @@ __all__ = [
     "fjord",
     "full",
     "gamma_min",
+    "gather_statistics",
     "load_model",
     "neuron_pruning",
     "optimal_masks",
@@ -84,6 +89,7 @@ __all__ = [
     "pruning_noise",
     "regions",
     "run_many",
+    "shrink",
     "trace",
     "uncovered",
     "weight_pruning",

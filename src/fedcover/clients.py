@@ -1,5 +1,6 @@
 """Who is in a round's cohort, and with what budget."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,3 +45,18 @@ def cohort_of(ids: Sequence[int], sizes: Sequence[int], budgets: Sequence[Budget
         Client(id, slot, budgets[(slot if by == "slot" else id) % len(budgets)], examples)
         for slot, (id, examples) in enumerate(zip(ids, sizes, strict=True))
     ]
+
+
+def places(cohort: Sequence[Client]) -> dict[int, str]:
+    """For each client's id its place among those of the same budget: the same from cohort to cohort.
+
+    >>> places([Client(7, 0, Budget(0.5)), Client(3, 1, Budget()), Client(5, 2, Budget(0.5))])
+    {7: '0.5 #0', 3: '1.0 #0', 5: '0.5 #1'}
+    """
+    met: Counter[str] = Counter()
+    found = {}
+    for client in cohort:
+        name = client.budget.exact
+        found[client.id] = f"{name} #{met[name]}"
+        met[name] += 1
+    return found

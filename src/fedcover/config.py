@@ -3,24 +3,28 @@
 import tomllib
 from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedcover import data
-from fedcover.budgets import by_client, by_slot
-from fedcover.data import Examples, Population
+from fedcover.afford import Currency, amounts
+from fedcover.afford.currency import StepsOf
+from fedcover.budgets import Budget, BudgetSpec, by_client, by_slot
+from fedcover.data import Examples, Population, names
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError
 from fedcover.federation import Federation
 from fedcover.local import LocalSGD, Task
-from fedcover.models import build
+from fedcover.models import MODELS, build
+from fedcover.network import trace
 from fedcover.policies.base import Policy
 from fedcover.policies.load import load_policy
 from fedcover.policies.optimal import optimal_masks
 from fedcover.policies.techniques import FullModels, named_policy, pretrained_mask
-from fedcover.settings import flatten
+from fedcover.settings import Settings, flatten
 
 
 class _Strict(BaseModel):
@@ -30,7 +34,7 @@ class _Strict(BaseModel):
 class DataConfig(_Strict):
     """Which data, and how the clients share it."""
 
-    name: str = Field("mnist", description="mnist, fashion_mnist, cifar10 or digits")
+    name: str = Field("mnist", description=", ".join(names()))
     partition: Literal["iid", "shards", "dirichlet"] = Field("iid", description="how the clients share the data")
     clients: int = Field(100, ge=1, description="clients in the population")
     shards_each: int = Field(2, ge=1, description="with shards: label shards for each client")
@@ -40,7 +44,7 @@ class DataConfig(_Strict):
 class ModelConfig(_Strict):
     """Which network."""
 
-    name: str = Field("mlp", description="mlp, lenet or resnet18")
+    name: str = Field("mlp", description=", ".join(MODELS))
 
 
 class PolicyConfig(_Strict):
@@ -55,8 +59,10 @@ class PolicyConfig(_Strict):
 class BudgetsConfig(_Strict):
     """What clients can afford."""
 
-    code: str = Field("1111111111", description="1111223344, or 4x1,6x0.75; see `fedcover audit --help`")
+    code: str = Field("1111111111", description="1111223344, or 4x1,6x0.75; amounts such as 159010,9x80000 in a unit")
     by: Literal["slot", "client"] = Field("slot", description="whether an item belongs to a cohort slot or to a client")
+    unit: str = Field("fraction", description="what the code is in: fraction, parameters, macs, bytes or seconds")
+    calibration: str = Field("", description="for seconds: what `fedcover calibrate` measured on the clients' device")
 
 
 class LocalConfig(_Strict):
@@ -90,7 +96,9 @@ class Config(_Strict):
     shrink: bool = Field(True, description="make sub-models physically smaller where whole units are pruned")
     assign: bool = Field(False, description="give patterns of equal size to clients whose labels complement each other")
     certify: bool = Field(False, description="write a certificate of the convergence theorem for every round")
-    require_coverage: bool = Field(False, description="refuse a round whose masks leave part of the model to nobody")
+    require_coverage: bool = Field(
+        False, description="end before a round whose cohort leaves part of the model to nobody"
+    )
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -112,31 +120,53 @@ class Config(_Strict):
         if self.name:
             return self.name
         code = self.budgets.code if len(self.budgets.code) <= 24 else f"{self.budgets.code[:20]}..."
+        code = code if self.budgets.unit == "fraction" else f"{code}-{self.budgets.unit}"
         policy = self.policy.name.rpartition(":")[2]
         made = f"{policy}-{code}" if policy.lower() != "full" else policy
         made = f"{made}-{self.data.name}-{self.data.partition}-seed{self.seed}"
         return "".join(c if c.isalnum() or c in ".-" else "_" for c in made)
 
-    def settings(self) -> dict[str, Any]:
-        """This configuration as a nested dict, in full."""
-        return {**self.model_dump(), "name": self.title}
+    def settings(self, federation: Federation) -> dict[str, Any]:
+        """This configuration as a nested dict, in full, with what each budget came to where that had to be worked out.
 
-    def build(self, folder: str | None = None) -> tuple[Federation, Examples]:
-        """The federation that this describes, and its test set; ``folder`` is where data sets lie."""
+        ``build`` takes that from there when the run is resumed, so that nothing that lies outside can change it.
+        """
+        settings = {**self.model_dump(), "name": self.title}
+        if self.budgets.unit != "fraction":
+            settings["budgets"] = {**settings["budgets"], KEEPS: [budget.keep for budget in federation.budgets]}
+        return settings
+
+    def build(self, folder: str | None = None, keeps: Sequence[float] | None = None) -> tuple[Federation, Examples]:
+        """The federation that this describes, and its test set.
+
+        ``folder`` is where data sets lie, ``keeps`` what budgets in another unit than fractions came to before.
+        """
+        policy, currency = self._policy(), Currency(self.budgets.unit, self.budgets.calibration)
         split = data.load(self.data.name, folder)
-        budgets = by_slot(self.budgets.code) if self.budgets.by == "slot" else by_client(self.budgets.code)
-        policy = self._policy()
+        model = build(self.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, self.seed)
+        clients, local = self._population(split.train), LocalSGD(**self.local.model_dump())
+        spec: BudgetSpec = self.budgets.code
+        if not currency.plain and keeps is not None:
+            if len(keeps) != (many := len(amounts(self.budgets.code))):
+                raise InputError(f"the run has {len(keeps)} keeps for {many} budgets; start anew in another folder")
+            spec = [Budget(keep) for keep in keeps]
+        elif not currency.plain:
+            network = trace(model, clients.examples.inputs[:2])
+            steps_of = self._most_steps(clients, local)
+            units = policy.bind(network).units
+            spec = currency.budgets(self.budgets.code, network, steps_of, local.batch_size, units)
+        budgets = by_slot(spec) if self.budgets.by == "slot" else by_client(spec)
         if isinstance(policy, FullModels) and not all(b.full for b in budgets.resolve(policy.codebook)):
             raise InputError(
                 f"policy full gives every client the whole model, but the code {self.budgets.code} asks for less;"
                 f" choose another policy, such as WP, or a code of 1s"
             )
         federation = Federation(
-            task=Task(build(self.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, self.seed)),
-            clients=self._population(split.train),
+            task=Task(model),
+            clients=clients,
             policy=policy,
             budgets=budgets,
-            local=LocalSGD(**self.local.model_dump()),
+            local=local,
             cohort=self.cohort,
             seed=self.seed,
             weighting=self.weighting,
@@ -147,7 +177,35 @@ class Config(_Strict):
         )
         return federation, split.test
 
+    def bought(self, federation: Federation) -> str:
+        """What budgets in another unit than fractions came to, in one line; empty if they are fractions.
+
+        >>> few = check_config({"budgets": {"code": "2x50,9", "unit": "macs"}})
+        >>> few._bought([0.5, 0.5, 0.125])
+        'budgets in macs: 2 x 50 keep 0.5, 9 keeps 0.125'
+        """
+        return "" if self.budgets.unit == "fraction" else self._bought([budget.keep for budget in federation.budgets])
+
+    def _bought(self, keeps: Sequence[float]) -> str:
+        parts = []
+        for (amount, keep), alike in groupby(zip(amounts(self.budgets.code), keeps, strict=True)):
+            many = len(list(alike))
+            parts.append(f"{f'{many} x ' if many > 1 else ''}{amount:g} keep{'' if many > 1 else 's'} {keep:.4g}")
+        return f"budgets in {self.budgets.unit}: {', '.join(parts)}"
+
+    def _most_steps(self, clients: Population, local: LocalSGD) -> StepsOf:
+        """The most local steps of a client with a budget; whoever is drawn may come into any slot."""
+        steps = [local.steps(clients.size(client)) for client in range(len(clients))]
+        most = max(steps)
+        return lambda place, many: most if self.budgets.by == "slot" else max(steps[place::many], default=most)
+
     def _policy(self) -> Policy:
+        for key, takers in TAKERS.items():
+            asked = getattr(self.policy, key) != getattr(PolicyConfig(), key)
+            if asked and self.policy.name.lower() not in [name.lower() for name in takers]:
+                raise InputError(
+                    f"policy {self.policy.name} takes no policy.{key}; leave it out, or use {' or '.join(takers)}"
+                )
         if ":" in self.policy.name:
             return load_policy(self.policy.name)
         if self.policy.name.upper() == "PT":
@@ -166,6 +224,12 @@ class Config(_Strict):
         return data.dirichlet(train, self.data.clients, self.data.alpha, seed=self.seed)
 
 
+TAKERS = {"freeze_after": ("PT",), "gamma": ("optimal", "optimal_units"), "noise": ("optimal", "optimal_units")}
+"""Which policies take what of the settings of policies; others would pass over it in silence."""
+KEEPS = "keeps"
+"""What a run's own settings call what its budgets came to: a record, and no setting."""
+
+
 def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> Config:
     """The configuration in a TOML file (or the defaults), with ``key=value`` changes applied."""
     raw: dict[str, Any] = {}
@@ -178,9 +242,18 @@ def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> 
             ) from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"{path} is not readable as TOML ({error}); see `fedcover list settings`") from error
+        if isinstance(budgets := raw.get("budgets"), dict):
+            budgets.pop(KEEPS, None)  # a run worked it out, and another run does so anew
     for change in changes:
         _apply(raw, change)
     return check_config(raw)
+
+
+def recorded_keeps(settings: Settings) -> list[float] | None:
+    """What the budgets of a run came to, as its own settings tell; None if they do not."""
+    budgets = settings.get("budgets")
+    keeps = budgets.get(KEEPS) if isinstance(budgets, dict) else None
+    return keeps if isinstance(keeps, list) else None
 
 
 def check_config(raw: dict[str, Any]) -> Config:

@@ -28,6 +28,8 @@ class Cost:
     Two for each multiply-add, forward, towards the weights and towards the input; the last is not
     needed for tensors that meet the raw input.
     """
+    gone: tuple[str, ...] = ()
+    """Weight tensors of which nothing is kept."""
 
     def flops_of_step(self, batch_size: int) -> float:
         """FLOPs of one training step on a batch."""
@@ -66,4 +68,5 @@ def _cost(network: Network, masked: Mapping[str, tuple[int, int]]) -> Cost:
         macs += size * network.macs[name]
         flops += 2 * size * network.macs[name] * (2 if name in network.first else 3)
     values = BYTES_PER_VALUE * parameters
-    return Cost(parameters, macs, values + sum(length for _, length in masked.values()), values, flops)
+    gone = tuple(name for name in network.weights if masked.get(name, (1, 0))[0] == 0)
+    return Cost(parameters, macs, values + sum(length for _, length in masked.values()), values, flops, gone)

@@ -7,15 +7,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from fedcover.holders import HolderSets, distinct_masks, holder_sets
 from fedcover.params import Mask, Params, numbers
-
-
-def _distinct(masks: Sequence[Mask]) -> list[tuple[Mask, list[int]]]:
-    """Each mask object once, with the places it stands at: equal masks are the same object."""
-    places: dict[int, tuple[Mask, list[int]]] = {}
-    for place, mask in enumerate(masks):
-        places.setdefault(id(mask), (mask, []))[1].append(place)
-    return list(places.values())
 
 
 def coverage_of(masks: Sequence[Mask], theta: Params) -> dict[str, Tensor]:
@@ -25,7 +18,7 @@ def coverage_of(masks: Sequence[Mask], theta: Params) -> dict[str, Tensor]:
     >>> coverage_of([{}, {"w": torch.tensor([True, False, True])}], theta)["w"].tolist()
     [2, 1, 2]
     """
-    distinct = _distinct(masks)
+    distinct = distinct_masks(masks)
     counts = {}
     for name, tensor in theta.items():
         whole = sum(len(places) for mask, places in distinct if name not in mask)
@@ -64,21 +57,13 @@ def regions(masks: Sequence[Mask], theta: Params) -> list[Region]:
     >>> [(r.holders, r.size) for r in cut]
     [((0, 1), 2), ((0,), 1)]
     """
-    groups = _distinct(masks)
-    sizes: dict[tuple[int, ...], dict[str, int]] = {}
-    for name, tensor in theta.items():
-        pattern = torch.zeros(tensor.numel(), dtype=torch.long)
-        held_by: list[tuple[int, ...]] = [()]
-        for mask, places in groups:
-            kept = mask[name].flatten().cpu() if name in mask else torch.ones(tensor.numel(), dtype=torch.bool)
-            # Refine the partition found so far by one mask, and number its parts afresh.
-            parts, pattern = torch.unique(pattern * 2 + kept, return_inverse=True)
-            held_by = [(*held_by[p // 2], *(places if p % 2 else ())) for p in parts.tolist()]
-        for part, size in enumerate(torch.bincount(pattern, minlength=len(held_by)).tolist()):
-            if size:
-                sizes.setdefault(tuple(sorted(held_by[part])), {})[name] = size
-    found = [Region(holders, sum(tensors.values()), tensors) for holders, tensors in sizes.items()]
-    return sorted(found, key=lambda r: (-len(r.holders), r.holders))
+    return sorted(regions_of(holder_sets(masks, theta)), key=lambda r: (-len(r.holders), r.holders))
+
+
+def regions_of(held: HolderSets) -> list[Region]:
+    """The region of each set of holders, in the order of the sets."""
+    found = zip(held.tuples(), held.sizes.tolist(), held.sizes_in_tensors(), strict=True)
+    return [Region(holders, size, tensors) for holders, size, tensors in found]
 
 
 def pruning_error(theta: Params, mask: Mask) -> float:
@@ -101,7 +86,7 @@ def pruning_noise(theta: Params, masks: Sequence[Mask]) -> list[float]:
 
 def norm_and_noise(theta: Params, masks: Sequence[Mask]) -> tuple[float, list[float]]:
     """||theta||^2, and delta^2 for each mask; a GPU is waited for once."""
-    distinct = _distinct(masks)
+    distinct = distinct_masks(masks)
     squares = [tensor.double().square().sum() for tensor in theta.values()]
     found = iter(numbers([*squares, *(error for mask, _ in distinct for error in _errors(theta, mask))]))
     total = sum(islice(found, len(squares)))

@@ -1,4 +1,4 @@
-"""The errors that users see: one sentence that names the thing, the value and the remedy."""
+"""The errors and warnings that users see: one sentence that names the thing, the value and the remedy."""
 
 
 class FedcoverError(Exception):
@@ -7,6 +7,10 @@ class FedcoverError(Exception):
 
 class InputError(FedcoverError, ValueError):
     """What the caller gave cannot be used: a setting, a file, a mask, a folder."""
+
+
+class CoverageWarning(UserWarning):
+    """A round's masks left part of the model to nobody; a run says so once."""
 
 
 class ClientError(FedcoverError):

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from fedcover.buffers import gather_statistics, has_statistics
 from fedcover.data import Examples
 from fedcover.params import Mask, Params, prune, put_params
 
@@ -27,11 +28,23 @@ class Score:
     """Accuracy on each class; NaN for a class that the test set has not."""
 
 
-def evaluate(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], theta: Params, test: Examples) -> Score:
-    """The score of theta, in evaluation mode, where theta is; ``model`` lends its structure and is left as it was."""
+def evaluate(
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    theta: Params,
+    test: Examples,
+    norms_from: Tensor | None = None,
+) -> Score:
+    """The score of theta, in evaluation mode, where theta is; ``model`` lends its structure and is left as it was.
+
+    The statistics of its batch norms are gathered over the inputs ``norms_from`` first. Where each example has several
+    labels, as the characters of a text, each counts.
+    """
     device = next(iter(theta.values())).device
     test, scratch = test_on(test, device), _scratch(model, device)
     put_params(scratch, theta)
+    if norms_from is not None:
+        gather_statistics(scratch, norms_from)
     size = BATCH if device.type == "cpu" else BATCH_ON_GPU
     total = torch.zeros((), dtype=torch.float64, device=device)
     right = torch.zeros(test.classes, dtype=torch.float64, device=device)
@@ -40,12 +53,12 @@ def evaluate(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], theta: 
         for x, y in zip(test.inputs.split(size), test.labels.split(size), strict=True):
             scores = scratch(x.clone())  # a model may write to its input
             total += loss(scores, y).double() * len(x)
-            correct = (scores.argmax(1) == y).double()
-            right.index_add_(0, y, correct)
-            seen.index_add_(0, y, torch.ones_like(correct))
+            correct = (scores.argmax(1) == y).double().flatten()
+            right.index_add_(0, y.flatten(), correct)
+            seen.index_add_(0, y.flatten(), torch.ones_like(correct))
     found = torch.cat([total.view(1), right, seen]).cpu()  # one wait for a GPU
     right, seen = found[1:].chunk(2)
-    return Score(float(found[0]) / len(test), float(right.sum()) / len(test), right / seen)
+    return Score(float(found[0]) / len(test), float(right.sum() / seen.sum()), right / seen)
 
 
 def test_on(test: Examples, device: torch.device) -> Examples:
@@ -60,9 +73,10 @@ def _scratch(model: nn.Module, device: torch.device) -> nn.Module:
     copies = _scratches.setdefault(model, {})
     if device not in copies:
         copies[device] = copy.deepcopy(model).to(device)
-    with torch.no_grad():
-        for ours, theirs in zip(copies[device].buffers(), model.buffers(), strict=True):
-            ours.copy_(theirs)
+    if not has_statistics(model):
+        with torch.no_grad():
+            for ours, theirs in zip(copies[device].buffers(), model.buffers(), strict=True):
+                ours.copy_(theirs)
     return copies[device].eval()
 
 
@@ -74,6 +88,7 @@ def local_accuracy(
     mixes: Sequence[Tensor],
     sizes: Sequence[int],
     test: Examples,
+    norms_from: Tensor | None = None,
 ) -> float | None:
     """sum_n p_n Acc(theta o m_n) on test data with client n's own label mix; p_n is its share of the examples.
 
@@ -90,7 +105,7 @@ def local_accuracy(
         if not bool(here.any()):
             continue
         if id(mask) not in by_mask:
-            by_mask[id(mask)] = evaluate(model, loss, prune(theta, mask), test).by_class
+            by_mask[id(mask)] = evaluate(model, loss, prune(theta, mask), test, norms_from).by_class
         total += size * float((mix[here] * by_mask[id(mask)][here]).sum() / mix[here].sum())
         weight += size
     return total / weight if weight else None

@@ -7,7 +7,7 @@ theta -> cohort -> plan (one mask per client) -> audit (coverage, noise) -> jobs
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -20,8 +20,9 @@ from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting
 from fedcover.answers import Answers
 from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
+from fedcover.buffers import has_statistics, spread_over, static_form
 from fedcover.checkpoint import State
-from fedcover.clients import Client, cohort_of, sample_ids
+from fedcover.clients import Client, cohort_of, places, sample_ids
 from fedcover.cost import Cost, cost_of, costs_of, with_extras
 from fedcover.coverage import coverage_of, norm_and_noise
 from fedcover.data import Examples, Population, as_examples
@@ -29,10 +30,10 @@ from fedcover.drill import Drill
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import ClientError, InputError, check_whole
-from fedcover.evaluate import evaluate, local_accuracy, test_on
+from fedcover.evaluate import Score, evaluate, local_accuracy
 from fedcover.history import History, RoundRecord
 from fedcover.local import Job, LocalSGD, Task
-from fedcover.network import trace
+from fedcover.network import carries, trace
 from fedcover.params import FULL, Mask, Params, device_of, on_device, params_of, prune
 from fedcover.planning import ask_plan, tell
 from fedcover.policies.base import Policy
@@ -60,7 +61,8 @@ class Federation:
     model. ``weighting`` says what a client counts for in a region: all alike (``uniform``), as its
     ``examples``, or so that the ``labels`` of the region's clients together come nearest to the population's.
     With ``certify`` every record has a certificate: what the convergence theorem says of the round. With
-    ``require_coverage`` a round whose masks leave an entry to nobody is an error before it is trained. With
+    ``require_coverage`` a round whose masks, planned for its cohort, leave an entry to nobody is an error before it is
+    trained; where budgets belong to clients, that may come after rounds that were covered. With
     ``assign`` patterns of equal size go to the clients of a cohort that complement each other's labels.
     See the README for a script that uses it.
     """
@@ -93,10 +95,8 @@ class Federation:
             )
         self.network = trace(task.model, clients.examples.inputs[:2])
         if self.network.moving:
-            raise InputError(
-                f"buffer '{self.network.moving[0]}' changes in training, and clients with different sub-models cannot"
-                f" share it; use nn.GroupNorm, or batch normalisation with track_running_stats=False"
-            )
+            self.task = replace(task, model=static_form(self.network, task.model))
+            self.network = trace(self.task.model, clients.examples.inputs[:2])
         if self.network.uncounted:
             names = ", ".join(self.network.uncounted)
             warnings.warn(f"multiply-adds of {names} cannot be counted and are left out of MACs", stacklevel=2)
@@ -109,8 +109,9 @@ class Federation:
             )
         if len(self.budgets) > len(clients):
             raise InputError(f"there are {len(self.budgets)} budgets for {len(clients)} clients; give at most one each")
-        self.theta0 = params_of(task.model)
+        self.theta0 = params_of(self.task.model)
         self._full = cost_of(self.network, FULL)
+        self._norm_inputs: Tensor | None = None
 
     def start(self) -> State:
         """The state before round 1."""
@@ -129,18 +130,17 @@ class Federation:
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
         cohort = self._assigned(cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by))
-        cohort, masks, drills, memory = ask_plan(self.policy, state, cohort, this_round, self.weighting)
-        weights = self._weights(state.theta, cohort, masks)
+        cohort, masks, drills, memory = ask_plan(self.policy, state, cohort, this_round)
         if self.require_coverage:
             check_coverage(coverage_of(masks, state.theta), this_round.index)
         norm2, noise = norm_and_noise(state.theta, masks)
-        costs = self._costs(masks, cohort, drills, this_round)
+        costs = self._costs(state.theta, masks, cohort, drills, this_round)
         jobs = [
             Job(self.task, self.clients, client, state.theta, mask, self.local, this_round, drill)
             for client, mask, drill in zip(cohort, masks, drills, strict=True)
         ]
         clock.lap("plan")
-        return BegunRound(this_round, state, cohort, masks, weights, memory, norm2, noise, costs, jobs, clock)
+        return BegunRound(this_round, state, cohort, masks, memory, norm2, noise, costs, jobs, clock)
 
     def end_round(
         self,
@@ -155,25 +155,24 @@ class Federation:
         clock.skip()
         total = RegionSum(state.theta, self.weighting)
         ledger = Ledger(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
-        answers = Answers(state.theta, begun.masks)
+        answers, place = Answers(state.theta, begun.masks), places(cohort) if ledger else {}
         answered: list[Mask] = []
+        waiting: list[ClientUpdate] = []
         losses: list[float] = []
         rejected: list[dict[str, Any]] = []
         stream = iter(updates)
         while group := list(islice(stream, together)):
             clock.lap("train")
             finite = [update.is_finite() for update in group]
-            sound = [
-                replace(update, weights=begun.weights.get(update.client))
-                for update, fine in zip(group, finite, strict=True)
-                if fine
-            ]
-            if sound:
+            sound = [update for update, fine in zip(group, finite, strict=True) if fine]
+            if self.weighting == "labels":
+                waiting += sound  # what each counts for depends on all who answer
+            elif sound:
                 total.add_together(sound)
             for update in sound:
                 answers.add(update)
                 if ledger:
-                    ledger.add(update, self._steps(update.examples))
+                    ledger.add(update, self._steps(update.examples), place[update.client])
                     answered.append(update.mask)
             losses += [update.train_loss for update in sound]
             rejected += [
@@ -187,6 +186,8 @@ class Federation:
                 f"every client of round {this_round.index} diverged: no trained values are finite;"
                 f" lower lr (now {self.local.lr}) and start anew"
             )
+        if waiting:
+            total.add_together(self._weighted(state.theta, waiting))
         theta = total.mean()
         heard = answers.heard()
         counts = heard.counts
@@ -201,7 +202,7 @@ class Federation:
         clock.lap("aggregate")
 
         shown = prune(theta, mask) if (mask := on_device(self.policy.shown(memory), device_of(theta))) else theta
-        score = evaluate(self.task.model, self.task.loss, shown, test) if test else None
+        score = self._score(shown, test) if test else None
         own = self._local_accuracy(theta, cohort, begun.masks, test) if test and local else None
         clock.lap("evaluate")
         record = make_record(
@@ -247,16 +248,13 @@ class Federation:
         places = assign_patterns([client.budget for client in cohort], mixes, self._labels)
         return [replace(client, budget=cohort[place].budget) for client, place in zip(cohort, places, strict=True)]
 
-    def _weights(
-        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask]
-    ) -> dict[int, Mapping[str, Tensor]]:
-        """What each client's entries count for in the average, by client id; nothing unless labels decide it."""
-        if self._labels is None or self.weighting != "labels":
-            return {}
-        mixes = torch.stack([self.clients.label_mix(client.id) for client in cohort])
-        ridge = chance(self._labels, sum(client.examples for client in cohort) / len(cohort))
-        balance = region_weights(masks, theta, mixes, self._labels, ridge)
-        return {client.id: weights for client, weights in zip(cohort, balance.clients, strict=True)}
+    def _weighted(self, theta: Params, updates: Sequence[ClientUpdate]) -> list[ClientUpdate]:
+        """The updates with what their entries count for by labels, as if only these clients were in the round."""
+        assert self._labels is not None
+        mixes = torch.stack([self.clients.label_mix(update.client) for update in updates])
+        ridge = chance(self._labels, sum(self.clients.size(update.client) for update in updates) / len(updates))
+        balance = region_weights([update.mask for update in updates], theta, mixes, self._labels, ridge)
+        return [replace(update, weights=own) for update, own in zip(updates, balance.clients, strict=True)]
 
     def _start_loss(self, state: State) -> float:
         """The loss on training examples before the first round; not asked for later."""
@@ -264,21 +262,42 @@ class Federation:
             return math.nan
         some = self.clients.examples
         few = replace(some, inputs=some.inputs[:START_EXAMPLES], labels=some.labels[:START_EXAMPLES])
-        return evaluate(self.task.model, self.task.loss, state.theta, test_on(few, device_of(state.theta))).loss
+        return self._score(state.theta, few).loss
+
+    def _score(self, theta: Params, test: Examples) -> Score:
+        """The score of a whole model on a test set."""
+        return evaluate(self.task.model, self.task.loss, theta, test, self._norms_from(theta))
+
+    def _norms_from(self, theta: Params) -> Tensor | None:
+        """Clients' inputs, where theta is, over which batch norms gather statistics; None if there are no such."""
+        if not has_statistics(self.task.model):
+            return None
+        device = device_of(theta)
+        if self._norm_inputs is None or self._norm_inputs.device != device:
+            self._norm_inputs = spread_over(self.clients.examples.inputs).to(device)
+        return self._norm_inputs
 
     def _steps(self, examples: int) -> Steps:
         return Steps(self.local.steps(examples), self.local.lr, self.local.momentum)
 
     def _costs(
-        self, masks: Sequence[Mask], cohort: Sequence[Client], drills: Sequence[Drill | None], this_round: Round
+        self,
+        theta: Params,
+        masks: Sequence[Mask],
+        cohort: Sequence[Client],
+        drills: Sequence[Drill | None],
+        this_round: Round,
     ) -> list[Cost]:
-        distinct = {id(mask): mask for mask in masks}
-        known = dict(zip(distinct, costs_of(self.network, list(distinct.values())), strict=True))
-        for mask, client in zip(masks, cohort, strict=True):
-            if known[id(mask)].parameters == 0:
+        distinct = {id(mask): (mask, client) for mask, client in zip(masks, cohort, strict=True)}
+        known = dict(zip(distinct, costs_of(self.network, [mask for mask, _ in distinct.values()]), strict=True))
+        for key, (mask, client) in distinct.items():
+            whose = f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
+            if known[key].parameters == 0:
+                raise InputError(f"{whose} keeps nothing; keep at least one entry")
+            if (gone := known[key].gone) and not carries(self.network, prune(theta, mask)):
                 raise InputError(
-                    f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
-                    f" keeps nothing; keep at least one entry"
+                    f"{whose} keeps nothing of '{gone[0]}', so that no input reaches the output; keep at least one"
+                    f" entry of it, such as the largest"
                 )
         return [
             with_extras(known[id(mask)], self._full, bool(drill.report), drill.regrow is not None)
@@ -292,7 +311,8 @@ class Federation:
     ) -> float | None:
         mixes = [self.clients.label_mix(client.id) for client in cohort]
         sizes = [client.examples for client in cohort]
-        return local_accuracy(self.task.model, self.task.loss, theta, masks, mixes, sizes, test)
+        norms = self._norms_from(theta)
+        return local_accuracy(self.task.model, self.task.loss, theta, masks, mixes, sizes, test, norms)
 
 
 @dataclass(frozen=True)
@@ -303,8 +323,6 @@ class BegunRound:
     state: State
     cohort: list[Client]
     masks: list[Mask]
-    weights: dict[int, Mapping[str, Tensor]]
-    """What each client's entries count for, by its id; empty if all count alike."""
     memory: dict[str, Tensor]
     """The policy's state for the next round."""
     norm2: float

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -43,6 +44,12 @@ class Network:
         return tuple(name for name in self.weights if name != self.output)
 
 
+_VIEWS = ("view", "_unsafe_view", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "transpose", "permute")
+_LIGHT = ("add", "sub", "mul", "div", "embedding", "index", "detach", "alias", "clone")
+_WITHOUT_PRODUCTS = frozenset(getattr(torch.ops.aten, name) for name in _VIEWS + _LIGHT)
+"""Operations that take part in no matrix product: a parameter met by these alone has no multiply-adds to count."""
+
+
 class _Watch(TorchDispatchMode):
     """Notes, for each parameter, the operations that it takes part in."""
 
@@ -53,7 +60,7 @@ class _Watch(TorchDispatchMode):
         self.multiplies: dict[str, None] = {}
         self.macs: dict[str, float] = {}
         self.first: set[str] = set()
-        self.looked_up: set[str] = set()
+        self.elsewhere: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -62,9 +69,9 @@ class _Watch(TorchDispatchMode):
         for name, _ in named:
             if name is not None:
                 self.order.setdefault(name)
-        if func._overloadpacket is torch.ops.aten.embedding:
-            self.looked_up |= {name for name, _ in named if name is not None}
         flops = flop_registry.get(func._overloadpacket)
+        if flops is None and func._overloadpacket not in _WITHOUT_PRODUCTS:
+            self.elsewhere |= {name for name, _ in named if name is not None}
         if flops is not None:
             for name, tensor in named:
                 if name is None or tensor.ndim < 2:
@@ -107,5 +114,22 @@ def trace(model: nn.Module, example: Tensor) -> Network:
     output = next((name for name in reversed(watch.multiplies)), weights[-1])
     macs = {name: watch.macs.get(name, 0.0) / len(example) for name in shapes}
     moving = tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name]))
-    silent = tuple(n for n in weights if n in watch.order and not macs[n] and n not in watch.looked_up)
+    silent = tuple(n for n in weights if n in watch.elsewhere and not macs[n])
     return Network(scratch, example.cpu(), shapes, weights, output, macs, frozenset(watch.first), silent, moving)
+
+
+def carries(network: Network, theta: Mapping[str, Tensor]) -> bool:
+    """Whether a network with these parameters tells inputs apart; it does not if a layer is gone that all pass through.
+
+    >>> net = trace(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(2, 4))
+    >>> theta = {name: torch.ones(shape) for name, shape in net.shapes.items()}
+    >>> carries(net, theta), carries(net, {**theta, "0.weight": torch.zeros(3, 4)})
+    (True, False)
+    """
+    model, like = copy.deepcopy(network.model).eval(), network.example
+    rng = torch.Generator().manual_seed(0)
+    other = torch.rand(like.shape, generator=rng).to(like.dtype) if like.is_floating_point() else torch.ones_like(like)
+    here = {name: tensor.to(like.device) for name, tensor in theta.items()}
+    with torch.no_grad():
+        one, two = (functional_call(model, here, (inputs,)) for inputs in (torch.zeros_like(like), other))
+    return not torch.equal(one, two)

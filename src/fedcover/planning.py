@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def ask_plan(
-    policy: Policy, state: State, cohort: Sequence[Client], this_round: Round, weighting: str
+    policy: Policy, state: State, cohort: Sequence[Client], this_round: Round
 ) -> tuple[list[Client], list[Mask], list[Drill | None], dict[str, Tensor]]:
     """Who trains, under which masks and drills, and the policy's state; a client that may rest is left out.
 
@@ -30,7 +30,7 @@ def ask_plan(
     masks, memory = policy.plan(theta, cohort, this_round, on_device(state.policy, where))
     _check_masks(policy, masks, theta, cohort, this_round)
     drills = policy.drills(theta, cohort, masks, this_round, memory)
-    _check_drills(policy, drills, theta, masks, cohort, this_round, weighting)
+    _check_drills(policy, drills, theta, masks, cohort, this_round)
     at_work = [i for i, drill in enumerate(drills) if drill is None or not drill.rest]
     masks, drills = [masks[i] for i in at_work], [drills[i] for i in at_work]
     if where != device:
@@ -71,7 +71,6 @@ def _check_drills(
     masks: Sequence[Mask],
     cohort: Sequence[Client],
     this_round: Round,
-    weighting: str,
 ) -> None:
     if not isinstance(drills, Sequence) or len(drills) != len(cohort):
         got = len(drills) if isinstance(drills, Sequence) else type(drills).__name__
@@ -86,8 +85,3 @@ def _check_drills(
             seen.add((id(drill), id(mask)))
     if all(drill is not None and drill.rest for drill in drills):
         raise InputError(f"policy {policy} lets every client of round {this_round.index} rest; let at least one train")
-    if weighting == "labels" and any(drill and drill.regrow for drill in drills):
-        raise InputError(
-            f"weighting labels goes by the masks that were planned, and policy {policy} lets clients change theirs;"
-            f" use weighting uniform or examples"
-        )

@@ -1,6 +1,7 @@
 """Many rounds: when to look, what to keep on disk, how to go on after a stop."""
 
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,12 +14,13 @@ import torch
 from fedcover.checkpoint import digest_of
 from fedcover.data import Examples
 from fedcover.engines.base import Engine
-from fedcover.errors import InputError, check_whole
+from fedcover.errors import CoverageWarning, InputError, check_whole
 from fedcover.evaluate import test_on
 from fedcover.history import History, RoundRecord
 from fedcover.params import on_device
 from fedcover.runfolder import RunFolder
 from fedcover.settings import Settings, fingerprint
+from fedcover.theory import uncovered_sentence
 from fedcover.threads import one_thread
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Lane:
         self.history = History()
         self._folder: RunFolder | None = None
         self._mark = ""
+        self._warned = False
         if self.out is None and self.resume:
             raise InputError("resume needs out, the folder of the run to go on with")
 
@@ -94,13 +97,20 @@ class Lane:
             self.state, self.history = found
 
     def keep(self, record: RoundRecord, schedule: Schedule) -> None:
-        """Write the round down."""
+        """Write the round down, and say so if it is the first that left part of the model to nobody."""
         self.history.append(record)
         if self._folder:
             self._folder.append(record)
             if schedule.keeps(self.state.round):
                 self._folder.save(self.state, self.history, self._mark)
         self.on_round(record)
+        # A policy that shows a pruned model leaves the rest to nobody on purpose.
+        meant = bool(self.federation.policy.shown(self.state.policy))
+        if record.uncovered > 0 and not meant and not self._warned:  # once: masks that leave holes mostly do so always
+            self._warned = True
+            shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
+            # The warning points at whoever called Federation.run or run_many.
+            warnings.warn(uncovered_sentence(shares, record.round), CoverageWarning, stacklevel=5)
 
     def finish(self, engine: Engine) -> History:
         """The history, once the summary is written."""
@@ -216,6 +226,7 @@ def summary(
         "gamma_min": history.gamma_min,
         "uncovered": max(history.column("uncovered")),
         "pruning_noise": sum(history.column("pruning_noise")) / len(history),
+        "keeps": [budget.keep for budget in federation.budgets],
         "parameters": sum(tensor.numel() for tensor in federation.task.model.parameters()),
         "bytes_down": sum(history.column("bytes_down")),
         "bytes_up": sum(history.column("bytes_up")),

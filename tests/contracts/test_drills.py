@@ -191,12 +191,16 @@ def test_reports_and_new_masks_are_paid_for() -> None:
     assert telling.bytes_up - silent.bytes_up == 6 * 4 * size
 
 
-def test_regrowth_and_labels_do_not_go_together() -> None:
+def test_weights_by_labels_go_by_the_masks_that_came_back() -> None:
     clients = federation(Serial()).clients
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    playing = fc.Federation(fc.Task(net), clients, fc.feddst(every=1), cohort=2, weighting="labels")
-    with pytest.raises(fc.InputError, match="lets clients change theirs; use weighting uniform or examples"):
-        playing.run(1)
+    budgets = fc.by_slot([0.5, 0.5, 0.5])
+    playing = fc.Federation(fc.Task(net), clients, fc.feddst(every=1), budgets, cohort=3, weighting="labels")
+    state, record = playing.play_round(playing.start())
+    (kept,) = playing.policy.shown(state.policy).values()
+    assert int(kept.sum()) == 24
+    assert record.gamma_min == 0
+    assert bool(torch.isfinite(state.theta["0.weight"]).all())
 
 
 def test_certificates_say_that_training_is_not_plain() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import fedcover
 
 ORDER = [
-    "version", "errors", "link", "paired", "files", "threads", "seeding", "params", "packing", "budgets",
-    "clients", "network", "units", "data", "models", "coverage", "design", "aggregate", "balance", "cost",
+    "version", "errors", "link", "paired", "files", "threads", "seeding", "params", "packing", "budgets", "clients",
+    "network", "buffers", "units", "data", "models", "holders", "coverage", "design", "aggregate", "balance", "cost",
     "theory", "submodel", "dropout", "program", "native", "stepper", "drill", "drilled", "policies", "local",
     "answers", "evaluate", "engines", "settings", "history", "recording", "checkpoint", "planning", "report",
     "runfolder", "runs", "federation", "audit", "afford", "blueprint", "paper", "study", "config", "cli",

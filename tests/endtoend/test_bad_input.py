@@ -240,12 +240,40 @@ def test_lenet_on_images_too_small(cli: Cli, tmp_path: Path) -> None:
     refuses(cli, ["run", *QUICK, "--set", "model.name=lenet"], "lenet needs images of at least 16 x 16", "use the mlp")
 
 
-@pytest.mark.parametrize("norm", [torch.nn.BatchNorm1d(2), torch.nn.InstanceNorm1d(2, track_running_stats=True)])
-def test_model_with_running_statistics(norm: torch.nn.Module) -> None:
+def test_model_with_running_statistics_that_are_not_batch_norms() -> None:
     clients = fc.data.iid((torch.randn(8, 2, 3), torch.arange(8) % 2), clients=2)
+    norm = torch.nn.InstanceNorm1d(2, track_running_stats=True)
     net = torch.nn.Sequential(norm, torch.nn.Flatten(), torch.nn.Linear(6, 2))
-    with pytest.raises(fc.InputError, match=r"buffer '0.running_mean' changes in training.*nn.GroupNorm"):
+    with pytest.raises(fc.InputError, match=r"buffer '0.running_mean' changes in training.*use batch, group or layer"):
         fc.Federation(fc.Task(net), clients, cohort=1)
+
+
+class Branched(torch.nn.Module):
+    """A layer, and another around which the signal can go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.branch, self.last = (torch.nn.Linear(*sizes) for sizes in ((3, 5), (5, 5), (5, 2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        scores: torch.Tensor = self.last(x + self.branch(x))
+        return scores
+
+
+@pytest.mark.parametrize("layer", ["first", "branch"])
+def test_a_mask_that_removes_a_whole_layer(layer: str) -> None:
+    @fc.policy
+    def without(theta: fc.params.Params, client: fc.Client, this_round: fc.Round) -> fc.params.Mask:
+        return {f"{layer}.weight": torch.zeros_like(theta[f"{layer}.weight"], dtype=torch.bool)} if client.slot else {}
+
+    clients = fc.data.iid((torch.randn(20, 3), torch.arange(20) % 2), clients=2)
+    federation = fc.Federation(fc.Task(Branched()), clients, without, cohort=2)
+    if layer == "branch":
+        assert federation.run(1).gamma_min == 1  # there is a way around it
+        return
+    with pytest.raises(fc.InputError, match=r"keeps nothing of 'first.weight', so that no input.*keep at least one"):
+        federation.run(1)
 
 
 OWN = """

@@ -14,6 +14,7 @@ from torch import Tensor
 import fedcover as fc
 from fedcover.aggregate import ClientUpdate, RegionSum, average
 from fedcover.balance import assign_patterns, chance, nearest_weights, noisy_counts, population_mix, region_weights
+from fedcover.balance.sets import SetSolver
 from fedcover.coverage import regions
 from fedcover.params import Mask, Params
 from fedcover.seeding import generator
@@ -154,10 +155,60 @@ def test_every_region_comes_nearer(case: tuple[Params, list[Mask]], seed: int, k
         assert l2(weights, held, target) <= l2(uniform, held, target) + 1e-12
         assert one.before == pytest.approx(float((uniform @ held - target).abs().sum()) / 2, abs=1e-12)
         assert one.after == pytest.approx(float((weights @ held - target).abs().sum()) / 2, abs=1e-12)
-    assert balance.solved == 1 or not balance.regions
-    capped = region_weights(masks, theta, mixes, target, most=1)
-    assert [one.weights for one in capped.regions[:1]] == [one.weights for one in balance.regions[:1]]
-    assert all(len(set(one.weights)) == 1 and one.after == one.before for one in capped.regions[1:])
+    held = max(1, sum(one.region.size for one in balance.regions))
+    assert balance.before == pytest.approx(sum(one.region.size * one.before for one in balance.regions) / held)
+    assert balance.after == pytest.approx(sum(one.region.size * one.after for one in balance.regions) / held)
+
+
+@given(mixes_and_target(most=30), seeds, st.sampled_from([1e-10, 1e-6, 1e-3, 1.0]))
+@settings(max_examples=100)
+def test_many_sets_at_once_are_each_set_alone(case: tuple[Tensor, Tensor], seed: int, ridge: float) -> None:
+    """Two roads to the same weights; equal clients of a set weigh alike, bit for bit."""
+    mixes, target = case
+    members = torch.rand(20, len(mixes), generator=torch.Generator().manual_seed(seed)) < 0.6
+    members = members[members.any(1)]
+    weights = SetSolver(mixes, target, ridge).weights(members)
+    assert not bool(weights[~members].any())
+    for row, held in zip(weights, members, strict=True):
+        alone = nearest_weights(mixes[held], target, ridge=ridge)[0]
+        assert torch.allclose(row[held], alone, rtol=0, atol=1e-9)
+        groups = torch.unique(mixes[held], dim=0, return_inverse=True)[1]
+        assert all(len(set(row[held][groups == group].tolist())) == 1 for group in groups.tolist())
+
+
+def test_sets_that_need_too_many_steps_are_solved_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixes, target = random_mixes(9, 4, 1, "any")
+    members = torch.rand(20, 9, generator=torch.Generator().manual_seed(0)) < 0.6
+    expected = SetSolver(mixes, target, 1e-3).weights(members)
+    monkeypatch.setattr("fedcover.balance.sets.MOST_STEPS", 0)
+    assert torch.allclose(SetSolver(mixes, target, 1e-3).weights(members), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("numbers", [2**21, 2**14])
+def test_every_set_of_very_many_is_solved(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With random masks nearly every entry is a region of its own; the work is done in parts of any size."""
+    monkeypatch.setattr("fedcover.balance.sets.MOST_NUMBERS", numbers)
+    rng = torch.Generator().manual_seed(0)
+    theta, clients = {"v": torch.zeros(30, 100), "w": torch.zeros(2000), "b": torch.zeros(7)}, 80
+    masks = [{name: torch.rand(theta[name].shape, generator=rng) < 0.5 for name in "vw"} for _ in range(clients)]
+    mixes, target = random_mixes(clients, 5, 2, "skewed")
+    balance = region_weights(masks, theta, mixes, target, ridge=1e-3)
+    assert len(balance.held.sizes) == 5001  # and one of all clients, for what no mask names
+    whole = [{**mask, "b": torch.ones(7, dtype=torch.bool)} for mask in masks]
+    for name in theta:
+        found = torch.stack([own[name].expand(theta[name].shape).flatten() for own in balance.clients], 1)
+        for place in range(0, len(found), 97):
+            held = torch.stack([mask[name].flatten()[place] for mask in whole])
+            expected = torch.zeros(clients, dtype=torch.float64)
+            expected[held] = nearest_weights(mixes[held], target, ridge=1e-3)[0]
+            assert torch.allclose(found[place], expected, rtol=0, atol=1e-9)
+
+
+def test_clients_of_one_label_alone_weigh_alike() -> None:
+    """Then chance leaves no ridge."""
+    target = torch.tensor([1.0, 0.0])
+    balance = region_weights([{}] * 3, {"w": torch.zeros(2)}, target.repeat(3, 1), target, chance(target, 10))
+    assert [float(own["w"]) for own in balance.clients] == pytest.approx([1 / 3] * 3)
 
 
 def weighted(theta: Params, updates: Sequence[ClientUpdate], seed: int) -> list[ClientUpdate]:
@@ -314,20 +365,34 @@ def test_the_population_s_mix_counts_examples_as_often_as_clients_have_them() ->
     assert mix.tolist() == [0.5, 0.5, 0.0, 0.0]
 
 
-def test_a_round_with_labels_renormalises_over_those_who_answer() -> None:
-    fed = federation(skewed(), "labels", "1111")
+@pytest.mark.parametrize("code", ["1111", "1247"])
+@pytest.mark.parametrize("together", [1, 3])
+def test_who_is_rejected_was_never_in_the_round(code: str, together: int) -> None:
+    """The weights are solved for those who answered, in each region, whatever the rejected client sent."""
+    fed = federation(skewed(), "labels", code)
     begun = fed.begin_round(fed.start())
     updates = list(fed.engine.train(begun.jobs))
-    updates[1] = replace(updates[1], finite=False)
-    after, record = fed.end_round(begun, updates)
+    broken = {name: torch.full_like(value, torch.nan) for name, value in updates[1].theta.items()}
+    spoilt = [updates[0], replace(updates[1], theta=broken), *updates[2:]]
+    after, record = fed.end_round(begun, spoilt, together=together)
     assert [left["client"] for left in record.rejected] == [updates[1].client]
-    mixes = torch.stack([fed.clients.label_mix(client.id) for client in begun.cohort])
-    target, examples = population_mix(fed.clients), sum(client.examples for client in begun.cohort) / 4
-    weights, _ = nearest_weights(mixes, target, ridge=chance(target, examples))
-    rest = [0, 2, 3]
-    for name, value in after.theta.items():
-        mean = sum(float(weights[n]) * updates[n].theta[name] for n in rest) / float(weights[rest].sum())
-        assert torch.allclose(value, mean, atol=1e-6)
+    rest = [updates[n] for n in (0, 2, 3)]
+    mixes = torch.stack([fed.clients.label_mix(update.client) for update in rest])
+    target, examples = population_mix(fed.clients), sum(update.examples for update in rest) / 3
+    ridge = chance(target, examples)
+    balance = region_weights([update.mask for update in rest], fed.theta0, mixes, target, ridge)
+    alone = [replace(update, weights=own) for update, own in zip(rest, balance.clients, strict=True)]
+    expected = RegionSum(fed.theta0, "labels")
+    expected.add_together(alone)
+    assert same(after.theta, expected.mean())
+    # And where all hold an entry the weights are those of a single set.
+    weights, _ = nearest_weights(mixes, target, ridge=ridge)
+    held = torch.stack([kept_of(update.mask, fed.theta0)["0.weight"] for update in rest]).all(0)
+    mean = sum(float(w) * update.theta["0.weight"] for w, update in zip(weights, rest, strict=True))
+    assert bool(held.any())
+    assert torch.allclose(after.theta["0.weight"][held], mean[held], atol=1e-6)
+    whole = fed.end_round(fed.begin_round(fed.start()), updates)[0].theta
+    assert not torch.allclose(after.theta["0.weight"], whole["0.weight"], atol=1e-4)
 
 
 def test_a_resumed_run_with_labels_gives_the_same_bits(tmp_path: Path) -> None:

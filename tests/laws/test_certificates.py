@@ -14,8 +14,8 @@ import fedcover as fc
 from fedcover.aggregate import ClientUpdate, average
 from fedcover.coverage import coverage_of, pruning_error
 from fedcover.errors import InputError
-from fedcover.theory import Constants, Estimate, Facts, Steps, Window, certificate, measure, theorem1
-from tests.laws.quadratics import Quadratic, momenta, paired_case
+from fedcover.theory import Ages, Constants, Estimate, Facts, Spread, Steps, certificate, measure, theorem1
+from tests.laws.quadratics import Quadratic, iid_case, momenta, paired_case
 from tests.laws.strategies import seeds
 
 
@@ -53,7 +53,7 @@ def test_estimates_recover_the_constants(seed: int, momentum: float, pruned: boo
     curvature = torch.diag(torch.linspace(0.5, 1.0, entries, dtype=torch.float64))
     start = torch.randn(entries, generator=rng, dtype=torch.float64)
     case = Quadratic(curvature, torch.zeros(clients, entries, dtype=torch.float64), sigma, start)
-    masks = torch.rand(6, clients, entries, generator=rng) < (0.8 if pruned else 2.0)
+    masks = (torch.rand(clients, entries, generator=rng) < (0.8 if pruned else 2.0)).expand(6, -1, -1)
     steps = Steps(8, 0.15 / Steps(8, 1.0, momentum).reach, momentum)
     found, gradient = estimated(case, masks, steps, seed)
     known = found.constants(gap=1.0)
@@ -119,6 +119,62 @@ def test_curvature_too_steep_for_the_step_is_seen_as_too_steep() -> None:
     assert 1 / 6 < found.smoothness * steps.reach < 1.01
 
 
+@settings(max_examples=100)
+@given(
+    seeds, st.integers(2, 5), st.integers(2, 12), st.sampled_from([1, 2, 5, 20]), st.floats(0.01, 1.0), momenta,
+    st.sampled_from([0.0, 0.02, 0.1, 0.5]),
+)  # fmt: skip
+def test_smoothness_is_not_guessed_too_large_whatever_masks_do(
+    seed: int, clients: int, entries: int, count: int, slope: float, momentum: float, turning: float
+) -> None:
+    """Without noise, and with masks that keep changing, no secant is above L but for rounding."""
+    case, rng = iid_case(seed, clients, entries, 1.0, 0.0)
+    first = torch.rand(clients, entries, generator=rng) < 0.7
+    masks = first ^ (torch.rand(6, clients, entries, generator=rng) < turning)
+    steps = Steps(count, slope * (1 - momentum), momentum)
+    found, _ = estimated(case, masks, steps, seed)
+    assert found.smoothness is None or found.smoothness <= case.smoothness * (1 + 1e-9)
+
+
+def test_masks_that_change_a_little_leave_smoothness_to_be_seen_and_masks_that_change_a_lot_do_not() -> None:
+    entries = 40
+    rng = torch.Generator().manual_seed(0)
+    start = torch.full((entries,), 0.05, dtype=torch.float64)
+    centres = torch.ones(6, entries, dtype=torch.float64)
+    case = Quadratic(torch.eye(entries, dtype=torch.float64), centres, 0.0, start)
+    steady = torch.rand(6, entries, generator=rng) < 0.7
+    masks = steady.repeat(4, 1, 1)
+    assert estimated(case, masks, Steps(1, 0.1))[0].smoothness == pytest.approx(1.0)
+    masks[1::2, 0, 0] ^= True  # one client of six takes up one entry of forty, and lets go of it
+    found = estimated(case, masks, Steps(1, 0.1))[0].smoothness
+    assert found is not None
+    assert 0.8 < found < 1.0
+    drawn = torch.rand(4, 6, entries, generator=rng) < 0.7
+    assert estimated(case, drawn, Steps(1, 0.1))[0].constants(1.0) is None
+
+
+def test_clients_are_compared_by_their_place() -> None:
+    """In another order, or with one left out, the same clients hold the same entries."""
+    theta = {"w": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
+    kept = [torch.tensor(row) for row in ([True, True, True], [True, True, False], [True, True, True])]
+
+    def guess(second: list[int], named: bool) -> float | None:
+        estimate, now, steps = Estimate(), theta, Steps(1, 0.1)
+        for order in ([0, 1, 2], second):
+            spread = Spread(now)
+            new = {"w": now["w"] - 0.1 * now["w"]}  # grad F(theta) = theta
+            for n in order:
+                spread.add(ClientUpdate(n, {"w": new["w"] * kept[n]}, {"w": kept[n]}), steps, f"#{n}" if named else "")
+            estimate.add(now, spread, new)
+            now = new
+        return estimate.smoothness
+
+    assert guess([2, 1, 0], named=True) == pytest.approx(1.0)
+    assert guess([1, 0, 2], named=True) == pytest.approx(1.0)
+    assert guess([1, 0, 2], named=False) is None
+    assert guess([0, 1], named=True) is None  # who left may have held anything
+
+
 def test_estimates_of_data_that_differ_are_too_large_not_too_small() -> None:
     case, _ = paired_case(3, 3, 10, 0.5, 0.1)
     steps = Steps(8, 0.01)
@@ -160,17 +216,21 @@ def test_facts_are_what_coverage_and_masks_say() -> None:
     assert facts.error == pytest.approx(sum(pruning_error(theta, mask) for mask in masks))
 
 
-def test_a_run_is_judged_by_its_worst_round_and_a_window_by_its_sum() -> None:
+def test_a_run_is_judged_by_its_worst_round_though_rounds_together_may_cover_more() -> None:
     theta = {"w": torch.tensor([1.0, 2.0])}
-    window, facts = Window(rounds=2), []
+    ages, facts = Ages(), []
+    with pytest.raises(InputError, match="ages are empty"):
+        ages.window()
     for q in (1, 2):
         masks = [{"w": torch.tensor([q == 1, q == 2])}] * 3
         facts.append(measure(theta, masks, q))
-        window.add(coverage_of(masks, theta))
-    found = certificate(facts, Steps(1, 0.1), window=window)
-    assert (found.gamma_min, found.window, found.window_gamma_min) == (0, 2, 3)
+        ages.add(coverage_of(masks, theta))
+    found = certificate(facts, Steps(1, 0.1), ages=ages)
+    assert (found.gamma_min, found.window) == (0, 2)
     assert (found.first_round, found.last_round) == (1, 2)
-    assert "though in 2 rounds together every entry was held 3 times or more" in found.sentence
+    assert "though in the last 2 rounds together every entry was held" in found.sentence
+    ages.add({"w": torch.tensor([1, 1])})
+    assert "though in the last round every entry was held" in certificate(facts, Steps(1, 0.1), ages=ages).sentence
     mixed = certificate(
         [Facts(1, 4, 2, 1.0, {}), Facts(2, 5, 1, 3.0, {})], Steps(1, 0.1), Constants(1.0, 1.0, 1.0, 1.0)
     )

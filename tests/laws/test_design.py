@@ -90,6 +90,42 @@ def test_the_frontier_rises(shares: list[Fraction]) -> None:
             )
 
 
+@given(st.lists(budgets_and_size, min_size=1, max_size=3), st.booleans())
+def test_the_frontier_is_the_noise_of_its_profiles(cases: list[tuple[list[int], int]], shares: bool) -> None:
+    """Sums that profiles have in common are made once; that changes nothing."""
+    clients = min(len(budgets) for budgets, _ in cases)
+    lists = [
+        RankedList(1.0, tuple(k / size for k in budgets[:clients]), lambda t: 1 - (1 - t) ** 3)
+        if shares
+        else RankedList(size, tuple(budgets[:clients]), lambda t, size=size: 1 - (1 - t / size) ** 3)  # type: ignore[misc]
+        for budgets, size in cases
+    ]
+    for point in frontier(lists).points:
+        profiles = [profile(one.budgets, point.gamma, one.size) for one in lists]
+        noises = [noise_of(found, clients, one.energy) for found, one in zip(profiles, lists, strict=True)]
+        assert point.mean_noise == pytest.approx(sum(noises), rel=1e-12, abs=1e-15)
+        assert all(found[0].start == 0 for found in profiles)
+
+
+def test_a_frontier_of_thousands_of_clients() -> None:
+    """Its cost grows with clients and coverages, not with their product: counted in looks at the energy."""
+    size, clients = 159_010, 5000
+    budgets = tuple(torch.randint(size // 10, size, (clients,), generator=torch.Generator().manual_seed(0)).tolist())
+    looks = 0
+
+    def energy(t: float) -> float:
+        nonlocal looks
+        looks += 1
+        return 1 - (1 - t / size) ** 3
+
+    points = frontier([RankedList(size, budgets, energy)]).points
+    assert len(points) > 2500
+    assert looks < 2 * (clients + 1) + 6 * len(points)
+    for point in points[:: len(points) // 5]:
+        noise = noise_of(profile(budgets, point.gamma, size), clients, energy)
+        assert point.mean_noise == pytest.approx(noise, rel=1e-12)
+
+
 def test_the_paper_s_levels_for_uniform_weights() -> None:
     medium = frontier([uniform_weights([1] * 4 + [0.75] * 6)])
     small = frontier([uniform_weights([1] + [0.75] * 3 + [0.5] * 6)])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from fedcover.budgets import Budget, pattern
 from fedcover.clients import cohort_of
 from fedcover.coverage import coverage_of, gamma_min, pruning_error, pruning_noise, regions, uncovered
+from fedcover.holders import holder_sets
 from fedcover.models import MLP
 from fedcover.network import trace
 from fedcover.packing import pack, packed_sizes, unpack
@@ -14,7 +15,7 @@ from fedcover.params import Mask, Params, count, norm2, params_of, prune
 from fedcover.policies import fixed_subnetwork, neuron_pruning, weight_pruning
 from fedcover.policies.ranked import rank
 from fedcover.seeding import Round
-from tests.laws.strategies import kept_of, seeds, theta_and_masks
+from tests.laws.strategies import kept_of, random_mask, seeds, theta_and_masks, thetas
 
 keeps = st.floats(0.01, 1.0)
 
@@ -42,6 +43,20 @@ def test_regions_partition_the_model_by_holders(case: tuple[Params, list[Mask]])
                 kept = kept_of(mask, theta)[name]
                 inside &= kept if place in region.holders else ~kept
             assert int(inside.sum()) == size
+
+
+@given(thetas(), st.integers(1, 140), st.integers(1, 5), seeds)
+def test_each_entry_is_in_the_set_of_its_holders(theta: Params, clients: int, kinds: int, seed: int) -> None:
+    """However many clients there are, and however many of them share a mask."""
+    some = [random_mask(theta, seed + kind) for kind in range(kinds)]
+    masks = [some[place % kinds] if seed % 2 else random_mask(theta, seed + place) for place in range(clients)]
+    found = holder_sets(masks, theta)
+    assert len(found.members.unique(dim=0)) == len(found.members)
+    assert int(found.sizes.sum()) == count(theta)
+    assert bool((found.sizes > 0).all())
+    for name, part in found.parts.items():
+        held = torch.stack([kept_of(mask, theta)[name] for mask in masks], -1)
+        assert torch.equal(found.members[part.expand(theta[name].shape).long()], held)
 
 
 @given(theta_and_masks())

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import fedcover as fc
+from fedcover.afford import Prices
 from fedcover.blueprint import blueprint
-from fedcover.models import MLP
+from fedcover.models import MLP, build
 from fedcover.paper.published import tables
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -79,6 +80,56 @@ def test_a_model_s_own_weights() -> None:
     assert found.chosen.noise_factor == pytest.approx(0.0234 * share, rel=0.02)
 
 
+def test_whole_units_and_how_often_their_weights_are_held(cli: Cli) -> None:
+    arguments = ["--budgets", "10x0.25", "--model", "lenet", "--units", "--window", "4"]
+    code, shown, err = cli("design", *arguments, "--json")
+    assert code == 0, err
+    found = json.loads(shown)
+    assert [set(point) for point in found["frontier"]] == [{"gamma", "mean_noise", "noise_factor"}] * 3
+    assert found["units"]
+    assert (found["chosen"]["gamma"], found["keeps"]) == (2, [0.25] * 10)
+    assert list(dict.fromkeys(h["layer"] for h in found["holdings"])) == ["conv1", "conv2", "fc1", "fc2"]
+    # Against the policy itself, bound and planned here.
+    model = build("lenet", (3, 32, 32), 10, 0)
+    theta = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    policy = fc.optimal_masks(units=True).bind(fc.trace(model, torch.zeros(2, 3, 32, 32)))
+    clients = [fc.Client(n, n, fc.Budget(0.25)) for n in range(10)]
+    planned = [policy.plan(theta, clients, fc.Round(index, 0), {})[0] for index in range(1, 5)]
+    counts = [fc.coverage_of(masks, theta) for masks in planned]
+    together = {name: sum(one[name] for one in counts) for name in theta}
+    window = found["window"]
+    assert window["rounds"] == 4
+    assert window["covered"] == pytest.approx(1 - fc.uncovered(together))
+    assert window["covered_each"] == pytest.approx(1 - max(fc.uncovered(one) for one in counts))
+    assert window["mean_noise"] == pytest.approx(sum(sum(fc.pruning_noise(theta, masks)) for masks in planned) / 40)
+    assert window["gamma_min"] == fc.gamma_min(together)
+    layers = {layer["layer"]: layer for layer in window["layers"]}
+    assert {name for name, layer in layers.items() if layer["pairs"]} == {"conv2.weight", "fc1.weight", "fc2.weight"}
+    for name, layer in layers.items():
+        assert layer["gamma_min"] == int(together[name].min())
+        assert layer["gamma_min_each"] == min(int(one[name].min()) for one in counts) == (0 if layer["pairs"] else 2)
+        assert layer["covered"] == pytest.approx(float((together[name] > 0).float().mean()))
+    # Units are covered in every round, pairs of them only over several: shares move, so that they meet.
+    pairs = layers["fc2.weight"]
+    assert pairs["covered_each"] < 0.5 < pairs["covered"]
+    code, shown, _ = cli("design", *arguments)
+    assert code == 0
+    assert "who holds what of conv1, largest units first" in shown
+    assert "single weights in 4 rounds: " in shown
+    assert "the least held never in all" in shown
+    assert "weights with two ends lie between two hidden layers" in shown
+
+
+def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
+    half = Prices(fc.trace(MLP(), torch.zeros(2, 1, 28, 28)), units=True).at(0.5).parameters
+    for units, keep in ((["--units", "--window", "1"], 0.5), ([], 0.4930)):
+        arguments = ["--model", "mlp", "--unit", "parameters", "--budgets", f"159010,{half}", *units, "--json"]
+        code, shown, err = cli("design", *arguments)
+        assert code == 0, err
+        assert json.loads(shown)["keeps"] == pytest.approx([1, keep], abs=1e-4)
+        assert (json.loads(shown)["window"] is None) == (not units)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -86,6 +137,16 @@ def test_a_model_s_own_weights() -> None:
         (["--budgets", "1,0.5", "--gamma", "4"], "coverage 4 is not on the frontier; use 1 to 1"),
         (["--budgets", "1,0.5", "--gamma", "1", "--noise", "0.1"], "ask for --gamma or for --noise, not for both"),
         (["--budgets", "1,0.5", "--run", "runs/x"], "--run needs --model"),
+        (["--budgets", "1,0.5", "--units"], "--units needs --model"),
+        (
+            ["--budgets", "1,0.5", "--model", "mlp", "--window", "3"],
+            "--window is for masks of whole units; give",
+        ),
+        (["--budgets", "1,0.5", "--model", "mlp", "--units", "--window", "0"], "window must be a whole number of 1"),
+        (
+            ["--budgets", "1,0.5", "--calibration", "x.json"],
+            "a calibration is for budgets in seconds, and these",
+        ),
         (["--budgets", "1,0.5", "--figure", "x.gif"], "a figure ends in .svg, .png, .pdf; got 'x.gif'"),
         (["--budgets", "1,0.5", "--model", "mpl"], "mpl"),
         (["--budgets", "1,0.5", "--unit", "euros"], "budgets cannot be in 'euros'; use one of fraction, parameters"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedcover as fc
+from fedcover.cli.console import BatchProgress
 from fedcover.report import write_report
 from tests.conftest import small_data, small_net
 
@@ -64,6 +65,20 @@ def test_a_resumed_run_gives_the_same_certificates(
     assert whole == parts  # records, certificates among them
 
 
+def test_certificates_carry_little_from_round_to_round(small_federation: Make) -> None:
+    """For each parameter three numbers in single precision, its holders and an age; for a run a few numbers."""
+    federation = small_federation(certify=True)
+    state = federation.start()
+    for _ in range(3):
+        state, _ = federation.play_round(state)
+    by_entry = [t for name, t in state.theory.items() if name.partition("/")[2] in state.theta and t.numel() > 2]
+    assert sum(t.numel() * t.element_size() for t in by_entry) == 22 * sum(t.numel() for t in state.theta.values())
+    assert sum(t.numel() for t in state.theory.values()) - sum(t.numel() for t in by_entry) < 50
+    old = {name: tensor for name, tensor in state.theory.items() if name != "places"}
+    with pytest.raises(fc.InputError, match="certificate is of an older kind; start the run anew"):
+        federation.play_round(replace(state, theory=old))
+
+
 def test_non_iid_federations_get_the_second_theorem(small_federation: Make) -> None:
     inputs = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
     examples = fc.Examples(inputs, inputs[:, :3].argmax(1), classes=3)
@@ -91,12 +106,12 @@ def test_a_window_of_rounds_may_cover_what_single_rounds_do_not(small_federation
             if t.ndim > 1
         }
 
-    history = small_federation(policy=halves, certify=True).run(3)
+    with pytest.warns(fc.CoverageWarning, match="is in nobody's model in round 1"):
+        history = small_federation(policy=halves, certify=True).run(3)
     first, last = history[0].certificate, history.last.certificate
     assert first["gamma_min"] == last["gamma_min"] == 0
-    assert first["window_gamma_min"] == 0
-    assert (last["window"], last["window_gamma_min"]) == (2, 1)
-    assert "in 2 rounds together every entry was held" in last["sentence"]
+    assert (first["window"], last["window"]) == (None, 2)
+    assert "in the last 2 rounds together every entry was held" in last["sentence"]
 
 
 def test_a_hole_in_one_round_stays_in_the_certificates_of_later_ones(small_federation: Make) -> None:
@@ -105,7 +120,8 @@ def test_a_hole_in_one_round_stays_in_the_certificates_of_later_ones(small_feder
         """Nobody holds the second half of the first tensor in round 2."""
         return {"0.weight": torch.arange(48).view(8, 6) < (24 if this_round.index == 2 else 48)}
 
-    made = [record.certificate for record in small_federation(policy=once, certify=True).run(4)]
+    with pytest.warns(fc.CoverageWarning, match="in round 2"):
+        made = [record.certificate for record in small_federation(policy=once, certify=True).run(4)]
     assert [one["covered"] for one in made] == [True, False, False, False]
     assert "50 % of 0.weight is in nobody's model in round 2" in made[3]["sentence"]
 
@@ -147,6 +163,60 @@ def test_uncovered_masks_are_refused_before_training_if_asked(small_federation: 
     small_federation(budgets=fc.by_slot("1777"), require_coverage=True).run(1)
 
 
+def test_with_budgets_by_client_a_run_ends_before_the_first_cohort_that_cannot_cover(
+    small_federation: Make, tmp_path: Path
+) -> None:
+    fleet = fc.by_client("1.0,7x0.5")  # whoever keeps the largest half needs client 0 beside it
+
+    def make(**changes: object) -> fc.Federation:
+        return small_federation(budgets=fleet, seed=1, **changes)
+
+    with pytest.warns(fc.CoverageWarning):
+        free = make().run(6)
+    covered = [0 in record.cohort for record in free]
+    assert [record.gamma_min > 0 for record in free] == covered
+    first = covered.index(False)
+    assert first > 0  # a covered round comes first, so that the promise is broken on the way
+    with pytest.raises(fc.InputError, match=f"is in nobody's model in round {first + 1} "):
+        make(require_coverage=True).run(6, out=tmp_path / "run")
+    kept = fc.History.load(tmp_path / "run" / "history.jsonl")
+    assert list(kept) == list(free[:first])
+    with pytest.warns(fc.CoverageWarning):  # nothing is lost: the run goes on where it may
+        assert make().run(6, out=tmp_path / "run", resume=True) == free
+
+
+def test_a_run_warns_once_where_it_was_called(small_federation: Make, tmp_path: Path) -> None:
+    with pytest.warns(fc.CoverageWarning) as caught:
+        small_federation(budgets=fc.by_slot("4777")).run(3)
+    (warning,) = caught
+    assert warning.filename == __file__
+    assert str(warning.message).startswith("25 % of 0.weight is in nobody's model in round 1 and stays as it is: give")
+    makes = [small_federation(budgets=fc.by_slot(code)) for code in ("4777", "1247", "7777")]
+    with pytest.warns(fc.CoverageWarning) as caught:
+        fc.run_many(makes, 2)
+    assert [str(warning.message)[:4] for warning in caught] == ["25 %", "50 %"]
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_a_warning_that_is_an_error_loses_no_round(small_federation: Make, tmp_path: Path) -> None:
+    """As with `python -W error`: the round is in the folder, and the run goes on from it."""
+    federation = small_federation(budgets=fc.by_slot("4777"))
+    with pytest.raises(fc.CoverageWarning):
+        federation.run(2, out=tmp_path / "run")
+    with pytest.warns(fc.CoverageWarning, match="in round 2"):
+        assert len(federation.run(2, out=tmp_path / "run", resume=True)) == 2
+
+
+def test_batches_of_runs_are_compared_without_a_word(
+    small_federation: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with BatchProgress("runs", 2, quiet=True):
+        small_federation(budgets=fc.by_slot("4777")).run(2)
+    assert capsys.readouterr() == ("", "")
+    with pytest.warns(fc.CoverageWarning):
+        small_federation(budgets=fc.by_slot("4777")).run(1)
+
+
 def test_the_command_says_so_while_it_runs(cli: Cli, tmp_path: Path) -> None:
     arguments = ["--set", "data.name=digits", "--set", "data.clients=10", "--set", "cohort=3", "--set", "rounds=2"]
     arguments += ["--set", "budgets.code=444", "--set", "local.epochs=1", "--set", "engine=serial"]
@@ -156,14 +226,18 @@ def test_the_command_says_so_while_it_runs(cli: Cli, tmp_path: Path) -> None:
         err.count("warning: 25 % of fc1.weight is in nobody's model in round 1 and stays as it is: give one client")
         == 1
     )
+    assert err.count("nobody's model") == 1
+    assert err.index("round 1/2") < err.index("warning") < err.index("round 2/2")
     assert "certificate: 25 % of fc1.weight is in nobody's model" in shown
+    assert cli("run", *arguments, "--quiet", "--out", str(tmp_path / "quiet")) == (0, "", "")
     code, _, err = cli("run", *arguments, "--require-coverage", "--out", str(tmp_path / "none"))
     assert code == 2
     assert "error: 25 % of fc1.weight is in nobody's model in round 1" in err
 
 
 def test_the_report_shows_the_certificate(small_federation: Make, tmp_path: Path) -> None:
-    small_federation(certify=True, budgets=fc.by_slot("4777")).run(2, out=tmp_path / "bare")
+    with pytest.warns(fc.CoverageWarning):
+        small_federation(certify=True, budgets=fc.by_slot("4777")).run(2, out=tmp_path / "bare")
     small_federation().run(1, out=tmp_path / "plain")
     page = write_report([tmp_path / "bare", tmp_path / "plain"], out=tmp_path / "both.html").read_text()
     assert "<h2>Certificate</h2>" in page

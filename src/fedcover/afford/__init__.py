@@ -6,8 +6,20 @@ come from a ``Calibration``: steps that were timed on the device, and a line thr
 """
 
 from fedcover.afford.calibration import Calibration, Line
+from fedcover.afford.currency import Currency, amounts
 from fedcover.afford.prices import UNITS, Price, Prices, keep_for
 from fedcover.afford.timing import calibrate
 from fedcover.afford.weights import weight_seconds
 
-__all__ = ["UNITS", "Calibration", "Line", "Price", "Prices", "calibrate", "keep_for", "weight_seconds"]
+__all__ = [
+    "UNITS",
+    "Calibration",
+    "Currency",
+    "Line",
+    "Price",
+    "Prices",
+    "amounts",
+    "calibrate",
+    "keep_for",
+    "weight_seconds",
+]

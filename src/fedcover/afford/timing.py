@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedcover.afford.calibration import Calibration
 from fedcover.budgets import Budget
+from fedcover.buffers import static_form
 from fedcover.clients import Client
 from fedcover.data import Population, from_parts
 from fedcover.engines.serial import Serial
@@ -47,6 +48,8 @@ def calibrate(
     if len(budgets) < 2:
         raise InputError(f"keeps must be two or more different ones, for a line through them; got {list(keeps)}")
     network = trace(model, example)
+    if network.moving:
+        network = trace(static_form(network, model), example)
     policy = (neuron_pruning() if units else weight_pruning()).bind(network)
     theta = params_of(network.model)
     cohort = [Client(0, slot, budget) for slot, budget in enumerate(budgets)]
@@ -91,11 +94,11 @@ def made_up(network: Network, batch: int) -> Population:
     rng, many = generator(0, "calibrate"), BATCHES * batch
     with torch.no_grad():
         scores = copy.deepcopy(network.model).eval()(network.example)
-    if not isinstance(scores, Tensor) or scores.ndim != 2:
+    if not isinstance(scores, Tensor) or scores.ndim < 2:
         raise InputError("a model to calibrate must give one row of class scores for each example; wrap it so")
     like = network.example
     inputs = like.repeat(-(-many // len(like)), *[1] * (like.ndim - 1))[:many]
     if like.is_floating_point():
         inputs = torch.randn(inputs.shape, generator=rng).to(like.dtype)
-    labels = torch.randint(scores.shape[1], (many,), generator=rng)
+    labels = torch.randint(scores.shape[1], (many, *scores.shape[2:]), generator=rng)
     return from_parts((inputs, labels), [torch.arange(batch * (i + 1)) for i in range(BATCHES)])

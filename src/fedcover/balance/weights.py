@@ -24,21 +24,16 @@ def nearest_weights(
     >>> weights.round(decimals=6).tolist(), round(distance, 6)
     ([0.25, 0.75], 0.0)
     """
-    mixes, target = mixes.detach().to("cpu", torch.float64), target.detach().to("cpu", torch.float64)
+    mixes, target = checked(mixes, target)
     clients = len(mixes)
-    if mixes.ndim != 2 or not clients or target.shape != mixes.shape[1:]:
-        shapes = f"{tuple(mixes.shape)} and {tuple(target.shape)}"
-        raise InputError(f"mixes and target have shapes {shapes}; give one row for each client, as long as the target")
     if prior is None:
         prior = torch.full((clients,), 1 / clients, dtype=torch.float64)
     else:
         prior = prior.detach().to("cpu", torch.float64) / float(prior.sum())
-    if prior.shape != (clients,) or not bool((prior >= 0).all()):
+    if prior.shape != (clients,) or not bool(((prior >= 0) & (prior < torch.inf)).all()):
         raise InputError(f"the prior is {prior.tolist()}; give {clients} numbers, none negative, not all 0")
     # Equal clients are one, which weighs as much as they do together.
     rows = [(*mix, own) for mix, own in zip(mixes.tolist(), prior.tolist(), strict=True)]
-    if not all(abs(number) < float("inf") for row in rows for number in row):
-        raise InputError("the clients' mixes must be finite numbers; leave out clients that have no examples")
     places = {row: place for place, row in enumerate(sorted(set(rows)))}
     group = torch.tensor([places[row] for row in rows])
     count = torch.bincount(group).double()
@@ -49,6 +44,17 @@ def nearest_weights(
     ties = (torch.eye(len(count), dtype=torch.float64) - share) * (ridge / count).sqrt()
     weights = (_nearest_to_zero(torch.cat([kinds[:, :-1] - target, ties], 1), share) / count)[group]
     return weights, _total_variation(weights, mixes, target)
+
+
+def checked(mixes: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Mixes and target in double precision on the CPU, or an error that says what is wrong with them."""
+    mixes, target = mixes.detach().to("cpu", torch.float64), target.detach().to("cpu", torch.float64)
+    if mixes.ndim != 2 or not len(mixes) or target.shape != mixes.shape[1:]:
+        shapes = f"{tuple(mixes.shape)} and {tuple(target.shape)}"
+        raise InputError(f"mixes and target have shapes {shapes}; give one row for each client, as long as the target")
+    if not bool(torch.isfinite(mixes).all()):
+        raise InputError("the clients' mixes must be finite numbers; leave out clients that have no examples")
+    return mixes, target
 
 
 def _total_variation(weights: Tensor, mixes: Tensor, target: Tensor) -> float:

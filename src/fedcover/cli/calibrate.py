@@ -3,21 +3,21 @@
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from fedcover import link as wire
 from fedcover.afford import Calibration
 from fedcover.afford import calibrate as measured
 from fedcover.cli.console import friendly, out, say, show_table
+from fedcover.cli.options import ModelOption
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
-from fedcover.models import IMAGES, build
+from fedcover.models import usual
 
 
 @friendly
 def calibrate(
-    model: Annotated[str, typer.Option(help="mlp, lenet or resnet18.")] = "mlp",
+    model: ModelOption = "mlp",
     units: Annotated[bool, typer.Option("--units", help="Prune whole units, which are cut out of the model.")] = False,
     keeps: Annotated[str, typer.Option(help="The fractions kept that are timed.")] = "0.25,0.5,0.75,1",
     batch: Annotated[int, typer.Option(help="Examples in a batch.")] = 10,
@@ -38,9 +38,9 @@ def calibrate(
             raise InputError("--serve and --link are the two ends of a link; give one of them")
         _serve(serve)
         return
-    shape, fractions = IMAGES.get(model, (1, 28, 28)), _fractions(keeps)
-    network, rates = build(model, shape, 10, 0), wire.measure(*wire.address_of(link)) if link else None
-    found = measured(network, torch.zeros(2, *shape), fractions, batch, units, model, link=rates)
+    fractions = _fractions(keeps)
+    rates = wire.measure(*wire.address_of(link)) if link else None
+    found = measured(*usual(model), fractions, batch, units, model, link=rates)
     if out_file is not None:
         write_atomically(out_file, found.to_json())
     if as_json:

@@ -3,7 +3,9 @@
 import functools
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import typer
@@ -11,9 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedcover.errors import FedcoverError, InputError
+from fedcover.errors import CoverageWarning, FedcoverError, InputError
 from fedcover.history import RoundRecord
-from fedcover.theory import uncovered_sentence
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -52,6 +53,23 @@ def say(kind: str, sentence: str, style: str) -> None:
     """One line on stderr, such as ``error: ...``, its first word in colour."""
     err.print(f"{kind}:", style=style, end=" ")
     err.print(sentence)
+
+
+@contextmanager
+def told(shown: bool) -> Iterator[None]:
+    """Warnings of ours as one line each, if shown at all; those of others as Python has them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always" if shown else "ignore", CoverageWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
+            if issubclass(category, CoverageWarning):
+                say("warning", str(message), "yellow")
+            else:
+                others(message, category, *where, **how)
+
+        warnings.showwarning = show
+        yield
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
@@ -94,17 +112,19 @@ class RunProgress:
         )
 
     def __enter__(self) -> "RunProgress":
+        self._told = told(shown=not self._quiet)
+        self._told.__enter__()
         self._progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._progress.stop()
+        self._told.__exit__(*error)
 
     def follow(self, name: str, rounds: int, note: str = "") -> Callable[[RoundRecord], None]:
         """A callback that moves the bar of one run; the note is printed once it is under way."""
         task = self._progress.add_task(name, total=rounds, accuracy="–", gamma="–")
         notes = [] if self._quiet or not note else [note]
-        told: list[str] = []
 
         def on_round(record: RoundRecord) -> None:
             while notes:
@@ -117,16 +137,15 @@ class RunProgress:
                 err.print(f"{where}  accuracy {accuracy}  Γmin {record.gamma_min}  {seconds:.1f} s")
             for bad in () if self._quiet else record.rejected:
                 say("warning", f"round {record.round}: client {bad['client']} was left out: {bad['reason']}", "yellow")
-            if record.uncovered > 0 and not told and not self._quiet:  # once: most masks that leave holes do so always
-                shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
-                told.append(uncovered_sentence(shares, record.round))
-                say("warning", told[0], "yellow")
 
         return on_round
 
 
 class BatchProgress:
-    """A progress bar over the rounds of many runs at once; call it after each; silent when asked or not a terminal."""
+    """A progress bar over the rounds of many runs at once; call it after each; silent when asked or not a terminal.
+
+    Runs that leave part of the model to nobody are there to be compared: nothing is said of it.
+    """
 
     def __init__(self, title: str, total: int, quiet: bool = False) -> None:
         self._title, self._quiet = title, quiet
@@ -142,15 +161,18 @@ class BatchProgress:
         self._rounds: dict[object, int] = {}
 
     def __enter__(self) -> "BatchProgress":
+        self._told = told(shown=False)
+        self._told.__enter__()
         self._progress.start()
         if not self._quiet and not err.is_terminal:
             err.print(self._title)
         return self
 
-    def __exit__(self, error: object, *_: object) -> None:
-        if error is None:  # runs that were finished before have told nothing
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:  # runs that were finished before have told nothing
             self._progress.update(self._task, completed=self._total)
         self._progress.stop()
+        self._told.__exit__(*error)
 
     def __call__(self, run: object, record: RoundRecord) -> None:
         """Take note of how far a run has come; rounds that it was resumed after count too."""

@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Fetch data sets, and see which are
 @app.command("get")
 @friendly
 def get_(
-    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist, cifar10 or digits.")],
+    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist, cifar10, digits or stories.")],
     data: DataOption = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print where it is as JSON.")] = False,

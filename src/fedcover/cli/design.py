@@ -1,23 +1,24 @@
 """``fedcover design``: from budgets to masks."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
+from torch import Tensor, nn
 
-from fedcover.afford import UNITS, Calibration, Prices
-from fedcover.blueprint import Blueprint, blueprint
-from fedcover.budgets import MOST_CLIENTS, Budget, parse_code
+from fedcover.afford import Currency
+from fedcover.blueprint import WINDOW, Blueprint, Rounds, blueprint
+from fedcover.budgets import parse_code
 from fedcover.cli.console import friendly, out, show_table
+from fedcover.cli.options import CalibrationOption, UnitOption
 from fedcover.design import Holding
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
-from fedcover.models import IMAGES, build
-from fedcover.network import Network, trace
+from fedcover.models import MODELS, usual
+from fedcover.network import trace
 from fedcover.runfolder import load_model
+from fedcover.theory.certificates import percent
 
 
 @friendly
@@ -25,13 +26,16 @@ def design(
     budgets: Annotated[str, typer.Option(help="What each client can keep: 1,1,0.75,0.5, or 4x1,6x0.75, or a code.")],
     gamma: Annotated[int | None, typer.Option(help="Ask for this least coverage.")] = None,
     noise: Annotated[float | None, typer.Option(help="Ask for a mean δ² of at most this.")] = None,
-    model: Annotated[str, typer.Option(help="Weigh by a fresh model's weights: mlp, lenet or resnet18.")] = "",
-    unit: Annotated[
-        str, typer.Option(help="What budgets are: fraction, parameters, macs, bytes or seconds (needs --model).")
-    ] = "fraction",
-    calibration: Annotated[
-        Path | None, typer.Option(help="For seconds: what `fedcover calibrate` measured on the clients' device.")
+    model: Annotated[str, typer.Option(help=f"Weigh by a fresh model's weights: {', '.join(MODELS)}.")] = "",
+    units: Annotated[
+        bool, typer.Option("--units", help="Design masks of whole units, as `optimal_units` does (needs --model).")
+    ] = False,
+    window: Annotated[
+        int | None,
+        typer.Option(help=f"With --units: see how often weights are held in so many rounds; {WINDOW} if left out."),
     ] = None,
+    unit: UnitOption = "fraction",
+    calibration: CalibrationOption = "",
     steps: Annotated[int, typer.Option(help="For seconds: local steps in a round.")] = 300,
     folder: Annotated[
         Path | None, typer.Option("--run", help="Weigh by the weights of this run (needs --model).")
@@ -41,10 +45,26 @@ def design(
 ) -> None:
     """The frontier between coverage Γ and pruning noise for these budgets, the best point on it, and who holds what.
 
-    Without a model the weights are taken to be spread evenly. The policy `optimal` makes these masks anew in every
-    round: `fedcover run --set policy.name=optimal --set budgets.code=...`.
+    Without a model the weights are taken to be spread evenly, and budgets are fractions or a code. The policy `optimal`
+    makes these masks anew in every round: `fedcover run --set policy.name=optimal --set budgets.code=...`.
+
+    With `--units` Γ and δ² are those of units. A weight between two hidden layers is held only by clients that hold
+    both its ends, so the masks are planned over a window of rounds too, to show how often weights are held.
     """
-    found = _made(budgets, gamma, noise, model, folder, Currency(unit, calibration, steps))
+    if window is not None and not units:
+        raise InputError("--window is for masks of whole units; give --units too, or leave it out")
+    currency, rounds = Currency(unit, calibration), WINDOW if window is None else window
+    if not model:
+        if needs := "--units" if units else "--run" if folder is not None else "":
+            raise InputError(f"{needs} needs --model, the name of the network, such as mlp")
+        if not currency.plain:
+            raise InputError(f"budgets in {unit} need --model, the network whose {unit} they are")
+        found = blueprint(parse_code(budgets), gamma, noise)
+    else:
+        network, example = _network(model, folder)
+        given = currency.budgets(budgets, trace(network, example), lambda place, many: steps, units=units)
+        about = f"{'units of ' if units else ''}{model}, {folder or 'fresh'}"
+        found = blueprint(given, gamma, noise, network, example, about, units, rounds)
     if figure is not None:
         _draw(found, figure)
     if as_json:
@@ -53,65 +73,10 @@ def design(
         _show(found)
 
 
-@dataclass(frozen=True)
-class Currency:
-    """What budgets are counted in."""
-
-    unit: str
-    calibration: Path | None
-    steps: int
-
-    def budgets(self, text: str, network: Network | None) -> tuple[Budget, ...]:
-        """Budgets as what they buy of a model."""
-        if self.unit not in UNITS:
-            raise InputError(f"budgets cannot be in '{self.unit}'; use one of {', '.join(UNITS)}")
-        if self.unit == "fraction":
-            return parse_code(text)
-        if network is None:
-            raise InputError(f"budgets in {self.unit} need --model, the network whose {self.unit} they are")
-        measured = Calibration.load(self.calibration) if self.calibration else None
-        prices = Prices(network)
-        return tuple(
-            Budget(prices.keep_for(self.unit, amount, measured, self.steps if self.unit == "seconds" else None))
-            for amount in amounts(text)
-        )
-
-
-def amounts(text: str) -> list[float]:
-    """The numbers in a list such as 159010,3x80000.
-
-    >>> amounts("2x1.5,3")
-    [1.5, 1.5, 3.0]
-    """
-    found: list[float] = []
-    for item in text.replace(",", " ").split():
-        times, _, amount = item.rpartition("x")
-        try:
-            value, repeats = float(amount), int(times or 1)
-        except ValueError:
-            raise InputError(f"'{item}' is no amount; give numbers such as 159010,3x80000") from None
-        if not 0 < repeats <= MOST_CLIENTS:
-            raise InputError(f"'{item}' repeats {repeats} times; use 1 to {MOST_CLIENTS}")
-        found += [value] * repeats
-    if not found:
-        raise InputError("there are no budgets; give one for each client, such as 159010,3x80000")
-    return found
-
-
-def _made(
-    budgets: str, gamma: int | None, noise: float | None, model: str, folder: Path | None, currency: Currency
-) -> Blueprint:
-    if not model:
-        if folder is not None:
-            raise InputError("--run needs --model, the name of the network that the run trained, such as mlp")
-        return blueprint(currency.budgets(budgets, None), gamma, noise)
-    shape = IMAGES.get(model, (1, 28, 28))
-    network = build(model, shape, 10, 0)
-    if folder is not None:
-        load_model(folder, network)
-    example = torch.zeros(2, *shape)
-    parsed = currency.budgets(budgets, trace(network, example))
-    return blueprint(parsed, gamma, noise, network, example, f"{model}, {folder or 'fresh'}")
+def _network(model: str, folder: Path | None) -> tuple[nn.Module, Tensor]:
+    """A named network, fresh or with the weights of a run, and an example of its inputs."""
+    network, example = usual(model)
+    return load_model(folder, network) if folder is not None else network, example
 
 
 def _draw(found: Blueprint, path: Path) -> None:
@@ -146,13 +111,43 @@ def _show(found: Blueprint) -> None:
     for layer in dict.fromkeys(holding.layer for holding in found.holdings):
         # A segment of a single entry, between two large ones, is not shown.
         parts = [h for h in found.holdings if h.layer == layer and h.end - h.start > 0.001]
-        out.print(f"\nwho holds what{f' of {layer}' if layer else ''}, largest weights first")
+        kind = "units" if found.units else "weights"
+        out.print(f"\nwho holds what{f' of {layer}' if layer else ''}, largest {kind} first")
         table = []
         for client, keep in enumerate(found.keeps):
             cells = {_span(p): f"{p.parts[client]:.0%}" for p in parts}
             table.append({"client": client, "keep": f"{keep:g}", **cells})
         table.append({"client": "held by", "keep": "", **{_span(p): str(p.holders) for p in parts}})
         show_table(table)
+    if found.window is not None:
+        _show_rounds(found.window)
+
+
+def _show_rounds(found: Rounds) -> None:
+    rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
+    out.print(
+        f"\nsingle weights in {rounds}: {percent(found.covered)} of them held by somebody, the least held"
+        f" {_times(found.gamma_min)} in all; in the worst round {percent(found.covered_each)}, the least held"
+        f" {_times(found.gamma_min_each)}; mean δ² {found.mean_noise:.4f}"
+    )
+    rows = [
+        {
+            "weights of": layer.layer,
+            "ends": "two" if layer.pairs else "one",
+            "worst round": percent(layer.covered_each),
+            "its least": str(layer.gamma_min_each),
+            rounds: percent(layer.covered),
+            "least": str(layer.gamma_min),
+        }
+        for layer in found.layers
+    ]
+    show_table(rows)
+    if any(layer.pairs for layer in found.layers):
+        out.print("weights with two ends lie between two hidden layers: held by clients that hold both units")
+
+
+def _times(many: int) -> str:
+    return {0: "never", 1: "once"}.get(many, f"{many} times")
 
 
 def _span(holding: Holding) -> str:

@@ -1,14 +1,15 @@
 """``fedcover run``: train a federation into a run folder."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedcover.cli.console import RunProgress, friendly, out
-from fedcover.cli.options import DataOption, QuietOption
-from fedcover.config import Config, read_config
+from fedcover.cli.options import CalibrationOption, DataOption, QuietOption, UnitOption
+from fedcover.config import Config, read_config, recorded_keeps
 from fedcover.errors import InputError
 from fedcover.history import History
 from fedcover.runfolder import read_settings
@@ -32,8 +33,14 @@ def run(
         bool, typer.Option("--certify", help="Write a certificate of the theorem for every round.")
     ] = False,
     require_coverage: Annotated[
-        bool, typer.Option("--require-coverage", help="Refuse masks that leave part of the model to nobody.")
+        bool,
+        typer.Option(
+            "--require-coverage",
+            help="End before a round whose masks, planned for the cohort drawn, leave part of the model to nobody.",
+        ),
     ] = False,
+    unit: UnitOption = "",
+    calibration: CalibrationOption = "",
     data: DataOption = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
@@ -42,18 +49,24 @@ def run(
 
     `fedcover list settings` shows every setting. Example:
     `fedcover run --set policy.name=NP --set budgets.code=1111444444 --set rounds=20 --out runs/np`
+
+    With `--unit` the code is amounts, such as `--unit parameters --set budgets.code=159010,9x80000`; what each client
+    keeps for them is worked out before training, shown, and written down for a resumed run.
     """
     changes = [*(set_ or []), *(["certify=true"] if certify else [])]
     changes += ["require_coverage=true"] if require_coverage else []
+    changes += [f"budgets.{key}={value}" for key, value in (("unit", unit), ("calibration", calibration)) if value]
     if resume and out_dir is None:
         raise InputError("--resume needs --out DIR, the folder of the run to go on with")
+    keeps = None
     if resume and config is None and out_dir is not None:
-        settings = _resumed(out_dir, changes)
+        keeps = recorded_keeps(read_settings(out_dir))  # or a sentence, if it is no run folder
+        settings = read_config(out_dir / "config.toml", changes)
     else:
         settings = read_config(config, changes)
     where = out_dir or unused(Path("runs") / settings.title)
     with RunProgress(quiet or as_json) as progress:
-        history = train(settings, where, resume, data, progress)
+        history = train(settings, where, resume, data, progress, keeps)
     summary = json.loads((where / "summary.json").read_text())
     if as_json:
         out.print_json(json.dumps({**summary, "folder": str(where)}))
@@ -70,9 +83,17 @@ def run(
         out.print(f"report: {where / 'report.html'}")
 
 
-def train(settings: Config, where: Path, resume: bool, data: str | None, progress: RunProgress) -> History:
-    """Build the federation and play its rounds into a folder, with progress."""
-    federation, test = settings.build(data)
+def train(
+    settings: Config,
+    where: Path,
+    resume: bool,
+    data: str | None,
+    progress: RunProgress,
+    keeps: Sequence[float] | None = None,
+) -> History:
+    """Build the federation and play its rounds into a folder, with progress; see ``Config.build`` for keeps."""
+    federation, test = settings.build(data, keeps)
+    note = "\n".join(line for line in (settings.bought(federation), f"engine: {federation.engine}") if line)
     return federation.run(
         settings.rounds,
         evaluate_on=test,
@@ -81,8 +102,8 @@ def train(settings: Config, where: Path, resume: bool, data: str | None, progres
         out=where,
         resume=resume,
         checkpoint_every=settings.checkpoint_every,
-        settings=settings.settings(),
-        on_round=progress.follow(settings.title, settings.rounds, f"engine: {federation.engine}"),
+        settings=settings.settings(federation),
+        on_round=progress.follow(settings.title, settings.rounds, note),
     )
 
 
@@ -93,9 +114,3 @@ def unused(path: Path) -> Path:
         free = path.with_name(f"{path.name}-{number}")
         number += 1
     return free
-
-
-def _resumed(folder: Path, changes: list[str]) -> Config:
-    """The settings of the run in a folder, changed; what may not change the folder itself refuses."""
-    read_settings(folder)  # a sentence of its own for what is no run folder
-    return read_config(folder / "config.toml", changes)

@@ -17,7 +17,9 @@ INPUTS = (torch.float32, torch.float64, torch.int64)
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs (floats, or int64 such as token numbers; N x ...) with their labels (int64, N) and where they come from.
+    """Inputs (floats, or int64 such as token numbers; N x ...) with their labels (int64) and where they come from.
+
+    Labels are N, one for each input, or of the inputs' own shape, as the next character at each place of a text.
 
     >>> few = Examples(torch.zeros(3, 1, 8, 8), torch.tensor([0, 2, 2]), classes=3)
     >>> len(few), few.label_counts().tolist()
@@ -36,7 +38,8 @@ class Examples:
                 got = value.dtype if isinstance(value, Tensor) else type(value).__name__
                 wanted = " or ".join(str(dtype) for dtype in fits)
                 raise InputError(f"{what} of {self.name} must be {wanted}; got {got}; convert with as_examples")
-        if self.labels.ndim != 1 or self.inputs.ndim < 1:
+        at_each_place = self.labels.shape == self.inputs.shape and self.labels.ndim > 1 and self.labels[0].numel() != 1
+        if (self.labels.ndim != 1 and not at_each_place) or self.inputs.ndim < 1:
             shapes = f"inputs {tuple(self.inputs.shape)} and labels {tuple(self.labels.shape)}"
             raise InputError(f"{self.name} must have inputs N x ... and labels N; got {shapes}; reshape them")
         if len(self.inputs) != len(self.labels):
@@ -62,12 +65,12 @@ class Examples:
         return replace(self, inputs=self.inputs[chosen.to(self.inputs.device)], labels=self.labels[chosen])
 
     def label_counts(self) -> Tensor:
-        """How many examples each class has (int64, one entry per class).
+        """How many labels each class has (int64, one entry per class).
 
         >>> Examples(torch.zeros(2, 1), torch.tensor([1, 1]), classes=2).label_counts().tolist()
         [0, 2]
         """
-        return torch.bincount(self.labels, minlength=self.classes)
+        return torch.bincount(self.labels.flatten(), minlength=self.classes)
 
 
 def as_indices(indices: object, length: int, what: str) -> Tensor:
@@ -102,14 +105,14 @@ def as_tensor(value: object, what: str) -> Tensor:
 
 
 def as_labels(labels: object) -> Tensor:
-    """The labels as a flat int64 tensor of whole numbers, none of them negative.
+    """The labels as an int64 tensor of whole numbers, none of them negative.
 
     >>> as_labels([2.0, 0.0]).tolist()
     [2, 0]
     """
     y = as_tensor(labels, "labels")
-    if y.ndim != 1:
-        raise InputError(f"labels must be flat; got the shape {tuple(y.shape)}; pass one class number per example")
+    if y.ndim < 1:
+        raise InputError("labels must be one class number for each example; got a single number; pass a list")
     if y.is_complex() or (y.is_floating_point() and bool((y != y.round()).any())):
         raise InputError("labels must be whole numbers; got fractions; pass class numbers 0, 1, 2, ...")
     y = y.to(torch.int64)

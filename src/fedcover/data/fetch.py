@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.error import URLError
 
 from fedcover.data.files import Copy, Layout, find
-from fedcover.data.sources import Folder, cache_folder, data_folder, source_of
+from fedcover.data.sources import STORIES, Folder, cache_folder, data_folder, source_of
 from fedcover.data.table import Source
 from fedcover.data.verify import OFFICIAL, SUMS, Verdict, digest, read_sums, verify
 from fedcover.errors import InputError
@@ -35,6 +35,9 @@ def get(name: str | Source, folder: Folder = None, progress: Callable[[str], Non
     >>> get("digits").name
     'data'
     """
+    if name == STORIES:
+        progress(f"{name} is generated; nothing is fetched")
+        return Path(__file__).parent
     source = source_of(name)
     if source.home is not None:
         progress(f"{source.name} ships with fedcover, in {source.home}")

@@ -38,7 +38,7 @@ def shards(labels: object, clients: int, shards_each: int = 2, seed: int = 0) ->
     >>> [len(labels[part].unique()) for part in shards(labels, clients=5, shards_each=2, seed=0)]
     [2, 2, 2, 2, 2]
     """
-    y = _labels(labels)
+    y = _one_each(_labels(labels))
     clients, each = _whole("clients", clients, 1), _whole("shards_each", shards_each, 1)
     total = _enough(len(y), clients * each, "clients x shards_each")
     dealt = torch.randperm(total, generator=generator(_whole("seed", seed), "shards"))
@@ -60,7 +60,7 @@ def dirichlet(labels: object, clients: int, alpha: float = 0.5, seed: int = 0, l
     >>> sum(len(part) for part in parts)
     200
     """
-    y = _labels(labels)
+    y = _one_each(_labels(labels))
     clients, least, seed = _whole("clients", clients, 1), _whole("least", least, 0), _whole("seed", seed)
     if not isinstance(alpha, (int, float)) or not 0 < alpha < math.inf:
         raise InputError(f"alpha must be a positive number; got {alpha!r}; 0.5 is usual")
@@ -113,6 +113,13 @@ def _labels(labels: object) -> Tensor:
     y = as_labels(labels).cpu()
     if not len(y):
         raise InputError("labels must not be empty; pass one class number per example")
+    return y
+
+
+def _one_each(y: Tensor) -> Tensor:
+    if y.ndim != 1:
+        each = tuple(y.shape[1:])
+        raise InputError(f"examples with labels of shape {each} cannot be sorted by label; use iid, or from_parts")
     return y
 
 

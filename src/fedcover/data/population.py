@@ -73,8 +73,8 @@ class Population:
         return self._examples.subset(self.indices(client))
 
     def label_mix(self, client: int) -> Tensor:
-        """The fraction of a client's examples in each class (float64, one entry per class)."""
-        labels = self._examples.labels[self.indices(client).to(self._examples.labels.device)]
+        """The fraction of a client's labels in each class (float64, one entry per class)."""
+        labels = self._examples.labels[self.indices(client).to(self._examples.labels.device)].flatten()
         return torch.bincount(labels, minlength=self._examples.classes).to(torch.float64) / len(labels)
 
     def _span(self, client: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedcover.data import cifar, digits, idx
+from fedcover.data import stories as generated
 from fedcover.data.examples import Examples
 from fedcover.data.files import AGAIN, Copy, find
 from fedcover.data.table import SOURCES, Source
@@ -17,6 +18,8 @@ from fedcover.data.verify import Verdict, verify
 from fedcover.errors import InputError
 
 Folder = str | Path | None
+STORIES = "stories"
+"""The data set that is generated."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ def names() -> list[str]:
     """The names of the data sets that fedcover can load.
 
     >>> names()
-    ['mnist', 'fashion_mnist', 'cifar10', 'digits']
+    ['mnist', 'fashion_mnist', 'cifar10', 'digits', 'stories']
     """
-    return list(SOURCES)
+    return [*SOURCES, STORIES]
 
 
 def source_of(name: str | Source) -> Source:
@@ -64,10 +67,12 @@ def source_of(name: str | Source) -> Source:
     """
     if isinstance(name, Source):
         return name
+    if name == STORIES:
+        raise InputError(f"{name} is made by fedcover itself and has no files; nothing needs to be fetched")
     if name not in SOURCES:
-        near = difflib.get_close_matches(str(name).lower(), SOURCES, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(name).lower(), names(), n=1, cutoff=0.5)
         remedy = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"there is no data set named {name!r}; {remedy}choose from {', '.join(SOURCES)}")
+        raise InputError(f"there is no data set named {name!r}; {remedy}choose from {', '.join(names())}")
     return SOURCES[name]
 
 
@@ -108,11 +113,13 @@ def locate(source: Source, folder: Folder = None) -> Copy | None:
 def load(name: str | Source, folder: Folder = None) -> Split:
     """The training and test examples of a data set, verified, as normalised float32 tensors N x C x H x W.
 
-    It is looked for in ``folder`` (else $FEDCOVER_DATA) / name, then in the cache folder.
+    It is looked for in ``folder`` (else $FEDCOVER_DATA) / name, then in the cache folder. ``stories`` are made.
 
     >>> load("digits").train.inputs.shape
     torch.Size([1437, 1, 8, 8])
     """
+    if name == STORIES:
+        return Split(*generated.stories())
     source = source_of(name)
     copy = locate(source, folder)
     if copy is None:
@@ -132,6 +139,8 @@ def describe(name: str | Source, folder: Folder = None) -> Description:
     >>> describe("digits").verified
     True
     """
+    if name == STORIES:
+        return Description(STORIES, Path(generated.__file__).parent, True, generated.CREDIT)
     source = source_of(name)
     copy = None
     try:

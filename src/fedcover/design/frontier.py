@@ -1,9 +1,10 @@
 """The frontier: for every coverage that budgets allow, the least pruning noise; and the point to choose on it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from fedcover.design.profile import Segment, most_coverage, nested, profile
+from fedcover.design.profile import Profiles, Segment
 from fedcover.errors import InputError
 
 Energy = Callable[[float], float]
@@ -79,24 +80,34 @@ def frontier(lists: Sequence[RankedList]) -> Frontier:
     >>> [(p.gamma, round(p.mean_noise, 4)) for p in frontier([uniform_weights([1, 1, 0.5])]).points]
     [(2, 0.0417)]
     """
-    least = min(min(segment.count for segment in nested(one.budgets, one.size)) for one in lists)
-    most = min(most_coverage(one.budgets, one.size) for one in lists)
+    found = [Profiles(one.budgets, one.size) for one in lists]
+    least = min(one.pieces[-1].count for one in found)
+    most = min(one.most for one in found)
     clients = len(lists[0].budgets)
+    # The noise of the first so many nested pieces of each list, which profiles of any coverage have in common.
+    begun = [
+        list(accumulate(_missing(profiles.pieces, clients, one.energy), initial=0.0))
+        for profiles, one in zip(found, lists, strict=True)
+    ]
     points = []
     for gamma in range(least, most + 1):
-        noise = sum(noise_of(profile(one.budgets, gamma, one.size), clients, one.energy) for one in lists)
+        noise = 0.0
+        for profiles, sums, one in zip(found, begun, lists, strict=True):
+            kept, tail = profiles.at(gamma)
+            noise += sum(_missing(tail, clients, one.energy), sums[kept]) / clients
         points.append(Point(gamma, noise, clients / gamma * noise if gamma else None))
     return Frontier(tuple(points))
 
 
 def noise_of(segments: Sequence[Segment], clients: int, energy: Energy) -> float:
     """The mean over clients of delta^2 for a profile: sum_i (N - c_i) theta_i^2 / N."""
-    missing = (
-        (clients - segment.count) * (energy(segment.end) - energy(segment.start))
-        for segment in segments
-        if segment.count < clients
-    )
-    return sum(missing) / clients
+    return sum(_missing(segments, clients, energy)) / clients
+
+
+def _missing(segments: Sequence[Segment], clients: int, energy: Energy) -> Iterator[float]:
+    """For each segment what its energy is to all clients that do not hold it."""
+    for segment in segments:
+        yield (clients - segment.count) * (energy(segment.end) - energy(segment.start))
 
 
 def uniform_weights(budgets: Sequence[float]) -> RankedList:

@@ -9,8 +9,10 @@ to have at least Gamma holders, the least sum of (N - c_i) theta_i^2 has the pre
 nested on the large items, and flat at Gamma on the rest.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fedcover.errors import InputError
 
@@ -46,11 +48,62 @@ def nested(budgets: Sequence[float], size: float = 1.0) -> list[Segment]:
     [Segment(start=0, end=2, count=3), Segment(start=2, end=4, count=1)]
     """
     _check(budgets, size)
+    ordered = sorted(budgets)
     ends = sorted({budget for budget in budgets if budget > 0} | {size})
     return [
-        Segment(start, end, sum(budget >= end for budget in budgets))
+        Segment(start, end, len(ordered) - bisect_left(ordered, end))
         for start, end in zip([type(size)(0), *ends], ends, strict=False)
     ]
+
+
+class Profiles:
+    """The profiles of least noise for one set of budgets: each is nested up to a turn and has a tail of its own.
+
+    >>> profiles = Profiles([4, 2, 2], size=4)
+    >>> profiles.at(1), profiles.at(2)
+    ((2, []), (0, [Segment(start=0, end=4, count=2)]))
+    """
+
+    def __init__(self, budgets: Sequence[float], size: float = 1.0) -> None:
+        self.pieces = nested(budgets, size)
+        self.most = most_coverage(budgets, size)
+        self._size = size
+        self._total = sum(budgets)
+        self._falling = [-piece.count for piece in self.pieces]
+        self._held = list(accumulate((piece.count * piece.length for piece in self.pieces), initial=type(size)(0)))
+
+    def at(self, gamma: int) -> tuple[int, list[Segment]]:
+        """How many of the nested ``pieces`` are kept as they are if every item has ``gamma`` holders, and the tail.
+
+        Time: the logarithm of the number of pieces.
+        """
+        if not 0 <= gamma <= self.most:
+            raise InputError(
+                f"coverage {gamma} is out of reach of these budgets; use 0 to {self.most}, or raise a budget"
+            )
+        whole = isinstance(self._size, int)
+
+        def slack(pieces: int) -> float:
+            """What budgets leave once these pieces are nested and every other item has ``gamma`` holders."""
+            start = self.pieces[pieces].start if pieces < len(self.pieces) else self._size
+            return self._total - self._held[pieces] - gamma * (self._size - start)
+
+        # Slack falls with every piece that has more than gamma holders: look for the first that is too much.
+        above = bisect_left(self._falling, -gamma)
+        kept = bisect_left(range(above), True, key=lambda piece: slack(piece + 1) < (0 if whole else -1e-12))
+        if kept == above:
+            return len(self.pieces), []
+        piece, left = self.pieces[kept], slack(kept)
+        excess = piece.count - gamma
+        if whole:
+            steps, rest = divmod(left, excess)
+            turn = piece.start + steps
+            parts = [(piece.start, turn, piece.count), (turn, turn + (rest > 0), gamma + rest)]
+        else:
+            turn, rest = piece.start + max(0.0, left) / excess, 0
+            parts = [(piece.start, turn, piece.count)]
+        parts.append((turn + (rest > 0), self._size, gamma))
+        return kept, [Segment(start, end, int(count)) for start, end, count in parts if end > start]
 
 
 def profile(budgets: Sequence[float], gamma: int, size: float = 1.0) -> list[Segment]:
@@ -62,29 +115,9 @@ def profile(budgets: Sequence[float], gamma: int, size: float = 1.0) -> list[Seg
     >>> profile([4, 2, 2], gamma=2, size=4)
     [Segment(start=0, end=4, count=2)]
     """
-    if not 0 <= gamma <= most_coverage(budgets, size):
-        most = most_coverage(budgets, size)
-        raise InputError(f"coverage {gamma} is out of reach of these budgets; use 0 to {most}, or raise a budget")
-    whole = isinstance(size, int)
-    slack = sum(budgets) - gamma * size
-    found: list[Segment] = []
-    for piece in nested(budgets, size):
-        excess = piece.count - gamma
-        if excess <= 0 or slack >= excess * piece.length - (0 if whole else 1e-12):
-            found.append(piece)
-            slack -= excess * piece.length
-            continue
-        if whole:
-            steps, rest = divmod(slack, excess)
-            turn = piece.start + steps
-            parts = [(piece.start, turn, piece.count), (turn, turn + (rest > 0), gamma + rest)]
-        else:
-            turn, rest = piece.start + slack / excess, 0
-            parts = [(piece.start, turn, piece.count)]
-        parts.append((turn + (rest > 0), size, gamma))
-        found += [Segment(start, end, int(count)) for start, end, count in parts if end > start]
-        break
-    return _joined(found)
+    profiles = Profiles(budgets, size)
+    kept, tail = profiles.at(gamma)
+    return _joined([*profiles.pieces[:kept], *tail])
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedcover.buffers import has_statistics
 from fedcover.dropout import Stream, with_keyed_dropout
 from fedcover.engines.batches import BatchTable, moved
 from fedcover.engines.convolutions import use_stacked_convolutions
@@ -58,6 +59,7 @@ class Machine:
     ) -> None:
         self._model, self._stream = with_keyed_dropout(jobs[0].task.model)
         _refuse_randomness(self._model.train(), jobs[0])
+        _refuse_short_batches(self._model, jobs[0], table)
         self._model.to(device)
         if compiled and device.type == "cuda":  # uncompiled, unfolding costs more than it saves
             use_stacked_convolutions(self._model)
@@ -125,7 +127,7 @@ class Machine:
         index = at.index.index_select(0, at.step.view(1)).squeeze(0)
         flat = index.clamp_min(0).view(-1)
         x = self._inputs.index_select(0, flat).view(*index.shape, *self._inputs.shape[1:])
-        y = self._labels.index_select(0, flat).view(index.shape)
+        y = self._labels.index_select(0, flat).view(*index.shape, *self._labels.shape[1:])
         return at.theta, at.velocity, at.masks, x, y, index >= 0, at.keys, at.step, at_step(at.drills, at.step)
 
     def _step(self) -> None:
@@ -157,6 +159,17 @@ def _refuse_randomness(model: nn.Module, job: Job) -> None:
                 f"the model {name} draws random numbers other than by nn.Dropout, which engine=vectorized cannot"
                 f" give each client for itself; use nn.Dropout, or engine=processes"
             )
+
+
+def _refuse_short_batches(model: nn.Module, job: Job, table: BatchTable) -> None:
+    """An error if a batch norm would take the places of a short batch that stand for no example into account."""
+    real = table.index >= 0
+    if has_statistics(model) and bool((real.any(2) & ~real.all(2)).any()):
+        size = job.recipe.batch_size
+        raise InputError(
+            f"engine=vectorized cannot give a batch norm fewer examples than whole batches of {size} have; give every"
+            f" client a multiple of {size} examples, or use engine=processes"
+        )
 
 
 def _once(things: Sequence[Any]) -> tuple[list[Any], list[int]]:

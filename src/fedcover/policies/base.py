@@ -41,6 +41,8 @@ class Policy(ABC):
 
     codebook: Codebook = QUARTERS
     """What the digits of a code mean to this policy."""
+    units: bool = False
+    """Whether it prunes whole units rather than single weights; decides what budgets in parameters or bytes buy."""
     any_device: bool = False
     """Whether ``plan`` works on whatever device theta is on; if not, it is given theta on the CPU."""
 

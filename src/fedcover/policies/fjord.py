@@ -30,6 +30,7 @@ class Fjord(Policy):
     """Prefixes of units; a client draws from the widths below its own keep and that keep itself."""
 
     any_device = True
+    units = True
     widths: tuple[float, ...] = WIDTHS
     distil: float = 0.0
     blocks: tuple[Units, ...] = field(default=(), repr=False)

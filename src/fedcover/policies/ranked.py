@@ -141,6 +141,11 @@ class Ranked(Policy):
             )
         return replace(self, blocks=blocks, codebook=codebook)
 
+    @property
+    def units(self) -> bool:  # type: ignore[override]
+        """Whether its items are whole units; known once it is bound."""
+        return any(isinstance(block, Units) for block in self.blocks)
+
     def ranks(self, theta: Params) -> Ranks:
         """The rank of every item of every block."""
         if not self.blocks:
@@ -178,6 +183,11 @@ class Frozen(Policy):
     def codebook(self) -> Codebook:  # type: ignore[override]
         """The inner policy's."""
         return self.inner.codebook
+
+    @property
+    def units(self) -> bool:  # type: ignore[override]
+        """The inner policy's."""
+        return self.inner.units
 
     def bind(self, network: Network) -> "Frozen":
         """This policy for one network."""

@@ -11,16 +11,16 @@ from fedcover.theory.bounds import (
     theorem2,
 )
 from fedcover.theory.certificates import (
+    Ages,
     Certificate,
     Facts,
-    Window,
     certificate,
     check_coverage,
     measure,
     uncovered_sentence,
 )
 from fedcover.theory.estimates import Estimate, Spread
-from fedcover.theory.ledger import Ages, Ledger
+from fedcover.theory.ledger import Ledger
 
 __all__ = [
     "Ages",
@@ -32,7 +32,6 @@ __all__ = [
     "Ledger",
     "Spread",
     "Steps",
-    "Window",
     "certificate",
     "check_coverage",
     "drift_sum",

@@ -1,16 +1,16 @@
 """What the theorems say of a round or a run, in plain data and one plain sentence."""
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions
-from fedcover.errors import InputError, check_whole
+from fedcover.coverage import coverage_of, gamma_min, pruning_noise
+from fedcover.errors import InputError
+from fedcover.holders import holder_sets
 from fedcover.params import Mask, Params, norm2
 from fedcover.theory.bounds import Bound, Constants, Steps, theorem1, theorem2
 
@@ -28,7 +28,7 @@ class Facts:
     uncovered: Mapping[str, float]
     """For each tensor with entries that nobody held, their share of it."""
     regions: int | None = None
-    """K; counted only if asked for, since it sorts all entries once for each mask."""
+    """K; counted only if asked for, since it looks at all entries once for each mask."""
 
 
 def measure(theta: Params, masks: Sequence[Mask], round: int = 1, count_regions: bool = False) -> Facts:
@@ -42,55 +42,43 @@ def measure(theta: Params, masks: Sequence[Mask], round: int = 1, count_regions:
         raise InputError("a round needs at least one client; got no masks")
     counts = coverage_of(masks, theta)
     error = norm2(theta) * math.fsum(pruning_noise(theta, masks))
-    parts = len(regions(masks, theta)) if count_regions else None
+    parts = len(holder_sets(masks, theta).sizes) if count_regions else None
     return Facts(round, len(masks), gamma_min(counts), error, _shares(counts), parts)
 
 
-class Window:
-    """Coverage over the last rounds together, for schedules that cover the model in turns.
+NEVER = torch.iinfo(torch.int16).max - 1
+"""The age of an entry that nobody has held yet, or for as many rounds."""
 
-    It keeps one count for each entry and round of the window.
 
-    >>> window = Window(rounds=2)
-    >>> for counts in ([2, 0], [0, 1], [0, 1]):
-    ...     window.add({"w": torch.tensor(counts)})
-    >>> window.gamma_min(), window.uncovered()
-    (0, {'w': 0.5})
+@dataclass
+class Ages:
+    """For each entry the rounds since it was last held: for schedules that cover the model in turns.
+
+    It keeps two bytes for each entry, however many rounds go in.
+
+    >>> ages = Ages()
+    >>> for counts in ([2, 0], [0, 1], [3, 0]):
+    ...     ages.add({"w": torch.tensor(counts)})
+    ...     print(ages.window())
+    None
+    2
+    2
     """
 
-    def __init__(self, rounds: int) -> None:
-        check_whole("rounds", rounds, 1)
-        self._counts: deque[Mapping[str, Tensor]] = deque(maxlen=rounds)
-
-    def __len__(self) -> int:
-        return len(self._counts)
+    by_name: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, counts: Mapping[str, Tensor]) -> None:
-        """Take in the coverage of a round, as ``coverage_of`` gives it; the oldest round may leave."""
-        self._counts.append(counts)
+        """Take in the coverage of a round, as ``coverage_of`` gives it."""
+        for name, held in counts.items():
+            age = self.by_name.get(name, torch.full_like(held, NEVER, dtype=torch.int16))
+            self.by_name[name] = torch.where(held > 0, 0, (age + 1).clamp_max(NEVER)).to(torch.int16)
 
-    def gamma_min(self) -> int:
-        """How often the least held entry was held in all these rounds together."""
-        return gamma_min(self._total())
-
-    def uncovered(self) -> dict[str, float]:
-        """For each tensor with entries that nobody held in any of these rounds, their share of it."""
-        return _shares(self._total())
-
-    def _total(self) -> dict[str, Tensor]:
-        if not self._counts:
-            raise InputError("the window is empty: add the coverage of a round first")
-        return {name: torch.stack([counts[name] for counts in self._counts]).sum(0) for name in self._counts[0]}
-
-
-class Covering(Protocol):
-    """What tells how many rounds there are in a window, and how often its least held entry was held."""
-
-    def __len__(self) -> int: ...
-
-    def gamma_min(self) -> int:
-        """The least coverage in the window's rounds together."""
-        ...
+    def window(self) -> int | None:
+        """The least number of rounds, up to the last, that together cover every entry; None if no number does."""
+        if not self.by_name:
+            raise InputError("the ages are empty: add the coverage of a round first")
+        oldest = max(int(age.max()) for age in self.by_name.values() if age.numel())
+        return 1 + oldest if oldest < NEVER else None
 
 
 @dataclass(frozen=True)
@@ -106,9 +94,7 @@ class Certificate:
     gamma_min: int
     """The least over these rounds."""
     window: int | None
-    """How many rounds the window had."""
-    window_gamma_min: int | None
-    """How often the least held entry was held in the window's rounds together."""
+    """How many rounds, up to the last, together cover every entry; None if no number does, or nobody looked."""
     covered: bool
     """Condition: Gamma_min >= 1 in every round."""
     uncovered: dict[str, float]
@@ -148,12 +134,13 @@ def certificate(
     constants: Constants | None = None,
     rounds: int | None = None,
     iid: bool = True,
-    window: Covering | None = None,
+    ages: Ages | None = None,
 ) -> Certificate:
     """What Theorem 1 (or 2 if not ``iid``) says of these rounds: one, or all of a run.
 
     ``rounds`` is Q, how long the run is to be, by default as many as there are facts. The theorem's N is the largest
     of any round, its Gamma the least, its pruning error the mean. Without constants, only coverage is looked at.
+    ``ages`` tell whether rounds together cover what single ones do not.
 
     >>> found = certificate(Facts(1, 4, 0, 0.5, {"fc1.weight": 0.21, "fc2.weight": 0.1}), Steps(5, 0.01))
     >>> found.sentence[:45]
@@ -172,14 +159,13 @@ def certificate(
         error = math.fsum(fact.error for fact in facts) / len(facts)
         common = (constants, steps, len(facts) if rounds is None else rounds, clients, least, error)
         bound = theorem1(*common) if iid else theorem2(*common, regions=_most_regions(facts))
-    together = window.gamma_min() if window is not None else None
+    window = ages.window() if ages is not None else None
     return Certificate(
         theorem=1 if iid else 2,
         first_round=facts[0].round,
         last_round=facts[-1].round,
         gamma_min=least,
-        window=len(window) if window is not None else None,
-        window_gamma_min=together,
+        window=window,
         covered=least >= 1,
         uncovered={name: share for name, (share, _) in worst.items()},
         step_holds=bound.step_holds if bound else None,
@@ -194,25 +180,25 @@ def certificate(
         clients=clients,
         regions=max((fact.regions for fact in facts if fact.regions is not None), default=None),
         constants=asdict(constants) if constants else None,
-        sentence=_uncovered(worst, together, window) if least == 0 else _covered(least, steps, bound, constants),
+        sentence=_uncovered(worst, window) if least == 0 else _covered(least, steps, bound, constants),
     )
 
 
-def _uncovered(worst: Mapping[str, tuple[float, int]], together: int | None, window: Sized | None) -> str:
+def _uncovered(worst: Mapping[str, tuple[float, int]], window: int | None = None) -> str:
     name, (share, when) = max(worst.items(), key=lambda item: item[1][0])
     remedy = "give one client the whole model, or design masks with Gamma 1 (fedcover design)"
-    if together and window is not None:
-        return (
-            f"{percent(share)} of {name} is in nobody's model in round {when}, though in {len(window)} rounds together"
-            f" every entry was held {together} times or more: the theorem asks for every round, so {remedy}"
-        )
-    return f"{percent(share)} of {name} is in nobody's model in round {when} and stays as it is: {remedy}"
+    hole = f"{percent(share)} of {name} is in nobody's model in round {when}"
+    if window is None:
+        return f"{hole} and stays as it is: {remedy}"
+    last = "the last round" if window == 1 else f"the last {window} rounds together"
+    return f"{hole}, though in {last} every entry was held: the theorem asks for every round, so {remedy}"
 
 
 def _covered(least: int, steps: Steps, bound: Bound | None, constants: Constants | None) -> str:
     held = f"every entry is held by {least} client{'s' if least > 1 else ''} or more"
     if bound is None or constants is None:
-        return f"{held}, as the theorem asks; L, sigma^2 and G are not known, so give them or estimate them over rounds"
+        unknown = "L, sigma^2 and G are not known: give them, or see rounds that differ by more than noise and masks"
+        return f"{held}, as the theorem asks; {unknown}"
     if not bound.step_holds:
         return (
             f"{held}, but the step size {steps.size:.3g} is {'by estimate at least ' if constants.estimated else ''}"
@@ -246,7 +232,7 @@ def uncovered_sentence(shares: Mapping[str, float], round: int) -> str:
     >>> uncovered_sentence({"fc1.weight": 0.25}, 3)[:60]
     "25 % of fc1.weight is in nobody's model in round 3 and stays"
     """
-    return _uncovered({name: (share, round) for name, share in shares.items()}, None, None)
+    return _uncovered({name: (share, round) for name, share in shares.items()})
 
 
 def percent(share: float) -> str:

@@ -2,12 +2,13 @@
 
 All rests on the pseudo-gradient of a client inside its mask, g_n = (theta_q o m_n - theta_n) / reach. It is the mean
 of the client's T stochastic gradients (with momentum a weighted mean, whose weights ``Steps`` knows).
-Cost: a few operations for each entry of each update, and six doubles of memory for each parameter, whatever the
-cohort. None of the three is a bound: the assumptions speak of all points, a run sees those that it visits.
+Cost: a few operations for each entry of each update, and in a round seven numbers of eight bytes for each parameter,
+whatever the cohort, of which 20 bytes are kept for the next round. None of the three is a bound: the assumptions speak
+of all points, a run sees those that it visits.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +16,13 @@ from torch import Tensor
 from fedcover.aggregate import ClientUpdate
 from fedcover.errors import InputError, check_whole
 from fedcover.params import Params, numbers
+from fedcover.seeding import address
 from fedcover.theory.bounds import Constants, Steps
+
+MANY = (1 << 20) - 1
+"""The low bits of an entry's holders, which count them; the others say who they are."""
+MOST_TURN = 8.0
+"""How many times theta's own way changes of masks may make between two rounds; L then comes out a third at worst."""
 
 
 class Spread:
@@ -23,29 +30,38 @@ class Spread:
 
     def __init__(self, theta: Params) -> None:
         self._theta = theta
-        self._sum, self._squares, self._held = (
-            {name: torch.zeros_like(t, dtype=torch.float64) for name, t in theta.items()} for _ in range(3)
+        self._sum, self._squares = (
+            {name: torch.zeros_like(t, dtype=torch.float64) for name, t in theta.items()} for _ in range(2)
         )
+        self._holders = {name: torch.zeros_like(t, dtype=torch.int64) for name, t in theta.items()}
+        self._places: list[int] = []
         self._norms: list[Tensor] = []
-        self._averaging: list[float] = []
+        self._steps: list[Steps] = []
 
-    def add(self, update: ClientUpdate, steps: Steps) -> None:
-        """Take in one client, which took these steps."""
+    def add(self, update: ClientUpdate, steps: Steps, place: str = "") -> None:
+        """Take in one client, which took these steps.
+
+        Clients of two rounds that have the same place are compared with each other; by default the first with the
+        first, and so on.
+        """
+        # Sums of such keys, which may overflow, differ for different sets of places, but for odds of one to 2^43.
+        key = address(0, "place", place or str(len(self._places))) & ~MANY | 1
         norm = next(iter(self._sum.values())).new_zeros(())
         for name, theta in self._theta.items():
             moved = (theta.double() - update.theta[name].to(theta.device).double()) / steps.reach
             if name in update.mask:
                 kept = update.mask[name].to(theta.device)
                 moved = torch.where(kept, moved, 0.0)
-                self._held[name].add_(kept)
+                self._holders[name].add_(kept, alpha=key)
             else:
-                self._held[name].add_(1.0)
+                self._holders[name].add_(key)
             square = moved.square()
             self._sum[name].add_(moved)
             self._squares[name].add_(square)
             norm = norm + square.sum()
+        self._places.append(key)
         self._norms.append(norm)
-        self._averaging.append(steps.averaging)
+        self._steps.append(steps)
 
     def summary(self) -> "Summary":
         """What the round says of gradients and their noise."""
@@ -53,7 +69,7 @@ class Spread:
             raise InputError("no update was added; add the updates of the round first")
         mean, parts = {}, []
         for name, total in self._sum.items():
-            held = self._held[name]
+            held = (self._holders[name] & MANY).double()
             mean[name] = total / held.clamp_min(1.0)
             # Sample variance of each entry over its holders; one holder alone tells nothing.
             shared = held >= 2
@@ -64,9 +80,11 @@ class Spread:
         found = numbers([*parts, *self._norms])
         each, averaged, seen, shared_entries = (sum(found[i : len(parts) : 4]) for i in range(4))
         scale = seen / shared_entries if shared_entries else 0.0
+        reach = max(steps.reach for steps in self._steps)
         return Summary(
-            mean, {name: held > 0 for name, held in self._held.items()}, each * scale, averaged * scale,
-            max(found[len(parts) :]), sum(self._averaging) / len(self._averaging), bool(shared_entries),
+            mean, self._holders, {name: squares * reach**2 for name, squares in self._squares.items()},
+            tuple(self._places), each * scale, averaged * scale, max(found[len(parts) :]),
+            sum(steps.averaging for steps in self._steps) / len(self._steps), bool(shared_entries),
         )  # fmt: skip
 
 
@@ -76,7 +94,12 @@ class Summary:
 
     mean: Params
     """Their region average: what moved theta."""
-    held: dict[str, Tensor]
+    holders: dict[str, Tensor]
+    """For each entry how many hold it, in the low bits, and a number that tells in which places, in the others."""
+    drift: Params
+    """For each entry the sum over its holders of how far it moved, squared."""
+    places: tuple[int, ...]
+    """The number of each client's place."""
     each: float
     """Variance of one client's pseudo-gradient, summed over entries."""
     averaged: float
@@ -100,10 +123,10 @@ class Estimate:
       N sigma^2 / Gamma^2 and K sigma^2 bound, and is often much smaller than both.
     * ``gradient``, G: the largest squared norm of any client's pseudo-gradient, plus the noise that its averaging
       took away. The mean of gradients along a path is shorter than the longest of them: rather too small.
-    * ``smoothness``, L: the largest secant ||g_{q+1} - g_q|| / ||theta_{q+1} - theta_q|| of region averages, of whose
-      square the variance of both is taken off. A pair of rounds of which more than half is noise is passed over. It
-      sees curvature along the path alone, and none above 1 / reach: rather too small, but large enough to
-      show that a step size breaks gamma <= 1/(6 L T). Masks that change between rounds can make it too large.
+    * ``smoothness``, L: the largest secant, how much the clients' gradients changed from one round to the next for
+      the way that their models were apart; see ``_secant``. Whatever masks do, it is not above L but for noise. It
+      sees curvature along the path alone, and none above 1 / reach: rather too small, but large enough to show that
+      a step size breaks gamma <= 1/(6 L T). Rounds that are told apart by noise, or by their masks, are passed over.
 
     A client that goes E times over its data sees each batch E times, which is not E times as much averaging: give
     ``passes`` = E.
@@ -162,25 +185,45 @@ class Estimate:
         lost = (1 - fresh) * (self.variance or 0.0)
         self.gradient = max(self.gradient or 0.0, now.largest + lost)
         if self.last is not None:
-            secant = self._secant(self.last, now)
+            secant = self._secant(self.last, now, theta)
             self.smoothness = secant if self.smoothness is None else max(self.smoothness, secant or 0.0)
-        self.last = now
-        self.moved = {name: new_theta[name].double() - tensor.double() for name, tensor in theta.items()}
+        # Single precision is enough for what comes from single values, and a checkpoint is smaller; it is rounded here,
+        # so that a run that goes on has what a resumed one reads.
+        self.last = replace(now, mean=_single(now.mean, theta), drift=_single(now.drift, theta))
+        moved = {name: new_theta[name].double() - tensor.double() for name, tensor in theta.items()}
+        self.moved = _single(moved, theta)
         self.rounds += 1
 
-    def _secant(self, before: Summary, now: Summary) -> float | None:
-        """How much the average gradient changed for each unit that theta moved; None if noise may have done it."""
-        changes, ways = [], []
+    def _secant(self, before: Summary, now: Summary, theta: Params) -> float | None:
+        """How much gradients changed for each unit that models moved; None if noise or masks may have done it.
+
+        Client n takes its gradients at theta o m_n, so between two rounds its point moves by more than theta if its
+        mask changes: v_n = theta' o m'_n - theta o m_n. Where an entry has the same c holders in both rounds, the
+        change d of its mean is the mean of theirs, whence
+
+            sum_i c_i d_i^2 <= sum_n ||g'_n - g_n||^2 <= L^2 sum_n ||v_n||^2.
+
+        Of an entry whose holders change, at least c + c' - N hold it in both rounds; the others count with its
+        square and that of its drift, twice, since local steps move it after it came or before it went.
+        """
+        changes, ways, turns = [], [], []
+        clients = len({*before.places, *now.places})
         for name, moved in self.moved.items():
-            both = before.held[name] & now.held[name]
-            changes.append(torch.where(both, now.mean[name] - before.mean[name], 0.0).square().sum())
-            ways.append(moved.square().sum())
-        found = numbers([*changes, *ways])
-        change, way = sum(found[: len(changes)]), sum(found[len(changes) :])
-        noise = before.averaged + now.averaged
-        if not way or not (before.shared and now.shared) or change <= 2 * noise:
+            same = before.holders[name] == now.holders[name]
+            old, new = ((one.holders[name] & MANY).double() for one in (before, now))
+            both = torch.where(same, old, (old + new - clients).clamp_min(0.0))
+            here = theta[name].double()
+            came = (new - both) * here.square() + (new > both) * now.drift[name]
+            went = (old - both) * (here - moved).square() + (old > both) * before.drift[name]
+            changes.append(torch.where(same, old * (now.mean[name] - before.mean[name]).square(), 0.0).sum())
+            ways.append((both * moved.square()).sum())
+            turns.append(2 * (came + went).sum())
+        found = numbers([*changes, *ways, *turns])
+        change, way, turn = (sum(found[i : i + len(changes)]) for i in range(0, len(found), len(changes)))
+        noise = before.each + now.each
+        if not way or turn > MOST_TURN * way or not (before.shared and now.shared) or change <= 2 * noise:
             return None
-        return float(((change - noise) / way) ** 0.5)
+        return float(((change - noise) / (way + turn)) ** 0.5)
 
     def constants(self, gap: float, regions: int | None = None) -> Constants | None:
         """The guesses as the theorems' constants, or None as long as one is missing.
@@ -194,6 +237,11 @@ class Estimate:
         if self.smoothness is None or noise is None or self.gradient is None:
             return None
         return Constants(self.smoothness, noise, self.gradient, gap, estimated=True)
+
+
+def _single(values: Params, like: Params) -> Params:
+    """Numbers in the precision of these parameters, at least single."""
+    return {name: value.to(torch.promote_types(like[name].dtype, torch.float32)) for name, value in values.items()}
 
 
 def _toward(mean: float | None, value: float, count: int) -> float:

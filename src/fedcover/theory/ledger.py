@@ -9,44 +9,15 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregate import ClientUpdate
+from fedcover.errors import InputError
 from fedcover.params import Params
 from fedcover.theory.bounds import Steps
-from fedcover.theory.certificates import Facts, certificate
+from fedcover.theory.certificates import Ages, Facts, certificate
 from fedcover.theory.estimates import Estimate, Spread, Summary
 
-NEVER = torch.iinfo(torch.int16).max
-"""The age of an entry that nobody has held yet."""
 _NUMBERS = ("rounds", "shared", "smoothness", "gradient", "variance", "averaged")
 _TOTALS = ("gap", "error", "clients", "gamma_min", "regions")
 _LAST = ("each", "averaged", "largest", "averaging", "shared")
-
-
-@dataclass
-class Ages:
-    """For each entry the rounds since it was last held: how long a window covers the whole model.
-
-    >>> ages = Ages()
-    >>> for counts in ([2, 0], [0, 1], [3, 0]):
-    ...     ages.add({"w": torch.tensor(counts)})
-    >>> len(ages), ages.gamma_min()
-    (2, 1)
-    """
-
-    by_name: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, counts: Mapping[str, Tensor]) -> None:
-        """Take in the coverage of a round."""
-        for name, held in counts.items():
-            age = self.by_name.get(name, torch.full_like(held, NEVER - 1, dtype=torch.int16))
-            self.by_name[name] = torch.where(held > 0, 0, (age + 1).clamp_max(NEVER - 1)).to(torch.int16)
-
-    def __len__(self) -> int:
-        """The least number of rounds, up to the present one, that together cover every entry."""
-        return 1 + max(int(age.max()) for age in self.by_name.values() if age.numel())
-
-    def gamma_min(self) -> int:
-        """1 if some window covers every entry, 0 if an entry was never held."""
-        return int(len(self) < NEVER)
 
 
 @dataclass
@@ -90,9 +61,9 @@ class Ledger:
         self._spread = Spread(theta)
         self._steps: list[Steps] = []
 
-    def add(self, update: ClientUpdate, steps: Steps) -> None:
-        """Take in one client's update."""
-        self._spread.add(update, steps)
+    def add(self, update: ClientUpdate, steps: Steps, place: str = "") -> None:
+        """Take in one client's update; those of the same place in two rounds are compared."""
+        self._spread.add(update, steps, place)
         self._steps.append(steps)
 
     def close(
@@ -112,8 +83,8 @@ class Ledger:
         if totals.gap >= 0:
             constants = self._estimate.constants(totals.gap, None if self._iid else facts.regions)
         longest = max(self._steps, key=lambda steps: steps.count)
-        window = self._ages if totals.gamma_min == 0 else None
-        made = certificate(totals.facts(facts.round), longest, constants, facts.round, self._iid, window)
+        ages = self._ages if totals.gamma_min == 0 else None
+        made = certificate(totals.facts(facts.round), longest, constants, facts.round, self._iid, ages)
         return made.to_dict(), self._state()
 
     def _state(self) -> dict[str, Tensor]:
@@ -124,9 +95,11 @@ class Ledger:
             "numbers": _doubles([math.nan if value is None else float(value) for value in guesses]),
             "totals": _doubles([float(getattr(totals, name)) for name in _TOTALS]),
             "last": _doubles([float(getattr(last, name)) for name in _LAST]),
+            "places": torch.tensor(last.places),
         }
         state |= {f"hole/{name}": _doubles(list(hole)) for name, hole in totals.uncovered.items()}
-        for kind, tensors in (("mean", last.mean), ("held", last.held), ("moved", estimate.moved)):
+        carried = {"mean": last.mean, "holders": last.holders, "drift": last.drift, "moved": estimate.moved}
+        for kind, tensors in carried.items():
             state |= {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
         return state | {f"age/{name}": age for name, age in self._ages.by_name.items()}
 
@@ -139,6 +112,8 @@ def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages,
     """What ``Ledger`` carried over, or a fresh start."""
     if not state:
         return Estimate(passes), Ages(), Totals()
+    if "places" not in state:
+        raise InputError("the checkpoint's certificate is of an older kind; start the run anew in another folder")
 
     def part(kind: str) -> dict[str, Tensor]:
         return {name.partition("/")[2]: tensor for name, tensor in state.items() if name.startswith(f"{kind}/")}
@@ -146,7 +121,8 @@ def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages,
     values = dict(zip(_NUMBERS, state["numbers"].tolist(), strict=True))
     last = dict(zip(_LAST, state["last"].tolist(), strict=True))
     shared = bool(last.pop("shared"))
-    summary = Summary(part("mean"), part("held"), shared=shared, **last)
+    places = tuple(state["places"].tolist())
+    summary = Summary(part("mean"), part("holders"), part("drift"), places, shared=shared, **last)
     known = {name: None if math.isnan(value) else value for name, value in values.items()}
     guesses = [known[name] for name in ("smoothness", "gradient", "variance", "averaged")]
     estimate = Estimate.resumed(passes, int(values["rounds"]), int(values["shared"]), guesses, summary, part("moved"))

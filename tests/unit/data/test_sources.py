@@ -22,7 +22,7 @@ TRAIN_IMAGES = "train-images-idx3-ubyte"
 
 
 def test_every_name_is_in_the_table_and_well_formed() -> None:
-    assert names() == ["mnist", "fashion_mnist", "cifar10", "digits"]
+    assert names() == ["mnist", "fashion_mnist", "cifar10", "digits", "stories"]
     for name, source in SOURCES.items():
         assert source.name == name
         assert len(source.mean) == len(source.std) == source.shape[0]

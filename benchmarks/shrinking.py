@@ -1,0 +1,109 @@
+"""What a smaller model saves: a training step of ResNet-18 cut to half its width, and to others, against the whole.
+
+python -m benchmarks.shrinking [--repeats 7]: steps by plain autograd on one thread, the models in turn. Memory is that
+of parameters, gradients and what is kept for the backward pass.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedcover as fc
+from benchmarks import machine
+from benchmarks.contest import ROOT
+from fedcover.buffers import static_form
+from fedcover.models import usual
+
+KEEPS = (1.0, 0.5, 0.25)
+BATCH = 32
+
+
+def cut_to(model: str, keep: float) -> tuple[nn.Module, dict[str, float]]:
+    """The model with the first units of every layer alone, trained as in a run, and what it costs beside the whole."""
+    made, example = usual(model)
+    module = static_form(fc.trace(made, example), made)
+    network = fc.trace(module, example)
+    policy = fc.fixed_subnetwork().bind(network)
+    client = fc.Client(0, 0, fc.Budget(keep))
+    theta = {name: tensor.detach() for name, tensor in module.named_parameters()}
+    (mask,), _ = policy.plan(theta, [client], fc.Round(1, 0), policy.start())
+    cost, whole = fc.cost_of(network, mask), fc.cost_of(network, {})
+    sub = fc.shrink(module, mask, example)
+    facts = {
+        "keep": keep,
+        "macs_ratio": round(cost.macs / whole.macs, 4),
+        "parameters_ratio": round(sum(p.numel() for p in sub.model.parameters()) / whole.parameters, 4),
+        "bytes_ratio": round((cost.bytes_down + cost.bytes_up) / (whole.bytes_down + whole.bytes_up), 4),
+    }
+    return sub.model.train(), facts
+
+
+def step(module: nn.Module, example: torch.Tensor) -> None:
+    """One SGD step on made-up data."""
+    loss = F.cross_entropy(module(example), torch.arange(len(example)) % 10)
+    loss.backward()
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.sub_(tensor.grad, alpha=0.01)
+            tensor.grad = None
+
+
+def memory(module: nn.Module, images: torch.Tensor) -> float:
+    """MiB of parameters, their gradients, and what the forward pass keeps for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    parameters = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in module.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = F.cross_entropy(module(images), torch.arange(len(images)) % 10)
+    activations = sum(size for place, size in kept.items() if place not in parameters)
+    del loss
+    return round((2 * sum(parameters.values()) + activations) / 2**20, 1)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shrinking", description=__doc__)
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "shrinking.json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    made = [cut_to(args.model, keep) for keep in KEEPS]
+    images = torch.randn(BATCH, 3, 32, 32)
+    times: list[list[float]] = [[] for _ in made]
+    for _ in range(args.repeats + 1):
+        for (module, _), spent in zip(made, times, strict=True):
+            began = time.perf_counter()
+            step(module, images)
+            spent.append(time.perf_counter() - began)
+    rows: list[dict[str, Any]] = []
+    for (module, facts), spent in zip(made, times, strict=True):
+        used = memory(module, images)
+        rows.append({**facts, "seconds": round(statistics.median(spent[1:]), 4), "memory_mib": used})
+    for row in rows:
+        row["seconds_ratio"] = round(row["seconds"] / rows[0]["seconds"], 4)
+        row["memory_ratio"] = round(row["memory_mib"] / rows[0]["memory_mib"], 4)
+    result = {
+        "command": f"python -m benchmarks.shrinking --model {args.model} --repeats {args.repeats}",
+        "machine": machine.facts(),
+        "batch": BATCH,
+        "rows": rows,
+    }
+    print(json.dumps(result, indent=1))
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Static batch norm: no averages in training, statistics gathered before evaluation, one place that decides."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fedcover as fc
+from fedcover.buffers import gather_statistics, static_form
+from fedcover.engines.processes import Processes
+from fedcover.engines.vectorized import Vectorized
+from fedcover.network import trace
+from fedcover.params import params_of
+
+LABELS = torch.arange(120) % 2
+INPUTS = torch.randn(120, 2, 6, 6, generator=torch.Generator().manual_seed(0)) + 3 + LABELS.view(-1, 1, 1, 1)
+
+
+def net(bn: bool = True) -> nn.Sequential:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(6) if bn else nn.GroupNorm(1, 6)
+    return nn.Sequential(nn.Conv2d(2, 6, 3), norm, nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+
+
+def federation(**more: object) -> fc.Federation:
+    clients = fc.data.iid((INPUTS, LABELS), clients=6, seed=0)
+    local = fc.LocalSGD(epochs=2, batch_size=10, lr=0.05)
+    settings = {"cohort": 3, "local": local, "budgets": fc.by_slot("1,0.5,0.5"), **more}
+    return fc.Federation(fc.Task(net()), clients, fc.fixed_subnetwork(), **settings)  # type: ignore[arg-type]
+
+
+def test_training_remembers_nothing_and_leaves_the_callers_model_alone() -> None:
+    model = net()
+    static = static_form(trace(model, INPUTS[:2]), model)
+    assert static is not model
+    assert not list(static.buffers())
+    assert [tuple(p.shape) for p in static.parameters()] == [tuple(p.shape) for p in model.parameters()]
+    assert model.get_buffer("1.running_mean") is not None
+    plain = net(bn=False)
+    assert static_form(trace(plain, INPUTS[:2]), plain) is plain
+
+
+def test_gathered_statistics_are_those_of_the_inputs() -> None:
+    model = gather_statistics(net(), INPUTS)
+    with torch.no_grad():
+        out = model[0](INPUTS)
+    torch.testing.assert_close(model.get_buffer("1.running_mean"), out.mean((0, 2, 3)))
+    torch.testing.assert_close(model.get_buffer("1.running_var"), out.var((0, 2, 3)))
+    assert not model.training
+    once = copy.deepcopy(model)
+    gather_statistics(model, INPUTS)
+    assert torch.equal(once(INPUTS), model(INPUTS))  # nothing is left of what was gathered before
+
+
+def test_a_batch_norm_network_learns_and_is_judged_by_gathered_statistics() -> None:
+    run = federation()
+    history = run.run(4, evaluate_on=(INPUTS, LABELS))
+    assert history.last.accuracy is not None
+    assert history.last.accuracy > 0.9
+    few = [run.run(4, evaluate_on=(INPUTS[i : i + 1], LABELS[i : i + 1])).last.accuracy or 0.0 for i in range(10)]
+    assert sum(few) >= 8  # a test batch of one has no statistics of its own
+    assert history.gamma_min == 1
+
+
+def test_engines_agree_on_batch_norm() -> None:
+    serial = [record.loss for record in federation().run(2, evaluate_on=(INPUTS, LABELS))]
+    with Processes(workers=2) as processes:
+        assert [r.loss for r in federation(engine=processes).run(2, evaluate_on=(INPUTS, LABELS))] == serial
+    vectorized = federation(engine=Vectorized("cpu")).run(2, evaluate_on=(INPUTS, LABELS))
+    assert [record.loss for record in vectorized] == pytest.approx(serial, abs=1e-4)
+
+
+def test_vectorized_refuses_short_batches_of_batch_norms() -> None:
+    clients = fc.data.iid((INPUTS[:115], LABELS[:115]), clients=6, seed=0)
+    run = fc.Federation(fc.Task(net()), clients, cohort=3, engine=Vectorized("cpu"))
+    with pytest.raises(fc.InputError, match=r"batch norm.*batches of 10 .* engine=processes"):
+        run.run(1)
+
+
+def test_a_saved_model_gets_its_statistics_back(tmp_path: object) -> None:
+    run = federation()
+    history = run.run(2, evaluate_on=(INPUTS, LABELS), out=f"{tmp_path}/run")
+    model = fc.gather_statistics(fc.load_model(f"{tmp_path}/run", net()), INPUTS)
+    with torch.no_grad():
+        accuracy = float((model(INPUTS).argmax(1) == LABELS).double().mean())
+    assert accuracy == pytest.approx(history.last.accuracy)
+    assert set(params_of(model)) == set(params_of(net()))

@@ -1,0 +1,223 @@
+"""Units of networks of many kinds: which entries go together, and what is left whole, with the reason."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedcover.units.graph
+from fedcover.models import IMAGES, build
+from fedcover.network import trace
+from fedcover.units import anatomy
+from fedcover.units.patience import TooLongError, within
+
+WIDTH, HEADS, HEAD = 12, 3, 4
+
+
+class Attending(nn.Module):
+    """One attention layer with a projection behind it; ``split`` makes heads of an output."""
+
+    def __init__(self, split: Callable[[Tensor], Tensor], fused: bool = False) -> None:
+        super().__init__()
+        self.split, self.fused = split, fused
+        if fused:
+            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        else:
+            self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.o, self.out = nn.Linear(WIDTH, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            q, k, v = self.split(self.qkv(x)).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = (self.split(layer(x)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=HEAD**-0.5)
+        scores: Tensor = self.out(self.o(mixed.transpose(1, 2).flatten(2)).mean(1))
+        return scores
+
+
+class Free(nn.Module):
+    """A free parameter that scales the units of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.scale, self.last = nn.Linear(5, 7), nn.Parameter(torch.randn(7)), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.last(torch.relu(self.first(x)) * self.scale)
+        return scores
+
+
+class Gated(nn.Module):
+    """Two layers whose outputs are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(5, 8), nn.Linear(5, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return scores
+
+
+class Tied(nn.Module):
+    """A text model whose output layer is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.hidden, self.back = nn.Embedding(9, 6), nn.Linear(6, 8), nn.Linear(8, 6)
+        self.out = nn.Linear(6, 9, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.out(self.back(torch.relu(self.hidden(self.embed(x)))).mean(1))
+        return scores
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return 2 * grads[0]
+
+
+class Custom(nn.Module):
+    """An operation of one's own between two layers."""
+
+    def __init__(self, op: Callable[[Tensor], Tensor], onward: int = 8) -> None:
+        super().__init__()
+        self.first, self.op, self.last = nn.Linear(5, 8), op, nn.Linear(onward, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.last(self.op(self.first(x)))
+        return scores
+
+
+class Encoder(nn.Module):
+    """A layer with torch's own attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.last(self.layer(self.first(x)).mean(1))
+        return scores
+
+
+def images(*layers: nn.Module, features: int) -> nn.Sequential:
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(features, 2))
+
+
+TOKENS, ROWS, VECTORS, PICTURES = (
+    torch.arange(8).reshape(2, 4), torch.randn(2, 5, WIDTH), torch.randn(2, 5), torch.randn(2, 3, 8, 8),
+)  # fmt: skip
+
+FOUND: dict[str, tuple[nn.Module, Tensor, dict[str, int]]] = {
+    "whole heads": (Attending(lambda x: x.unflatten(2, (-1, HEAD))), ROWS, {"v": HEADS, "o": 6}),
+    "channels of all heads": (Attending(lambda x: x.unflatten(2, (HEADS, -1))), ROWS, {"v": HEAD, "o": 6}),
+    "heads of a fused layer": (
+        Attending(lambda x: x.unflatten(2, (3, -1, HEAD)), fused=True), ROWS, {"qkv": HEADS, "o": 6},
+    ),
+    "a free parameter": (Free(), VECTORS, {"first": 7}),
+    "gates": (Gated(), VECTORS, {"up": 8}),
+    "pairs of a maxout": (Custom(lambda x: x.view(len(x), -1, 2).amax(-1), onward=4), VECTORS, {"first": 4}),
+    "batch norm": (images(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), features=6), PICTURES, {"0": 6}),
+    "group norm": (images(nn.Conv2d(3, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(), features=6), PICTURES, {"0": 2}),
+    "instance norm": (
+        images(nn.Conv2d(3, 6, 3), nn.InstanceNorm2d(6, affine=True), nn.ReLU(), features=6), PICTURES, {"0": 6},
+    ),
+    "depthwise": (
+        images(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 4, 1), features=4), PICTURES,
+        {"0": 6, "2": 4},
+    ),
+    "transposed": (
+        images(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.ConvTranspose2d(6, 4, 3), features=4), PICTURES, {"0": 6, "2": 4},
+    ),
+    "learnt slopes": (images(nn.Conv2d(3, 6, 3), nn.PReLU(6), features=6), PICTURES, {"0": 6}),
+    "one learnt slope": (images(nn.Conv2d(3, 6, 3), nn.PReLU(), features=6), PICTURES, {"0": 6}),
+    "an operation of one's own": (Custom(lambda x: _Double.apply(x)), VECTORS, {"first": 8}),  # type: ignore[no-untyped-call]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_units_that_are_found(case: str) -> None:
+    model, example, expected = FOUND[case]
+    found = anatomy(trace(model, example))
+    sizes = {member.tensor.rpartition(".")[0]: g.size for g in found.groups for member in g.members if member.incoming}
+    assert {layer: sizes[layer] for layer in expected} == expected
+    assert not found.left_whole
+
+
+LEFT: dict[str, tuple[nn.Module, Tensor, dict[str, str]]] = {
+    "tied weights": (Tied(), TOKENS, {"back": "'out.weight' is tied to another layer's"}),
+    "torch's own attention": (
+        Encoder(), ROWS, dict.fromkeys(("first", "layer.self_attn", "layer.linear2"), "MultiheadAttention, which"),
+    ),
+    "grouped convolutions": (
+        images(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 8, 3, groups=2), features=8), PICTURES, {"0": "'1', a Conv2d"},
+    ),
+    "neighbours that normalise each other": (
+        images(nn.Conv2d(3, 6, 3), nn.LocalResponseNorm(3), features=6), PICTURES, {"0": "outputs differ"},
+    ),
+    "gates of one layer": (nn.Sequential(nn.Linear(5, 8), nn.GLU(), nn.Linear(4, 2)), VECTORS, {"0": "'2.weight'"}),
+    "an operation that mixes": (Custom(lambda x: torch.fft.fft(x).real), VECTORS, {"first": "outputs differ"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_left_whole_says_why(case: str) -> None:
+    model, example, expected = LEFT[case]
+    left = anatomy(trace(model, example)).left_whole
+    for layer, reason in expected.items():
+        assert reason in left[layer]
+
+
+def test_what_can_be_cut_beside_torchs_own_attention_is() -> None:
+    model, example, _ = LEFT["torch's own attention"]
+    assert [(group.name, group.size) for group in anatomy(trace(model, example)).groups] == [("layer.linear1", 16)]
+
+
+def test_the_named_models_are_followed() -> None:
+    for name, sizes in (("resnet18_gn", [32] * 12), ("transformer", [4, 256, 4, 256])):
+        shape = IMAGES[name]
+        example = torch.zeros(2, *shape, dtype=torch.long if name == "transformer" else torch.float32)
+        found = anatomy(trace(build(name, shape, 10, seed=0), example))
+        assert [group.size for group in found.groups] == sizes
+        whole = {"blocks.0.attention.out", "blocks.0.back", "blocks.1.attention.out", "blocks.1.back"}
+        assert set(found.left_whole) == ({"embed", "places"} | whole if name == "transformer" else set())
+
+
+def test_residual_streams_share_their_units() -> None:
+    network = trace(build("resnet18", (3, 32, 32), 10, seed=0), torch.zeros(2, 3, 32, 32))
+    stream = anatomy(network).groups[0]
+    outs = {member.tensor for member in stream.members if member.incoming}
+    assert outs == {"conv.weight", "blocks.0.conv2.weight", "blocks.1.conv2.weight"}
+    assert {tuple(member.units.tolist()) for member in stream.members} == {tuple(range(64))}
+
+
+def test_a_structure_that_is_never_found_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_pruning
+
+    def forever(*_: object, **__: object) -> None:
+        while True:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(torch_pruning.DependencyGraph, "build_dependency", forever)
+    monkeypatch.setattr(fedcover.units.graph, "PATIENCE", 0.05)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
+    assert anatomy(trace(model, VECTORS)).left_whole == {"0": "no units were found: it was not done after 0.05 s"}
+
+
+def test_patience_passes_on_what_happens() -> None:
+    with pytest.raises(ZeroDivisionError):
+        within(5, lambda: 1 / 0)
+    with pytest.raises(TooLongError, match=r"not done after 0\.01 s"):
+        within(0.01, lambda: [time.sleep(0.001) for _ in range(5000)])
