@@ -23,7 +23,7 @@ from fedcover.network import trace
 from fedcover.policies.base import Policy
 from fedcover.policies.load import load_policy
 from fedcover.policies.optimal import optimal_masks
-from fedcover.policies.techniques import FullModels, named_policy, pretrained_mask
+from fedcover.policies.techniques import POLICIES, FullModels, named_policy, pretrained_mask
 from fedcover.settings import Settings, flatten
 
 
@@ -50,7 +50,7 @@ class ModelConfig(_Strict):
 class PolicyConfig(_Strict):
     """How masks are made."""
 
-    name: str = Field("WP", description="full, WP, NP, FS, PT, optimal, optimal_units; or FILE.py:NAME for your own")
+    name: str = Field("WP", description=f"{', '.join(POLICIES)}; or FILE.py:NAME for your own")
     freeze_after: int = Field(3, ge=1, description="with PT: rounds before the mask is frozen")
     gamma: int = Field(-1, ge=-1, description="with optimal: ask for this least coverage; -1: as the bound prefers")
     noise: float = Field(-1.0, ge=-1, description="with optimal: ask for at most this mean noise; -1: none asked for")

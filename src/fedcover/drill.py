@@ -92,7 +92,8 @@ def boost(theta: Tensor, tau: Tensor | float) -> Tensor:
     [1.0, 1.5, 1.375]
     """
     size = theta.abs()
-    return 1 + 2 * tau * size / (size + tau).square().clamp_min(torch.finfo(theta.dtype).tiny)
+    below = (size + tau).square_().clamp_min_(torch.finfo(theta.dtype).tiny)
+    return size.mul_(2 * tau).div_(below).add_(1)
 
 
 def regrown(theta: Tensor, kept: Tensor, grad: Tensor, share: float) -> Tensor:

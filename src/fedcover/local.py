@@ -99,7 +99,7 @@ def dropout_key(job: Job) -> int:
 def train_client(stepper: Stepper, job: Job) -> ClientUpdate:
     """The client's update; pruned entries are exactly zero from the first step to the last."""
     update = _train(stepper, job)
-    if job.mask and not all_finite(update.theta):
+    if (job.mask or (job.drill and job.drill.widths)) and not all_finite(update.theta):
         # A gradient that is not finite at a pruned entry survives the product with 0.
         update = _train(stepper, job, exact=True)
     return update

@@ -84,6 +84,9 @@ class Lane:
 
     def open(self, schedule: Schedule, engine: Engine) -> None:
         """Take the folder, if there is one, and what an earlier run left in it."""
+        policy = self.federation.policy
+        if policy.one_by_one and engine.name == "vectorized":
+            raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
         if self.out is None:
             return
         if self.settings is None:

@@ -77,7 +77,7 @@ class Stepper:
         self._recogniser = Recogniser(model, stream, loss)
         self._programs: dict[object, Program | None] = {}
         self.lr = self.momentum = 0.0
-        self._exact = False
+        self.exact = False
         self._gains: Mapping[str, float] = NONE
         self.number = 0
         """Steps taken so far."""
@@ -99,7 +99,7 @@ class Stepper:
         instead, and is slower. A model whose tensor is used as g theta is trained as theta' = g theta with the step
         size times g^2, which is the same, and ``params`` divides by g.
         """
-        self.lr, self.momentum, self._exact, self._gains = lr, momentum, exact, gains
+        self.lr, self.momentum, self.exact, self._gains = lr, momentum, exact, gains
         self.stream.key, self.number = key, 0
         self._drawn.clear()
         theta = {name: t * gains[name] if name in gains else t for name, t in theta.items()} if gains else theta
@@ -125,7 +125,7 @@ class Stepper:
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """Take one step on a batch; its loss before the step."""
-        program = None if self._exact else self._program(x, y)
+        program = None if self.exact else self._program(x, y)
         loss = self._by_autograd(x, y) if program is None else self._by_program(program, x, y)
         for flat in self.flats:
             if flat.kept is None:
@@ -150,15 +150,15 @@ class Stepper:
 
         Another ``loss`` than the stepper's own is left to autograd.
         """
-        momentum, exact = self.momentum, self._exact
+        momentum, exact = self.momentum, self.exact
         for flat in self.flats:
             flat.velocity.zero_()
-        self.momentum, self._exact = 0.0, False
+        self.momentum, self.exact = 0.0, False
         try:
             program = self._program(x, y) if loss is None else None
             return self._by_autograd(x, y, loss) if program is None else self._by_program(program, x, y)
         finally:
-            self.momentum, self._exact = momentum, exact
+            self.momentum, self.exact = momentum, exact
 
     def params(self) -> Params:
         """A copy of the model's parameters as they stand."""
@@ -167,7 +167,7 @@ class Stepper:
 
     def _by_chain(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor | None:
         """The same by the C library; None, with nothing done, if it cannot."""
-        if not self._trace or self._exact or len(self.flats) != 1:
+        if not self._trace or self.exact or len(self.flats) != 1:
             return None
         (flat,) = self.flats
         if flat.gain is not None:  # the library knows kept and pruned alone
@@ -232,7 +232,7 @@ class Stepper:
         grads = dict(zip(names, found, strict=True))
         for flat in self.flats:
             for name, v, (at, size) in zip(flat.names, flat.momenta, flat.places, strict=True):
-                if self._exact and flat.kept is not None:
+                if self.exact and flat.kept is not None:
                     grads[name].masked_fill_(flat.kept[at : at + size].view_as(v) == 0, 0.0)
                 v.mul_(self.momentum).add_(grads[name])
         return loss.detach()

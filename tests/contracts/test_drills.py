@@ -112,8 +112,11 @@ def test_vectorized_compiled(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_vectorized_says_what_it_cannot_do(name: str) -> None:
+    playing = images(Vectorized("cpu"), "mlp", POLICIES[name]())
+    with pytest.raises(fc.InputError, match="needs clients trained one by one; use engine=processes"):
+        playing.run(1)
     with pytest.raises(fc.InputError, match=r"which engine=vectorized cannot do; use engine=processes"):
-        images(Vectorized("cpu"), "mlp", POLICIES[name]()).run(2)
+        playing.play_round(playing.play_round(playing.start())[0])
 
 
 @pytest.mark.parametrize("engine", [Serial, lambda: Processes(2), lambda: Vectorized("cpu")])

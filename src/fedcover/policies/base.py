@@ -46,6 +46,9 @@ class Policy(ABC):
     any_device: bool = False
     """Whether ``plan`` works on whatever device theta is on; if not, it is given theta on the CPU."""
 
+    one_by_one: bool = False
+    """Whether its drills need an engine that trains clients one by one, as serial and processes do."""
+
     def bind(self, network: Network) -> "Policy":
         """This policy, ready for one network."""
         return self

@@ -40,6 +40,11 @@ class Fjord(Policy):
             check_number("width", width, 0, 1 + 1e-9, "a number in (0, 1]")
         check_number("distil", self.distil, -1e-300, 1, "a number in [0, 1)")
 
+    @property
+    def one_by_one(self) -> bool:  # type: ignore[override]
+        """Whether it distils, which needs two passes for a step."""
+        return self.distil > 0
+
     def bind(self, network: Network) -> "Fjord":
         """This policy with the network's own units."""
         blocks = tuple(Units(group, in_order=True) for group in find_groups(network))
