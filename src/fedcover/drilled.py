@@ -73,7 +73,8 @@ class _Part:
 
     flat: Flat
     momentum: Tensor
-    tau: Tensor | None
+    taus: list[tuple[slice, float, float]]
+    """Where a threshold holds, its tau, and what theta is multiplied by there."""
     inside: list[Tensor]
     """For each width 1 inside it and 0 outside; empty without widths."""
     whole: Tensor
@@ -91,8 +92,12 @@ class _Steps:
             inside = [torch.ones_like(flat.theta) if (h := flat.over(mask)) is None else h for mask in drill.widths]
             whole = flat.theta.clone() if drill.widths else flat.theta
             squares = torch.zeros_like(flat.theta) if drill.report else None
-            tau = flat.over(drill.thresholds, rest=0.0)
-            self._parts.append(_Part(flat, torch.zeros_like(flat.theta), tau, inside, whole, squares))
+            taus = [
+                (slice(at, at + size), drill.thresholds[name], drill.gains.get(name, 1.0))
+                for name, (at, size) in zip(flat.names, flat.places, strict=True)
+                if drill.thresholds.get(name)
+            ]
+            self._parts.append(_Part(flat, torch.zeros_like(flat.theta), taus, inside, whole, squares))
 
     def epochs(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor:
         """Take the steps of several epochs; the losses of the last."""
@@ -155,8 +160,8 @@ class _Steps:
         if part.squares is not None:
             own = grad if flat.gain is None else grad * flat.gain
             part.squares.addcmul_(own, own)
-        if part.tau is not None:
-            grad.mul_(boost(part.whole if flat.gain is None else part.whole / flat.gain, part.tau))
+        for where, tau, gain in part.taus:
+            grad[where].mul_(boost(part.whole[where] if gain == 1 else part.whole[where] / gain, tau))
         held = part.inside[width] if part.inside else None
         kept = flat.kept if held is None else held if flat.kept is None else held * flat.kept
         if self._stepper.exact and kept is not None:

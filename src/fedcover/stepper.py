@@ -47,11 +47,11 @@ class Flat:
     gain: Tensor | None = None
     """What ``theta`` is multiplied by while it is trained; None for 1."""
 
-    def over(self, values: Mapping[str, Tensor] | Mapping[str, float], rest: float = 1.0) -> Tensor | None:
-        """Values by name laid out as theta is, ``rest`` where there are none; None if there are none at all."""
+    def over(self, values: Mapping[str, Tensor] | Mapping[str, float]) -> Tensor | None:
+        """Values by name laid out as theta is, 1 where there are none; None if there are none at all."""
         if not any(name in values for name in self.names):
             return None
-        found = torch.full_like(self.theta, rest)
+        found = torch.ones_like(self.theta)
         for name, (at, size) in zip(self.names, self.places, strict=True):
             if name in values:
                 value = values[name]
