@@ -36,7 +36,7 @@ from fedcover.local import Job, LocalSGD, Task
 from fedcover.network import carries, trace
 from fedcover.params import FULL, Mask, Params, device_of, on_device, params_of, prune
 from fedcover.planning import ask_plan, tell
-from fedcover.policies.base import Policy
+from fedcover.policies.base import Policy, shown_in
 from fedcover.policies.techniques import full
 from fedcover.recording import Clock, make_record
 from fedcover.runs import Lane, Schedule, run_lanes
@@ -201,8 +201,8 @@ class Federation:
                 certificate = {**certificate, **NOT_PLAIN}
         clock.lap("aggregate")
 
-        shown = prune(theta, mask) if (mask := on_device(self.policy.shown(memory), device_of(theta))) else theta
-        score = self._score(shown, test) if test else None
+        shown = on_device(shown_in(memory), device_of(theta))
+        score = self._score(prune(theta, shown) if shown else theta, test) if test else None
         own = self._local_accuracy(theta, cohort, begun.masks, test) if test and local else None
         clock.lap("evaluate")
         record = make_record(

@@ -12,6 +12,7 @@ from fedcover.engines.processes import Processes
 from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized import Vectorized
 from fedcover.params import Mask, Params
+from fedcover.policies.base import shown_in
 from tests.conftest import small_data
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images
 from tests.laws.strategies import same
@@ -163,11 +164,11 @@ def test_what_prunefl_prunes_keeps_its_value_and_what_comes_back_has_it() -> Non
     state = playing.start()
     back = 0
     for index in range(6):
-        before, mask = state.theta, playing.policy.shown(state.policy)
+        before, mask = state.theta, shown_in(state.policy)
         state, _ = playing.play_round(state)
         for name, kept in mask.items() if index > 1 else ():
             assert torch.equal(state.theta[name][~kept], before[name][~kept])
-            back += int((playing.policy.shown(state.policy)[name] & ~kept).sum())
+            back += int((shown_in(state.policy)[name] & ~kept).sum())
     assert back > 0
 
 
@@ -175,13 +176,22 @@ def test_a_policy_with_one_mask_is_evaluated_under_it() -> None:
     test = small_data(60, seed=9)
     playing = federation(Serial(), fc.feddst(every=2))
     state, record = playing.play_round(playing.start(), test)
-    mask = playing.policy.shown(state.policy)
+    mask = shown_in(state.policy)
     pruned = fc.federation.evaluate(
         playing.task.model, playing.task.loss, {n: t * mask.get(n, 1) for n, t in state.theta.items()}, test
     )
     whole = fc.federation.evaluate(playing.task.model, playing.task.loss, state.theta, test)
     assert record.loss == pytest.approx(pruned.loss)
     assert record.loss != pytest.approx(whole.loss)
+
+
+def test_a_policy_with_one_mask_is_loaded_under_it(tmp_path: Path) -> None:
+    playing = federation(Serial(), fc.prunefl())
+    history = playing.run(2, out=tmp_path / "run")
+    model = fc.load_model(tmp_path / "run", playing.task.model)
+    assert history.theta is not None
+    assert same(history.theta, {name: tensor.detach() for name, tensor in model.named_parameters()})
+    assert any(bool((tensor == 0).any()) for tensor in history.theta.values())
 
 
 def test_reports_and_new_masks_are_paid_for() -> None:
@@ -200,7 +210,7 @@ def test_weights_by_labels_go_by_the_masks_that_came_back() -> None:
     budgets = fc.by_slot([0.5, 0.5, 0.5])
     playing = fc.Federation(fc.Task(net), clients, fc.feddst(every=1), budgets, cohort=3, weighting="labels")
     state, record = playing.play_round(playing.start())
-    (kept,) = playing.policy.shown(state.policy).values()
+    (kept,) = shown_in(state.policy).values()
     assert int(kept.sum()) == 24
     assert record.gamma_min == 0
     assert bool(torch.isfinite(state.theta["0.weight"]).all())

@@ -15,6 +15,7 @@ from fedcover.coverage import coverage_of
 from fedcover.drill import regrown
 from fedcover.network import Network, trace
 from fedcover.params import Params
+from fedcover.policies.base import shown_in
 from fedcover.policies.feddst import erk_counts
 from fedcover.policies.one_mask import largest
 from fedcover.policies.prunefl import best_kept
@@ -135,7 +136,7 @@ def test_feddst_has_the_density_of_the_least_able_after_every_round(
             sent.append({n: regrown(theta[n], masks[0][n], grads[n], drill.regrow.share) for n in HIDDEN})
         counts = coverage_of(sent, theta)
         state = policy.observe(theta, fc.Heard(len(sent), counts, None), fc.Round(index, seed), state)
-        for name, kept in policy.shown(state).items():
+        for name, kept in shown_in(state).items():
             assert int(kept.sum()) == int(masks[0][name].sum())
             assert bool((counts[name][kept] > 0).all())
             left = (counts[name] > 0) & ~kept
@@ -208,7 +209,7 @@ def test_prunefl_exempts_the_largest_and_fits_the_least_able(seed: int, each: li
         report = {name: t.double() ** 2 for name, t in random_theta(seed + 50 + index).items()}
         heard = fc.Heard(len(sent), coverage_of(sent, theta), report)
         state = policy.observe(theta, heard, fc.Round(index, seed), state)
-        held, active = flat(dict(policy.shown(state))), flat(kept_of(sent[0], theta))
+        held, active = flat(dict(shown_in(state))), flat(kept_of(sent[0], theta))
         assert int(held.sum()) <= most
         size = torch.where(active, flat(theta).abs(), -1.0)
         exempt = size.argsort(descending=True)[: min(most, math.ceil(0.75 * int(active.sum()) - 1e-6))]

@@ -10,11 +10,19 @@ from fedcover.budgets import QUARTERS, Codebook
 from fedcover.clients import Client
 from fedcover.drill import Drill
 from fedcover.network import Network
-from fedcover.params import FULL, Mask, Params
+from fedcover.params import Mask, Params
 from fedcover.seeding import Round
 
 State = dict[str, Tensor]
 """What a policy carries from round to round; it goes into checkpoints."""
+
+SHOWN = "shown/"
+"""Under ``shown/NAME`` a state has the mask of the global model, where a policy has one mask for all."""
+
+
+def shown_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The mask under which the global model is evaluated and loaded; empty, for all of it, if a state has none."""
+    return {name.removeprefix(SHOWN): kept for name, kept in state.items() if name.startswith(SHOWN)}
 
 
 @dataclass(frozen=True)
@@ -72,10 +80,6 @@ class Policy(ABC):
     def observe(self, theta: Params, heard: Heard, this_round: Round, state: State) -> State:
         """The state for the next round, once ``theta`` is averaged; ``state`` is what ``plan`` returned."""
         return state
-
-    def shown(self, state: State) -> Mask:
-        """The mask of the global model that is evaluated: not the whole one where a policy has one mask for all."""
-        return FULL
 
 
 class PerClient(Policy):

@@ -12,7 +12,7 @@ from fedcover.drill import Drill, check_drill, regrown
 from fedcover.errors import InputError
 from fedcover.network import trace
 from fedcover.params import Mask, Params, check_mask, count, params_of
-from fedcover.policies.base import Heard, Policy, State
+from fedcover.policies.base import Heard, Policy, State, shown_in
 from fedcover.seeding import Round
 
 KEEPS = (1.0, 0.75, 0.5, 0.25)
@@ -61,7 +61,7 @@ def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 
             raise broken("theta is left alone", "theta was changed in place")
         again, _ = _plan(bound, theta, cohort, this_round, state, broken)
         _check_masks(masks, again, theta, broken)
-        _check_state(after, broken)
+        _check_state(after, theta, broken)
         drills = _drill(bound, theta, cohort, masks, this_round, after, broken)
         theta, after = _played(bound, theta, masks, drills, this_round, after, broken)
         if not torch.equal(ambient, torch.default_generator.get_state()):
@@ -71,9 +71,13 @@ def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 
         state = after
 
 
-def _check_state(state: object, broken: Callable[[str, str], InputError]) -> None:
+def _check_state(state: object, theta: Params, broken: Callable[[str, str], InputError]) -> None:
     if not isinstance(state, dict) or any(not isinstance(value, Tensor) for value in state.values()):
         raise broken("state is tensors", f"it returned {type(state).__name__} with other values")
+    try:
+        check_mask(shown_in(state), theta, "the mask under shown/ in its state")
+    except InputError as error:
+        raise broken("masks fit", str(error)) from None
 
 
 def _copied(tensors: Params) -> Params:
@@ -151,7 +155,7 @@ def _played(
         after, again = (policy.observe(theta, heard, this_round, dict(state)) for _ in range(2))
     except Exception as error:
         raise broken("observes", f"{type(error).__name__}: {error}") from error
-    _check_state(after, broken)
+    _check_state(after, theta, broken)
     if not _same(before[0], theta):
         raise broken("theta is left alone", "observe changed theta in place")
     if not _same(before[1], state):

@@ -19,8 +19,8 @@ from fedcover.drill import Drill, Regrow
 from fedcover.errors import check_number, check_whole
 from fedcover.network import Network
 from fedcover.params import Mask, Params
-from fedcover.policies.base import Heard, Policy, State
-from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, mask_in, state_with, whole_part
+from fedcover.policies.base import Heard, Policy, State, shown_in
+from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
 
 
@@ -50,7 +50,7 @@ class FedDst(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """The mask of the round before; a random one at first; pruned by magnitude for a client that can hold less."""
-        keep, mask = least_keep(cohort, state), mask_in(state)
+        keep, mask = least_keep(cohort, state), shown_in(state)
         if not mask:
             mask = self._first(theta, keep, this_round)
         elif keep < float(state["keep"]):
@@ -68,13 +68,9 @@ class FedDst(Policy):
 
     def observe(self, theta: Params, heard: Heard, this_round: Round, state: State) -> State:
         """The largest weights of what anyone holds, layer by layer as many as before."""
-        before = mask_in(state)
+        before = shown_in(state)
         scores = magnitudes(theta, list(before), {name: heard.counts[name] > 0 for name in before})
         return state_with(float(state["keep"]), {n: largest({n: scores[n]}, int(before[n].sum()))[n] for n in before})
-
-    def shown(self, state: State) -> Mask:
-        """The one mask."""
-        return mask_in(state)
 
     def share_at(self, index: int) -> float:
         """The share of active weights that is exchanged in a round; 0 if the mask stays.

@@ -13,10 +13,8 @@ from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.network import Network
 from fedcover.params import Mask, Params
-from fedcover.policies.base import State
+from fedcover.policies.base import SHOWN, State
 from fedcover.policies.ranked import rank
-
-PREFIX = "mask/"
 
 
 def hidden_of(network: Network, name: str) -> tuple[str, ...]:
@@ -74,12 +72,7 @@ def least_keep(cohort: Sequence[Client], state: State) -> float:
     return min(least, float(state["keep"])) if "keep" in state else least
 
 
-def mask_in(state: State) -> dict[str, Tensor]:
-    """The mask that a state remembers; empty if it has none."""
-    return {name.removeprefix(PREFIX): kept for name, kept in state.items() if name.startswith(PREFIX)}
-
-
 def state_with(keep: float, mask: Mask) -> State:
-    """The state that remembers a keep and a mask."""
-    made: State = {PREFIX + name: kept for name, kept in mask.items()}
+    """The state that remembers a keep, and a mask under which the model is shown."""
+    made: State = {SHOWN + name: kept for name, kept in mask.items()}
     return {"keep": torch.tensor(keep, dtype=torch.float64), **made}

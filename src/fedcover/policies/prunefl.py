@@ -19,8 +19,8 @@ from fedcover.drill import Drill
 from fedcover.errors import InputError, check_number, check_whole
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Heard, Policy, State
-from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, mask_in, state_with, whole_part
+from fedcover.policies.base import Heard, Policy, State, shown_in
+from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
 
 
@@ -72,7 +72,7 @@ class PruneFl(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """The one mask; in the first round the chosen client holds all that it can."""
-        keep, known = least_keep(cohort, state), mask_in(state)
+        keep, known = least_keep(cohort, state), shown_in(state)
         size = sum(theta[name].numel() for name in self.layers)
         mask = known or {name: torch.ones_like(theta[name], dtype=torch.bool) for name in self.layers}
         if sum(int(kept.sum()) for kept in mask.values()) > whole_part(keep, size):
@@ -108,10 +108,6 @@ class PruneFl(Policy):
         exempt = largest(magnitudes(theta, self.layers, held), many)
         squares = {name: heard.report[name] for name in self.layers}
         return state_with(keep, best_kept(squares, self.seconds, self.fixed, exempt, most))
-
-    def shown(self, state: State) -> Mask:
-        """The one mask; nothing is pruned before there is one."""
-        return mask_in(state)
 
     @staticmethod
     def chosen(cohort: Sequence[Client]) -> int:
