@@ -8,6 +8,7 @@ from fedcover.clients import Client
 from fedcover.cost import Cost, cost_of
 from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.data import Examples, Population
+from fedcover.drill import Drill, Regrow
 from fedcover.engines import Engine, Processes, Serial, Vectorized
 from fedcover.errors import ClientError, CoverageWarning, FedcoverError, InputError
 from fedcover.federation import Federation, run_many
@@ -15,11 +16,15 @@ from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
 from fedcover.network import Network, trace
 from fedcover.policies import (
+    Heard,
     Policy,
     check_policy,
+    feddst,
     fedecover,
     fedrolex,
+    fiarse,
     fixed_subnetwork,
+    fjord,
     full,
     heterofl,
     neuron_pruning,
@@ -27,6 +32,7 @@ from fedcover.policies import (
     p_gap,
     policy,
     pretrained_mask,
+    prunefl,
     random_submodels,
     s_gap,
     weight_complete,
@@ -44,10 +50,12 @@ __all__ = [
     "ClientUpdate",
     "Cost",
     "CoverageWarning",
+    "Drill",
     "Engine",
     "Examples",
     "FedcoverError",
     "Federation",
+    "Heard",
     "History",
     "InputError",
     "LocalSGD",
@@ -56,6 +64,7 @@ __all__ = [
     "Population",
     "Processes",
     "RegionSum",
+    "Regrow",
     "Round",
     "RoundRecord",
     "Serial",
@@ -72,7 +81,10 @@ __all__ = [
     "data",
     "fedecover",
     "fedrolex",
+    "feddst",
+    "fiarse",
     "fixed_subnetwork",
+    "fjord",
     "full",
     "gamma_min",
     "gather_statistics",
@@ -84,6 +96,7 @@ __all__ = [
     "parse_code",
     "policy",
     "pretrained_mask",
+    "prunefl",
     "pruning_noise",
     "random_submodels",
     "regions",

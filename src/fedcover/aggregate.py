@@ -36,6 +36,8 @@ class ClientUpdate:
     weights: Mapping[str, Tensor] | None = None
     """What each entry counts for in the average, 0 or more, by tensor (one number may stand for a whole tensor);
     None if all its entries count alike."""
+    report: Params | None = None
+    """The sum over its steps of the squared gradients of all entries, if its drill asked for it."""
 
     def is_finite(self) -> bool:
         """Whether all values inside the mask are finite."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedcover.network import Network
 from fedcover.packing import packed_sizes
@@ -51,6 +51,12 @@ def costs_of(network: Network, masks: Sequence[Mask]) -> list[Cost]:
     """The costs of several sub-models; a GPU is waited for once."""
     sizes = iter(packed_sizes([kept for mask in masks for kept in mask.values()]))
     return [_cost(network, {name: next(sizes) for name in mask}) for mask in masks]
+
+
+def with_extras(cost: Cost, full: Cost, report: bool, regrow: bool) -> Cost:
+    """The cost with what a client sends beyond its values: a number for each entry; a mask about as long as its own."""
+    up = cost.bytes_up + (full.bytes_up if report else 0) + (cost.bytes_down - cost.bytes_up if regrow else 0)
+    return replace(cost, bytes_up=up)
 
 
 def _cost(network: Network, masked: Mapping[str, tuple[int, int]]) -> Cost:

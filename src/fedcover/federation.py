@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting, step_towards
+from fedcover.answers import Answers
 from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
 from fedcover.buffers import has_statistics, spread_over, static_form
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, places, sample_ids
-from fedcover.cost import Cost, cost_of, costs_of
+from fedcover.cost import Cost, cost_of, costs_of, with_extras
 from fedcover.coverage import coverage_of, norm_and_noise
 from fedcover.data import Examples, Population, as_examples
+from fedcover.drill import Drill
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import ClientError, InputError, check_whole
@@ -32,8 +34,9 @@ from fedcover.evaluate import Score, evaluate, local_accuracy
 from fedcover.history import History, RoundRecord
 from fedcover.local import Job, LocalSGD, Task
 from fedcover.network import carries, trace
-from fedcover.params import FULL, Mask, Params, check_mask, on_device, params_of, prune
-from fedcover.policies.base import Policy
+from fedcover.params import FULL, Mask, Params, device_of, on_device, params_of, prune
+from fedcover.planning import ask_plan, tell
+from fedcover.policies.base import Policy, shown_in
 from fedcover.policies.techniques import full
 from fedcover.recording import Clock, make_record
 from fedcover.runs import Lane, Schedule, run_lanes
@@ -47,6 +50,7 @@ START_EXAMPLES = 2000
 """Training examples on which a certificate's loss at the start is measured."""
 NOT_UNIFORM = {"holds": None, "sentence": "the theorem speaks of plain averages, and this run weighs its clients"}
 PART_STEP = {"holds": None, "sentence": "the theorem speaks of plain averages, and this policy's server goes part way"}
+NOT_PLAIN = {"holds": None, "sentence": "the theorem speaks of plain masked SGD, and this policy trains otherwise"}
 IID_SKEW = 0.2
 """Clients whose labels differ less than this from the population's count as IID in certificates."""
 
@@ -129,14 +133,14 @@ class Federation:
         cohort = self._assigned(cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by))
         if self.policy.wants_classes:
             cohort = [replace(client, classes=self.clients.classes_of(client.id)) for client in cohort]
-        masks, memory = self._plan(state, cohort, this_round)
+        cohort, masks, drills, memory = ask_plan(self.policy, state, cohort, this_round)
         if self.require_coverage:
             check_coverage(coverage_of(masks, state.theta), this_round.index)
         norm2, noise = norm_and_noise(state.theta, masks)
-        costs = self._costs(state.theta, masks, cohort, this_round)
+        costs = self._costs(state.theta, masks, cohort, drills, this_round)
         jobs = [
-            Job(self.task, self.clients, client, state.theta, mask, self.local, this_round)
-            for client, mask in zip(cohort, masks, strict=True)
+            Job(self.task, self.clients, client, state.theta, mask, self.local, this_round, drill)
+            for client, mask, drill in zip(cohort, masks, drills, strict=True)
         ]
         clock.lap("plan")
         return BegunRound(this_round, state, cohort, masks, memory, norm2, noise, costs, jobs, clock)
@@ -154,7 +158,7 @@ class Federation:
         clock.skip()
         total = RegionSum(state.theta, self.weighting)
         ledger = Ledger(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
-        place = places(cohort) if ledger else {}
+        answers, place = Answers(state.theta, begun.masks), places(cohort) if ledger else {}
         answered: list[Mask] = []
         waiting: list[ClientUpdate] = []
         losses: list[float] = []
@@ -168,10 +172,11 @@ class Federation:
                 waiting += sound  # what each counts for depends on all who answer
             elif sound:
                 total.add_together(sound)
-            if ledger:
-                for update in sound:
+            for update in sound:
+                answers.add(update)
+                if ledger:
                     ledger.add(update, self._steps(update.examples), place[update.client])
-            answered += [update.mask for update in sound]
+                    answered.append(update.mask)
             losses += [update.train_loss for update in sound]
             rejected += [
                 {"client": update.client, "reason": "its trained values are not all finite"}
@@ -179,7 +184,7 @@ class Federation:
                 if not fine
             ]
             clock.lap("aggregate")
-        if not answered:
+        if not answers.clients:
             raise ClientError(
                 f"every client of round {this_round.index} diverged: no trained values are finite;"
                 f" lower lr (now {self.local.lr}) and start anew"
@@ -188,23 +193,28 @@ class Federation:
             total.add_together(self._weighted(state.theta, waiting))
         step = self.policy.server_step(this_round)
         theta = step_towards(state.theta, total.mean(), step)
-        counts = coverage_of(answered, state.theta)
+        heard = answers.heard()
+        counts = heard.counts
+        memory = tell(self.policy, theta, heard, this_round, begun.memory)
         certificate, theory = None, state.theory
         if ledger:
             facts = measure(state.theta, answered, this_round.index, count_regions=not self._iid)
             certificate, theory = ledger.close(facts, counts, theta, self._start_loss(state))
             certificate = certificate if self.weighting == "uniform" else {**certificate, **NOT_UNIFORM}
             certificate = certificate if step == 1.0 else {**certificate, **PART_STEP}
+            if any(job.drill and not job.drill.plain for job in begun.jobs):
+                certificate = {**certificate, **NOT_PLAIN}
         clock.lap("aggregate")
 
-        score = self._score(theta, test) if test else None
+        shown = on_device(shown_in(memory), device_of(theta))
+        score = self._score(prune(theta, shown) if shown else theta, test) if test else None
         own = self._local_accuracy(theta, cohort, begun.masks, test) if test and local else None
         clock.lap("evaluate")
         record = make_record(
             this_round, cohort, counts, begun.noise, begun.costs, self._full, losses, score, own, rejected,
             clock.seconds, begun.norm2, certificate,
         )  # fmt: skip
-        return State(this_round.index, theta, begun.memory, theory), record
+        return State(this_round.index, theta, memory, theory), record
 
     def run(
         self,
@@ -234,31 +244,6 @@ class Federation:
         """The test set, with at least as many classes as the training set."""
         test = as_examples(given)
         return replace(test, classes=max(test.classes, self.clients.examples.classes))
-
-    def _plan(self, state: State, cohort: Sequence[Client], this_round: Round) -> tuple[list[Mask], dict[str, Tensor]]:
-        """The policy's masks, checked, where theta is; a policy that knows the CPU alone plans there."""
-        device = next(iter(state.theta.values())).device
-        where = device if self.policy.any_device else CPU
-        theta = on_device(state.theta, where)
-        masks, memory = self.policy.plan(theta, cohort, this_round, on_device(state.policy, where))
-        self._check(masks, theta, cohort, this_round)
-        if where != device:
-            moved = {id(mask): on_device(mask, device) if mask else FULL for mask in masks}
-            masks = [moved[id(mask)] for mask in masks]
-        return masks, memory
-
-    def _check(self, masks: Sequence[Mask], theta: Params, cohort: Sequence[Client], this_round: Round) -> None:
-        if not isinstance(masks, Sequence) or len(masks) != len(cohort):
-            got = len(masks) if isinstance(masks, Sequence) else type(masks).__name__
-            raise InputError(
-                f"policy {self.policy} returned {got} for a cohort of {len(cohort)}; return a list, one mask each"
-            )
-        seen: set[int] = set()
-        for mask, client in zip(masks, cohort, strict=True):
-            if id(mask) not in seen:
-                whose = f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
-                check_mask(mask, theta, whose)
-                seen.add(id(mask))
 
     def _assigned(self, cohort: list[Client]) -> list[Client]:
         """The cohort, with patterns of equal size exchanged if that is asked for."""
@@ -292,7 +277,7 @@ class Federation:
         """Clients' inputs, where theta is, over which batch norms gather statistics; None if there are no such."""
         if not has_statistics(self.task.model):
             return None
-        device = next(iter(theta.values())).device
+        device = device_of(theta)
         if self._norm_inputs is None or self._norm_inputs.device != device:
             self._norm_inputs = spread_over(self.clients.examples.inputs).to(device)
         return self._norm_inputs
@@ -300,7 +285,14 @@ class Federation:
     def _steps(self, examples: int) -> Steps:
         return Steps(self.local.steps(examples), self.local.lr, self.local.momentum)
 
-    def _costs(self, theta: Params, masks: Sequence[Mask], cohort: Sequence[Client], this_round: Round) -> list[Cost]:
+    def _costs(
+        self,
+        theta: Params,
+        masks: Sequence[Mask],
+        cohort: Sequence[Client],
+        drills: Sequence[Drill | None],
+        this_round: Round,
+    ) -> list[Cost]:
         distinct = {id(mask): (mask, client) for mask, client in zip(masks, cohort, strict=True)}
         known = dict(zip(distinct, costs_of(self.network, [mask for mask, _ in distinct.values()]), strict=True))
         for key, (mask, client) in distinct.items():
@@ -312,7 +304,12 @@ class Federation:
                     f"{whose} keeps nothing of '{gone[0]}', so that no input reaches the output; keep at least one"
                     f" entry of it, such as the largest"
                 )
-        return [known[id(mask)] for mask in masks]
+        return [
+            with_extras(known[id(mask)], self._full, bool(drill.report), drill.regrow is not None)
+            if drill
+            else known[id(mask)]
+            for mask, drill in zip(masks, drills, strict=True)
+        ]
 
     def _local_accuracy(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], test: Examples

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from fedcover.aggregate import ClientUpdate
 from fedcover.clients import Client
 from fedcover.data import Population
+from fedcover.drill import Drill
+from fedcover.drilled import train_drilled
 from fedcover.errors import InputError, check_number, check_whole
 from fedcover.params import Mask, Params, all_finite
 from fedcover.seeding import Round, address, ambient
@@ -72,12 +74,21 @@ class Job:
     mask: Mask
     recipe: LocalSGD
     this_round: Round
+    drill: Drill | None = None
+    """What training has beyond plain masked SGD; None for nothing."""
 
 
 def shuffle_draws(job: Job, examples: int) -> Tensor:
     """A random number for each example in each epoch; their order is the order of the examples."""
     rng = job.this_round.generator("batches", job.client.id)
     return torch.rand(job.recipe.epochs, examples, generator=rng)
+
+
+def width_draws(job: Job, examples: int) -> Tensor:
+    """Which of its drill's widths a client trains at each of its steps."""
+    assert job.drill is not None
+    rng = job.this_round.generator("widths", job.client.id)
+    return torch.randint(len(job.drill.widths), (job.recipe.steps(examples),), generator=rng)
 
 
 def dropout_key(job: Job) -> int:
@@ -88,20 +99,27 @@ def dropout_key(job: Job) -> int:
 def train_client(stepper: Stepper, job: Job) -> ClientUpdate:
     """The client's update; pruned entries are exactly zero from the first step to the last."""
     update = _train(stepper, job)
-    if job.mask and not all_finite(update.theta):
+    if (job.mask or (job.drill and job.drill.widths)) and not all_finite(update.theta):
         # A gradient that is not finite at a pruned entry survives the product with 0.
         update = _train(stepper, job, exact=True)
     return update
 
 
 def _train(stepper: Stepper, job: Job, exact: bool = False) -> ClientUpdate:
-    recipe, client, data = job.recipe, job.client.id, job.clients.examples
-    owned = job.clients.indices(client)
-    stepper.start(job.theta, job.mask, recipe.lr, recipe.momentum, dropout_key(job), exact)
+    recipe, client, data, drill = job.recipe, job.client.id, job.clients.examples, job.drill
+    owned, mask, report = job.clients.indices(client), job.mask, None
+    gains = drill.gains if drill else {}
+    stepper.start(job.theta, mask, recipe.lr, recipe.momentum, dropout_key(job), exact, gains)
     # What is random and is neither shuffling nor nn.Dropout draws from a generator lent for the while.
     with ambient(job.this_round.seed, "round", job.this_round.index, "train", client), torch.no_grad():
         orders = owned[shuffle_draws(job, len(owned)).argsort(stable=True, dim=1)]
-        losses = stepper.epochs(data.inputs, data.labels, orders, recipe.batch_size)
+        if drill is None:
+            losses = stepper.epochs(data.inputs, data.labels, orders, recipe.batch_size)
+        else:
+            drawn = width_draws(job, len(owned)).tolist() if drill.widths else []
+            losses, mask, report = train_drilled(
+                stepper, drill, mask, data.inputs, data.labels, orders, recipe.batch_size, drawn
+            )
         sizes = (len(owned) - torch.arange(0, len(owned), recipe.batch_size)).clamp(max=recipe.batch_size)
         train_loss = float((losses * sizes).sum()) / len(owned)
-    return ClientUpdate(client, stepper.params(), job.mask, len(owned), train_loss)
+    return ClientUpdate(client, stepper.params(), mask, len(owned), train_loss, report=report)

@@ -72,6 +72,11 @@ def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> Params:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
+def device_of(theta: Mapping[str, Tensor]) -> torch.device:
+    """The device that theta is on."""
+    return next(iter(theta.values())).device
+
+
 def all_finite(theta: Mapping[str, Tensor], mask: Mask = FULL) -> bool:
     """Whether no entry that the mask keeps is NaN or infinite."""
     return all(bool(torch.isfinite(t[mask[name]] if name in mask else t).all()) for name, t in theta.items())

@@ -24,7 +24,8 @@ from fedcover.checkpoint import State
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
 from fedcover.history import History, RoundRecord
-from fedcover.params import put_params
+from fedcover.params import prune, put_params
+from fedcover.policies.base import shown_in
 from fedcover.settings import Settings, differences, to_toml
 from fedcover.version import __version__
 
@@ -48,11 +49,12 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def load_model(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
-    """The module with the parameters of a run's newest checkpoint put in."""
+    """The module with the parameters of a run's newest checkpoint put in, pruned if its policy has one mask for all."""
     newest = newest_checkpoint(Path(path))
     if newest is None:
         raise InputError(f"{path} has no checkpoint; name the folder of a run that has played a round")
-    theta = checkpoint.load(newest)[0].theta
+    state = checkpoint.load(newest)[0]
+    theta = prune(state.theta, shown_in(state.policy))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     if shapes != {name: tuple(tensor.shape) for name, tensor in theta.items()}:
         raise InputError(f"{newest} is of another model than {type(model).__name__}: names or shapes differ")

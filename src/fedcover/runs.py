@@ -17,7 +17,8 @@ from fedcover.engines.base import Engine
 from fedcover.errors import CoverageWarning, InputError, check_whole
 from fedcover.evaluate import test_on
 from fedcover.history import History, RoundRecord
-from fedcover.params import on_device
+from fedcover.params import on_device, prune
+from fedcover.policies.base import shown_in
 from fedcover.runfolder import RunFolder
 from fedcover.settings import Settings, fingerprint
 from fedcover.theory import uncovered_sentence
@@ -84,6 +85,9 @@ class Lane:
 
     def open(self, schedule: Schedule, engine: Engine) -> None:
         """Take the folder, if there is one, and what an earlier run left in it."""
+        policy = self.federation.policy
+        if policy.one_by_one and engine.name == "vectorized":
+            raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
         if self.out is None:
             return
         if self.settings is None:
@@ -104,7 +108,9 @@ class Lane:
             if schedule.keeps(self.state.round):
                 self._folder.save(self.state, self.history, self._mark)
         self.on_round(record)
-        if record.uncovered > 0 and not self._warned:  # once: most masks that leave holes do so always
+        # A policy that shows a pruned model leaves the rest to nobody on purpose.
+        meant = bool(shown_in(self.state.policy))
+        if record.uncovered > 0 and not meant and not self._warned:  # once: masks that leave holes mostly do so always
             self._warned = True
             shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
             # The warning points at whoever called Federation.run or run_many.
@@ -112,7 +118,8 @@ class Lane:
 
     def finish(self, engine: Engine) -> History:
         """The history, once the summary is written."""
-        self.history.theta = on_device(self.state.theta, torch.device("cpu"))
+        cpu = torch.device("cpu")
+        self.history.theta = prune(on_device(self.state.theta, cpu), on_device(shown_in(self.state.policy), cpu))
         if self._folder:
             name = str((self.settings or {}).get("name") or self._folder.path.name)
             self._folder.finish(summary(self.federation, self.history, name, self.test, engine))

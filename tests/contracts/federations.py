@@ -15,17 +15,21 @@ from tests.conftest import small_data, small_net
 
 
 def federation(
-    engine: fc.Engine, policy: str = "WP", loss: Callable[..., torch.Tensor] = F.cross_entropy
+    engine: fc.Engine, policy: str | fc.Policy = "WP", loss: Callable[..., torch.Tensor] = F.cross_entropy
 ) -> fc.Federation:
     """Eight clients of very unequal sizes, a network with dropout, six of them in a round."""
     sizes = [1, 2, 3, 9, 17, 30, 8, 50]
     ends = torch.tensor(sizes).cumsum(0).tolist()
     parts = [torch.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
     return fc.Federation(
-        fc.Task(small_net(), loss), fc.data.from_parts(small_data(), parts), POLICIES[policy](),
+        fc.Task(small_net(), loss), fc.data.from_parts(small_data(), parts), _policy(policy),
         fc.by_slot("6x1" if policy == "full" else "124567"), fc.LocalSGD(epochs=2, batch_size=8, lr=0.1, momentum=0.5),
         cohort=6, seed=5, weighting="examples", engine=engine,
     )  # fmt: skip
+
+
+def _policy(policy: str | fc.Policy) -> fc.Policy:
+    return POLICIES[policy]() if isinstance(policy, str) else policy
 
 
 class Residual(nn.Module):
@@ -51,7 +55,9 @@ TOLERANCE = 2e-5
 """How far the vectorized engine may lie from the serial one after two rounds, in any entry of theta."""
 
 
-def images(engine: fc.Engine, network: str, policy: str, sizes: tuple[int, ...] = (5, 16, 3, 9, 20)) -> fc.Federation:
+def images(
+    engine: fc.Engine, network: str, policy: str | fc.Policy, sizes: tuple[int, ...] = (5, 16, 3, 9, 20)
+) -> fc.Federation:
     """Clients of unequal sizes with images; batches of 4, so that most end with a short one."""
     make, shape = NETWORKS[network]
     rng = torch.Generator().manual_seed(0)
@@ -61,7 +67,7 @@ def images(engine: fc.Engine, network: str, policy: str, sizes: tuple[int, ...] 
     with ambient(1, "images"):
         net = make()
     return fc.Federation(
-        fc.Task(net), fc.data.from_parts((x, x.flatten(1)[:, :3].argmax(1)), parts), POLICIES[policy](),
+        fc.Task(net), fc.data.from_parts((x, x.flatten(1)[:, :3].argmax(1)), parts), _policy(policy),
         fc.by_slot("4x1" if policy == "full" else "1,1,0.75,0.5"), fc.LocalSGD(2, 4, 0.05, 0.5), cohort=4, seed=2,
         engine=engine,
     )  # fmt: skip

@@ -10,9 +10,9 @@ import fedcover
 ORDER = [
     "version", "errors", "link", "paired", "files", "threads", "seeding", "params", "packing", "budgets", "clients",
     "network", "buffers", "units", "data", "models", "holders", "coverage", "design", "aggregate", "balance", "cost",
-    "theory", "submodel", "dropout", "program", "native", "stepper", "policies", "local", "evaluate", "engines",
-    "settings", "history", "recording", "checkpoint", "report", "runfolder", "runs", "federation", "audit", "afford",
-    "blueprint", "paper", "study", "config", "cli",
+    "theory", "submodel", "dropout", "program", "native", "stepper", "drill", "drilled", "policies", "local",
+    "answers", "evaluate", "engines", "settings", "history", "recording", "checkpoint", "planning", "report",
+    "runfolder", "runs", "federation", "audit", "afford", "blueprint", "paper", "study", "config", "cli",
 ]  # fmt: skip
 SOURCE = Path(fedcover.__file__).parent
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import fedcover as fc
 from fedcover import link
-from fedcover.afford import UNITS, Calibration, Line, calibrate, keep_for
+from fedcover.afford import UNITS, Calibration, Line, calibrate, keep_for, weight_seconds
 from fedcover.cli.calibrate import calibrate as command
 from fedcover.errors import InputError
 from fedcover.models import IMAGES, build
@@ -197,3 +197,16 @@ def test_bad_options_get_one_sentence(
 def test_units_of_a_budget_are_five() -> None:
     assert UNITS == ("fraction", "parameters", "macs", "bytes", "seconds")
     assert fc.Budget(keep_for(MLP, "macs", 100_000)).keep < 1
+
+
+def test_seconds_of_a_weight_are_what_prunefl_takes() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 6), torch.nn.Linear(6, 2))
+    seconds, fixed = weight_seconds(net, torch.zeros(2, 8), keeps=(0.5,), repeats=1)
+    assert set(seconds) == {"0.weight", "2.weight"}
+    assert all(value >= 0 for value in seconds.values())
+    assert fixed > 0
+    policy = fc.prunefl(seconds=seconds, fixed=fixed).bind(fc.trace(net, torch.zeros(2, 8)))
+    fc.check_policy(policy, net, torch.zeros(2, 8))
+    for keeps in ((), (0.5, 1.0)):
+        with pytest.raises(fc.InputError, match="keeps must be one or more numbers between 0 and 1"):
+            weight_seconds(net, torch.zeros(2, 8), keeps=keeps)

@@ -9,5 +9,17 @@ from fedcover.afford.calibration import Calibration, Line
 from fedcover.afford.currency import Currency, amounts
 from fedcover.afford.prices import UNITS, Price, Prices, keep_for
 from fedcover.afford.timing import calibrate
+from fedcover.afford.weights import weight_seconds
 
-__all__ = ["UNITS", "Calibration", "Currency", "Line", "Price", "Prices", "amounts", "calibrate", "keep_for"]
+__all__ = [
+    "UNITS",
+    "Calibration",
+    "Currency",
+    "Line",
+    "Price",
+    "Prices",
+    "amounts",
+    "calibrate",
+    "keep_for",
+    "weight_seconds",
+]

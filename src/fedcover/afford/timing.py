@@ -54,15 +54,9 @@ def calibrate(
     theta = params_of(network.model)
     cohort = [Client(0, slot, budget) for slot, budget in enumerate(budgets)]
     masks, _ = policy.plan(theta, cohort, Round(1, 0), policy.start())
-    task, clients, engine = Task(network.model), _made_up(network, batch), Serial(shrink=True)
+    task, clients, engine = Task(network.model), made_up(network, batch), Serial(shrink=True)
     jobs = [Job(task, clients, cohort[0], theta, mask, LocalSGD(1, batch, lr=1e-4), Round(1, 0)) for mask in masks]
-    steps = 1
-    for _ in range(3):  # the first calls take few steps and set-up shows: come nearer
-        steps = max(1, min(MOST_STEPS, int(CALL / _seconds_of_step(engine, jobs[-1], steps))))
-    for job in jobs:
-        _seconds_of_step(engine, job, steps)
-    times = [[_seconds_of_step(engine, job, steps) for job in jobs] for _ in range(repeats)]
-    medians = [statistics.median(column) for column in zip(*times, strict=True)]
+    medians = median_seconds(engine, jobs, repeats)
     return Calibration(
         f"{platform.platform()}, {platform.machine()}, torch {torch.__version__}, 1 thread",
         name or type(model).__name__,
@@ -74,7 +68,18 @@ def calibrate(
     )
 
 
-def _seconds_of_step(engine: Serial, job: Job, steps: int) -> float:
+def median_seconds(engine: Serial, jobs: Sequence[Job], repeats: int) -> list[float]:
+    """The seconds of a step of each job: the median of ``repeats`` calls, taken in turn after a warm-up."""
+    steps = 1
+    for _ in range(3):  # the first calls take few steps and set-up shows: come nearer
+        steps = max(1, min(MOST_STEPS, int(CALL / seconds_of_step(engine, jobs[-1], steps))))
+    for job in jobs:
+        seconds_of_step(engine, job, steps)
+    times = [[seconds_of_step(engine, job, steps) for job in jobs] for _ in range(repeats)]
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def seconds_of_step(engine: Serial, job: Job, steps: int) -> float:
     """The seconds of a call that takes about this many steps, divided by how many it takes."""
     batches = min(steps, BATCHES)
     epochs = steps // batches
@@ -84,7 +89,7 @@ def _seconds_of_step(engine: Serial, job: Job, steps: int) -> float:
     return (time.perf_counter() - begun) / (epochs * batches)
 
 
-def _made_up(network: Network, batch: int) -> Population:
+def made_up(network: Network, batch: int) -> Population:
     """Clients 0, 1, ... with 1, 2, ... batches of data of no meaning."""
     rng, many = generator(0, "calibrate"), BATCHES * batch
     with torch.no_grad():

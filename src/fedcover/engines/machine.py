@@ -12,6 +12,16 @@ from fedcover.buffers import has_statistics
 from fedcover.dropout import Stream, with_keyed_dropout
 from fedcover.engines.batches import BatchTable, moved
 from fedcover.engines.convolutions import use_stacked_convolutions
+from fedcover.engines.drilling import (
+    at_step,
+    column,
+    drill_buffers,
+    drilled_gradient,
+    drilled_scale,
+    finished,
+    inside,
+    load_drills,
+)
 from fedcover.engines.fuse import fused
 from fedcover.errors import InputError
 from fedcover.local import Job, dropout_key
@@ -30,6 +40,8 @@ class Buffers:
     keys: Tensor
     step: Tensor
     losses: Tensor
+    drills: Params
+    """What drills need; empty without them."""
 
 
 class Machine:
@@ -60,22 +72,24 @@ class Machine:
             return torch.zeros((n, *shapes[name].shape), dtype=dtype or shapes[name].dtype, device=device)
 
         self._trained = tuple(name for name, p in shapes.items() if p.requires_grad)
+        theta = {name: stack(name) for name in shapes}
         self._at = Buffers(
-            {name: stack(name) for name in shapes},
+            theta,
             {name: stack(name) for name in self._trained},
             {name: stack(name, torch.bool) for name in masked},
             torch.zeros_like(table.index),
             torch.zeros(n, dtype=torch.long, device=device),
             torch.zeros((), dtype=torch.long, device=device),
             torch.zeros((steps, n), device=device),
+            drill_buffers(jobs, self._trained, steps, theta),
         )
         self._update = _update_function(self._model, self._stream, loss, self._recipe, self._trained, self._full)
         self._graph: Any = None
         if compiled:
             self._update = fused(self._update, self._arguments(), kernels=device.type == "cuda")
 
-    def run(self, jobs: Sequence[Job], table: BatchTable) -> tuple[Params, Tensor]:
-        """Stacks of trained parameters, and the loss of every step and client."""
+    def run(self, jobs: Sequence[Job], table: BatchTable) -> tuple[Params, Tensor, Params]:
+        """Stacks of trained parameters, the loss of every step and client, and stacks of reports if there are any."""
         self._load(jobs, table)
         steps = len(table.index)
         if self._device.type == "cuda":
@@ -87,7 +101,8 @@ class Machine:
         else:
             for _ in range(steps):
                 self._step()
-        return {name: stack.clone() for name, stack in self._at.theta.items()}, self._at.losses.clone()
+        theta, reports = finished(self._at.theta, self._at.drills)
+        return theta, self._at.losses.clone(), reports
 
     def _load(self, jobs: Sequence[Job], table: BatchTable) -> None:
         at = self._at
@@ -99,6 +114,7 @@ class Machine:
             whole = torch.ones(stack.shape[1:], dtype=torch.bool, device=self._device)
             _deal([mask.get(name, whole) for mask in masks], mask_of, stack)
             at.theta[name].masked_fill_(~stack, 0.0)
+        load_drills(at.drills, jobs, at.theta)
         for velocity in at.velocity.values():
             velocity.zero_()
         at.index.copy_(table.index)
@@ -112,7 +128,7 @@ class Machine:
         flat = index.clamp_min(0).view(-1)
         x = self._inputs.index_select(0, flat).view(*index.shape, *self._inputs.shape[1:])
         y = self._labels.index_select(0, flat).view(*index.shape, *self._labels.shape[1:])
-        return at.theta, at.velocity, at.masks, x, y, index >= 0, at.keys, at.step
+        return at.theta, at.velocity, at.masks, x, y, index >= 0, at.keys, at.step, at_step(at.drills, at.step)
 
     def _step(self) -> None:
         at = self._at
@@ -195,17 +211,26 @@ def _update_function(
     gradients = vmap(grad_and_value(client_loss), in_dims=(0, 0, 0, 0, 0, 0, None), randomness="different")
 
     def update(
-        theta: Params, velocity: Params, masks: Params, x: Tensor, y: Tensor, real: Tensor, keys: Tensor, step: Tensor
-    ) -> Tensor:
-        parameters = {name: theta[name] for name in trained}
+        theta: Params, velocity: Params, masks: Params, x: Tensor, y: Tensor, real: Tensor, keys: Tensor, step: Tensor,
+        extra: Params,
+    ) -> Tensor:  # fmt: skip
+        held = {name: found for name in trained if (found := inside(name, extra)) is not None}
+        parameters = {n: torch.where(held[n], theta[n], 0.0) if n in held else theta[n] for n in trained}
         fixed = {name: stack for name, stack in theta.items() if name not in parameters}
         losses: Tensor
         grads, losses = gradients(parameters, fixed, x, y, real, keys, step)
         scale = real.any(1) * recipe.lr  # a client whose steps are over stands still
         for name in trained:
-            grad = torch.where(masks[name], grads[name], 0.0) if name in masks else grads[name]
-            v = velocity[name].mul_(recipe.momentum).add_(grad)
-            theta[name].sub_(v * scale.to(v.dtype).view(-1, *[1] * (v.ndim - 1)))
+            grad = drilled_gradient(name, grads[name], theta[name], extra, real.any(1)) if extra else grads[name]
+            grad = torch.where(masks[name], grad, 0.0) if name in masks else grad
+            each = drilled_scale(name, scale.to(velocity[name].dtype), extra)
+            if name in held:
+                v = torch.where(held[name], velocity[name] * recipe.momentum + grad, velocity[name])
+                velocity[name].copy_(v)
+                v = torch.where(held[name], v, 0.0)
+            else:
+                v = velocity[name].mul_(recipe.momentum).add_(grad)
+            theta[name].sub_(v * column(each, v))
         return losses
 
     return update

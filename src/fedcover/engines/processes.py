@@ -1,7 +1,7 @@
 """Clients over CPU cores: worker processes that hold data and models once and take jobs.
 
 Workers are forked, so they inherit tasks and data without copies. A job goes over a pipe as a few
-numbers; theta, the mask and the trained values lie in shared memory. Each worker runs one thread,
+numbers; theta, masks, trained values and reports lie in shared memory. Each worker runs one thread,
 so results are those of ``Serial``, bit for bit, for any number of workers.
 """
 
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from fedcover.aggregate import ClientUpdate
 from fedcover.data import Population
+from fedcover.drill import levels_of, widths_of
 from fedcover.engines.base import Engine
 from fedcover.engines.shared import Layout, shared_bytes
 from fedcover.engines.workbench import Workbench, failure
@@ -73,9 +74,23 @@ class Processes(Engine):
 class _Worker:
     process: Any
     pipe: Connection
-    mask: torch.Tensor
-    out: torch.Tensor
+    desk: "_Desk"
     job: int | None = None
+
+
+@dataclass(frozen=True)
+class _Desk:
+    """What a worker shares with its parent; memory that nobody touches takes no room."""
+
+    mask: torch.Tensor
+    levels: torch.Tensor
+    """How many of a drill's widths hold each entry."""
+    out: torch.Tensor
+    report: torch.Tensor
+
+    @classmethod
+    def of(cls, size: int, entries: int) -> "_Desk":
+        return cls(shared_bytes(entries), shared_bytes(entries), shared_bytes(size), shared_bytes(size))
 
 
 class _Pool:
@@ -95,13 +110,13 @@ class _Pool:
         self._workers: list[_Worker] = []
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            mask, out = shared_bytes(entries), shared_bytes(size)
+            desk = _Desk.of(size, entries)
             others = [worker.pipe for worker in self._workers]
-            inherited = (theirs, [ours, *others], self._sites, self._layouts, self._theta, mask, out, bench)
+            inherited = (theirs, [ours, *others], self._sites, self._layouts, self._theta, desk, bench)
             process = context.Process(target=_work, args=inherited, daemon=True)
             process.start()
             theirs.close()
-            self._workers.append(_Worker(process, ours, mask, out))
+            self._workers.append(_Worker(process, ours, desk))
 
     def fits(self, jobs: Sequence[Job]) -> bool:
         """Whether these jobs are for the sites that the workers know, and not for too many models."""
@@ -137,10 +152,15 @@ class _Pool:
                 taken += 1
 
     def _give(self, worker: _Worker, number: int, job: Job, site: int, slot: int) -> None:
-        names = self._layouts[site].put_mask(worker.mask, job.mask)
+        layout, drill = self._layouts[site], job.drill
+        names, widths = layout.put_mask(worker.desk.mask, job.mask), None
+        if drill is not None and drill.widths:
+            widths = layout.put_levels(worker.desk.levels, levels_of(drill.widths)), len(drill.widths)
+            drill = replace(drill, widths=(), distil=0.0)
+        distil = job.drill.distil if job.drill else 0.0
         worker.job = number
         try:
-            worker.pipe.send((site, slot, names, job.client, job.recipe, job.this_round))
+            worker.pipe.send((site, slot, names, job.client, job.recipe, job.this_round, drill, widths, distil))
         except OSError as error:
             raise failure(job, _death(worker)) from error
 
@@ -163,8 +183,12 @@ class _Pool:
             raise failure(job, _death(worker)) from lost
         if error is not None:
             raise failure(job, error)
-        theta = self._layouts[site].kept(worker.out, job.mask)
-        return ClientUpdate(job.client.id, theta, job.mask, examples, train_loss)
+        layout, desk, mask, report = self._layouts[site], worker.desk, job.mask, None
+        if job.drill is not None and job.drill.regrow:
+            mask = {name: kept.clone() for name, kept in layout.mask(desk.mask, tuple(mask)).items()}
+        if job.drill is not None and job.drill.report:
+            report = {name: view.clone() for name, view in layout.params(desk.report).items()}
+        return ClientUpdate(job.client.id, layout.kept(desk.out, mask), mask, examples, train_loss, report=report)
 
     def close(self) -> None:
         """End the workers, wherever they are."""
@@ -195,8 +219,7 @@ def _work(
     sites: Sequence[Site],
     layouts: Sequence[Layout],
     thetas: Sequence[torch.Tensor],
-    mask_memory: torch.Tensor,
-    out: torch.Tensor,
+    desk: _Desk,
     bench: Workbench,
 ) -> None:
     """The life of a worker: train what comes over the pipe until it closes."""
@@ -208,14 +231,22 @@ def _work(
     answer: tuple[int, float, str | None]
     while True:
         try:
-            site, slot, names, client, recipe, this_round = pipe.recv()
+            site, slot, names, client, recipe, this_round, drill, widths, distil = pipe.recv()
         except (EOFError, OSError):
             return
         try:
             (task, clients), layout = sites[site], layouts[site]
-            theta, mask = layout.params(thetas[slot]), layout.mask(mask_memory, names)
-            update = bench.train(Job(task, clients, client, theta, mask, recipe, this_round))
-            layout.put_kept(out, update.theta, mask)
+            theta, mask = layout.params(thetas[slot]), layout.mask(desk.mask, names)
+            if widths is not None:
+                nested = widths_of(layout.levels(desk.levels, widths[0]), widths[1])
+                drill = replace(drill, widths=nested, distil=distil)
+            update = bench.train(Job(task, clients, client, theta, mask, recipe, this_round, drill))
+            layout.put_kept(desk.out, update.theta, update.mask)
+            if update.mask is not mask:
+                layout.put_mask(desk.mask, update.mask)
+            if update.report is not None:
+                for name, view in layout.params(desk.report).items():
+                    view.copy_(update.report[name])
             answer = (update.examples, update.train_loss, None)
         except MemoryError:
             answer = (0, 0.0, "its worker ran out of memory; use fewer workers")

@@ -50,6 +50,18 @@ class Layout:
             views[name] = memory[at : at + count].view(torch.bool).view(self._places[name][2])
         return views
 
+    def put_levels(self, memory: Tensor, levels: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """The names of tensors with one byte for each entry, now written into a stretch of ``entries`` bytes."""
+        for name, level in levels.items():
+            at, count = self._bits[name]
+            memory[at : at + count].copy_(level.reshape(-1))
+        return tuple(levels)
+
+    def levels(self, memory: Tensor, names: tuple[str, ...]) -> Params:
+        """The bytes that ``put_levels`` wrote, as views."""
+        places = {name: self._bits[name] for name in names}
+        return {n: memory[at : at + count].view(self._places[n][2]) for n, (at, count) in places.items()}
+
     def put_kept(self, memory: Tensor, theta: Params, mask: Mask) -> None:
         """Write the values that a mask keeps, and only those, one after another, tensor by tensor."""
         for name, view in self.params(memory).items():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedcover.aggregate import ClientUpdate
 from fedcover.engines.base import Engine
 from fedcover.engines.batches import batch_table
+from fedcover.engines.drilling import drill_kind
 from fedcover.engines.machine import Machine
 from fedcover.engines.workbench import failure
 from fedcover.errors import InputError
@@ -117,19 +118,19 @@ class Vectorized(Engine):
         ours = torch.cuda.current_stream(self.device)
         self._training.wait_stream(ours)
         with torch.cuda.stream(self._training):
-            theta, means, finite = self._named_run(kind, jobs)
+            theta, means, finite, reports = self._named_run(kind, jobs)
             done = torch.cuda.Event()
             done.record()
-        for tensor in (*theta.values(), means, finite):
+        for tensor in (*theta.values(), means, finite, *reports.values()):
             tensor.record_stream(ours)
 
         def finish() -> list[ClientUpdate]:
             torch.cuda.current_stream(self.device).wait_event(done)
-            return _updates(jobs, theta, means, finite)
+            return _updates(jobs, theta, means, finite, reports)
 
         return finish
 
-    def _named_run(self, kind: Any, jobs: Sequence[Job]) -> tuple[Params, Tensor, Tensor]:
+    def _named_run(self, kind: Any, jobs: Sequence[Job]) -> tuple[Params, Tensor, Tensor, Params]:
         """``_run``, whose errors name the first of the clients trained together; any of them may be the cause."""
         try:
             return self._run(kind, jobs)
@@ -139,8 +140,8 @@ class Vectorized(Engine):
             company = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
             raise failure(jobs[0], f"{str(error) or type(error).__name__}{company}") from error
 
-    def _run(self, kind: Any, jobs: Sequence[Job]) -> tuple[Params, Tensor, Tensor]:
-        """Stacks of trained parameters; each client's loss in its last epoch; and whether all its values are finite."""
+    def _run(self, kind: Any, jobs: Sequence[Job]) -> tuple[Params, Tensor, Tensor, Params]:
+        """Stacks of trained parameters; each client's last loss; whether all its values are finite; and reports."""
         inputs, labels = self._data_of(jobs[0])
         table = batch_table(jobs, self.device)
         masked = tuple(name for name in jobs[0].theta if any(name in job.mask for job in jobs))
@@ -149,10 +150,11 @@ class Vectorized(Engine):
             while len(self._machines) >= self.ahead:  # no more: each holds whole stacks of models
                 del self._machines[next(iter(self._machines))]
             self._machines[key] = Machine(jobs, table, masked, inputs, labels, self.device, self._compile)
-        theta, losses = self._machines[key].run(jobs, table)
+        theta, losses, reports = self._machines[key].run(jobs, table)
         counts = (table.index >= 0).sum(2) * table.last_epoch
         means = (losses * counts).sum(0) / counts.sum(0)
-        return theta, means, torch.stack([torch.isfinite(s).flatten(1).all(1) for s in theta.values()]).all(0)
+        finite = torch.stack([torch.isfinite(s).flatten(1).all(1) for s in theta.values()]).all(0)
+        return theta, means, finite, reports
 
     def _data_of(self, job: Job) -> tuple[Tensor, Tensor]:
         inputs, labels = job.clients.examples.inputs, job.clients.examples.labels
@@ -185,10 +187,10 @@ def _look(module: nn.Module) -> Any:
 
 def _part(job: Job) -> Any:
     """What their jobs must share beside that."""
-    return job.recipe, id(job.clients.examples.inputs), id(job.clients.examples.labels)
+    return job.recipe, id(job.clients.examples.inputs), id(job.clients.examples.labels), drill_kind(job)
 
 
-def _updates(jobs: Sequence[Job], theta: Params, means: Tensor, finite: Tensor) -> list[ClientUpdate]:
+def _updates(jobs: Sequence[Job], theta: Params, means: Tensor, finite: Tensor, reports: Params) -> list[ClientUpdate]:
     """One update for each client of a batch; on a GPU its tensors are parts of the stacks."""
     return [
         ClientUpdate(
@@ -198,6 +200,7 @@ def _updates(jobs: Sequence[Job], theta: Params, means: Tensor, finite: Tensor) 
             job.clients.size(job.client.id),
             mean,
             fine,
+            report={name: stack[i] for name, stack in reports.items()} or None,
         )
         for i, (job, mean, fine) in enumerate(zip(jobs, means.tolist(), finite.tolist(), strict=True))
     ]

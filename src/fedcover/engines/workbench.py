@@ -42,7 +42,7 @@ class Workbench:
         if id(original) not in self._scratches:
             self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original))
         scratch = self._scratches[id(original)]
-        if not self._shrink or not job.mask:
+        if not self._shrink or not job.mask or (job.drill and job.drill.whole):
             return train_client(self._stepper(scratch, job), job)
         if scratch.shrinker is None:
             scratch.shrinker = Shrinker(trace(scratch.model, job.clients.examples.inputs[:2]))

@@ -1,12 +1,16 @@
 """Pruning policies, each a few lines, and the check that any policy must pass."""
 
-from fedcover.policies.base import Policy, policy
+from fedcover.policies.base import Heard, Policy, policy
 from fedcover.policies.check import check_policy
 from fedcover.policies.complete import weight_complete
+from fedcover.policies.feddst import feddst
+from fedcover.policies.fiarse import fiarse
+from fedcover.policies.fjord import fjord
 from fedcover.policies.gap import p_gap, s_gap
 from fedcover.policies.moving import fedrolex, random_submodels
 from fedcover.policies.optimal import optimal_masks
 from fedcover.policies.prefix import heterofl
+from fedcover.policies.prunefl import prunefl
 from fedcover.policies.techniques import (
     POLICIES,
     fixed_subnetwork,
@@ -19,12 +23,16 @@ from fedcover.policies.techniques import (
 from fedcover.policies.urns import fedecover
 
 __all__ = [
+    "Heard",
     "POLICIES",
     "Policy",
     "check_policy",
     "fedecover",
     "fedrolex",
+    "feddst",
+    "fiarse",
     "fixed_subnetwork",
+    "fjord",
     "full",
     "heterofl",
     "named_policy",
@@ -36,5 +44,6 @@ __all__ = [
     "random_submodels",
     "s_gap",
     "weight_complete",
+    "prunefl",
     "weight_pruning",
 ]

@@ -1,18 +1,40 @@
 """What a pruning policy is: theta and a cohort in, one mask for each client out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedcover.budgets import QUARTERS, Codebook
 from fedcover.clients import Client
+from fedcover.drill import Drill
 from fedcover.network import Network
 from fedcover.params import Mask, Params
 from fedcover.seeding import Round
 
 State = dict[str, Tensor]
 """What a policy carries from round to round; it goes into checkpoints."""
+
+SHOWN = "shown/"
+"""Under ``shown/NAME`` a state has the mask of the global model, where a policy has one mask for all."""
+
+
+def shown_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The mask under which the global model is evaluated and loaded; empty, for all of it, if a state has none."""
+    return {name.removeprefix(SHOWN): kept for name, kept in state.items() if name.startswith(SHOWN)}
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a round's clients sent back, apart from the values that were averaged."""
+
+    clients: int
+    """How many answered with finite values."""
+    counts: Mapping[str, Tensor]
+    """For every entry how many of their masks hold it; clients that regrow send masks of their own."""
+    report: Params | None = None
+    """The mean of their reports, in double precision, over those that were asked for one."""
 
 
 class Policy(ABC):
@@ -44,6 +66,9 @@ class Policy(ABC):
         """eta of theta' = theta + eta (average - theta); 1 takes the average as it is."""
         return 1.0
 
+    one_by_one: bool = False
+    """Whether its drills need an engine that trains clients one by one, as serial and processes do."""
+
     def bind(self, network: Network) -> "Policy":
         """This policy, ready for one network."""
         return self
@@ -57,6 +82,16 @@ class Policy(ABC):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """One mask for each client of the cohort, and the state for the next round."""
+
+    def drills(
+        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
+    ) -> Sequence[Drill | None]:
+        """How each client trains beyond plain masked SGD; ``masks`` and ``state`` are what ``plan`` returned."""
+        return [None] * len(cohort)
+
+    def observe(self, theta: Params, heard: Heard, this_round: Round, state: State) -> State:
+        """The state for the next round, once ``theta`` is averaged; ``state`` is what ``plan`` returned."""
+        return state
 
 
 class PerClient(Policy):

@@ -1,16 +1,18 @@
 """``check_policy``: which law does a policy break?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fedcover.budgets import budgets_of, share
 from fedcover.clients import Client, cohort_of
+from fedcover.coverage import coverage_of
+from fedcover.drill import Drill, check_drill, regrown
 from fedcover.errors import InputError
 from fedcover.network import trace
 from fedcover.params import Mask, Params, check_mask, count, params_of
-from fedcover.policies.base import Policy, State
+from fedcover.policies.base import Heard, Policy, State, shown_in
 from fedcover.seeding import Round
 
 KEEPS = (1.0, 0.75, 0.5, 0.25)
@@ -26,6 +28,10 @@ LAWS = {
     "same seed, same masks": "masks depend on theta, the cohort, the round and the state alone",
     "no global randomness": "plan draws from this_round.generator(...), never from torch's global generator",
     "state is tensors": "the state is a dict of tensors, so that a checkpoint can hold it",
+    "state is left alone": "plan, drills and observe return a new state and do not change the one they are given",
+    "drills fit": "drills returns for each client None or a Drill that fits theta and the client's mask; one trains",
+    "same seed, same state": "what observe returns depends on what it is given alone",
+    "observes": "observe must not raise on coverage and reports like those of a round",
 }
 """The laws that ``check_policy`` tests."""
 
@@ -46,20 +52,122 @@ def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 
     for index in range(1, ROUNDS + 1):
         this_round = Round(index, seed)
         broken = _breaker(policy, index)
-        before = {name: tensor.clone() for name, tensor in theta.items()}
+        before = [_copied(theta), _copied(state)]
         ambient = torch.default_generator.get_state()
         masks, after = _plan(bound, theta, cohort, this_round, state, broken)
         if not torch.equal(ambient, torch.default_generator.get_state()):
             raise broken("no global randomness", "it moved torch's global generator")
-        if any(not torch.equal(before[name], theta[name]) for name in theta):
+        if not _same(before[0], theta):
             raise broken("theta is left alone", "theta was changed in place")
         again, _ = _plan(bound, theta, cohort, this_round, state, broken)
         _check_masks(masks, again, theta, broken, bound.dense_in_turn)
-        if not isinstance(after, dict) or any(not isinstance(value, Tensor) for value in after.values()):
-            raise broken("state is tensors", f"it returned {type(after).__name__} with other values")
+        _check_state(after, theta, broken)
+        drills = _drill(bound, theta, cohort, masks, this_round, after, broken)
+        theta, after = _played(bound, theta, masks, drills, this_round, after, broken)
+        if not torch.equal(ambient, torch.default_generator.get_state()):
+            raise broken("no global randomness", "drills or observe moved torch's global generator")
+        if not _same(before[1], state):
+            raise broken("state is left alone", "a tensor of the state was changed in place")
         state = after
-        shake = this_round.generator("check")
-        theta = {k: t + 0.01 * torch.randn(t.shape, generator=shake).to(t) for k, t in theta.items()}
+
+
+def _check_state(state: object, theta: Params, broken: Callable[[str, str], InputError]) -> None:
+    if not isinstance(state, dict) or any(not isinstance(value, Tensor) for value in state.values()):
+        raise broken("state is tensors", f"it returned {type(state).__name__} with other values")
+    try:
+        check_mask(shown_in(state), theta, "the mask under shown/ in its state")
+    except InputError as error:
+        raise broken("masks fit", str(error)) from None
+
+
+def _copied(tensors: Params) -> Params:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _drill(
+    policy: Policy,
+    theta: Params,
+    cohort: Sequence[Client],
+    masks: Sequence[Mask],
+    this_round: Round,
+    state: State,
+    broken: Callable[[str, str], InputError],
+) -> list[Drill | None]:
+    """The drills, which must fit, be the same when asked for twice, and leave theta and the state alone."""
+    before = [_copied(theta), _copied(state)]
+    try:
+        drills, again = (list(policy.drills(theta, cohort, masks, this_round, dict(state))) for _ in range(2))
+    except Exception as error:
+        raise broken("runs", f"drills: {type(error).__name__}: {error}") from error
+    if len(drills) != len(cohort):
+        raise broken("drills fit", f"{len(drills)} drills for {len(cohort)} clients")
+    for place, (drill, same) in enumerate(zip(drills, again, strict=True)):
+        try:
+            check_drill(drill, theta, masks[place], f"drill {place}")
+        except InputError as error:
+            raise broken("drills fit", str(error)) from None
+        if not _alike(drill, same):
+            raise broken("same seed, same masks", f"drill {place} was not the same when asked for a second time")
+    if all(drill is not None and drill.rest for drill in drills):
+        raise broken("drills fit", "everyone rests")
+    if not _same(before[0], theta):
+        raise broken("theta is left alone", "drills changed theta in place")
+    if not _same(before[1], state):
+        raise broken("state is left alone", "drills changed a tensor of the state in place")
+    return drills
+
+
+def _alike(a: Drill | None, b: Drill | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    plain = ("gains", "thresholds", "distil", "regrow", "report", "rest")
+    widths = len(a.widths) == len(b.widths) and all(_same(x, y) for x, y in zip(a.widths, b.widths, strict=True))
+    return widths and all(getattr(a, name) == getattr(b, name) for name in plain)
+
+
+def _played(
+    policy: Policy,
+    theta: Params,
+    masks: Sequence[Mask],
+    drills: Sequence[Drill | None],
+    this_round: Round,
+    state: State,
+    broken: Callable[[str, str], InputError],
+) -> tuple[Params, State]:
+    """Theta shaken a little, as if trained, and the state once the policy has heard of clients that did so."""
+    shake = this_round.generator("check")
+    theta = {k: t + 0.01 * torch.randn(t.shape, generator=shake).to(t) for k, t in theta.items()}
+    sent = [
+        _regrown(theta, mask, drill.regrow.share, shake) if drill and drill.regrow else mask
+        for mask, drill in zip(masks, drills, strict=True)
+        if drill is None or not drill.rest
+    ]
+    report = None
+    if any(drill and drill.report for drill in drills):
+        report = {k: torch.randn(t.shape, generator=shake).to(t).double().square() for k, t in theta.items()}
+    heard = Heard(len(sent), coverage_of(sent, theta), report)
+    before = [_copied(theta), _copied(state)]
+    try:
+        after, again = (policy.observe(theta, heard, this_round, dict(state)) for _ in range(2))
+    except Exception as error:
+        raise broken("observes", f"{type(error).__name__}: {error}") from error
+    _check_state(after, theta, broken)
+    if not _same(before[0], theta):
+        raise broken("theta is left alone", "observe changed theta in place")
+    if not _same(before[1], state):
+        raise broken("state is left alone", "observe changed a tensor of the state in place")
+    if not _same(after, again):
+        raise broken("same seed, same state", "observe returned another state when called a second time")
+    return theta, after
+
+
+def _regrown(theta: Params, mask: Mask, share: float, rng: torch.Generator) -> Mask:
+    made = {k: torch.randn(kept.shape, generator=rng).to(theta[k]) for k, kept in mask.items()}
+    return {k: regrown(theta[k], kept, made[k], share) for k, kept in mask.items()}
 
 
 def _breaker(policy: Policy, index: int) -> Callable[[str, str], InputError]:

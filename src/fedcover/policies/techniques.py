@@ -16,10 +16,14 @@ from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.policies.complete import weight_complete
+from fedcover.policies.feddst import feddst
+from fedcover.policies.fiarse import fiarse
+from fedcover.policies.fjord import fjord
 from fedcover.policies.gap import p_gap, s_gap
 from fedcover.policies.moving import fedrolex, random_submodels
 from fedcover.policies.optimal import optimal_masks, optimal_units
 from fedcover.policies.prefix import heterofl
+from fedcover.policies.prunefl import prunefl
 from fedcover.policies.ranked import Block, Frozen, Kernels, Ranked, Units, Weights
 from fedcover.policies.urns import fedecover
 from fedcover.seeding import Round
@@ -118,6 +122,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "weight_complete": weight_complete,
     "s_gap": s_gap,
     "p_gap": p_gap,
+    "FIARSE": fiarse,
+    "FjORD": fjord,
+    "FedDST": feddst,
+    "PruneFL": prunefl,
 }
 
 

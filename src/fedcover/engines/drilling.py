@@ -1,0 +1,114 @@
+"""Drills of many clients at once: numbers and masks of each client, as stacks that a step reads."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedcover.drill import MOST_WIDTHS, Drill, boost, levels_of
+from fedcover.errors import InputError
+from fedcover.local import Job, width_draws
+from fedcover.params import Params
+
+LEAST = "least"
+"""The name of the table that says, for (step, client), the least level of an entry that is inside the drawn width."""
+PLAIN = Drill()
+
+
+def drill_kind(job: Job) -> tuple[bool, ...]:
+    """What drills must share for their clients to be trained as one batch; all False for a client without one."""
+    drill = job.drill or PLAIN
+    if drill.regrow or drill.distil:
+        what = "lets clients change their masks" if drill.regrow else "distils from the widest of several widths"
+        raise InputError(f"the policy {what}, which engine=vectorized cannot do; use engine=processes or engine=serial")
+    return bool(drill.gains), bool(drill.thresholds), bool(drill.widths), drill.report
+
+
+def drill_buffers(jobs: Sequence[Job], trained: Sequence[str], steps: int, like: Params) -> Params:
+    """Room for what these jobs' drills need, by ``KIND/NAME``; empty without drills. ``like`` is the stack of theta."""
+    gains, thresholds, widths, report = drill_kind(jobs[0])
+    device = next(iter(like.values())).device
+    made: Params = {}
+    for name in trained:
+        one = like[name].new_zeros(len(jobs))
+        made |= {f"gain/{name}": one.clone()} if gains else {}
+        made |= {f"tau/{name}": one.clone()} if thresholds else {}
+        made |= {f"level/{name}": torch.zeros_like(like[name], dtype=torch.uint8)} if widths else {}
+        made |= {f"squares/{name}": torch.zeros_like(like[name])} if report else {}
+    if widths:
+        made[LEAST] = torch.zeros((steps, len(jobs)), dtype=torch.uint8, device=device)
+    return made
+
+
+def load_drills(buffers: Params, jobs: Sequence[Job], theta: Params) -> None:
+    """Fill the buffers for these jobs, and make theta what is trained in its place."""
+    drills = [job.drill or PLAIN for job in jobs]
+    counted: dict[int, Params] = {}
+    for drill in drills:
+        if drill.widths and id(drill) not in counted:
+            counted[id(drill)] = levels_of(drill.widths)
+    for key, buffer in buffers.items():
+        kind, _, name = key.partition("/")
+        if kind == "gain":
+            buffer.copy_(torch.tensor([drill.gains.get(name, 1.0) for drill in drills]))
+            theta[name].mul_(column(buffer, theta[name]))
+        elif kind == "tau":
+            buffer.copy_(torch.tensor([drill.thresholds.get(name, 0.0) for drill in drills]))
+        elif kind == "squares":
+            buffer.zero_()
+        elif kind == "level":
+            buffer.fill_(MOST_WIDTHS)
+            for row, drill in zip(buffer, drills, strict=True):
+                if name in counted[id(drill)]:
+                    row.copy_(counted[id(drill)][name])
+        else:
+            for client, (job, drill) in enumerate(zip(jobs, drills, strict=True)):
+                drawn = width_draws(job, job.clients.size(job.client.id))
+                buffer[: len(drawn), client] = (len(drill.widths) - drawn).to(buffer)
+
+
+def at_step(buffers: Params, step: Tensor) -> Params:
+    """The buffers as a step sees them: of the table of widths its own row."""
+    if LEAST not in buffers:
+        return buffers
+    return {**buffers, LEAST: buffers[LEAST].index_select(0, step.view(1)).squeeze(0)}
+
+
+def inside(name: str, extra: Params) -> Tensor | None:
+    """What is inside the drawn width of each client; None without widths."""
+    level = extra.get(f"level/{name}")
+    return None if level is None else level >= column(extra[LEAST], level)
+
+
+def drilled_gradient(name: str, grad: Tensor, theta: Tensor, extra: Params, real: Tensor) -> Tensor:
+    """The gradient that goes into the momentum; reports take it in as it is."""
+    gain = extra.get(f"gain/{name}")
+    if (squares := extra.get(f"squares/{name}")) is not None:
+        own = grad if gain is None else grad * column(gain, grad)
+        squares.add_(torch.where(column(real, grad), own * own, 0.0))
+    if (tau := extra.get(f"tau/{name}")) is not None:
+        grad = grad * boost(theta if gain is None else theta / column(gain, theta), column(tau, theta))
+    return grad
+
+
+def drilled_scale(name: str, scale: Tensor, extra: Params) -> Tensor:
+    """The step size of each client for one tensor."""
+    gain = extra.get(f"gain/{name}")
+    return scale if gain is None else scale * gain * gain
+
+
+def finished(theta: Params, buffers: Params) -> tuple[Params, Params]:
+    """Copies of the trained stacks, divided by their gains, and of the reports; the latter empty if there are none."""
+    trained = {
+        name: stack / column(buffers[f"gain/{name}"], stack) if f"gain/{name}" in buffers else stack.clone()
+        for name, stack in theta.items()
+    }
+    if not any(key.startswith("squares/") for key in buffers):
+        return trained, {}
+    found = {name: buffers.get(f"squares/{name}", torch.zeros_like(stack)) for name, stack in theta.items()}
+    return trained, {name: torch.where(stack.isfinite(), stack, 0.0) for name, stack in found.items()}
+
+
+def column(values: Tensor, like: Tensor) -> Tensor:
+    """One number for each client, shaped to go with a stack."""
+    return values.view(-1, *[1] * (like.ndim - 1))

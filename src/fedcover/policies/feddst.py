@@ -1,0 +1,124 @@
+"""FedDST: one sparse mask for all that moves by dropping small weights and growing where gradients are large.
+
+Bibikar, Vikalo, Wang, Chen: "Federated Dynamic Sparse Training: Computing Less, Communicating Less, Yet Learning
+Better", AAAI 2022. The first mask is random, with the layer densities of Erdos-Renyi kernels. Every ``every`` rounds
+clients drop a share of their smallest active weights in mid-training and grow as many inactive ones by gradient
+magnitude; the server averages each entry over those that hold it and keeps the largest of what anyone holds, layer by
+layer as many as before. The share falls as (1 + cos(pi q / until)) / 2 and readjustment ends at round ``until``.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedcover.clients import Client
+from fedcover.drill import Drill, Regrow
+from fedcover.errors import check_number, check_whole
+from fedcover.network import Network
+from fedcover.params import Mask, Params
+from fedcover.policies.base import Heard, Policy, State, shown_in
+from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
+from fedcover.seeding import Round
+
+
+@dataclass(frozen=True)
+class FedDst(Policy):
+    """The density is the least keep of any cohort so far, so that everyone can hold the mask; it may only fall."""
+
+    any_device = True
+    one_by_one = True
+    every: int = 10
+    share: float = 0.5
+    until: int = 100
+    after: int = 1
+    """Local epochs before readjustment; in a round of fewer epochs it comes after the last."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("every", "until", "after"):
+            check_whole(name, getattr(self, name), 1)
+        check_number("share", self.share, 0, 1 + 1e-9, "a number in (0, 1]")
+
+    def bind(self, network: Network) -> "FedDst":
+        """This policy for the hidden weight tensors of a network."""
+        return replace(self, shapes={name: network.shapes[name] for name in hidden_of(network, "FedDST")})
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """The mask of the round before; a random one at first; pruned by magnitude for a client that can hold less."""
+        keep, mask = least_keep(cohort, state), shown_in(state)
+        if not mask:
+            mask = self._first(theta, keep, this_round)
+        elif keep < float(state["keep"]):
+            counts = erk_counts(self.shapes, keep)
+            scores = magnitudes(theta, list(self.shapes), mask)
+            mask = {n: largest({n: scores[n]}, min(counts[n], int(mask[n].sum())))[n] for n in self.shapes}
+        return [mask] * len(cohort), state_with(keep, mask)
+
+    def drills(
+        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
+    ) -> list[Drill | None]:
+        """A readjustment for everyone, every few rounds."""
+        share = self.share_at(this_round.index)
+        return [Drill(regrow=Regrow(share, self.after)) if share else None] * len(cohort)
+
+    def observe(self, theta: Params, heard: Heard, this_round: Round, state: State) -> State:
+        """The largest weights of what anyone holds, layer by layer as many as before."""
+        before = shown_in(state)
+        scores = magnitudes(theta, list(before), {name: heard.counts[name] > 0 for name in before})
+        return state_with(float(state["keep"]), {n: largest({n: scores[n]}, int(before[n].sum()))[n] for n in before})
+
+    def share_at(self, index: int) -> float:
+        """The share of active weights that is exchanged in a round; 0 if the mask stays.
+
+        >>> FedDst(every=10, share=0.5, until=100).share_at(50), FedDst().share_at(51)
+        (0.25, 0.0)
+        """
+        if index % self.every or index >= self.until:
+            return 0.0
+        return self.share / 2 * (1 + math.cos(math.pi * index / self.until))
+
+    def _first(self, theta: Params, keep: float, this_round: Round) -> dict[str, Tensor]:
+        """A random mask with the densities of Erdos-Renyi kernels."""
+        mask = {}
+        for name, count in erk_counts(self.shapes, keep).items():
+            order = torch.randperm(theta[name].numel(), generator=this_round.generator("first mask", name))
+            mask[name] = (order < count).view(theta[name].shape).to(theta[name].device)
+        return mask
+
+
+def erk_counts(shapes: Mapping[str, tuple[int, ...]], keep: float) -> dict[str, int]:
+    """How many weights each layer keeps: density in proportion to (sum of its axes) / (product of its axes), at most 1.
+
+    Together they are floor(keep d), to the entry, and at least 1 in each layer.
+
+    >>> erk_counts({"a": (10, 10), "b": (100, 10)}, 0.2)
+    {'a': 34, 'b': 186}
+    """
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    total = max(len(sizes), whole_part(keep, sum(sizes.values())))
+    dense: set[str] = set()
+    while True:
+        room = total - sum(sizes[name] for name in dense)
+        each = room / max(1, sum(sum(shapes[name]) for name in sizes if name not in dense))
+        over = {name for name in sizes if name not in dense and each * sum(shapes[name]) >= sizes[name]}
+        if not over:
+            break
+        dense |= over
+    wanted = {name: float(sizes[name]) if name in dense else each * sum(shapes[name]) for name in sizes}
+    counts = {name: max(1, math.floor(want)) for name, want in wanted.items()}
+    while (missing := total - sum(counts.values())) != 0:
+        step = 1 if missing > 0 else -1
+        able = [name for name in counts if (counts[name] < sizes[name] if missing > 0 else counts[name] > 1)]
+        nearest = max(able, key=lambda name: step * (wanted[name] - counts[name]))
+        counts[nearest] += step
+    return counts
+
+
+def feddst(every: int = 10, share: float = 0.5, until: int = 100, after: int = 1) -> FedDst:
+    """FedDST: one sparse mask for all, as dense as the least able can hold, that drops and grows as it trains."""
+    return FedDst(every, share, until, after)

@@ -1,0 +1,60 @@
+"""FIARSE: the largest weights of the whole model, and steps that know how near a weight is to being pruned.
+
+Wu, Wang, Wang, Hong, Su: "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel Extraction",
+NeurIPS 2024. tau_n is the floor(c_n d)-th largest |theta| over all weights that may be pruned; client n holds those
+that are not smaller, exactly floor(c_n d) of them (ties by index), and scales their gradients by
+1 + 2 tau |theta| / (|theta| + tau)^2. A layer of which nothing would be left keeps its largest weight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from fedcover.clients import Client
+from fedcover.drill import Drill
+from fedcover.network import Network
+from fedcover.params import FULL, Mask, Params
+from fedcover.policies.base import Policy, State
+from fedcover.policies.one_mask import hidden_of, largest, magnitudes, whole_part
+from fedcover.seeding import Round
+
+
+@dataclass(frozen=True)
+class Fiarse(Policy):
+    """One threshold for all layers, by each client's keep; only keep counts of a budget, not its bands."""
+
+    any_device = True
+    layers: tuple[str, ...] = field(default=(), repr=False)
+
+    def bind(self, network: Network) -> "Fiarse":
+        """This policy for the hidden weight tensors of a network."""
+        return replace(self, layers=hidden_of(network, "FIARSE"))
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """The largest weights of all layers together."""
+        scores = magnitudes(theta, self.layers)
+        size = sum(score.numel() for score in scores.values())
+        keeps = {client.budget.keep for client in cohort}
+        made: dict[float, Mask] = {k: FULL if k == 1 else largest(scores, whole_part(k, size)) for k in keeps}
+        return [made[client.budget.keep] for client in cohort], state
+
+    def drills(
+        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
+    ) -> list[Drill | None]:
+        """The threshold of each client."""
+        sizes = torch.cat([score.flatten() for score in magnitudes(theta, self.layers).values()])
+        falling = sizes.sort(descending=True).values
+        made: dict[int, Drill] = {}
+        for mask, client in zip(masks, cohort, strict=True):
+            if id(mask) not in made:
+                tau = float(falling[whole_part(client.budget.keep, len(falling)) - 1])
+                made[id(mask)] = Drill(thresholds=dict.fromkeys(self.layers, tau))
+        return [made[id(mask)] for mask in masks]
+
+
+def fiarse() -> Fiarse:
+    """FIARSE: the largest weights of all layers together; gradients scaled by how near they are to the threshold."""
+    return Fiarse()

@@ -1,0 +1,88 @@
+"""FjORD: ordered dropout, in which every batch trains another prefix of the units.
+
+Horvath, Laskaridis, Almeida, Leontiadis, Venieris, Lane: "FjORD: Fair and Accurate Federated Learning under
+heterogeneous targets with Ordered Dropout", NeurIPS 2021. Client n holds the first ceil(p_n K) of the K units of
+every hidden layer, and each of its batches draws a width p <= p_n of a given list, uniformly, and trains the
+p-prefix. With ``distil`` the loss at the drawn width is (1 - a) loss + a KL(p_n-prefix || p-prefix).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from fedcover.budgets import Budget
+from fedcover.clients import Client
+from fedcover.drill import Drill
+from fedcover.errors import InputError, check_number
+from fedcover.network import Network
+from fedcover.params import FULL, Mask, Params
+from fedcover.policies.base import Policy, State
+from fedcover.policies.ranked import Units, rank
+from fedcover.seeding import Round
+from fedcover.units import find_groups
+
+WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True)
+class Fjord(Policy):
+    """Prefixes of units; a client draws from the widths below its own keep and that keep itself."""
+
+    any_device = True
+    units = True
+    widths: tuple[float, ...] = WIDTHS
+    distil: float = 0.0
+    blocks: tuple[Units, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        for width in self.widths:
+            check_number("width", width, 0, 1 + 1e-9, "a number in (0, 1]")
+        check_number("distil", self.distil, -1e-300, 1, "a number in [0, 1)")
+
+    @property
+    def one_by_one(self) -> bool:  # type: ignore[override]
+        """Whether it distils, which needs two passes for a step."""
+        return self.distil > 0
+
+    def bind(self, network: Network) -> "Fjord":
+        """This policy with the network's own units."""
+        blocks = tuple(Units(group, in_order=True) for group in find_groups(network))
+        if not blocks:
+            name = type(network.model).__name__
+            raise InputError(f"FjORD finds no hidden units in {name}; add a hidden layer or use the policy 'full'")
+        return replace(self, blocks=blocks)
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """The widest prefix that each client can hold."""
+        made = {keep: self._prefix(theta, keep) for keep in {client.budget.keep for client in cohort}}
+        return [made[client.budget.keep] for client in cohort], state
+
+    def drills(
+        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
+    ) -> list[Drill | None]:
+        """The widths that each client draws from; a client with one width alone trains as ever."""
+        narrow = {width: self._prefix(theta, width) for width in sorted(set(self.widths)) if width < 1}
+        made: dict[float, Drill | None] = {}
+        for client, mask in zip(cohort, masks, strict=True):
+            keep = client.budget.keep
+            below = [prefix for width, prefix in narrow.items() if width < keep]
+            if keep not in made:
+                made[keep] = Drill(widths=(*below, mask), distil=self.distil) if below else None
+        return [made[client.budget.keep] for client in cohort]
+
+    def _prefix(self, theta: Params, keep: float) -> Mask:
+        """The first ceil(keep K) units of every group, and at least one."""
+        if keep == 1:
+            return FULL
+        mask: dict[str, Tensor] = {}
+        for block in self.blocks:
+            block.restrict(mask, theta, Budget(keep).held(rank(block.scores(theta))))
+        return mask
+
+
+def fjord(widths: Sequence[float] = WIDTHS, distil: float = 0.0) -> Fjord:
+    """FjORD: the first units of each hidden layer; every batch draws a width and trains that prefix."""
+    return Fjord(tuple(widths), distil)

@@ -1,0 +1,167 @@
+"""PruneFL: one mask for all, chosen again and again for the most gradient per second of training.
+
+Jiang, Wang, Valls, Ko, Lee, Leung, Tassiulas: "Model Pruning Enables Efficient Federated Learning on Edge Devices",
+2019. First one chosen client trains alone, under what it can hold, and its squared gradients decide the first mask.
+Then, every ``every`` rounds, all clients report the squared gradients of all entries, pruned ones too, and the server
+keeps the set M that maximises (sum of g^2 over M) / (t_0 + sum of t over M), t the seconds that a weight costs.
+The largest active weights are exempt from pruning. A weight that comes back has the value that it had when it went.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedcover.clients import Client
+from fedcover.drill import Drill
+from fedcover.errors import InputError, check_number, check_whole
+from fedcover.network import Network
+from fedcover.params import FULL, Mask, Params
+from fedcover.policies.base import Heard, Policy, State, shown_in
+from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
+from fedcover.seeding import Round
+
+
+@dataclass(frozen=True)
+class PruneFl(Policy):
+    """The mask is never larger than the least keep of any cohort so far; within that the objective decides its size.
+
+    ``seconds`` has the seconds of one weight of each layer in a training step, and ``fixed`` is t_0, the seconds of a
+    step that pruning does not save: ``fedcover.afford.weight_seconds`` measures both. Without them the multiply-adds
+    of a weight stand in for its seconds, and those of the layers that stay whole for t_0, which is an assumption.
+    """
+
+    any_device = True
+    every: int = 10
+    free: float = 0.3
+    """The share of the active weights that a change of the mask may prune, the smallest ones."""
+    half_life: int = 1000
+    """Rounds after which that share is half as large."""
+    first: int = 1
+    """Rounds of the first stage. Cohorts are drawn anew, so each has its own chosen client: the most able one."""
+    seconds: Mapping[str, float] | None = None
+    fixed: float | None = None
+    layers: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("every", "half_life", "first"):
+            check_whole(name, getattr(self, name), 1)
+        check_number("free", self.free, -1e-300, 1 + 1e-9, "a number from 0 to 1")
+        if (self.seconds is None) != (self.fixed is None):
+            raise InputError("PruneFL needs both seconds, by layer, and fixed, the rest of a step; give both or none")
+        if self.fixed is not None:
+            check_number("fixed", self.fixed, 0, math.inf, "a positive number of seconds")
+
+    def bind(self, network: Network) -> "PruneFl":
+        """This policy for the hidden weight tensors of a network."""
+        layers = hidden_of(network, "PruneFL")
+        if self.seconds is None:
+            seconds = {name: network.macs[name] or 1.0 for name in layers}
+            whole = [name for name in network.shapes if name not in layers]
+            fixed = sum(network.macs[name] * math.prod(network.shapes[name]) for name in whole) or 1.0
+            return replace(self, layers=layers, seconds=seconds, fixed=fixed)
+        if set(self.seconds) != set(layers):
+            raise InputError(f"seconds are for {', '.join(self.seconds)}; give them for {', '.join(layers)}")
+        for name, value in self.seconds.items():
+            check_number(f"the seconds of '{name}'", value, -1e-300, math.inf, "0 or more, and finite")
+        return replace(self, layers=layers)
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """The one mask; in the first round the chosen client holds all that it can."""
+        keep, known = least_keep(cohort, state), shown_in(state)
+        size = sum(theta[name].numel() for name in self.layers)
+        mask = known or {name: torch.ones_like(theta[name], dtype=torch.bool) for name in self.layers}
+        if sum(int(kept.sum()) for kept in mask.values()) > whole_part(keep, size):
+            mask = largest(magnitudes(theta, self.layers, mask), whole_part(keep, size))
+        masks: list[Mask] = [mask] * len(cohort)
+        if not known and this_round.index <= self.first:
+            chosen = self.chosen(cohort)
+            most = cohort[chosen].budget.keep
+            masks[chosen] = FULL if most == 1 else largest(magnitudes(theta, self.layers), whole_part(most, size))
+        return masks, state_with(keep, mask if known or this_round.index > self.first else {})
+
+    def drills(
+        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
+    ) -> list[Drill | None]:
+        """In the first stage one client trains and reports; later all report, every few rounds."""
+        if this_round.index <= self.first:
+            drills: list[Drill | None] = [Drill(rest=True)] * len(cohort)
+            drills[self.chosen(cohort)] = Drill(report=True)
+            return drills
+        return [None if this_round.index % self.every else Drill(report=True)] * len(cohort)
+
+    def observe(self, theta: Params, heard: Heard, this_round: Round, state: State) -> State:
+        """The best mask for the gradients that were reported."""
+        if heard.report is None:
+            return state
+        assert self.seconds is not None
+        assert self.fixed is not None
+        keep = float(state["keep"])
+        held = {name: heard.counts[name] > 0 for name in self.layers}
+        most = whole_part(keep, sum(kept.numel() for kept in held.values()))
+        free = self.free * 0.5 ** (this_round.index / self.half_life)
+        many = min(most, math.ceil((1 - free) * sum(int(kept.sum()) for kept in held.values()) - 1e-9))
+        exempt = largest(magnitudes(theta, self.layers, held), many)
+        squares = {name: heard.report[name] for name in self.layers}
+        return state_with(keep, best_kept(squares, self.seconds, self.fixed, exempt, most))
+
+    @staticmethod
+    def chosen(cohort: Sequence[Client]) -> int:
+        """The place of the most able client; of several the first."""
+        return max(range(len(cohort)), key=lambda i: (cohort[i].budget.keep, -i))
+
+
+def best_kept(
+    squares: Mapping[str, Tensor], seconds: Mapping[str, float], fixed: float, exempt: Mask, most: int
+) -> dict[str, Tensor]:
+    """The mask that holds ``exempt`` and at most ``most`` entries with the largest (sum of g^2) / (t_0 + sum of t).
+
+    By falling g^2 / t entries are taken for as long as each raises the quotient, which is exact. If they are too
+    many, the quotient's own equation is solved: for the quotient L the entries of largest g^2 - L t.
+
+    >>> squares = {"a": torch.tensor([8.0, 1.0, 4.0])}
+    >>> best_kept(squares, {"a": 1.0}, 1.0, {"a": torch.tensor([False, False, False])}, 3)["a"].tolist()
+    [True, False, True]
+    """
+    names = list(squares)
+    worth = torch.cat([squares[name].double().flatten() for name in names])
+    price = torch.cat([torch.full_like(squares[name], seconds[name], dtype=torch.float64).flatten() for name in names])
+    held = torch.cat([exempt[name].flatten() for name in names])
+    free = (~held).nonzero().squeeze(1)
+    base_worth, base_price = worth[held].sum(), price[held].sum() + fixed
+    w, t = worth[free], price[free]
+    rate = torch.where(t > 0, w / t, math.inf)
+    order = rate.argsort(descending=True, stable=True)
+    before = (base_worth + w[order].cumsum(0) - w[order]) / (base_price + t[order].cumsum(0) - t[order])
+    worse = (rate[order] < before).nonzero()
+    taken = order[: int(worse[0]) if len(worse) else len(order)]
+    room = most - int(held.sum())
+    if len(taken) > room:
+        taken, quotient = order[:0], base_worth / base_price
+        while True:
+            gain = w - quotient * t
+            picked = gain.argsort(descending=True, stable=True)[:room]
+            picked = picked[gain[picked] > 0]
+            better = (base_worth + w[picked].sum()) / (base_price + t[picked].sum())
+            if not bool(better > quotient):
+                break
+            taken, quotient = picked, better
+    held[free[taken]] = True
+    parts = held.split([squares[name].numel() for name in names])
+    return {name: part.view(squares[name].shape).clone() for name, part in zip(names, parts, strict=True)}
+
+
+def prunefl(
+    every: int = 10,
+    free: float = 0.3,
+    half_life: int = 1000,
+    first: int = 1,
+    seconds: Mapping[str, float] | None = None,
+    fixed: float | None = None,
+) -> PruneFl:
+    """PruneFL: one mask for all with the most squared gradient per second, chosen anew every few rounds."""
+    return PruneFl(every, free, half_life, first, seconds, fixed)

@@ -1,0 +1,327 @@
+"""Policies that train beyond plain masked SGD, in every engine, in company, and after a stop."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedcover as fc
+from fedcover.engines.processes import Processes
+from fedcover.engines.serial import Serial
+from fedcover.engines.vectorized import Vectorized
+from fedcover.params import Mask, Params
+from fedcover.policies.base import shown_in
+from tests.conftest import small_data
+from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images
+from tests.laws.strategies import same
+
+State = dict[str, Tensor]
+
+
+class Mixed(fc.Policy):
+    """Weights by magnitude; gains by keep, thresholds and reports together; it remembers what it hears."""
+
+    def __init__(self, report: bool = True) -> None:
+        self._report = report
+
+    def bind(self, network: fc.Network) -> "Mixed":
+        self._inner = fc.weight_pruning().bind(network)
+        return self
+
+    def plan(
+        self, theta: Params, cohort: Sequence[fc.Client], this_round: fc.Round, state: State
+    ) -> tuple[list[Mask], State]:
+        return self._inner.plan(theta, cohort, this_round, {})[0], state
+
+    def drills(
+        self, theta: Params, cohort: Sequence[fc.Client], masks: Sequence[Mask], this_round: fc.Round, state: State
+    ) -> list[fc.Drill | None]:
+        names = list(theta)
+        return [
+            fc.Drill(
+                gains=dict.fromkeys(names[:2], 1 / client.budget.keep),
+                thresholds={names[0]: 0.1 + client.slot / 10} if client.slot % 2 else {},
+                report=self._report,
+            )
+            for client in cohort
+        ]
+
+    def observe(self, theta: Params, heard: fc.Heard, this_round: fc.Round, state: State) -> State:
+        if not self._report:
+            assert heard.report is None
+            return state
+        assert heard.report is not None
+        return {name: squares + state.get(name, 0.0) for name, squares in heard.report.items()}
+
+
+POLICIES: dict[str, Callable[[], fc.Policy]] = {
+    "FIARSE": fc.fiarse,
+    "FjORD": lambda: fc.fjord((0.3, 0.6)),
+    "FjORD, distilled": lambda: fc.fjord((0.3, 0.6), distil=0.4),
+    "FedDST": lambda: fc.feddst(every=2, until=20),
+    "PruneFL": lambda: fc.prunefl(every=2),
+    "mixed": Mixed,
+}
+ALONE = ("FjORD, distilled", "FedDST")
+"""Those that clients cannot be trained for as one batch."""
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+@pytest.mark.parametrize("name", POLICIES)
+def test_processes_equal_serial_bit_for_bit(name: str, shrink: bool) -> None:
+    test = small_data(40, seed=9)
+    serial = federation(Serial(shrink), POLICIES[name]())
+    expected = serial.run(4, evaluate_on=test)
+    for workers in (1, 3):
+        found = federation(Processes(workers, shrink), POLICIES[name]()).run(4, evaluate_on=test)
+        assert found == expected
+        assert found.theta is not None
+        assert expected.theta is not None
+        assert same(found.theta, expected.theta)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_drills_are_the_same_traced_shrunk_or_by_autograd(name: str) -> None:
+    expected = images(Serial(), "mlp", POLICIES[name]()).run(3)
+    for engine in (Serial(traced=False), Serial(shrink=True)):
+        assert furthest(expected, images(engine, "mlp", POLICIES[name]()).run(3)) < TOLERANCE
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in ALONE])
+def test_vectorized_agrees_with_serial(name: str, network: str, device: str) -> None:
+    serial, batch = (images(engine, network, POLICIES[name]()) for engine in (Serial(), Vectorized(device)))
+    states = [serial.start(), batch.start()]
+    for _ in range(2):
+        (states[0], a), (states[1], b) = serial.play_round(states[0]), batch.play_round(states[1])
+        assert (a.cohort, a.gamma_min, a.kept, a.bytes_up) == (b.cohort, b.gamma_min, b.kept, b.bytes_up)
+        for key, tensor in states[0].theta.items():
+            assert float((tensor - states[1].theta[key].cpu()).abs().max()) < TOLERANCE
+        for key, tensor in states[0].policy.items():
+            torch.testing.assert_close(states[1].policy[key].cpu(), tensor, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("default")  # the compiler's own
+@pytest.mark.parametrize("name", ["mixed", "FjORD"])
+def test_vectorized_compiled(name: str) -> None:
+    expected = images(Serial(), "mlp", POLICIES[name]()).run(1)
+    assert furthest(expected, images(Vectorized("cpu", compile=True), "mlp", POLICIES[name]()).run(1)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_vectorized_says_what_it_cannot_do(name: str) -> None:
+    playing = images(Vectorized("cpu"), "mlp", POLICIES[name]())
+    with pytest.raises(fc.InputError, match="needs clients trained one by one; use engine=processes"):
+        playing.run(1)
+    with pytest.raises(fc.InputError, match=r"which engine=vectorized cannot do; use engine=processes"):
+        playing.play_round(playing.play_round(playing.start())[0])
+
+
+@pytest.mark.parametrize("engine", [Serial, lambda: Processes(2), lambda: Vectorized("cpu")])
+def test_drilled_federations_in_lockstep_are_the_same_as_alone(engine: Callable[[], fc.Engine]) -> None:
+    names = [name for name in POLICIES if name not in ALONE or engine is Serial]
+    alone = [images(engine(), "mlp", POLICIES[name]()).run(2) for name in names]
+    together = fc.run_many([images(Serial(), "mlp", POLICIES[name]()) for name in names], 2, engine=engine())
+    close = TOLERANCE if isinstance(engine(), Vectorized) else 0.0
+    assert all(furthest(a, b) <= close for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("stop", [2])
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_stopped_run_resumes_to_the_same_bits(name: str, stop: int, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop_there(record: fc.RoundRecord) -> None:
+        if record.round == stop:
+            raise Stop
+
+    test = small_data(40, seed=9)
+    whole = federation(Serial(), POLICIES[name]()).run(5, evaluate_on=test, out=tmp_path / "whole")
+    with pytest.raises(Stop):
+        federation(Serial(), POLICIES[name]()).run(5, evaluate_on=test, out=tmp_path / "cut", on_round=stop_there)
+    again = federation(Processes(2), POLICIES[name]()).run(5, evaluate_on=test, out=tmp_path / "cut", resume=True)
+    assert again == whole
+    assert again.theta is not None
+    assert whole.theta is not None
+    assert same(again.theta, whole.theta)
+
+
+def test_the_first_round_of_prunefl_is_one_clients() -> None:
+    playing = federation(Serial(), fc.prunefl(every=2))
+    state, first = playing.play_round(playing.start())
+    _, second = playing.play_round(state)
+    assert (len(first.cohort), len(second.cohort)) == (1, 6)
+    assert first.kept == [1.0]
+    assert max(second.kept) < 1
+
+
+def test_what_prunefl_prunes_keeps_its_value_and_what_comes_back_has_it() -> None:
+    playing = federation(Serial(), fc.prunefl(every=2))
+    state = playing.start()
+    back = 0
+    for index in range(6):
+        before, mask = state.theta, shown_in(state.policy)
+        state, _ = playing.play_round(state)
+        for name, kept in mask.items() if index > 1 else ():
+            assert torch.equal(state.theta[name][~kept], before[name][~kept])
+            back += int((shown_in(state.policy)[name] & ~kept).sum())
+    assert back > 0
+
+
+def test_a_policy_with_one_mask_is_evaluated_under_it() -> None:
+    test = small_data(60, seed=9)
+    playing = federation(Serial(), fc.feddst(every=2))
+    state, record = playing.play_round(playing.start(), test)
+    mask = shown_in(state.policy)
+    pruned = fc.federation.evaluate(
+        playing.task.model, playing.task.loss, {n: t * mask.get(n, 1) for n, t in state.theta.items()}, test
+    )
+    whole = fc.federation.evaluate(playing.task.model, playing.task.loss, state.theta, test)
+    assert record.loss == pytest.approx(pruned.loss)
+    assert record.loss != pytest.approx(whole.loss)
+
+
+def test_a_policy_with_one_mask_is_loaded_under_it(tmp_path: Path) -> None:
+    playing = federation(Serial(), fc.prunefl())
+    history = playing.run(2, out=tmp_path / "run")
+    model = fc.load_model(tmp_path / "run", playing.task.model)
+    assert history.theta is not None
+    assert same(history.theta, {name: tensor.detach() for name, tensor in model.named_parameters()})
+    assert any(bool((tensor == 0).any()) for tensor in history.theta.values())
+
+
+def test_reports_and_new_masks_are_paid_for() -> None:
+    playing = federation(Serial(), fc.feddst(every=2))
+    state, plain = playing.play_round(playing.start())
+    _, moved = playing.play_round(state)
+    assert moved.bytes_up - plain.bytes_up == plain.bytes_down - plain.bytes_up
+    silent, telling = (federation(Serial(), Mixed(report)).run(1).last for report in (False, True))
+    size = sum(tensor.numel() for tensor in playing.theta0.values())
+    assert telling.bytes_up - silent.bytes_up == 6 * 4 * size
+
+
+def test_weights_by_labels_go_by_the_masks_that_came_back() -> None:
+    clients = federation(Serial()).clients
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    budgets = fc.by_slot([0.5, 0.5, 0.5])
+    playing = fc.Federation(fc.Task(net), clients, fc.feddst(every=1), budgets, cohort=3, weighting="labels")
+    state, record = playing.play_round(playing.start())
+    (kept,) = shown_in(state.policy).values()
+    assert int(kept.sum()) == 24
+    assert record.gamma_min == 0
+    assert bool(torch.isfinite(state.theta["0.weight"]).all())
+
+
+def test_certificates_say_that_training_is_not_plain() -> None:
+    playing = federation(Serial(), fc.fiarse())
+    playing.weighting, playing.certify = "uniform", True
+    certificate = playing.run(1).last.certificate
+    assert certificate is not None
+    assert certificate["holds"] is None
+    assert "trains otherwise" in certificate["sentence"]
+
+
+def test_distillation_takes_the_place_of_the_labels() -> None:
+    """With nearly all of the weight on it the teacher is the model itself, and less moves."""
+    playing = images(Serial(), "residual", fc.fjord((0.5,), distil=0.999999))
+    plain = images(Serial(), "residual", fc.fjord((0.5,)))
+    moved = [furthest(one.run(1), _still(one)) for one in (playing, plain)]
+    assert moved[0] < moved[1]
+
+
+def _still(playing: fc.Federation) -> fc.History:
+    history = fc.History()
+    history.theta = playing.theta0
+    return history
+
+
+class Broken(fc.Policy):
+    """Breaks one law of drills or of hearing."""
+
+    def __init__(self, law: str) -> None:
+        self._law, self._calls = law, 0
+
+    def start(self) -> State:
+        return {"sum": torch.zeros(1)}
+
+    def plan(
+        self, theta: Params, cohort: Sequence[fc.Client], this_round: fc.Round, state: State
+    ) -> tuple[list[Mask], State]:
+        return [{} for _ in cohort], state
+
+    def drills(
+        self, theta: Params, cohort: Sequence[fc.Client], masks: Sequence[Mask], this_round: fc.Round, state: State
+    ) -> list[fc.Drill | None]:
+        self._calls += 1
+        made: dict[str, list[fc.Drill | None]] = {
+            "one short": [None],
+            "everyone rests": [fc.Drill(rest=True)] * len(cohort),
+            "no such tensor": [fc.Drill(gains={"x": 2.0})] * len(cohort),
+            "not the same": [fc.Drill(gains={"0.bias": float(self._calls)})] * len(cohort),
+            "not nested": [fc.Drill(widths=({}, {"0.bias": torch.arange(9) < 3}))] * len(cohort),
+        }
+        if self._law == "changes theta":
+            theta["0.bias"].mul_(0.5)
+        return made.get(self._law, [None] * len(cohort))
+
+    def observe(self, theta: Params, heard: fc.Heard, this_round: fc.Round, state: State) -> State:
+        self._calls += 1
+        if self._law == "fails":
+            raise RuntimeError("deaf")
+        if self._law == "changes state":
+            state["sum"].add_(1)
+        if self._law == "another state":
+            return {"sum": torch.full((1,), float(self._calls))}
+        if self._law == "odd state":
+            return {"sum": 3}  # type: ignore[dict-item]
+        if self._law == "global randomness":
+            torch.rand(1)
+        return state
+
+
+@pytest.mark.parametrize(
+    ("how", "law"),
+    [
+        ("one short", "drills fit"),
+        ("everyone rests", "drills fit"),
+        ("no such tensor", "drills fit"),
+        ("not nested", "drills fit"),
+        ("not the same", "same seed, same masks"),
+        ("changes theta", "theta is left alone"),
+        ("fails", "observes"),
+        ("changes state", "state is left alone"),
+        ("another state", "same seed, same state"),
+        ("odd state", "state is tensors"),
+        ("global randomness", "no global randomness"),
+    ],
+)
+def test_check_policy_names_the_broken_law(how: str, law: str) -> None:
+    net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 2))
+    with pytest.raises(fc.InputError, match=f"breaks the law '{law}' in round 1"):
+        fc.check_policy(Broken(how), net, torch.zeros(2, 7))
+    fc.check_policy(Broken("none"), net, torch.zeros(2, 7))
+
+
+@pytest.mark.parametrize("how", ["one short", "everyone rests", "no such tensor", "not nested"])
+def test_a_federation_refuses_drills_that_do_not_fit(how: str) -> None:
+    net = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+    playing = fc.Federation(fc.Task(net), federation(Serial()).clients, Broken(how), cohort=2)
+    with pytest.raises(fc.InputError, match=r"return a list, one each|let at least one train|the model has not|nested"):
+        playing.run(1)
+
+
+def test_drills_refuse_what_makes_no_sense() -> None:
+    whole: Mask = {}
+    for settings, why in (
+        ({"gains": {"w": 0.0}}, "the gain of 'w' must be a positive number"),
+        ({"thresholds": {"w": -1.0}}, "the threshold of 'w' must be 0 or more"),
+        ({"distil": 0.5}, "give widths, or leave it 0"),
+        ({"widths": (whole,), "regrow": fc.Regrow(0.1)}, "cannot both draw widths and regrow"),
+        ({"widths": (whole,) * 256}, "give at most 255"),
+    ):
+        with pytest.raises(fc.InputError, match=why):
+            fc.Drill(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,239 @@
+"""Laws of drilled training: each part of a drill against its formula, written out with autograd."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedcover.budgets import Budget
+from fedcover.clients import Client
+from fedcover.data import from_parts
+from fedcover.drill import Drill, Regrow, levels_of, regrown, widths_of
+from fedcover.engines import Serial
+from fedcover.local import Job, LocalSGD, Task, shuffle_draws, width_draws
+from fedcover.params import Mask, Params, params_of
+from fedcover.seeding import Round, ambient
+from tests.conftest import small_data
+from tests.laws.strategies import kept_of, random_mask, same, seeds, thetas
+
+EXAMPLES, RECIPE = 23, LocalSGD(epochs=3, batch_size=5, lr=0.1, momentum=0.6)
+CLOSE = {"rtol": 2e-4, "atol": 2e-6}
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    with ambient(seed, "drilled"):
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+TASK, ENGINE = Task(net()), Serial()
+"""Shared, so that steps are traced once."""
+
+
+def job_for(seed: int, drill: Drill | None, masked: bool = True) -> Job:
+    theta = params_of(net(seed))
+    clients = from_parts(small_data(EXAMPLES), [torch.arange(EXAMPLES)])
+    mask = random_mask(theta, seed) if masked else {}
+    return Job(TASK, clients, Client(0, 0, Budget()), theta, mask, RECIPE, Round(2, seed), drill)
+
+
+def batches(job: Job) -> list[tuple[Tensor, Tensor]]:
+    """The batches of a job's steps."""
+    data = job.clients.examples_of(0)
+    orders = shuffle_draws(job, EXAMPLES).argsort(stable=True, dim=1)
+    return [(data.inputs[part], data.labels[part]) for order in orders for part in order.split(RECIPE.batch_size)]
+
+
+def gradients(theta: Params, x: Tensor, y: Tensor, gains: dict[str, float] | None = None) -> Params:
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
+    used = {name: leaf * (gains or {}).get(name, 1.0) for name, leaf in leaves.items()}
+    loss = F.cross_entropy(torch.func.functional_call(TASK.model, used, (x,)), y)
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def trained(job: Job) -> tuple[Params, Mask, Params | None]:
+    (update,) = ENGINE.train([job])
+    return update.theta, update.mask, update.report
+
+
+def close(found: Params, expected: Params) -> None:
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, **CLOSE)  # type: ignore[call-overload]
+
+
+@given(seeds, st.booleans())
+@settings(max_examples=15)
+def test_a_drill_that_asks_for_nothing_changes_no_bit(seed: int, masked: bool) -> None:
+    theta, mask, report = trained(job_for(seed, Drill(), masked))
+    plain, plain_mask, _ = trained(job_for(seed, None, masked))
+    assert same(theta, plain)
+    assert same(dict(mask), dict(plain_mask))
+    assert report is None
+
+
+@given(seeds, st.floats(0.2, 5), st.booleans())
+@settings(max_examples=15)
+def test_gains_are_a_layer_whose_output_is_multiplied_in_training(seed: int, gain: float, masked: bool) -> None:
+    gains = {"0.weight": gain, "0.bias": gain, "2.weight": 2.0, "2.bias": 2.0}
+    job = job_for(seed, Drill(gains=gains), masked)
+    kept = kept_of(job.mask, job.theta)
+    theta = {name: tensor * kept[name] for name, tensor in job.theta.items()}
+    velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+    for x, y in batches(job):
+        for name, grad in gradients(theta, x, y, gains).items():
+            velocity[name] = RECIPE.momentum * velocity[name] + grad * kept[name]
+            theta[name] = theta[name] - RECIPE.lr * velocity[name]
+    close(trained(job)[0], theta)
+
+
+@given(seeds, st.floats(0.001, 2), st.booleans())
+@settings(max_examples=15)
+def test_thresholds_scale_kept_gradients_at_the_present_theta(seed: int, tau: float, gained: bool) -> None:
+    gains = {"0.weight": 3.0} if gained else {}
+    job = job_for(seed, Drill(thresholds={"0.weight": tau, "2.weight": tau}, gains=gains))
+    kept = kept_of(job.mask, job.theta)
+    theta = {name: tensor * kept[name] for name, tensor in job.theta.items()}
+    velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+    for x, y in batches(job):
+        for name, grad in gradients(theta, x, y, gains).items():
+            size = theta[name].abs()
+            factor = 1 + 2 * tau * size / (size + tau) ** 2 if name in ("0.weight", "2.weight") else 1.0
+            velocity[name] = RECIPE.momentum * velocity[name] + grad * factor * kept[name]
+            theta[name] = theta[name] - RECIPE.lr * velocity[name]
+    close(trained(job)[0], theta)
+
+
+@given(seeds, st.booleans())
+@settings(max_examples=15)
+def test_reports_are_the_squared_gradients_of_all_entries(seed: int, gained: bool) -> None:
+    gains = {"2.weight": 1.5} if gained else {}
+    job = job_for(seed, Drill(report=True, gains=gains))
+    kept = kept_of(job.mask, job.theta)
+    theta = {name: tensor * kept[name] for name, tensor in job.theta.items()}
+    velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+    squares = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+    for x, y in batches(job):
+        for name, grad in gradients(theta, x, y, gains).items():
+            squares[name] += grad**2
+            velocity[name] = RECIPE.momentum * velocity[name] + grad * kept[name]
+            theta[name] = theta[name] - RECIPE.lr * velocity[name]
+    found, _, report = trained(job)
+    assert report is not None
+    close(found, theta)
+    close(report, squares)
+
+
+def prefixes() -> tuple[Mask, ...]:
+    """Three nested masks of units, the widest not the whole model."""
+    made = []
+    for first, second in ((2, 1), (5, 3), (7, 5)):
+        a, b = torch.arange(8) < first, torch.arange(5) < second
+        mask = {"0.weight": a[:, None].expand(8, 6), "0.bias": a, "2.weight": b[:, None] & a, "2.bias": b}
+        made.append({**mask, "4.weight": b.expand(3, 5)})
+    return tuple(made)
+
+
+@given(seeds)
+@settings(max_examples=15)
+def test_each_batch_trains_one_width_and_the_rest_stands_still(seed: int) -> None:
+    widths = prefixes()
+    job = replace(job_for(seed, Drill(widths=widths), masked=False), mask=widths[-1])
+    theta = {name: t * kept_of(widths[-1], job.theta)[name] for name, t in job.theta.items()}
+    velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+    drawn = width_draws(job, EXAMPLES).tolist()
+    assert len(drawn) == len(batches(job))
+    for (x, y), width in zip(batches(job), drawn, strict=True):
+        inside = kept_of(widths[width], theta)
+        for name, grad in gradients({n: t * inside[n] for n, t in theta.items()}, x, y).items():
+            moved = RECIPE.momentum * velocity[name] + grad
+            velocity[name] = torch.where(inside[name], moved, velocity[name])
+            theta[name] = torch.where(inside[name], theta[name] - RECIPE.lr * moved, theta[name])
+    close(trained(job)[0], theta)
+
+
+def test_widths_are_drawn_evenly_and_anew_for_each_client_and_round() -> None:
+    drill = Drill(widths=prefixes())
+    job = job_for(0, drill, masked=False)
+    job = replace(job, recipe=LocalSGD(200, 5))
+    others = [replace(job, client=Client(i, 0, Budget()), this_round=Round(q, 0)) for i in (0, 1) for q in (1, 2)]
+    drawn = [width_draws(other, EXAMPLES) for other in others]
+    assert all(not torch.equal(a, b) for n, a in enumerate(drawn) for b in drawn[:n])
+    shares = torch.bincount(torch.cat(drawn)) / sum(map(len, drawn))
+    assert torch.allclose(shares, torch.full((3,), 1 / 3), atol=0.03)
+
+
+@given(thetas(), seeds, st.floats(0, 1))
+def test_regrowth_keeps_density_drops_the_smallest_and_grows_only_the_inactive(
+    theta: Params, seed: int, share: float
+) -> None:
+    for name, tensor in theta.items():
+        rng = torch.Generator().manual_seed(seed)
+        kept = torch.rand(tensor.shape, generator=rng) < 0.5
+        grad = torch.randn(tensor.shape, generator=rng)
+        new = regrown(tensor * kept, kept, grad, share)
+        gone, come = kept & ~new, new & ~kept
+        assert int(new.sum()) == int(kept.sum()), name
+        many = min(int(share * int(kept.sum()) + 1e-9), int((~kept).sum()))
+        assert int(gone.sum()) == int(come.sum()) == many
+        if many and many < int(kept.sum()):
+            assert float(tensor[gone].abs().max()) <= float(tensor[kept & new].abs().min())
+        if many and many < int((~kept).sum()):
+            assert float(grad[come].abs().min()) >= float(grad[~kept & ~new].abs().max())
+
+
+@given(seeds, st.integers(1, 3), st.floats(0.1, 0.9))
+@settings(max_examples=15)
+def test_a_regrown_client_goes_on_under_its_new_mask(seed: int, after: int, share: float) -> None:
+    job = job_for(seed, Drill(regrow=Regrow(share, after)))
+    kept = kept_of(job.mask, job.theta)
+    theta = {name: tensor * kept[name] for name, tensor in job.theta.items()}
+    velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+    per_epoch = -(-EXAMPLES // RECIPE.batch_size)
+    steps = batches(job)
+    for number, (x, y) in enumerate([*steps, steps[-per_epoch]]):
+        if number == after * per_epoch:
+            batch = steps[number] if number < len(steps) else steps[-per_epoch]
+            grads = gradients(theta, *batch)
+            new = {n: regrown(theta[n], kept[n], grads[n], share) if n in job.mask else kept[n] for n in kept}
+            theta = {name: torch.where(kept[name] & new[name], tensor, 0.0) for name, tensor in theta.items()}
+            velocity = {name: torch.where(kept[name] & new[name], v, 0.0) for name, v in velocity.items()}
+            kept = new
+        if number == len(steps):
+            break
+        for name, grad in gradients(theta, x, y).items():
+            velocity[name] = RECIPE.momentum * velocity[name] + grad * kept[name]
+            theta[name] = theta[name] - RECIPE.lr * velocity[name]
+    found, mask, _ = trained(job)
+    assert set(mask) == set(job.mask)
+    assert all(torch.equal(mask[name], kept[name]) for name in mask)
+    assert all(not bool(found[name][~mask[name]].any()) for name in mask)
+    close(found, theta)
+
+
+@given(thetas(), st.lists(st.floats(0, 1), min_size=1, max_size=6), seeds)
+def test_nested_masks_are_their_levels(theta: Params, shares: list[float], seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    order = {name: torch.rand(tensor.shape, generator=rng) for name, tensor in theta.items()}
+    nested = tuple({name: rank < share for name, rank in order.items()} for share in sorted(shares))
+    nested = (*nested, {name: kept for name, kept in nested[-1].items() if name.endswith("bias")})
+    again = widths_of(levels_of(nested), len(nested))
+    for mask, found in zip(nested, again, strict=True):
+        assert same(kept_of(mask, theta), kept_of(found, theta))
+
+
+def test_a_gradient_that_is_not_finite_at_a_pruned_entry_does_no_harm() -> None:
+    data = small_data(20)
+    data.inputs[:, 5] = 1e38
+    mask = {"0.weight": torch.arange(6).expand(8, 6) < 5}
+    theta = {name: tensor * 1e3 for name, tensor in params_of(net()).items()}
+    clients = from_parts(data, [torch.arange(20)])
+    drill = Drill(thresholds={"0.weight": 0.1}, report=True)
+    recipe = LocalSGD(1, 5, 1e-3)
+    job = Job(Task(net()), clients, Client(0, 0, Budget()), theta, mask, recipe, Round(1, 0), drill)
+    (update,) = Serial().train([job])
+    assert update.report is not None
+    for tensors in (update.theta, update.report):
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
+    assert not bool(update.theta["0.weight"][:, 5].any())
