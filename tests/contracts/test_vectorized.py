@@ -35,11 +35,11 @@ def test_vectorized_agrees_with_serial(policy: str, network: str, device: str) -
 
 def test_clients_of_these_federations_lack_classes() -> None:
     """So that HeteroFL's masked output rows are among what engines agree on."""
-    playing = images(Serial(), "mlp", "heterofl", sizes=(2, 1, 2, 9, 20))
+    playing = images(Serial(), "mlp", "HeteroFL", sizes=(2, 1, 2, 9, 20))
     begun = [playing.begin_round(replace(playing.start(), round=q)) for q in range(3)]
     assert any("fc2.bias" in mask for one in begun for mask in one.masks)
     expected = playing.run(3)
-    found = images(Vectorized("cpu"), "mlp", "heterofl", sizes=(2, 1, 2, 9, 20)).run(3)
+    found = images(Vectorized("cpu"), "mlp", "HeteroFL", sizes=(2, 1, 2, 9, 20)).run(3)
     assert furthest(expected, found) < TOLERANCE
 
 

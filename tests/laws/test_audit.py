@@ -79,7 +79,9 @@ def test_units_and_weights_of_policies_in_audits(case: Case, keep: float) -> Non
 
 def test_policies_say_whether_they_look_at_theta() -> None:
     looks = {name for name in POLICIES if audit_rounds(name, "mlp", "1,0.5", 1).reads_theta}
-    assert looks == {"WP", "NP", "PT", "optimal", "optimal_units", "s_gap", "p_gap"}
+    assert looks == {
+        *("WP", "NP", "PT", "optimal", "optimal_units", "S-GaP", "P-GaP", "FIARSE", "FedDST", "PruneFL"),
+    }
 
 
 def audit_of(name: str, keep: float, *widths: int) -> RoundsAudit:
@@ -87,7 +89,7 @@ def audit_of(name: str, keep: float, *widths: int) -> RoundsAudit:
 
 
 def test_fedrolex_covers_all_units_and_not_all_weights() -> None:
-    found = audit_of("fedrolex", 0.25, 40, 40)
+    found = audit_of("FedRolex", 0.25, 40, 40)
     assert found.units_covered == 1.0
     hidden = next(layer for layer in found.layers if layer.name == "2.weight")
     assert hidden.weights_covered == pytest.approx(19 / 40)  # (10 + 10 - 1) of 40 differences of indices

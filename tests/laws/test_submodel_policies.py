@@ -22,7 +22,7 @@ from tests.laws.policy_networks import Case, mlp, networks, rounds
 from tests.laws.strategies import kept_of
 
 UNIT_POLICIES = [name for name, make in POLICIES.items() if isinstance(make(), UnitPolicy)]
-NEW = [*UNIT_POLICIES, "s_gap", "p_gap"]
+NEW = [*UNIT_POLICIES, "S-GaP", "P-GaP"]
 widths = st.sampled_from([1.0, 0.75, 0.5, 1 / 3, 0.25, 0.2, 0.125, 0.0625])
 
 
@@ -49,7 +49,7 @@ def held_units(case: Case, mask: Mask) -> dict[str, torch.Tensor]:
 
 
 def test_there_are_five_policies_of_whole_units() -> None:
-    assert UNIT_POLICIES == ["heterofl", "random_submodels", "fedrolex", "fedecover", "weight_complete"]
+    assert UNIT_POLICIES == ["HeteroFL", "random_submodels", "FedRolex", "FedEcover", "weight_complete"]
 
 
 @given(networks(), st.sampled_from(UNIT_POLICIES), st.lists(widths, min_size=1, max_size=4), st.integers(1, 9))
@@ -115,13 +115,51 @@ def test_heterofl_draws_widths_within_the_budget(keep: float, client: int) -> No
 
 def test_heterofl_scales_hidden_layers_and_no_others() -> None:
     policy = fc.heterofl().bind(fc.trace(*mlp(6, 4)))
-    client = fc.Client(0, 0, fc.Budget(0.25))
-    assert policy.gains(client) == dict.fromkeys(("0.weight", "0.bias", "2.weight", "2.bias"), 4.0)
+    cohort = [fc.Client(0, 0, fc.Budget(0.25)), fc.Client(1, 1, fc.Budget())]
+    quarter, whole = policy.drills({}, cohort, [{}, {}], fc.Round(1, 0), {})
+    assert whole is None
+    assert quarter is not None
+    assert quarter.gains == dict.fromkeys(("0.weight", "0.bias", "2.weight", "2.bias"), 4.0)
     moving = fc.heterofl(dynamic=True).bind(fc.trace(*mlp(6, 4)))
-    with pytest.raises(fc.InputError, match=r"call gains\(client, this_round\)"):
-        moving.gains(client)
-    rate = moving.rate(client, fc.Round(3, 1))
-    assert set(moving.gains(client, fc.Round(3, 1)).values()) == {1 / rate}
+    for index in range(1, 9):
+        rate = moving.rate(cohort[0], fc.Round(index, 1))
+        (drill, _) = moving.drills({}, cohort, [{}, {}], fc.Round(index, 1), {})
+        assert drill is not None
+        assert set(drill.gains.values()) == {1 / rate}
+    assert (
+        fc.heterofl(scaler=False).bind(fc.trace(*mlp(6, 4))).drills({}, cohort, [{}, {}], fc.Round(1, 0), {})[0] is None
+    )
+
+
+class Scaler(torch.nn.Module):
+    """The paper's: division by the width in training, nothing in evaluation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 0.5 if self.training else x
+
+
+def test_heterofl_trains_as_a_network_with_scalers_does() -> None:
+    def layers() -> list[torch.nn.Module]:
+        torch.manual_seed(0)
+        return [torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)]
+
+    plain = torch.nn.Sequential(*layers())
+    first, tanh, second, tanh2, last = layers()
+    scaled = torch.nn.Sequential(first, Scaler(), tanh, second, Scaler(), tanh2, last)
+    x = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
+    clients = fc.data.iid((x, x[:, :3].argmax(1)), clients=2, seed=0)
+    found = []
+    for net, policy in (
+        (plain, fc.heterofl(label_aware=False)),
+        (scaled, fc.heterofl(label_aware=False, scaler=False)),
+    ):
+        local = fc.LocalSGD(epochs=3, batch_size=4, lr=0.1, momentum=0.9)
+        run = fc.Federation(fc.Task(net), clients, policy, fc.by_slot("0.5,0.5"), local, cohort=2)
+        with pytest.warns(fc.CoverageWarning):
+            found.append(list((run.run(2).theta or {}).values()))
+    assert len(found[0]) == 6
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @given(st.sets(st.integers(0, 2), min_size=1), widths)

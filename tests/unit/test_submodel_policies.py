@@ -12,7 +12,7 @@ from tests.conftest import small_data, small_net
 from tests.laws.strategies import same
 
 Make = Callable[..., fc.Federation]
-NEW = ["heterofl", "random_submodels", "fedrolex", "fedecover", "weight_complete", "s_gap", "p_gap"]
+NEW = ["HeteroFL", "random_submodels", "FedRolex", "FedEcover", "weight_complete", "S-GaP", "P-GaP"]
 
 
 def theta_of(history: fc.History) -> dict[str, torch.Tensor]:

@@ -62,12 +62,12 @@ class Policy(ABC):
     dense_in_turn: bool = False
     """Whether clients hold some tensors whole in turn, whatever their budgets, as grow-and-prune does."""
 
+    one_by_one: bool = False
+    """Whether its drills need an engine that trains clients one by one, as serial and processes do."""
+
     def server_step(self, this_round: Round) -> float:
         """eta of theta' = theta + eta (average - theta); 1 takes the average as it is."""
         return 1.0
-
-    one_by_one: bool = False
-    """Whether its drills need an engine that trains clients one by one, as serial and processes do."""
 
     def bind(self, network: Network) -> "Policy":
         """This policy, ready for one network."""

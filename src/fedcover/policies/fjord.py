@@ -31,6 +31,8 @@ class Fjord(Policy):
 
     any_device = True
     units = True
+    reads_theta = False
+    moves = False
     widths: tuple[float, ...] = WIDTHS
     distil: float = 0.0
     blocks: tuple[Units, ...] = field(default=(), repr=False)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcover.clients import Client
+from fedcover.drill import Drill
 from fedcover.errors import InputError, check_number
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
@@ -28,12 +29,13 @@ class HeteroFL(UnitPolicy):
     """The first ceil(r K) units of every group; output rows of classes that a client lacks are not its own.
 
     A masked row gives a logit of exactly 0, which is the paper's masked cross-entropy, and is averaged over those who
-    have its class alone, which is the paper's aggregation of output rows.
+    have its class alone, which is the paper's aggregation of output rows. The Scaler is a drill.
     """
 
     dynamic: bool = False
     rates: tuple[float, ...] = RATES
     label_aware: bool = True
+    scaler: bool = True
     rows: tuple[str, ...] = field(default=(), repr=False, kw_only=True)
     """The output layer's tensors, whose rows belong to classes."""
 
@@ -67,11 +69,8 @@ class HeteroFL(UnitPolicy):
         within = [rate for rate in self.rates if rate <= width] or [width]
         return within[int(torch.randint(len(within), (), generator=this_round.generator("rate", client.id)))]
 
-    def gains(self, client: Client, this_round: Round | None = None) -> dict[str, float]:
-        """What the paper's Scaler multiplies in training: 1/r for the weight and bias of every hidden layer."""
-        if self.dynamic and this_round is None:
-            raise InputError("widths that are drawn anew belong to a round; call gains(client, this_round)")
-        rate = self.rate(client, this_round or Round(1, 0))
+    def gains(self, rate: float) -> dict[str, float]:
+        """What the Scaler multiplies at a width: 1/r for the weight and bias of every hidden layer."""
         found: dict[str, float] = {}
         for group in self.groups:
             for weight in (member.tensor for member in group.members if member.incoming):
@@ -80,6 +79,16 @@ class HeteroFL(UnitPolicy):
                 if any(member.tensor == bias for member in group.members):
                     found[bias] = 1 / rate
         return found
+
+    def drills(
+        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
+    ) -> list[Drill | None]:
+        """The Scaler: what hidden layers give is divided by the client's width in training, and not in evaluation."""
+        if not self.scaler:
+            return [None] * len(cohort)
+        rates = [self.rate(client, this_round) for client in cohort]
+        made = {rate: Drill(gains=self.gains(rate)) if rate < 1 else None for rate in set(rates)}
+        return [made[rate] for rate in rates]
 
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
         """The first units of every group."""
@@ -105,6 +114,11 @@ class HeteroFL(UnitPolicy):
         return mask or FULL
 
 
-def heterofl(dynamic: bool = False, rates: Sequence[float] = RATES, label_aware: bool = True) -> HeteroFL:
-    """HeteroFL: the first units of each layer; ``dynamic`` draws each client's width anew every round."""
-    return HeteroFL(dynamic, tuple(rates), label_aware)
+def heterofl(
+    dynamic: bool = False, rates: Sequence[float] = RATES, label_aware: bool = True, scaler: bool = True
+) -> HeteroFL:
+    """HeteroFL: the first units of each layer; ``dynamic`` draws each client's width anew every round.
+
+    With batch norm it is static, as for all policies: ``fedcover.buffers``.
+    """
+    return HeteroFL(dynamic, tuple(rates), label_aware, scaler)

@@ -115,13 +115,13 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "PT": pretrained_mask,
     "optimal": optimal_masks,
     "optimal_units": optimal_units,
-    "heterofl": heterofl,
+    "HeteroFL": heterofl,
     "random_submodels": random_submodels,
-    "fedrolex": fedrolex,
-    "fedecover": fedecover,
+    "FedRolex": fedrolex,
+    "FedEcover": fedecover,
     "weight_complete": weight_complete,
-    "s_gap": s_gap,
-    "p_gap": p_gap,
+    "S-GaP": s_gap,
+    "P-GaP": p_gap,
     "FIARSE": fiarse,
     "FjORD": fjord,
     "FedDST": feddst,
@@ -129,15 +129,24 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
-def named_policy(name: str) -> Policy:
-    """The policy with this short name; the case of letters does not matter.
+ALIASES = {"fedavg": "full", "random": "random_submodels", "optimal_masks": "optimal"}
 
-    >>> named_policy("wp")
-    Ranked(name='WP')
+
+def named_policy(name: str) -> Policy:
+    """The policy with this short name; capitals, hyphens and underscores do not matter.
+
+    >>> named_policy("wp"), named_policy("S-GaP") == named_policy("s_gap")
+    (Ranked(name='WP'), True)
     """
-    known = {short.lower(): make for short, make in POLICIES.items()}
-    if name.lower() not in known:
-        near = get_close_matches(name.lower(), known, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+    known = {_plain(short): make for short, make in POLICIES.items()}
+    known |= {_plain(other): POLICIES[short] for other, short in ALIASES.items()}
+    if _plain(name) not in known:
+        near = get_close_matches(_plain(name), map(_plain, POLICIES), n=1)
+        shown = {_plain(short): short for short in POLICIES}
+        hint = f"; did you mean '{shown[near[0]]}'?" if near else ""
         raise InputError(f"there is no policy '{name}'; use one of {', '.join(POLICIES)}{hint}")
-    return known[name.lower()]()
+    return known[_plain(name)]()
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")

@@ -54,7 +54,7 @@ STUDIES = {
         "How do the field's methods compare at one average budget?",
         methods.experiments,
         methods.federation_of,
-        "heterofl",
+        "HeteroFL",
         "full",
         methods.BUDGETS,
         {"of all data": tuple(methods.BUDGETS)},

@@ -20,13 +20,13 @@ BUDGETS = {WIDTHS: "widths a to e", SHARES: "the same in weights"}
 MODEL, CLASSES = "cnn", 10
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 LOCAL = LocalSGD(epochs=1, batch_size=10, lr=0.01, momentum=0.9)
-BY_WEIGHTS = ("WP", "PT", "optimal", "s_gap", "p_gap", "fiarse", "feddst", "prunefl")
+BY_WEIGHTS = ("WP", "PT", "optimal", "S-GaP", "P-GaP", "FIARSE", "FedDST", "PruneFL")
 """Methods whose budgets count single weights."""
 
 
 def experiments() -> list[Experiment]:
     """Every method on both data sets, split both ways; HeteroFL first."""
-    names = ["heterofl", *(name for name in POLICIES if name != "heterofl")]
+    names = ["HeteroFL", *(name for name in POLICIES if name != "HeteroFL")]
     return [
         Experiment(data, split, name, SHARES if name in BY_WEIGHTS else WIDTHS)
         for data in IMAGES

@@ -9,6 +9,7 @@ from fedcover.errors import InputError
 from fedcover.history import RoundRecord
 from fedcover.paper.experiments import COHORT, Experiment, Run
 from fedcover.paper.results import make
+from fedcover.policies.techniques import named_policy
 from fedcover.study import STUDIES
 
 Told = Callable[[Run, RoundRecord], None]
@@ -58,6 +59,8 @@ def play(part: Part, command: str, path: Path, engine: str, data: str | None, to
     for piece in pieces:
         runs = piece.runs
         chosen = choose_engine(engine, cohort=COHORT * len(runs))
+        if chosen.name == "vectorized" and study.apart and named_policy(piece.only).one_by_one:
+            chosen = choose_engine("processes")
         technique = piece.only if study.apart else ""
         with chosen:
             total += make(
