@@ -14,6 +14,12 @@ from fedcover.paper.results import load_all
 from fedcover.study import SEEDS, STUDIES, Study
 from fedcover.study.playing import Part, play
 
+HOW = (
+    "Accuracy is the mean over the last ten rounds, ± one standard deviation over seeds; differences are by seed. "
+    "What counts as better or worse has p < 0.05 by Holm's correction over the settings of that count; bold in the "
+    "tables of single settings is p < 0.05 by Holm's correction over that table."
+)
+
 
 @friendly
 def study(
@@ -34,7 +40,7 @@ def study(
     """
     if name not in STUDIES:
         raise InputError(f"there is no study '{name}'; use one of {', '.join(STUDIES)}")
-    check_whole("seeds", seeds, 1)
+    check_whole("seeds", seeds, 2)
     check_whole("rounds", rounds, 1)
     chosen, path = STUDIES[name], results or folder / f"{name}.json"
     if results is None:
@@ -50,13 +56,15 @@ def _report(name: str, chosen: Study, path: Path, folder: Path, quiet: bool) -> 
 
     if not path.exists():
         raise InputError(f"{path} is not there; make it with `fedcover study {name}`")
-    found = load_all([path])
+    found = load_all([path], f"fedcover study {name}")
     if not places(chosen, found):
         raise InputError(f"{path} holds no runs of the study '{name}'; make them with `fedcover study {name}`")
-    parts = [f"# {chosen.question}", f"![Gains over {chosen.base}]({name}.svg)"]
+    parts = [f"# {chosen.question}", f"![Gains over {chosen.base}]({name}.svg)", HOW]
     tables = {f"Settings {part}": tally(chosen, found, part) for part in chosen.parts}
     tables |= {place: rows(chosen, found, place) for place in places(chosen, found)}
     for title, table in tables.items():
+        if not table:
+            continue  # one seed alone: nothing can be compared
         heads = list(table[0])
         lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
         lines += ["| " + " | ".join(row.values()) + " |" for row in table]

@@ -166,9 +166,9 @@ def _line(item: Mapping[str, Any]) -> str:
     return json.dumps(item, separators=(",", ":"))
 
 
-def load(path: Path) -> Results:
-    """The outcomes in a file, and how they were made."""
-    remedy = "make them with `fedcover paper run`"
+def load(path: Path, command: str = "fedcover paper run") -> Results:
+    """The outcomes in a file, and how they were made; ``command`` makes such a file."""
+    remedy = f"make them with `{command}`"
     if not path.exists():
         raise InputError(f"{path} is not there; {remedy}")
     try:
@@ -179,7 +179,7 @@ def load(path: Path) -> Results:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
-        raise InputError(f"{path} does not hold results of the paper's runs, or is damaged; {remedy}")
+        raise InputError(f"{path} does not hold results of runs, or is damaged; {remedy}")
     return Results(rounds, made, {outcome.run: outcome for outcome in outcomes})
 
 
@@ -189,13 +189,13 @@ def _is_sound_fact(made: Mapping[str, Any]) -> bool:
     return all(isinstance(text, str) for text in texts) and made["seconds"] >= 0 and made["runs"] >= 0
 
 
-def load_all(paths: Sequence[Path]) -> Results:
-    """The outcomes in several files, as if they were one."""
-    parts = [load(path) for path in paths]
+def load_all(paths: Sequence[Path], command: str = "fedcover paper run") -> Results:
+    """The outcomes in several files, as if they were one; ``command`` makes such files."""
+    parts = [load(path, command) for path in paths]
     if len(lengths := {part.rounds for part in parts}) != 1:
         shown = " and ".join(map(str, sorted(lengths)))
         raise InputError(f"a report is about runs of equal length; these took {shown} rounds: name files that agree")
     outcomes = {run: outcome for part in parts for run, outcome in part.outcomes.items()}
     if not outcomes:
-        raise InputError(f"{paths[0]} holds no outcomes yet; make some with `fedcover paper run`")
+        raise InputError(f"{paths[0]} holds no outcomes yet; make some with `{command}`")
     return Results(parts[0].rounds, [made for part in parts for made in part.made], outcomes)

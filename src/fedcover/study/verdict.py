@@ -105,20 +105,23 @@ def _costs(results: Results, experiment: Experiment) -> dict[str, str]:
 def tally(study: Study, results: Results, part: str) -> list[dict[str, str]]:
     """In how many settings of a part each technique is better or worse, beyond accident, than the two bases.
 
-    Settings in which both chose the same masks are not counted.
+    Each count is one claim, and Holm's correction is over its settings. Settings in which both chose the same masks
+    are not counted.
     """
     shown: dict[str, dict[str, str]] = {}
     for base in (study.base, study.also):
         against = replace(study, base=base)
-        found = [cell for place in places(study, results) for cell in cells(against, results, place)]
-        gains: dict[str, list[float]] = {}
-        for cell in found:
+        gains: dict[str, list[Difference]] = {}
+        for cell in (cell for place in places(study, results) for cell in cells(against, results, place)):
             if cell.gain and cell.experiment.code in study.parts[part] and (cell.gain.low, cell.gain.high) != (0, 0):
-                gains.setdefault(cell.experiment.technique, []).append(cell.gain.mean if cell.p < LEVEL else 0)
-        for kind, sure in gains.items():
-            if kind != study.base:  # against the second base it would be the same comparison again
-                text = f"{sum(g > 0 for g in sure)} better, {sum(g < 0 for g in sure)} worse of {len(sure)}"
-                shown.setdefault(kind, {})[f"than {base}"] = text
+                gains.setdefault(cell.experiment.technique, []).append(cell.gain)
+        for kind, found in gains.items():
+            if kind == study.base:
+                continue  # against the second base it would be the same comparison again
+            pairs = zip(found, holm([gain.p for gain in found]), strict=True)
+            sure = [gain.mean for gain, p in pairs if p < LEVEL]
+            text = f"{sum(g > 0 for g in sure)} better, {sum(g < 0 for g in sure)} worse of {len(found)}"
+            shown.setdefault(kind, {})[f"than {base}"] = text
     heads = (f"than {study.base}", f"than {study.also}")
     return [{"masks": kind, **{head: texts.get(head, "") for head in heads}} for kind, texts in shown.items()]
 
