@@ -163,6 +163,7 @@ class Federation:
         waiting: list[ClientUpdate] = []
         losses: list[float] = []
         rejected: list[dict[str, Any]] = []
+        label_bias: dict[str, float] | None = None
         stream = iter(updates)
         while group := list(islice(stream, together)):
             clock.lap("train")
@@ -190,7 +191,8 @@ class Federation:
                 f" lower lr (now {self.local.lr}) and start anew"
             )
         if waiting:
-            total.add_together(self._weighted(state.theta, waiting))
+            weighted, label_bias = self._weighted(state.theta, waiting)
+            total.add_together(weighted)
         step = self.policy.server_step(this_round)
         theta = step_towards(state.theta, total.mean(), step)
         heard = answers.heard()
@@ -212,7 +214,7 @@ class Federation:
         clock.lap("evaluate")
         record = make_record(
             this_round, cohort, counts, begun.noise, begun.costs, self._full, losses, score, own, rejected,
-            clock.seconds, begun.norm2, certificate,
+            clock.seconds, begun.norm2, certificate, label_bias,
         )  # fmt: skip
         return State(this_round.index, theta, memory, theory), record
 
@@ -253,13 +255,17 @@ class Federation:
         places = assign_patterns([client.budget for client in cohort], mixes, self._labels)
         return [replace(client, budget=cohort[place].budget) for client, place in zip(cohort, places, strict=True)]
 
-    def _weighted(self, theta: Params, updates: Sequence[ClientUpdate]) -> list[ClientUpdate]:
-        """The updates with what their entries count for by labels, as if only these clients were in the round."""
+    def _weighted(self, theta: Params, updates: Sequence[ClientUpdate]) -> tuple[list[ClientUpdate], dict[str, float]]:
+        """The updates with what their entries count for by labels, as if only these clients were in the round.
+
+        And what is left of the labels' bias.
+        """
         assert self._labels is not None
         mixes = torch.stack([self.clients.label_mix(update.client) for update in updates])
         ridge = chance(self._labels, sum(self.clients.size(update.client) for update in updates) / len(updates))
         balance = region_weights([update.mask for update in updates], theta, mixes, self._labels, ridge)
-        return [replace(update, weights=own) for update, own in zip(updates, balance.clients, strict=True)]
+        weighted = [replace(update, weights=own) for update, own in zip(updates, balance.clients, strict=True)]
+        return weighted, balance.bias()
 
     def _start_loss(self, state: State) -> float:
         """The loss on training examples before the first round; not asked for later."""

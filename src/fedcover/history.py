@@ -59,6 +59,10 @@ class RoundRecord:
     """Seconds by stage: plan, train, aggregate, evaluate."""
     norm2: float
     """||theta||^2 at the start of the round."""
+    label_bias: dict[str, float] | None = None
+    """With weights by labels: how far the labels of regions are from the population's, in total variation. The mean
+    over entries ``before`` (uniform weights) and ``after``; what is left in the ``worst`` region, a ``worst_share`` of
+    the model."""
     certificate: dict[str, Any] | None = None
     """What the convergence theorem says of the round, if the federation certifies its rounds."""
 

@@ -47,6 +47,7 @@ def make_record(
     seconds: dict[str, float],
     norm2: float,
     certificate: dict[str, Any] | None,
+    label_bias: dict[str, float] | None,
 ) -> RoundRecord:
     """The record of a round; lists run over the cohort, ``counts`` is the coverage by those who answered."""
     coverage = layer_coverage(counts)
@@ -73,6 +74,7 @@ def make_record(
         rejected=rejected,
         seconds=seconds,
         norm2=norm2,
+        label_bias=label_bias,
         certificate=certificate,
     )
 

@@ -240,5 +240,15 @@ def summary(
         "seconds": sum(sum(record.seconds.values()) for record in history),
         "engine": engine.name,
         "data": (test or federation.clients.examples).provenance,
+        "label_bias": _mean_bias(history),
         "certificate": history.last.certificate,
     }
+
+
+def _mean_bias(history: History) -> dict[str, float] | None:
+    """The bias of labels, mean over the rounds that measured it; of the worst region the worst."""
+    found = [bias for bias in history.column("label_bias") if bias]
+    if not found:
+        return None
+    worst = max(found, key=lambda bias: float(bias["worst"]))
+    return {**worst, **{key: sum(bias[key] for bias in found) / len(found) for key in ("before", "after")}}

@@ -219,3 +219,17 @@ def test_theta0_is_the_models_own(small_federation: Make) -> None:
     federation.run(1)
     assert all(torch.equal(before[k], v) for k, v in params_of(federation.task.model).items())
     assert all(torch.equal(before[k], v) for k, v in federation.start().theta.items())
+
+
+def test_what_is_left_of_the_labels_bias_is_in_the_record(small_federation: Make) -> None:
+    examples = small_data()
+    clients = fc.data.shards(examples, clients=8, shards_each=1, seed=0)
+    run = fc.Federation(
+        fc.Task(small_net()), clients, fc.weight_pruning(), fc.by_slot("1247"), cohort=4, weighting="labels"
+    )
+    bias = run.run(1).last.label_bias
+    assert bias is not None
+    assert 0 <= bias["after"] < bias["before"] <= 1
+    assert bias["after"] <= bias["worst"] <= 1
+    assert 0 < bias["worst_share"] <= 1
+    assert small_federation().run(1).last.label_bias is None

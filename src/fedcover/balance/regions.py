@@ -83,6 +83,13 @@ class Balance:
         """The mean distance with these weights over all held entries."""
         return self._mean(1)
 
+    def bias(self) -> dict[str, float]:
+        """The labels' bias: its means before and after, what is left in the worst region, and that one's share."""
+        worst = int(self.distances[:, 1].argmax())
+        share = float(self.held.sizes[worst]) / max(1, int(self.held.sizes.sum()))
+        found = {"before": self.before, "after": self.after, "worst": float(self.distances[worst, 1])}
+        return {**found, "worst_share": share}
+
     def _mean(self, column: int) -> float:
         sizes = self.held.sizes * self.held.members.any(1)
         return float((sizes * self.distances[:, column]).sum()) / max(1, int(sizes.sum()))

@@ -77,6 +77,11 @@ def run(
             f"{summary['name']}: accuracy {last.accuracy:.2%}{local} after {len(history)} rounds;"
             f" Γmin {history.gamma_min}, δ² {last.pruning_noise:.4f}; {summary['seconds']:.1f} s"
         )
+        if bias := summary.get("label_bias"):
+            out.print(
+                f"labels of regions: {bias['after']:.3f} from the population's with these weights, {bias['before']:.3f}"
+                f" with equal ones; at worst {bias['worst']:.3f}, in {bias['worst_share']:.1%} of the model"
+            )
         if summary["certificate"]:
             out.print(f"certificate: {summary['certificate']['sentence']}")
         out.print(f"data: {summary['data']}")
