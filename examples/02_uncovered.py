@@ -1,8 +1,8 @@
 """Masks that leave part of the model to nobody: what the certificate says before the run, and what happens.
 
 The run that keeps the largest weights trains 41 % of the hidden weights in 30 rounds and ends at an accuracy of 0.958;
-the designed one trains all of them and ends at 0.950. That no theorem covers a run does not say that it fails: this is one
-seed, and nobody here can keep more than a quarter of the model. docs/design.md has many runs.
+the designed one trains all of them and ends at 0.950. That no theorem covers a run does not say that it fails: this is
+one seed, and nobody here can keep more than a quarter of the model. docs/design.md has many runs.
 """
 
 import torch
@@ -26,7 +26,8 @@ def federation(policy):
 for name, policy in {"largest weights": fc.weight_pruning(), "by design": fc.optimal_masks()}.items():
     one = federation(policy)
     begun = one.begin_round(one.start())  # a cohort and its masks; nothing is trained yet
-    print(f"{name}: {certificate(measure(begun.state.theta, begun.masks), steps).sentence}")
+    found = certificate(measure(begun.state.theta, begun.masks), steps)
+    print(f"{name}, up to {steps.count} steps a round: {found.sentence}")
     history = one.run(rounds=30, evaluate_on=digits.test)
     moved = (history.theta["1.weight"] != one.theta0["1.weight"]).float().mean()
     print(f"  after 30 rounds: accuracy {history.last.accuracy:.3f}, {moved:.0%} of the hidden weights ever trained")
