@@ -10,7 +10,7 @@ from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, un
 from fedcover.data import Examples, Population
 from fedcover.drill import Drill, Regrow
 from fedcover.engines import Engine, Processes, Serial, Vectorized
-from fedcover.errors import ClientError, CoverageWarning, FedcoverError, InputError
+from fedcover.errors import ClientError, CoverageWarning, DesignWarning, FedcoverError, InputError
 from fedcover.federation import Federation, run_many
 from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
@@ -50,6 +50,7 @@ __all__ = [
     "ClientUpdate",
     "Cost",
     "CoverageWarning",
+    "DesignWarning",
     "Drill",
     "Engine",
     "Examples",

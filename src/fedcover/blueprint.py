@@ -1,8 +1,9 @@
 """What ``fedcover design`` shows: the frontier that budgets allow, the point chosen on it, and who holds what."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +15,13 @@ from fedcover.clients import Client
 from fedcover.coverage import coverage_of, gamma_min, pruning_noise, uncovered
 from fedcover.design import Frontier, Holding, Point, Segment, deal, frontier, profile, uniform_weights
 from fedcover.design.frontier import RankedList, noise_of
-from fedcover.design.ranking import Ranking
 from fedcover.errors import InputError, check_whole
 from fedcover.network import Network, trace
-from fedcover.params import params_of
-from fedcover.policies.optimal import Optimal, count_of, lists_of
+from fedcover.params import Mask, Params, params_of
+from fedcover.policies.optimal import Optimal, Stock, lists_of
+from fedcover.policies.ranked import rank
 from fedcover.seeding import Round
+from fedcover.theory import Constants, Steps, theorem1
 from fedcover.units import find_groups
 
 WINDOW = 10
@@ -67,13 +69,14 @@ class Blueprint:
     """Which weights the noise is that of."""
     keeps: list[float]
     frontier: list[Point]
+    """With units, noise and the coverage of weights are measured on the masks of a round."""
     chosen: Point
     why: str
     given: Point | None
     """The coverage and noise of the budgets' own patterns, if they have any, as those of a code do."""
     holdings: list[Holding]
     units: bool = False
-    """Whether coverage, noise and holdings are those of whole units."""
+    """Whether coverage and holdings are those of whole units."""
     window: Rounds | None = None
     """What whole units come to for weights."""
 
@@ -91,10 +94,12 @@ def blueprint(
     weights: str = "uniform weights",
     units: bool = False,
     window: int = WINDOW,
+    known: tuple[Constants, Steps] | None = None,
 ) -> Blueprint:
     """The design for these budgets: for uniform weights, or for the present weights of a model, or its units.
 
-    With units the policy's masks are planned over a window of rounds besides, to see how often weights are held.
+    With units the policy's masks are planned over a window of rounds besides, to see how often weights are held. With
+    the constants of the bound and the local steps ``known``, the whole bound chooses rather than its pruning term.
 
     >>> [(p.gamma, round(p.noise_factor, 4)) for p in blueprint([Budget(k) for k in (1, 1, 0.75, 0.5)]).frontier]
     [(2, 0.0703), (3, 0.1406)]
@@ -103,65 +108,118 @@ def blueprint(
         raise InputError("ask for --gamma or for --noise, not for both; the other follows")
     check_whole("window", window, 1)
     keeps = [budget.keep for budget in budgets]
-    network = None
-    if model is None or example is None:
-        if units:
-            raise InputError("a design of whole units needs a model, whose units they are")
-        lists = {"": uniform_weights(keeps)}
-        dealt = {"": (FINE, [share(keep, FINE) for keep in keeps])}
-    else:
+    network, policy, theta, stocks = None, Optimal(units), Params(), list[Stock]()
+    if model is not None and example is not None:
         network = trace(model, example)
-        lists, dealt = _lists_of(network, budgets, units)
-    found = frontier(list(lists.values()))
-    chosen, why = _choose(found, gamma, noise)
+        policy, theta = policy.bind(network), params_of(network.model)
+        stocks = policy.stocks(theta, budgets)
+    elif units:
+        raise InputError("a design of whole units needs a model, whose units they are")
+    elif known is not None:
+        raise InputError("the whole bound needs a model: pruning errors are shares of the squared norm of its weights")
+    lists = lists_of(theta, stocks) if network else [uniform_weights(keeps)]
+    by_energy = found = frontier(lists)
+    given = _given(budgets, lists)
+    if network and units:
+        found = Frontier(
+            tuple(_measured(point, theta, _plan(policy, theta, budgets, point.gamma, 1)) for point in found.points)
+        )
+        given = given and _measured(given, theta, _patterns(theta, stocks, budgets))
+    if known is not None:
+        found = _bounded(found, *known, theta, len(budgets))
+    chosen, why = _choose(found, by_energy, gamma, noise, known[1] if known else None)
+    dealt = [(stock.block.name, len(stock.ranking), stock.counts) for stock in stocks]
     return Blueprint(
         weights,
         keeps,
         list(found.points),
         chosen,
         why,
-        _given(budgets, list(lists.values())),
-        [holding for name, (size, counts) in dealt.items() for holding in _holdings(name, size, counts, chosen.gamma)],
+        given,
+        [
+            holding
+            for name, size, counts in dealt or [("", FINE, [share(keep, FINE) for keep in keeps])]
+            for holding in _holdings(name, size, counts, chosen.gamma)
+        ],
         units,
-        _rounds_of(network, budgets, chosen.gamma, window) if network and units else None,
+        _rounds_of(network, policy, theta, budgets, chosen.gamma, window) if network and units else None,
     )
 
 
-def _choose(found: Frontier, gamma: int | None, noise: float | None) -> tuple[Point, str]:
+def _choose(
+    found: Frontier, by_energy: Frontier, gamma: int | None, noise: float | None, steps: Steps | None
+) -> tuple[Point, str]:
+    """The point, and why it; without a wish it is the one that the policy chooses, or where the bound is least."""
+    least = found.points[0].gamma
     if gamma is not None:
+        check_whole("gamma", gamma, 0)
+        if gamma < least:
+            return found.at(least), f"the nearest to the {gamma} that was asked for: no masks on the frontier have less"
         return found.at(gamma), "the coverage that was asked for"
     if noise is not None:
         return found.within(noise), "the most coverage within the noise that was asked for"
     if not found.points[-1].gamma:
         return found.points[-1], "the budgets do not sum to one whole model: part of it is left to nobody"
-    return found.best(), "the least pruning term of the bound"
+    if steps is not None:
+        if all(point.bound is None for point in found.points):
+            raise InputError(
+                "the bound is infinite at every point, since masks of whole units leave weights between hidden layers"
+                " to nobody in a round; leave the constants out, or --units, or raise a budget"
+            )
+        return found.best(), f"the least bound at step size {steps.size:g} and {steps.count} local steps"
+    if found is not by_energy:
+        return found.at(by_energy.best().gamma), "the least pruning term of the bound as the energy of units has it"
+    return found.best(), "the least pruning term of the bound, all that remains of it as the step size goes to 0"
 
 
-def _lists_of(
-    network: Network, budgets: Sequence[Budget], units: bool
-) -> tuple[dict[str, RankedList], dict[str, tuple[int, list[int]]]]:
-    """Hidden weight tensors, or groups of units, as ranked lists, and what budgets buy of each, as ``Optimal`` does."""
-    theta = params_of(network.model)
-    blocks = Optimal(units).bind(network).blocks
-    rankings = [Ranking(block.energy(theta)) for block in blocks]
-    counts = [
-        [count_of(b, len(ranking), block.name) for b in budgets]
-        for block, ranking in zip(blocks, rankings, strict=True)
-    ]
-    names = [block.name for block in blocks]
-    sizes = [(len(ranking), amounts) for ranking, amounts in zip(rankings, counts, strict=True)]
-    return dict(zip(names, lists_of(theta, rankings, counts), strict=True)), dict(zip(names, sizes, strict=True))
-
-
-def _rounds_of(network: Network, budgets: Sequence[Budget], gamma: int, rounds: int) -> Rounds:
-    """Masks of whole units as the policy plans them for these clients in so many rounds, with theta as it is."""
-    theta, policy = params_of(network.model), Optimal(units=True, gamma=gamma).bind(network)
+def _plan(policy: Optimal, theta: Params, budgets: Sequence[Budget], gamma: int, index: int) -> list[Mask]:
+    """The masks that the policy plans for a cohort with these budgets in a round."""
     clients = [Client(slot, slot, budget) for slot, budget in enumerate(budgets)]
+    return replace(policy, gamma=gamma).plan(theta, clients, Round(index, 0), {})[0]
+
+
+def _patterns(theta: Params, stocks: Sequence[Stock], budgets: Sequence[Budget]) -> list[Mask]:
+    """The masks of the budgets' own patterns, of the same items."""
+    masks: list[dict[str, torch.Tensor]] = [{} for _ in budgets]
+    for stock in stocks:
+        ranks = rank(stock.block.energy(theta))
+        for mask, budget in zip(masks, budgets, strict=True):
+            held = budget.held(ranks, stock.block.name)
+            if not held.all():
+                stock.block.restrict(mask, theta, held)
+    return list(masks)
+
+
+def _measured(point: Point, theta: Params, masks: Sequence[Mask]) -> Point:
+    """A point of whole units with the noise, and the coverage of weights, of masks at that point."""
+    noise = sum(pruning_noise(theta, masks)) / len(masks)
+    factor = len(masks) / point.gamma * noise if point.gamma else None
+    return Point(point.gamma, noise, factor, gamma_min(coverage_of(masks, theta)))
+
+
+def _bounded(found: Frontier, constants: Constants, steps: Steps, theta: Params, clients: int) -> Frontier:
+    """The frontier with what Theorem 1 comes to at each point, its start term left out, which is the same at all."""
+    norm2 = sum(float(tensor.double().square().sum()) for tensor in theta.values())
+
+    def bounded(point: Point) -> Point:
+        gamma = point.gamma if point.weights_gamma is None else point.weights_gamma
+        total = theorem1(
+            replace(constants, gap=0.0), steps, 1, clients, gamma, clients * point.mean_noise * norm2
+        ).total
+        return replace(point, bound=total if math.isfinite(total) else None)
+
+    return Frontier(tuple(bounded(point) for point in found.points))
+
+
+def _rounds_of(
+    network: Network, policy: Optimal, theta: Params, budgets: Sequence[Budget], gamma: int, rounds: int
+) -> Rounds:
+    """Masks of whole units as the policy plans them for these clients in so many rounds, with theta as it is."""
     total = {name: torch.zeros_like(tensor, dtype=torch.int32) for name, tensor in theta.items()}
-    worst: dict[str, tuple[float, int]] = {name: (1.0, len(clients)) for name in ("", *theta)}
+    worst: dict[str, tuple[float, int]] = {name: (1.0, len(budgets)) for name in ("", *theta)}
     noise = []
     for index in range(1, rounds + 1):
-        masks, _ = policy.plan(theta, clients, Round(index, 0), {})
+        masks = _plan(policy, theta, budgets, gamma, index)
         counts = coverage_of(masks, theta)
         noise += pruning_noise(theta, masks)
         for name, (share_held, least) in _covers(counts).items():

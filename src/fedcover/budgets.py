@@ -148,6 +148,8 @@ def parse_code(code: str, codebook: Codebook = QUARTERS) -> tuple[Budget, ...]:
             raise InputError(f"item '{item}' of code '{code}' must be ITEM or COUNTxITEM, such as 6x0.75")
         if int(times or 1) > MOST_CLIENTS:
             raise InputError(f"item '{item}' of code '{code}' repeats too often; use at most {MOST_CLIENTS}")
+        if not int(times or 1):
+            raise InputError(f"item '{item}' of code '{code}' is for no client; leave it out, or use 1x or more")
         budgets += [_item(what, f"item '{item}' of code '{code}'", codebook)] * int(times or 1)
     if not budgets:
         raise InputError(f"code '{code}' names no client; give one item for each, such as 4x1,6x0.75")

@@ -22,7 +22,7 @@ from fedcover.models import MODELS, build
 from fedcover.network import trace
 from fedcover.policies.base import Policy
 from fedcover.policies.load import load_policy
-from fedcover.policies.optimal import optimal_masks
+from fedcover.policies.optimal import Optimal, optimal_masks
 from fedcover.policies.techniques import FullModels, named_policy, pretrained_mask
 from fedcover.settings import Settings, flatten
 
@@ -52,8 +52,15 @@ class PolicyConfig(_Strict):
 
     name: str = Field("WP", description="one of `fedcover list policies`; or FILE.py:NAME for your own")
     freeze_after: int = Field(3, ge=1, description="with PT: rounds before the mask is frozen")
-    gamma: int = Field(-1, ge=-1, description="with optimal: ask for this least coverage; -1: as the bound prefers")
+    gamma: int = Field(-1, ge=-1, description="with optimal: ask for this least coverage; -1: none asked for")
     noise: float = Field(-1.0, ge=-1, description="with optimal: ask for at most this mean noise; -1: none asked for")
+
+    @field_validator("noise")
+    @classmethod
+    def _check_noise(cls, noise: float) -> float:
+        if noise < 0 and noise != -1:
+            raise InputError("should be 0 or more, or -1 if none is asked for")
+        return noise
 
 
 class BudgetsConfig(_Strict):
@@ -161,6 +168,11 @@ class Config(_Strict):
                 f"policy full gives every client the whole model, but the code {self.budgets.code} asks for less;"
                 f" choose another policy, such as WP, or a code of 1s"
             )
+        if isinstance(policy, Optimal) and self.assign:
+            raise InputError(
+                "assign does nothing with masks by design, which look at the sizes of budgets alone; leave assign out,"
+                " or use a policy whose masks follow the patterns of a code, such as WP"
+            )
         federation = Federation(
             task=Task(model),
             clients=clients,
@@ -175,6 +187,8 @@ class Config(_Strict):
             assign=self.assign,
             require_coverage=self.require_coverage,
         )
+        if isinstance(federation.policy, Optimal) and federation.by == "slot":  # every cohort has these budgets
+            federation.policy.check_reach(federation.theta0, federation.budgets)
         return federation, split.test
 
     def bought(self, federation: Federation) -> str:

@@ -13,6 +13,10 @@ class CoverageWarning(UserWarning):
     """A round's masks left part of the model to nobody; a run says so once."""
 
 
+class DesignWarning(UserWarning):
+    """A cohort's budgets do not reach the coverage that was asked for; a run says so once."""
+
+
 class ClientError(FedcoverError):
     """A client failed; the message names the client, the round and the stage."""
 

@@ -24,6 +24,7 @@ from tests.laws.strategies import same
 WORKERS = (1, 2, 4)
 
 
+@pytest.mark.filterwarnings("ignore::fedcover.CoverageWarning")
 @pytest.mark.parametrize("shrink", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_processes_equal_serial_bit_for_bit(policy: str, shrink: bool) -> None:

@@ -33,6 +33,7 @@ def test_vectorized_agrees_with_serial(policy: str, network: str, device: str) -
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::fedcover.CoverageWarning")
 def test_clients_of_these_federations_lack_classes() -> None:
     """So that HeteroFL's masked output rows are among what engines agree on."""
     playing = images(Serial(), "mlp", "HeteroFL", sizes=(2, 1, 2, 9, 20))

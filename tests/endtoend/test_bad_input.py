@@ -211,7 +211,7 @@ def test_bad_config_values(cli: Cli, tmp_path: Path) -> None:
         cli, ["run", "--set", "data.partition=idd"], "data.partition", "'iid', 'shards' or 'dirichlet'", "got 'idd'"
     )
     refuses(cli, ["run", *QUICK, "--set", "local.lr=-1"], "lr must be a positive number; got -1.0")
-    refuses(cli, ["run", *QUICK, "--set", "policy.name=WPP"], "there is no policy 'WPP'", "did you mean 'wp'?")
+    refuses(cli, ["run", *QUICK, "--set", "policy.name=WPP"], "there is no policy 'WPP'", "did you mean 'WP'?")
     refuses(cli, ["run", *QUICK, "--set", "data.name=mnits"], "mnits", "mnist")
     refuses(cli, ["run", "--set", "rounds"], "--set takes key=value")
     refuses(cli, ["run", str(tmp_path / "none.toml")], "there is no config file")
@@ -315,7 +315,7 @@ def test_odd_input(cli: Cli, tmp_path: Path, finished: Path) -> None:
     refuses(cli, ["audit", "1000000000000000x1"], "repeats too often")
     refuses(cli, ["audit", "--policy", "fedrolex"], "nothing says what clients can keep", "--budgets 4x0.25")
     refuses(cli, ["audit", "11", "--budgets", "1,1"], "give the code or --budgets, not both")
-    refuses(cli, ["audit", "11", "--policy", "fedrollex"], "there is no policy 'fedrollex'", "did you mean 'fedrolex'?")
+    refuses(cli, ["audit", "11", "--policy", "fedrollex"], "there is no policy 'fedrollex'", "did you mean 'FedRolex'?")
     refuses(cli, ["audit", "11", "--rounds", "0"], "rounds must be a whole number of 1 or more; got 0")
     refuses(cli, ["audit", "11", "--rounds", "2", "--window", "3"], "a window of 3 rounds is longer than the 2")
     refuses(cli, ["audit", "0000001", "--technique", "FS"], "digit 1 of code '0000001' is '0'")

@@ -1,5 +1,6 @@
 """What the documents say is run: Python blocks, commands and outputs."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -40,6 +41,10 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+    for number in re.findall(r"\b0\.\d{3}\b|\b\d+ (?=%)", ast.get_docstring(ast.parse(path.read_text())) or ""):
+        assert number.strip() in done.stdout, f"{path.name} says {number}, and it came out otherwise"
+    if path.name.startswith("02"):  # clients of 71 or 72 examples: 8 batches of 10, five times over
+        assert "up to 40 steps a round" in done.stdout
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda p: p.name)

@@ -1,6 +1,7 @@
 """Designed masks: the best there are, realisable, within budget."""
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcover.design import Segment, deal, frontier, most_coverage, nested, profile, spread, uniform_weights
+from fedcover.design import Frontier, Segment, deal, frontier, most_coverage, nested, profile, spread, uniform_weights
 from fedcover.design.frontier import RankedList, noise_of
 from fedcover.errors import InputError
 
@@ -146,9 +147,15 @@ def test_choosing_a_point() -> None:
     found = frontier([uniform_weights([1] + [0.75] * 3 + [0.5] * 6)])
     assert found.at(5).gamma == 5
     assert found.within(found.at(4).mean_noise).gamma == 4
-    assert found.best(pruning=0, variance=1).gamma == found.points[-1].gamma  # without noise, all the coverage there is
-    with pytest.raises(InputError, match="coverage 7 is not on the frontier; use 1 to 6"):
+    assert (found.nearest(0).gamma, found.nearest(5).gamma, found.nearest(9).gamma) == (1, 5, 6)
+    known = Frontier(tuple(replace(point, bound=1 / point.gamma**2) for point in found.points))
+    assert known.best().gamma == found.points[-1].gamma  # gradient noise alone wants all the coverage there is
+    with pytest.raises(InputError, match="coverage 7 is not on the frontier of these budgets; use 1 to 6, or change a"):
         found.at(7)
+    with pytest.raises(InputError, match=r"use 2, the only one there is, or change a budget"):
+        frontier([uniform_weights([1, 1, 0.5])]).at(3)
+    with pytest.raises(InputError, match="there are no lists to design masks for; give one for each layer"):
+        frontier([])
     with pytest.raises(InputError, match=r"no masks have a mean noise of 0.01; these budgets reach 0.07969 at least"):
         found.within(0.01)
     with pytest.raises(InputError, match="leave part of the model to nobody; raise one"):

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import fedcover as fc
 from fedcover.afford import Prices
 from fedcover.blueprint import blueprint
-from fedcover.models import MLP, build
+from fedcover.models import MLP, build, usual
 from fedcover.paper.published import tables
+from fedcover.params import params_of
+from fedcover.theory import Constants, Steps, theorem1
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -80,12 +83,83 @@ def test_a_model_s_own_weights() -> None:
     assert found.chosen.noise_factor == pytest.approx(0.0234 * share, rel=0.02)
 
 
+def measured(model: nn.Module, shape: tuple[int, ...], code: str, gamma: int, units: bool) -> tuple[float, int]:
+    """The mean noise and the coverage of weights of the policy's own masks."""
+    theta = params_of(model)
+    policy = fc.optimal_masks(gamma, units=units).bind(fc.trace(model, torch.zeros(2, *shape)))
+    clients = [fc.Client(n, n, budget) for n, budget in enumerate(fc.parse_code(code))]
+    masks, _ = policy.plan(theta, clients, fc.Round(1, 0), {})
+    return sum(fc.pruning_noise(theta, masks)) / len(masks), fc.gamma_min(fc.coverage_of(masks, theta))
+
+
+@pytest.mark.parametrize("units", [False, True])
+@pytest.mark.parametrize(("name", "code"), [("mlp", "1444777777"), ("lenet", "10x0.25"), ("lenet", "2x1,0.5,0.25")])
+def test_the_noise_that_is_shown_is_that_of_the_masks(name: str, code: str, units: bool) -> None:
+    """A weight between two hidden layers is lost once, however many of its ends are not held."""
+    model, example = usual(name)
+    found = blueprint(fc.parse_code(code), model=model, example=example, units=units, window=1)
+    for point in found.frontier:
+        noise, gamma = measured(model, tuple(example.shape[1:]), code, point.gamma, units)
+        assert point.mean_noise == pytest.approx(noise, rel=1e-6)
+        assert point.mean_noise <= 1
+        assert (point.weights_gamma, point.gamma) == ((gamma, point.gamma) if units else (None, gamma))
+        if point.noise_factor is not None:
+            assert point.noise_factor == pytest.approx(len(found.keeps) / point.gamma * noise, rel=1e-6)
+    middle = found.frontier[len(found.frontier) // 2]
+    asked = blueprint(fc.parse_code(code), noise=middle.mean_noise, model=model, example=example, units=units, window=1)
+    assert asked.chosen == max((p for p in found.frontier if p.mean_noise <= middle.mean_noise), key=lambda p: p.gamma)
+
+
+def test_a_code_of_whole_units_is_measured_too() -> None:
+    model, example = usual("lenet")
+    found = blueprint(fc.parse_code("10x1100"), model=model, example=example, units=True, window=1)
+    assert found.given is not None
+    assert found.given == found.frontier[0]  # all keep the largest units, nobody the others
+    assert (found.given.gamma, found.given.weights_gamma) == (0, 0)
+
+
+@pytest.mark.parametrize("constants", [(0.01, 50.0, 2.0), (0.05, 0.1, 200.0), (2.0, 0.1, 0.1)])
+@pytest.mark.parametrize("units", [False, True])
+def test_the_whole_bound_chooses_where_its_constants_are_given(
+    cli: Cli, constants: tuple[float, float, float], units: bool
+) -> None:
+    options = ["--constants", ",".join(map(str, constants)), "--lr", "0.05", "--steps", "8"]
+    more = ["--units", "--window", "1"] if units else []
+    code, shown, err = cli("design", "--budgets", "1444777777", "--model", "mlp", *options, *more, "--json")
+    assert code == 0, err
+    found = json.loads(shown)
+    model, example = usual("mlp")
+    norm2 = sum(float(t.double().square().sum()) for t in params_of(model).values())
+    totals = {}
+    for gamma in range(1, 7):
+        noise, weights = measured(model, tuple(example.shape[1:]), "1444777777", gamma, units)
+        bound = theorem1(Constants(*constants, gap=0), Steps(8, 0.05), 1, 10, weights, 10 * noise * norm2)
+        totals[gamma] = bound.variance + bound.drift + bound.pruning
+    assert {p["gamma"]: p["bound"] for p in found["frontier"]} == pytest.approx(totals, rel=1e-6)
+    assert found["chosen"]["gamma"] == min(totals, key=lambda gamma: totals[gamma])
+    if constants[0] == 0.01:
+        assert found["chosen"]["gamma"] == 6  # gradient noise favours coverage; the pruning term alone takes 3
+    code, shown, _ = cli("design", "--budgets", "1444777777", "--model", "mlp", *options, *more)
+    assert code == 0
+    assert "the least bound at step size 0.05 and 8 local steps" in shown
+    assert ("the theorem holds for a step size of" in shown) == (constants[0] > 1 / (6 * 8 * 0.05))
+
+
+def test_less_coverage_than_there_is_gets_the_least(cli: Cli) -> None:
+    """As the policy has it."""
+    code, shown, err = cli("design", "--budgets", "4x1,6x0.75", "--gamma", "3")
+    assert code == 0, err
+    assert "chosen: Γ 4, the nearest to the 3 that was asked for" in shown
+
+
 def test_whole_units_and_how_often_their_weights_are_held(cli: Cli) -> None:
     arguments = ["--budgets", "10x0.25", "--model", "lenet", "--units", "--window", "4"]
     code, shown, err = cli("design", *arguments, "--json")
     assert code == 0, err
     found = json.loads(shown)
-    assert [set(point) for point in found["frontier"]] == [{"gamma", "mean_noise", "noise_factor"}] * 3
+    assert [set(point) for point in found["frontier"]] == [
+        {"gamma", "mean_noise", "noise_factor", "weights_gamma", "bound"}
+    ] * 3
     assert found["units"]
     assert (found["chosen"]["gamma"], found["keeps"]) == (2, [0.25] * 10)
     assert list(dict.fromkeys(h["layer"] for h in found["holdings"])) == ["conv1", "conv2", "fc1", "fc2"]
@@ -114,6 +188,7 @@ def test_whole_units_and_how_often_their_weights_are_held(cli: Cli) -> None:
     assert pairs["covered_each"] < 0.5 < pairs["covered"]
     code, shown, _ = cli("design", *arguments)
     assert code == 0
+    assert "chosen: coverage of units Γ 2" in shown
     assert "who holds what of conv1, largest units first" in shown
     assert "single weights in 4 rounds: " in shown
     assert "the least held never in all" in shown
@@ -134,7 +209,30 @@ def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
     ("arguments", "sentence"),
     [
         (["--budgets", ""], "the code is empty; give one digit for each client"),
-        (["--budgets", "1,0.5", "--gamma", "4"], "coverage 4 is not on the frontier; use 1 to 1"),
+        (["--budgets", "1,0.5", "--gamma", "4"], "not on the frontier of these budgets; use 1, the only one"),
+        (["--budgets", "1,0.5", "--gamma", "-1"], "gamma must be a whole number of 0 or more; got -1"),
+        (["--budgets", "0x1,0.5"], "item '0x1' of code '0x1,0.5' is for no client; leave it out, or use 1x or more"),
+        (["--budgets", "1,0.5", "--steps", "9"], "--steps is for --constants and for budgets in seconds; give one of"),
+        (["--budgets", "1,0.5", "--lr", "0.1"], "--lr is for --constants"),
+        (["--budgets", "1,0.5", "--constants", "1,2"], "--constants is '1,2'; give three numbers L,SIGMA2,G"),
+        (["--budgets", "1,0.5", "--constants", "1,2,3", "--lr", "1"], "--constants needs --lr and --steps"),
+        (["--budgets", "1,0.5", "--constants", "1,2,3", "--lr", "1", "--steps", "2"], "--constants needs --model"),
+        (
+            [
+                "--budgets",
+                "10x0.25",
+                "--model",
+                "lenet",
+                "--units",
+                "--constants",
+                "1,2,3",
+                "--lr",
+                "1",
+                "--steps",
+                "2",
+            ],
+            "the bound is infinite at every point, since masks of whole units leave",
+        ),
         (["--budgets", "1,0.5", "--gamma", "1", "--noise", "0.1"], "ask for --gamma or for --noise, not for both"),
         (["--budgets", "1,0.5", "--run", "runs/x"], "--run needs --model"),
         (["--budgets", "1,0.5", "--units"], "--units needs --model"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 import fedcover as fc
 from fedcover import link
-from fedcover.afford import UNITS, Calibration, Line, calibrate, keep_for, weight_seconds
+from fedcover.afford import UNITS, Calibration, Line, calibrate, keep_for, timing, weight_seconds
 from fedcover.cli.calibrate import calibrate as command
 from fedcover.errors import InputError
 from fedcover.models import IMAGES, build
@@ -65,6 +66,7 @@ def damage(**changes: object) -> str:
         "", "{", "[]", "3", '"x"', "null", "[" * 100_000, FAST.to_json()[:-9],
         FAST.to_json().replace("device", "devise"),
         damage(more=1), damage(format="fedcover-calibration-0"), damage(device=3), damage(units=1), damage(batch=0),
+        damage(spread=-1), damage(spread=None),
         damage(batch=True), damage(parameters=1.5), damage(down=-1), damage(up=math.nan), damage(up="fast"),
         damage(points=[]), damage(points=[[1, 1]]), damage(points=[[0.5, 1], [0.5, 2]]),
         damage(points=[[1, 1], [0.5, 1]]),
@@ -97,6 +99,21 @@ def test_the_finding_says_what_pruning_buys() -> None:
     assert "pruning whole units does not make this device faster" in flat.finding
     noisy = replace(FAST, points=((0.25, 1.0), (0.5, 1.4), (0.75, 0.9), (1.0, 1.3)))
     assert "hardly" in noisy.finding
+    two = replace(FAST, points=((0.5, 0.93), (1.0, 1.0)), units=True)  # two points are on their line, noise or not
+    assert "makes this device faster: keep 0.5 saves 7%" in two.finding
+    assert "hardly" in replace(two, spread=0.05).finding
+    assert "hardly" not in replace(FAST, spread=0.05).finding
+
+
+def test_the_spread_is_that_of_the_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [(1.0, 3.0, 2.0, 2.0, 9.0), (4.0, 4.0, 4.5, 4.0, 4.0)]
+    monkeypatch.setattr(timing, "timed", lambda engine, jobs, repeats: times)
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    found = calibrate(net, torch.zeros(2, 4), keeps=(0.5, 1), repeats=5)
+    assert (found.points, found.spread) == (((0.5, 2.0), (1.0, 4.0)), 1.0)
+    assert "hardly" in found.finding
+    earlier = {key: value for key, value in json.loads(found.to_json()).items() if key != "spread"}
+    assert Calibration.from_json(json.dumps(earlier)) == replace(found, spread=0.0)
 
 
 def test_a_real_calibration_is_sane() -> None:
@@ -178,6 +195,7 @@ def test_the_command_serves(call: Callable[..., tuple[int, str, str]], monkeypat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--batch", "100000000000"), "use a smaller batch"),
         (("--keeps", "half"), "--keeps is 'half'"),
         (("--keeps", "0.5,2"), "keep must be in"),
         (("--model", "mpl"), "did you mean 'mlp'"),
@@ -192,6 +210,22 @@ def test_bad_options_get_one_sentence(
     code, _, err = call(*arguments)
     assert code == 2
     assert words in err
+
+
+def test_a_file_that_cannot_be_written_is_found_before_timing(
+    call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "timed", lambda *job: pytest.fail("it was timed"))
+    (tmp_path / "file").write_text("")
+    for where, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "x.json", "is no folder; give a path in a")):
+        code, _, err = call("--out", str(where))
+        assert code == 2
+        assert words in err
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    code, _, err = call("--out", str(tmp_path / "new" / "x.json"))
+    assert code == 2
+    assert "may not be written to; give a path in a folder you own" in err
+    assert not (tmp_path / "new").exists()
 
 
 def test_units_of_a_budget_are_five() -> None:

@@ -1,6 +1,8 @@
 """optimal_masks: on the frontier in every round, within budget, on any network and of whole units too."""
 
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 import fedcover as fc
 from fedcover.design import frontier, uniform_weights
 from fedcover.design.ranking import Ranking
+from fedcover.errors import DesignWarning
 from fedcover.models import MLP, LeNet
 from fedcover.params import FULL, Mask, Params, params_of
 from fedcover.policies.optimal import Optimal, designed
@@ -39,7 +42,7 @@ def test_coverage_noise_and_budgets_are_those_of_the_design(gamma: int) -> None:
     assert sum(fc.pruning_noise(theta, masks)) / 10 == pytest.approx(share * expected, rel=0.01)
 
 
-def test_the_bound_chooses_where_nobody_does() -> None:
+def test_the_least_pruning_term_chooses_where_nobody_does() -> None:
     theta, masks = planned(fc.optimal_masks(), MLP(), (1, 28, 28))
     assert fc.gamma_min(fc.coverage_of(masks, theta)) == 3  # the paper's level S: neither 1 nor all of 6
     theta, masks = planned(fc.optimal_masks(noise=0.2), MLP(), (1, 28, 28))
@@ -95,12 +98,53 @@ def test_bad_wishes_name_the_remedy() -> None:
 def test_a_cohort_that_cannot_do_what_was_asked_does_its_best() -> None:
     """Cohorts differ where budgets belong to clients; a run does not stop in the middle."""
     with pytest.warns(
-        UserWarning, match="coverage 9 is out of reach of a cohort's budgets, 6 is the most; lower gamma"
+        DesignWarning, match="coverage 9 is out of reach of a cohort's budgets, 6 is the most; lower gamma"
     ):
         theta, masks = planned(fc.optimal_masks(gamma=9), MLP(), (1, 28, 28))
     assert fc.gamma_min(fc.coverage_of(masks, theta)) == 6
     theta, masks = planned(fc.optimal_masks(noise=0.0), MLP(), (1, 28, 28))
     assert fc.gamma_min(fc.coverage_of(masks, theta)) == 1  # the least noise there is
+
+
+def test_a_run_says_once_that_it_falls_short(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    settings = ["data.name=digits", "data.clients=20", "local.epochs=1", "policy.name=optimal", "policy.gamma=9"]
+    arguments = ["run", "--set", "rounds=3", *(part for one in settings for part in ("--set", one))]
+    by_client = ["--set", "budgets.code=4x1,0.5,3x0.25", "--set", "budgets.by=client", "--out", str(tmp_path / "run")]
+    code, _, err = cli(*arguments, *by_client)
+    assert code == 0, err
+    assert err.count("out of reach") == 1
+    assert "warning: coverage 9 is out of reach of a cohort's budgets" in err
+    assert "UserWarning" not in err
+    code, _, err = cli(*arguments, "--set", f"budgets.code={SMALL}", "--out", str(tmp_path / "none"))
+    assert code == 2  # budgets by slot: known before the first round
+    assert (
+        "error: coverage 9 is out of reach of a cohort's budgets, 6 is the most; lower gamma or raise a budget" in err
+    )
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["policy.noise=-0.5"], "setting policy.noise should be 0 or more, or -1 if none is asked for; got -0.5"),
+        (["assign=true"], "assign does nothing with masks by design"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(
+    cli: Callable[..., tuple[int, str, str]], changes: list[str], sentence: str
+) -> None:
+    changes = ["data.name=digits", "data.clients=20", "policy.name=optimal", *changes]
+    code, _, err = cli("run", *(part for one in changes for part in ("--set", one)))
+    assert code == 2
+    assert sentence in err
+
+
+@pytest.mark.parametrize("policy", [fc.optimal_masks(), fc.weight_pruning()])
+def test_a_budget_for_a_layer_that_is_not_there(policy: fc.Policy) -> None:
+    bound = policy.bind(fc.trace(MLP(), torch.zeros(2, 1, 28, 28)))
+    clients = [fc.Client(0, 0, fc.Budget(0.5, layers=(("nolayer", 3),), name="odd"))]
+    with pytest.raises(fc.InputError, match=r"budget 'odd' has a part for 'nolayer', .* use fc1.weight"):
+        bound.plan(params_of(MLP()), clients, fc.Round(1, 0), {})
 
 
 def test_budgets_of_single_layers_are_met() -> None:

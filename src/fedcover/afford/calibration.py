@@ -69,6 +69,8 @@ class Calibration:
     down: float | None
     """Bytes per second to the device; None if the link was not measured."""
     up: float | None
+    spread: float = 0.0
+    """The seconds by which repeats of a step differ: the median distance from their median, at the worst keep."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str) or not isinstance(self.model, str) or not isinstance(self.units, bool):
@@ -78,6 +80,7 @@ class Calibration:
         for name, rate in (("down", self.down), ("up", self.up)):
             if rate is not None:
                 check_number(name, rate, 0, math.inf, "bytes per second, or null")
+        check_number("spread", self.spread, -1e-300, math.inf, "0 or more, and finite")
         for keep, seconds in self.points:
             Budget(keep)  # or an error
             check_number("seconds", seconds, 0, math.inf, "a positive number")
@@ -103,7 +106,8 @@ class Calibration:
             always = f"a step takes {line.base * 1e3:.3g} ms whatever is kept, and only bytes are saved"
             return f"pruning {what} does not make this device faster: {always}"
         saved = 1 - line.at(least) / line.at(1)
-        if line.slope * (1 - least) <= 2 * line.residual or saved < 0.05:
+        # Two points are on their line whatever the noise; the spread of the repeats tells it then.
+        if line.slope * (1 - least) <= 2 * max(line.residual, self.spread) or saved < 0.05:
             return f"pruning {what} hardly makes this device faster: keep {least:g} saves {saved:.0%}, noise included"
         return f"pruning {what} makes this device faster: keep {least:g} saves {saved:.0%} of the time of a step"
 
@@ -116,6 +120,7 @@ class Calibration:
         """The calibration that ``to_json`` wrote; ``where`` begins the sentence if it is damaged."""
         try:
             raw: dict[str, Any] = json.loads(text)
+            raw.setdefault("spread", 0.0)  # earlier files have none
             if odd := set(raw) ^ {"format", "line", *(f.name for f in fields(cls))}:
                 raise InputError(f"missing or unknown: {', '.join(sorted(odd))}")
             if raw.pop("format") != FORMAT:
@@ -125,7 +130,7 @@ class Calibration:
             right = asdict(found.line)
             if set(line) != set(right) or any(not math.isclose(line[k], right[k], abs_tol=1e-12) for k in right):
                 raise InputError("its line is not that of its points")
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(f"{where} is no calibration, or is damaged ({error}); {REMEDY}") from error
         return found
 

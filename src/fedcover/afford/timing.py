@@ -1,6 +1,7 @@
 """Steps of training, timed on this device."""
 
 import copy
+import os
 import platform
 import statistics
 import time
@@ -40,7 +41,8 @@ def calibrate(
     """The calibration of this device: training as ``Serial`` does it, on one thread and made-up data.
 
     Each keep is timed ``repeats`` times, in turn with the others, after a warm-up, and the median counts. A client's
-    set-up is spread over its steps. ``link`` is what ``fedcover.link.measure`` found.
+    set-up is spread over its steps, and by how much the repeats differ is kept too. ``link`` is what
+    ``fedcover.link.measure`` found.
     """
     check_whole("batch", batch, 1)
     check_whole("repeats", repeats, 1)
@@ -56,7 +58,9 @@ def calibrate(
     masks, _ = policy.plan(theta, cohort, Round(1, 0), policy.start())
     task, clients, engine = Task(network.model), made_up(network, batch), Serial(shrink=True)
     jobs = [Job(task, clients, cohort[0], theta, mask, LocalSGD(1, batch, lr=1e-4), Round(1, 0)) for mask in masks]
-    medians = median_seconds(engine, jobs, repeats)
+    times = timed(engine, jobs, repeats)
+    medians = [statistics.median(own) for own in times]
+    down, up = link or (None, None)
     return Calibration(
         f"{platform.platform()}, {platform.machine()}, torch {torch.__version__}, 1 thread",
         name or type(model).__name__,
@@ -64,19 +68,26 @@ def calibrate(
         units,
         batch,
         tuple((budget.keep, seconds) for budget, seconds in zip(budgets, medians, strict=True)),
-        *(link or (None, None)),
+        down,
+        up,
+        max(statistics.median(abs(one - middle) for one in own) for own, middle in zip(times, medians, strict=True)),
     )
 
 
 def median_seconds(engine: Serial, jobs: Sequence[Job], repeats: int) -> list[float]:
-    """The seconds of a step of each job: the median of ``repeats`` calls, taken in turn after a warm-up."""
+    """The seconds of a step of each job: the median of ``repeats`` calls."""
+    return [statistics.median(own) for own in timed(engine, jobs, repeats)]
+
+
+def timed(engine: Serial, jobs: Sequence[Job], repeats: int) -> list[tuple[float, ...]]:
+    """The seconds of a step of each job in each of ``repeats`` calls, taken in turn after a warm-up."""
     steps = 1
     for _ in range(3):  # the first calls take few steps and set-up shows: come nearer
         steps = max(1, min(MOST_STEPS, int(CALL / seconds_of_step(engine, jobs[-1], steps))))
     for job in jobs:
         seconds_of_step(engine, job, steps)
     times = [[seconds_of_step(engine, job, steps) for job in jobs] for _ in range(repeats)]
-    return [statistics.median(column) for column in zip(*times, strict=True)]
+    return list(zip(*times, strict=True))
 
 
 def seconds_of_step(engine: Serial, job: Job, steps: int) -> float:
@@ -94,11 +105,24 @@ def made_up(network: Network, batch: int) -> Population:
     rng, many = generator(0, "calibrate"), BATCHES * batch
     with torch.no_grad():
         scores = copy.deepcopy(network.model).eval()(network.example)
-    if not isinstance(scores, Tensor) or scores.ndim < 2:
+    if not isinstance(scores, Tensor) or scores.ndim != 2:
         raise InputError("a model to calibrate must give one row of class scores for each example; wrap it so")
     like = network.example
+    if (size := many * like[0].numel() * like.element_size()) > (most := _memory() // 4):
+        raise InputError(
+            f"{BATCHES} batches of {batch} examples take {size / 1e9:,.1f} GB, and this machine can spare"
+            f" {most / 1e9:,.1f}; use a smaller batch"
+        )
     inputs = like.repeat(-(-many // len(like)), *[1] * (like.ndim - 1))[:many]
     if like.is_floating_point():
         inputs = torch.randn(inputs.shape, generator=rng).to(like.dtype)
-    labels = torch.randint(scores.shape[1], (many, *scores.shape[2:]), generator=rng)
+    labels = torch.randint(scores.shape[1], (many,), generator=rng)
     return from_parts((inputs, labels), [torch.arange(batch * (i + 1)) for i in range(BATCHES)])
+
+
+def _memory() -> int:
+    """The bytes of memory of this machine; without a word from it those of a small one."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 2**32

@@ -11,7 +11,7 @@ from fedcover.afford import calibrate as measured
 from fedcover.cli.console import friendly, out, say, show_table
 from fedcover.cli.options import ModelOption
 from fedcover.errors import InputError
-from fedcover.files import write_atomically
+from fedcover.files import check_writable, write_atomically
 from fedcover.models import usual
 
 
@@ -38,6 +38,8 @@ def calibrate(
             raise InputError("--serve and --link are the two ends of a link; give one of them")
         _serve(serve)
         return
+    if out_file is not None:
+        check_writable(out_file)  # before minutes of timing
     fractions = _fractions(keeps)
     rates = wire.measure(*wire.address_of(link)) if link else None
     found = measured(*usual(model), fractions, batch, units, model, link=rates)
@@ -75,7 +77,9 @@ def _show(found: Calibration) -> None:
             for keep, seconds in found.points
         ]
     )
-    out.print(f"fit: {line.base:.3g} + {line.slope:.3g} keep, off by {line.residual:.2g} s")
+    out.print(
+        f"fit: {line.base:.3g} + {line.slope:.3g} keep, off by {line.residual:.2g} s; repeats by {found.spread:.2g} s"
+    )
     if found.down is not None and found.up is not None:
         out.print(f"link: {found.down / wire.MEGABYTE:,.2f} MB/s down, {found.up / wire.MEGABYTE:,.2f} MB/s up")
     out.print(found.finding)

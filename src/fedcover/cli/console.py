@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedcover.errors import CoverageWarning, FedcoverError, InputError
+from fedcover.errors import CoverageWarning, DesignWarning, FedcoverError, InputError
 from fedcover.history import RoundRecord
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+OURS = (CoverageWarning, DesignWarning)
 
 # No markup: names and paths may hold square brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False)
@@ -59,11 +60,12 @@ def say(kind: str, sentence: str, style: str) -> None:
 def told(shown: bool) -> Iterator[None]:
     """Warnings of ours as one line each, if shown at all; those of others as Python has them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always" if shown else "ignore", CoverageWarning)
+        for ours in OURS:
+            warnings.simplefilter("always" if shown else "ignore", ours)
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
-            if issubclass(category, CoverageWarning):
+            if issubclass(category, OURS):
                 say("warning", str(message), "yellow")
             else:
                 others(message, category, *where, **how)

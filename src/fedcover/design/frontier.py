@@ -29,6 +29,10 @@ class Point:
     """The mean over clients of delta^2."""
     noise_factor: float | None
     """(N / Gamma) x mean delta^2, to which the pruning term of the bound is proportional; None without coverage."""
+    weights_gamma: int | None = None
+    """With whole units, whose coverage ``gamma`` is: the least coverage of any weight; None for a design of weights."""
+    bound: float | None = None
+    """What the bound comes to here, if its constants are known; None too where it is infinite."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +46,30 @@ class Frontier:
         found = [point for point in self.points if point.gamma == gamma]
         if not found:
             least, most = self.points[0].gamma, self.points[-1].gamma
-            raise InputError(f"coverage {gamma} is not on the frontier; use {least} to {most}")
+            use = f"{least}, the only one there is" if least == most else f"{least} to {most}"
+            raise InputError(f"coverage {gamma} is not on the frontier of these budgets; use {use}, or change a budget")
         return found[0]
+
+    def nearest(self, gamma: int) -> Point:
+        """The point with this coverage, or that whose coverage comes nearest."""
+        return self.at(min(max(gamma, self.points[0].gamma), self.points[-1].gamma))
 
     def within(self, noise: float) -> Point:
         """The point of most coverage whose mean noise is at most this."""
         found = [point for point in self.points if point.mean_noise <= noise]
         if not found:
-            least = self.points[0].mean_noise
-            raise InputError(f"no masks have a mean noise of {noise:g}; these budgets reach {least:.4g} at least")
+            least = min(point.mean_noise for point in self.points)
+            raise InputError(
+                f"no masks have a mean noise of {noise:g}; these budgets reach {least:.4g} at least: ask for that or"
+                " more, or raise a budget"
+            )
         return found[-1]
 
-    def best(self, pruning: float = 1.0, variance: float = 0.0, drift: float = 0.0) -> Point:
-        """The point that the bound prefers: the least of pruning x factor + variance / Gamma^2 + drift / Gamma.
+    def best(self) -> Point:
+        """The point where the bound is least, if its constants are known, or else the pruning term of it.
 
-        Without constants it is the pruning term alone, which does not fade with the number of rounds.
+        The pruning term alone is what remains of the bound as the step size goes to 0. At a fixed step size gradient
+        noise and drift stay however many rounds are played, and both favour more coverage.
         """
         covered = [point for point in self.points if point.noise_factor is not None]
         if not covered:
@@ -64,12 +77,14 @@ class Frontier:
                 "these budgets leave part of the model to nobody; raise one until they sum to a whole model"
             )
 
-        def bound(point: Point) -> tuple[float, int]:
-            assert point.noise_factor is not None
-            value = pruning * point.noise_factor + variance / point.gamma**2 + drift / point.gamma
-            return value, -point.gamma  # of equals the one with more coverage
+        bounds = [point for point in covered if point.bound is not None]
 
-        return min(covered, key=bound)
+        def value(point: Point) -> tuple[float, int]:
+            found = point.bound if bounds else point.noise_factor
+            assert found is not None
+            return found, -point.gamma  # of equals the one with more coverage
+
+        return min(bounds or covered, key=value)
 
 
 def frontier(lists: Sequence[RankedList]) -> Frontier:
@@ -80,6 +95,8 @@ def frontier(lists: Sequence[RankedList]) -> Frontier:
     >>> [(p.gamma, round(p.mean_noise, 4)) for p in frontier([uniform_weights([1, 1, 0.5])]).points]
     [(2, 0.0417)]
     """
+    if not lists:
+        raise InputError("there are no lists to design masks for; give one for each layer that may be pruned")
     found = [Profiles(one.budgets, one.size) for one in lists]
     least = min(one.pieces[-1].count for one in found)
     most = min(one.most for one in found)

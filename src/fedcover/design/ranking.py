@@ -1,4 +1,8 @@
-"""A list ranked by energy, largest first and ties by index; asked at a few places, so its items are never sorted."""
+"""A list ranked by energy, largest first and ties by index.
+
+Its energies are sorted once, as numbers; the items themselves are not: which of them are among the first t is read off
+the t-th energy, since that is asked at a few places only.
+"""
 
 import numpy as np
 import torch

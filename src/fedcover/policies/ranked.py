@@ -120,6 +120,13 @@ class Units(Block):
         self.group.restrict(mask, theta, held)
 
 
+def check_layers(budget: Budget, blocks: Sequence[Block]) -> None:
+    """Nothing, or an error if a budget speaks of a layer that is not among those that are pruned."""
+    names = [block.name for block in blocks]
+    if odd := [name for name, _ in budget.layers if name not in names]:
+        raise InputError(f"budget '{budget}' has a part for '{odd[0]}', which is not pruned; use {', '.join(names)}")
+
+
 @dataclass(frozen=True)
 class Ranked(Policy):
     """Ranks the items of every block by the current theta and keeps what each client's budget names."""
@@ -162,6 +169,7 @@ class Ranked(Policy):
         """The masks that these ranks give; clients with equal budgets share one."""
         made: dict[Budget, Mask] = {}
         for budget in {client.budget: None for client in cohort}:
+            check_layers(budget, self.blocks)
             mask: dict[str, Tensor] = {}
             for block in self.blocks:
                 items = ranks[block.name]

@@ -3,7 +3,7 @@
 full     every client trains the whole model: what masks are measured against
 nested   everyone keeps its largest weights, as in weight pruning: the least noise there is
 star     quarters of the ranking dealt out in turn, the largest to everyone that can afford two: the paper's design
-optimal  the least noise for the coverage that the bound prefers
+optimal  the least noise for the coverage with the least pruning term of the bound
 most     the least noise for the most coverage that the budgets allow
 random   weights drawn anew for each client in each round
 """
