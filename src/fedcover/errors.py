@@ -13,6 +13,10 @@ class CoverageWarning(UserWarning):
     """A round's masks left part of the model to nobody; a run says so once."""
 
 
+class StepSizeWarning(UserWarning):
+    """The step size of a certified run is larger than the theorem allows; a run says so once."""
+
+
 class ClientError(FedcoverError):
     """A client failed; the message names the client, the round and the stage."""
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedcover.errors import CoverageWarning, FedcoverError, InputError
+from fedcover.errors import CoverageWarning, FedcoverError, InputError, StepSizeWarning
 from fedcover.history import RoundRecord
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -59,11 +59,12 @@ def say(kind: str, sentence: str, style: str) -> None:
 def told(shown: bool) -> Iterator[None]:
     """Warnings of ours as one line each, if shown at all; those of others as Python has them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always" if shown else "ignore", CoverageWarning)
+        for ours in (CoverageWarning, StepSizeWarning):
+            warnings.simplefilter("always" if shown else "ignore", ours)
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
-            if issubclass(category, CoverageWarning):
+            if issubclass(category, CoverageWarning | StepSizeWarning):
                 say("warning", str(message), "yellow")
             else:
                 others(message, category, *where, **how)
@@ -144,7 +145,7 @@ class RunProgress:
 class BatchProgress:
     """A progress bar over the rounds of many runs at once; call it after each; silent when asked or not a terminal.
 
-    Runs that leave part of the model to nobody are there to be compared: nothing is said of it.
+    Runs that leave part of the model to nobody, or take large steps, are there to be compared: nothing is said of it.
     """
 
     def __init__(self, title: str, total: int, quiet: bool = False) -> None:
