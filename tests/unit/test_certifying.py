@@ -311,6 +311,20 @@ def test_the_command_says_so_while_it_runs(cli: Cli, tmp_path: Path) -> None:
     assert "error: 25 % of fc1.weight is in nobody's model in round 1" in err
 
 
+def test_the_command_says_so_once_if_steps_are_too_large(cli: Cli, tmp_path: Path) -> None:
+    arguments = ["--set", "data.name=digits", "--set", "data.clients=4", "--set", "cohort=4", "--set", "rounds=3"]
+    arguments += ["--set", "budgets.code=1111", "--set", "policy.name=full", "--set", "local.epochs=1"]
+    arguments += ["--set", "local.lr=0.05", "--set", "engine=serial"]
+    code, shown, err = cli("run", *arguments, "--certify", "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert err.count("warning: after round 2 the step size 0.05 is by estimate at least") == 1
+    assert err.count("the step size") == 1
+    assert err.index("round 2/3") < err.index("warning") < err.index("round 3/3")
+    assert "or more, but the step size 0.05 is by estimate" in shown
+    assert cli("run", *arguments, "--certify", "--quiet", "--out", str(tmp_path / "quiet")) == (0, "", "")
+    assert "the step size" not in cli("run", *arguments, "--out", str(tmp_path / "plain"))[2]
+
+
 def test_the_report_shows_the_certificate(small_federation: Make, tmp_path: Path) -> None:
     with pytest.warns(fc.CoverageWarning):
         small_federation(certify=True, budgets=fc.by_slot("4777")).run(2, out=tmp_path / "bare")
