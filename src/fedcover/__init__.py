@@ -10,7 +10,7 @@ from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, un
 from fedcover.data import Examples, Population
 from fedcover.drill import Drill, Regrow
 from fedcover.engines import Engine, Processes, Serial, Vectorized
-from fedcover.errors import ClientError, CoverageWarning, DesignWarning, FedcoverError, InputError
+from fedcover.errors import ClientError, CoverageWarning, DesignWarning, FedcoverError, InputError, StepSizeWarning
 from fedcover.federation import Federation, run_many
 from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
@@ -69,6 +69,7 @@ __all__ = [
     "Round",
     "RoundRecord",
     "Serial",
+    "StepSizeWarning",
     "SubModel",
     "Task",
     "Vectorized",

@@ -17,6 +17,10 @@ class DesignWarning(UserWarning):
     """A cohort's budgets do not reach the coverage that was asked for; a run says so once."""
 
 
+class StepSizeWarning(UserWarning):
+    """The step size of a certified run is larger than the theorem allows; a run says so once."""
+
+
 class ClientError(FedcoverError):
     """A client failed; the message names the client, the round and the stage."""
 

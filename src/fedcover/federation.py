@@ -39,6 +39,7 @@ from fedcover.planning import ask_plan, tell
 from fedcover.policies.base import Policy, shown_in
 from fedcover.policies.techniques import full
 from fedcover.recording import Clock, make_record
+from fedcover.remedies import remedy
 from fedcover.runs import Lane, Schedule, run_lanes
 from fedcover.seeding import Round
 from fedcover.settings import Settings
@@ -48,11 +49,8 @@ from fedcover.threads import one_thread
 CPU = torch.device("cpu")
 START_EXAMPLES = 2000
 """Training examples on which a certificate's loss at the start is measured."""
-NOT_UNIFORM = {"holds": None, "sentence": "the theorem speaks of plain averages, and this run weighs its clients"}
-PART_STEP = {"holds": None, "sentence": "the theorem speaks of plain averages, and this policy's server goes part way"}
-NOT_PLAIN = {"holds": None, "sentence": "the theorem speaks of plain masked SGD, and this policy trains otherwise"}
 IID_SKEW = 0.2
-"""Clients whose labels differ less than this from the population's count as IID in certificates."""
+"""Clients whose labels differ less than this from the population's, beyond chance, count as IID in certificates."""
 
 
 class Federation:
@@ -135,7 +133,7 @@ class Federation:
             cohort = [replace(client, classes=self.clients.classes_of(client.id)) for client in cohort]
         cohort, masks, drills, memory = ask_plan(self.policy, state, cohort, this_round)
         if self.require_coverage:
-            check_coverage(coverage_of(masks, state.theta), this_round.index)
+            check_coverage(coverage_of(masks, state.theta), this_round.index, self.remedy)
         norm2, noise = norm_and_noise(state.theta, masks)
         costs = self._costs(state.theta, masks, cohort, drills, this_round)
         jobs = [
@@ -160,6 +158,7 @@ class Federation:
         ledger = Ledger(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
         answers, place = Answers(state.theta, begun.masks), places(cohort) if ledger else {}
         answered: list[Mask] = []
+        sizes: set[int] = set()
         waiting: list[ClientUpdate] = []
         losses: list[float] = []
         rejected: list[dict[str, Any]] = []
@@ -178,6 +177,7 @@ class Federation:
                 if ledger:
                     ledger.add(update, self._steps(update.examples), place[update.client])
                     answered.append(update.mask)
+                    sizes.add(update.examples)
             losses += [update.train_loss for update in sound]
             rejected += [
                 {"client": update.client, "reason": "its trained values are not all finite"}
@@ -201,11 +201,13 @@ class Federation:
         certificate, theory = None, state.theory
         if ledger:
             facts = measure(state.theta, answered, this_round.index, count_regions=not self._iid)
-            certificate, theory = ledger.close(facts, counts, theta, self._start_loss(state))
-            certificate = certificate if self.weighting == "uniform" else {**certificate, **NOT_UNIFORM}
-            certificate = certificate if step == 1.0 else {**certificate, **PART_STEP}
-            if any(job.drill and not job.drill.plain for job in begun.jobs):
-                certificate = {**certificate, **NOT_PLAIN}
+            beyond = {
+                "weighed": self.weighting == "labels" or (self.weighting == "examples" and len(sizes) > 1),
+                "part": step != 1.0,
+                "drilled": any(job.drill and not job.drill.plain for job in begun.jobs),
+            }
+            why = [name for name, so in beyond.items() if so]
+            certificate, theory = ledger.close(facts, counts, theta, self._start_loss(state), why, self.remedy)
         clock.lap("aggregate")
 
         shown = on_device(shown_in(memory), device_of(theta))
@@ -241,6 +243,12 @@ class Federation:
         test = self.test_set(evaluate_on) if evaluate_on is not None else None
         lane = Lane(self, test, on_round, out, resume, settings)
         return run_lanes([lane], schedule, self.engine)[0]
+
+    def remedy(self, index: int) -> str:
+        """What to do about masks that leave part of the model to nobody in this round."""
+        ids = sample_ids(len(self.clients), self.cohort, Round(index, self.seed))
+        cohort = cohort_of(ids, [1] * len(ids), self.budgets, self.by)
+        return remedy(self.policy, [client.budget for client in cohort], self.budgets, self.by)
 
     def test_set(self, given: Any) -> Examples:
         """The test set, with at least as many classes as the training set."""

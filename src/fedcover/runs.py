@@ -14,14 +14,14 @@ import torch
 from fedcover.checkpoint import digest_of
 from fedcover.data import Examples
 from fedcover.engines.base import Engine
-from fedcover.errors import CoverageWarning, InputError, check_whole
+from fedcover.errors import CoverageWarning, InputError, StepSizeWarning, check_whole
 from fedcover.evaluate import test_on
 from fedcover.history import History, RoundRecord
 from fedcover.params import on_device, prune
 from fedcover.policies.base import shown_in
 from fedcover.runfolder import RunFolder
 from fedcover.settings import Settings, fingerprint
-from fedcover.theory import uncovered_sentence
+from fedcover.theory import step_sentence, uncovered_sentence
 from fedcover.threads import one_thread
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Lane:
         self.history = History()
         self._folder: RunFolder | None = None
         self._mark = ""
-        self._warned = False
+        self._warned: set[type[Warning]] = set()
         if self.out is None and self.resume:
             raise InputError("resume needs out, the folder of the run to go on with")
 
@@ -101,7 +101,7 @@ class Lane:
             self.state, self.history = found
 
     def keep(self, record: RoundRecord, schedule: Schedule) -> None:
-        """Write the round down, and say so if it is the first that left part of the model to nobody."""
+        """Write the round down, and say so if it is the first with a hole, or with steps that the theorem forbids."""
         self.history.append(record)
         if self._folder:
             self._folder.append(record)
@@ -110,11 +110,18 @@ class Lane:
         self.on_round(record)
         # A policy that shows a pruned model leaves the rest to nobody on purpose.
         meant = bool(shown_in(self.state.policy))
-        if record.uncovered > 0 and not meant and not self._warned:  # once: masks that leave holes mostly do so always
-            self._warned = True
+        # Once each: masks that leave holes, or steps that are too large, mostly are so always.
+        # The warnings point at whoever called Federation.run or run_many.
+        if record.uncovered > 0 and not meant and CoverageWarning not in self._warned:
+            self._warned.add(CoverageWarning)
             shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
-            # The warning points at whoever called Federation.run or run_many.
-            warnings.warn(uncovered_sentence(shares, record.round), CoverageWarning, stacklevel=5)
+            sentence = uncovered_sentence(shares, record.round, self.federation.remedy)
+            warnings.warn(sentence, CoverageWarning, stacklevel=5)
+        made = record.certificate
+        if made and made["step_holds"] is False and StepSizeWarning not in self._warned:
+            self._warned.add(StepSizeWarning)
+            sentence = step_sentence(made["step_size"], made["largest_step"], made["steps"], estimated=True)
+            warnings.warn(f"after round {record.round} {sentence}", StepSizeWarning, stacklevel=5)
 
     def finish(self, engine: Engine) -> History:
         """The history, once the summary is written."""

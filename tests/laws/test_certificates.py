@@ -14,7 +14,19 @@ import fedcover as fc
 from fedcover.aggregate import ClientUpdate, average
 from fedcover.coverage import coverage_of, pruning_error
 from fedcover.errors import InputError
-from fedcover.theory import Ages, Constants, Estimate, Facts, Spread, Steps, certificate, measure, theorem1
+from fedcover.theory import (
+    Ages,
+    Constants,
+    Estimate,
+    Facts,
+    Ledger,
+    Spread,
+    Steps,
+    certificate,
+    measure,
+    not_applicable,
+    theorem1,
+)
 from tests.laws.quadratics import Quadratic, iid_case, momenta, paired_case
 from tests.laws.strategies import seeds
 
@@ -229,7 +241,9 @@ def test_a_run_is_judged_by_its_worst_round_though_rounds_together_may_cover_mor
     assert (found.gamma_min, found.window) == (0, 2)
     assert (found.first_round, found.last_round) == (1, 2)
     assert "though in the last 2 rounds together every entry was held" in found.sentence
+    assert found.longest_window == 2
     ages.add({"w": torch.tensor([1, 1])})
+    assert (ages.window(), ages.longest) == (1, 2)  # the longest gap stays
     assert "though in the last round every entry was held" in certificate(facts, Steps(1, 0.1), ages=ages).sentence
     mixed = certificate(
         [Facts(1, 4, 2, 1.0, {}), Facts(2, 5, 1, 3.0, {})], Steps(1, 0.1), Constants(1.0, 1.0, 1.0, 1.0)
@@ -249,7 +263,7 @@ def test_a_run_is_judged_by_its_worst_round_though_rounds_together_may_cover_mor
             "its largest part (99.98 %), and more rounds do not lower it",
         ),
         (Constants(100.0, 0.0, 0.0, 1.0), 10, "is 24 times what the theorem allows for 4 local steps"),
-        (None, 10, "L, sigma^2 and G are not known"),
+        (None, 10, "L, sigma^2, G and F(theta_1) - F_inf are not known: give them as constants"),
     ],
 )
 def test_certificates_say_what_to_do(known: Constants | None, rounds: int, words: str) -> None:
@@ -295,3 +309,92 @@ def test_a_real_federation_can_be_certified() -> None:
     assert found.covered
     assert found.terms is not None
     assert 0 < known.smoothness < 100
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=12))
+def test_any_longest_window_of_rounds_covers_every_entry_and_no_shorter_one_does(
+    rounds: list[tuple[bool, ...]],
+) -> None:
+    ages = Ages()
+    for held in rounds:
+        ages.add({"w": torch.tensor(held).long()})
+
+    def covers(length: int) -> bool:
+        spans = [rounds[at : at + length] for at in range(len(rounds) - length + 1)]
+        return all(all(any(held[i] for held in span) for i in range(3)) for span in spans)
+
+    found = [length for length in range(1, len(rounds) + 1) if covers(length)]
+    assert ages.longest == (found[0] if found else None)
+
+
+@given(st.booleans(), st.sampled_from([Constants(1.0, 1.0, 1.0, 1.0), None]))
+def test_a_hole_stays_a_hole_where_the_theorem_does_not_apply(covered: bool, known: Constants | None) -> None:
+    facts = Facts(3, 4, 1, 0.4, {}) if covered else Facts(3, 4, 0, 0.4, {"w": 0.5})
+    made = certificate(facts, Steps(4, 0.01), known)
+    found = not_applicable(made, "this run weighs its clients")
+    bound = (found.terms, found.total, found.sharp_total, found.dominant, found.step_holds, found.largest_step)
+    assert bound == (None,) * 6
+    assert found.holds is (None if covered else False)
+    assert "this run weighs its clients" in found.sentence
+    assert covered or found.sentence.startswith(made.sentence)
+    assert (found.gamma_min, found.covered, found.uncovered) == (made.gamma_min, made.covered, made.uncovered)
+
+
+def test_only_what_is_missing_is_said_to_be_missing() -> None:
+    facts, known = Facts(1, 4, 2, 0.4, {}), {"variance": 0.5, "gradient": 2.0, "gap": 1.0}
+    found = certificate(facts, Steps(4, 0.01), known=known)
+    assert found.constants == {**known, "estimated": True}
+    assert "; L is not known yet, so that there is no bound: L takes two rounds in a row" in found.sentence
+    assert "sigma" not in found.sentence
+    assert "give" not in found.sentence
+    found = certificate(facts, Steps(4, 0.01), known={"smoothness": 1.0, "gradient": 2.0, "gap": 1.0})
+    assert "sigma^2 is not known yet" in found.sentence
+    assert "an entry that two clients hold" in found.sentence
+
+
+def played(
+    rounds: list[list[int]], regions: list[int] | None = None, state: dict[str, Tensor] | None = None, first: int = 1
+) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
+    """Certificates of rounds in which clients took so many steps on F = ||theta||^2 / 2 and its noise."""
+    state, made = state or {}, []
+    for q, counts in enumerate(rounds, start=first):
+        theta = {"w": torch.linspace(1.0, 2.0, 50, dtype=torch.float64) * 0.9 ** (q - 1)}
+        ledger = Ledger(theta, state, 1, iid=regions is None)
+        rng = torch.Generator().manual_seed(q)
+        new = {"w": theta["w"] * 0.9}
+        for client, count in enumerate(counts):
+            noise = 1e-3 * torch.randn(50, generator=rng, dtype=torch.float64)
+            ledger.add(
+                ClientUpdate(client, {"w": theta["w"] * (1 - 0.1 * count / counts[0]) + noise}, {}),
+                Steps(count, 0.1 / counts[0]),
+            )
+        facts = Facts(q, len(counts), len(counts), 0.0, {}, regions[q - first] if regions else None)
+        one, state = ledger.close(facts, {"w": torch.full((50,), len(counts))}, new, 1.0 if q == 1 else math.nan)
+        made.append(one)
+    return made, state
+
+
+@pytest.mark.parametrize(("rounds", "equal"), [([[8, 8], [8, 8]], 2), ([[8, 4], [4, 4]], 0), ([[8, 8], [4, 4]], 1)])
+def test_the_longest_steps_of_all_rounds_count_and_unequal_ones_are_not_certified(
+    rounds: list[list[int]], equal: int
+) -> None:
+    made, state = played(rounds)
+    assert [one["steps"] for one in made] == [8, 8]
+    assert ["equally many" not in str(one["sentence"]) for one in made] == [q < equal for q in range(2)]
+    assert (made[1]["total"] is not None) == (equal == 2)
+    assert (made[1]["holds"] is None) == (equal < 2)
+    for after in ([4, 4], [8, 8]):
+        later = played([after], state=state, first=3)[0][0]
+        assert later["steps"] == 8
+        assert ("equally many" in str(later["sentence"])) == (equal < 2 or after == [4, 4])
+        assert later == played([*rounds, after])[0][2]
+
+
+def test_the_noise_of_region_averages_does_not_grow_with_regions_of_other_rounds() -> None:
+    """K sigma^2 is one measured number, however the rounds' numbers of regions differ."""
+    alike, _ = played([[4, 4, 4]] * 3, regions=[2, 2, 2])
+    mixed, _ = played([[4, 4, 4]] * 3, regions=[2, 40, 2])
+    assert alike[2]["terms"] is not None
+    assert mixed[2]["terms"] == pytest.approx(alike[2]["terms"])
+    assert mixed[2]["regions"] == 40

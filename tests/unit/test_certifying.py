@@ -10,6 +10,8 @@ import torch
 
 import fedcover as fc
 from fedcover.cli.console import BatchProgress
+from fedcover.policies.optimal import Optimal
+from fedcover.remedies import remedy
 from fedcover.report import write_report
 from tests.conftest import small_data, small_net
 
@@ -23,10 +25,15 @@ def test_every_round_and_the_run_have_a_certificate(tmp_path: Path) -> None:
         fc.Task(small_net()), fc.data.iid(small_data(1600), 8, 1), fc.weight_pruning(), fc.by_slot("11111247"),
         fc.LocalSGD(epochs=3, batch_size=20, lr=0.1), 8, 3, certify=True,
     )  # fmt: skip
-    history = federation.run(4, out=tmp_path / "run")
+    with pytest.warns(fc.StepSizeWarning) as caught:
+        history = federation.run(4, out=tmp_path / "run")
+    (warning,) = caught  # once, where the run was called
+    assert warning.filename == __file__
+    assert str(warning.message).startswith("after round 2 the step size 0.1 is by estimate at least 2.8 times what")
     for record in history:
         made = record.certificate
         assert made is not None
+        assert (made["steps"], made["window"], made["longest_window"]) == (30, 1, 1)
         assert (made["gamma_min"], made["first_round"], made["last_round"]) == (record.gamma_min, 1, record.round)
         json.dumps(made)
     last = history.last.certificate
@@ -111,6 +118,7 @@ def test_a_window_of_rounds_may_cover_what_single_rounds_do_not(small_federation
     first, last = history[0].certificate, history.last.certificate
     assert first["gamma_min"] == last["gamma_min"] == 0
     assert (first["window"], last["window"]) == (None, 2)
+    assert (first["longest_window"], last["longest_window"]) == (None, 2)
     assert "in the last 2 rounds together every entry was held" in last["sentence"]
 
 
@@ -138,10 +146,22 @@ def test_rejected_clients_are_not_counted(small_federation: Make) -> None:
 
 
 def test_what_the_theorem_does_not_speak_of_is_not_certified(small_federation: Make) -> None:
-    weighted = small_federation(certify=True, weighting="examples").run(2).last.certificate
+    weighted = small_federation(certify=True, weighting="labels").run(2).last.certificate
     assert weighted is not None
     assert weighted["holds"] is None
     assert "plain averages" in weighted["sentence"]
+    alike = small_federation(certify=True, weighting="examples").run(2).last.certificate
+    assert alike is not None
+    assert "plain averages" not in alike["sentence"]  # all clients have 15 examples
+    unlike = fc.data.from_parts(small_data(), [range(14), range(14, 30), range(30, 45), range(45, 60)])
+    local = fc.LocalSGD(epochs=2, batch_size=20, lr=0.1)
+    for weighting, so in (("examples", True), ("uniform", False)):
+        federation = fc.Federation(
+            fc.Task(small_net()), unlike, local=local, cohort=4, weighting=weighting, certify=True
+        )
+        made = federation.run(1).last.certificate
+        assert made is not None
+        assert ("plain averages" in made["sentence"]) == so
 
     def lowered(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(scores, labels) - 5
@@ -151,7 +171,63 @@ def test_what_the_theorem_does_not_speak_of_is_not_certified(small_federation: M
     local = fc.LocalSGD(epochs=3, batch_size=20, lr=0.1)
     negative = fc.Federation(task, clients, local=local, cohort=8, certify=True).run(3).last.certificate
     assert negative is not None
-    assert negative["constants"] is None  # a negative loss is no bound on the gap
+    assert set(negative["constants"]) == {"smoothness", "variance", "gradient", "estimated"}
+    assert "F(theta_1) - F_inf is not known yet" in negative["sentence"]  # a negative loss is no bound on the gap
+    assert negative["total"] is None
+
+
+def test_a_weighting_does_not_hide_a_hole(small_federation: Make) -> None:
+    with pytest.warns(fc.CoverageWarning):
+        made = small_federation(budgets=fc.by_slot("4777"), weighting="labels", certify=True).run(3).last.certificate
+    assert made is not None
+    assert (made["covered"], made["holds"], made["step_holds"], made["terms"]) == (False, False, None, None)
+    assert "is in nobody's model in round 1 and stays as it is: give one client the whole model" in made["sentence"]
+    assert made["sentence"].endswith("this run weighs its clients; weighting=uniform does not")
+
+
+@pytest.mark.parametrize(("clients", "seed"), [(8, 1), (40, 2), (60, 3)])
+def test_small_clients_with_iid_data_get_the_first_theorem(clients: int, seed: int) -> None:
+    """Down to two examples each: labels differ by chance alone."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (120,), generator=rng)
+    examples = fc.Examples(torch.randn(120, 6, generator=rng), labels, classes=3)
+    population = fc.data.iid(examples, clients, seed)
+    federation = fc.Federation(fc.Task(small_net()), population, cohort=4, certify=True)
+    made = federation.run(1).last.certificate
+    assert made is not None
+    assert made["theorem"] == 1
+
+
+WHOLE, HALF, FIFTH = fc.Budget(), fc.Budget(0.5), fc.Budget(0.2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "cohort", "budgets", "by", "words"),
+    [
+        (fc.weight_pruning(), [HALF] * 2, [HALF] * 2, "slot", "give one client the whole model, or design masks of"),
+        (fc.optimal_masks(), [FIFTH] * 3, [FIFTH] * 3, "slot", "come to 0.6 models in all: raise them (budgets.code)"),
+        (fc.optimal_masks(units=True), [HALF] * 3, [HALF] * 3, "slot", "(--set policy.name=optimal)"),
+        (fc.optimal_masks(noise=0.1), [HALF] * 3, [HALF] * 3, "slot", "--set policy.gamma=1"),
+        (fc.weight_pruning(), [HALF] * 3, [WHOLE, HALF], "client", "no client with the whole model was drawn: make"),
+        (fc.weight_pruning(), [HALF] * 3, [HALF], "client", "so many clients the whole model that every cohort has"),
+        (fc.feddst(), [WHOLE, HALF], [WHOLE, HALF], "slot", "leaves it out, whatever the budgets: design masks"),
+    ],
+)  # fmt: skip
+def test_remedies_are_such_as_can_work(
+    policy: fc.Policy, cohort: list[fc.Budget], budgets: list[fc.Budget], by: str, words: str
+) -> None:
+    found = remedy(policy, cohort, budgets, by)
+    assert words in found
+    assert ("policy.name=optimal" in found) == (getattr(policy, "units", True) or not isinstance(policy, Optimal))
+    if sum(budget.keep for budget in cohort) < 1 or by == "client" or WHOLE in cohort:
+        assert "give one client" not in found
+
+
+def test_a_run_names_the_remedy_of_the_round_with_the_hole(small_federation: Make) -> None:
+    with pytest.warns(fc.CoverageWarning, match="no client with the whole model was drawn: make the cohort larger"):
+        last = small_federation(budgets=fc.by_client("1.0,7x0.5"), seed=1, certify=True).run(6).last.certificate
+    assert last is not None
+    assert "no client with the whole model was drawn: make the cohort larger (cohort)" in last["sentence"]
 
 
 def test_uncovered_masks_are_refused_before_training_if_asked(small_federation: Make) -> None:
@@ -233,6 +309,20 @@ def test_the_command_says_so_while_it_runs(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("run", *arguments, "--require-coverage", "--out", str(tmp_path / "none"))
     assert code == 2
     assert "error: 25 % of fc1.weight is in nobody's model in round 1" in err
+
+
+def test_the_command_says_so_once_if_steps_are_too_large(cli: Cli, tmp_path: Path) -> None:
+    arguments = ["--set", "data.name=digits", "--set", "data.clients=4", "--set", "cohort=4", "--set", "rounds=3"]
+    arguments += ["--set", "budgets.code=1111", "--set", "policy.name=full", "--set", "local.epochs=1"]
+    arguments += ["--set", "local.lr=0.05", "--set", "engine=serial"]
+    code, shown, err = cli("run", *arguments, "--certify", "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert err.count("warning: after round 2 the step size 0.05 is by estimate at least") == 1
+    assert err.count("the step size") == 1
+    assert err.index("round 2/3") < err.index("warning") < err.index("round 3/3")
+    assert "or more, but the step size 0.05 is by estimate" in shown
+    assert cli("run", *arguments, "--certify", "--quiet", "--out", str(tmp_path / "quiet")) == (0, "", "")
+    assert "the step size" not in cli("run", *arguments, "--out", str(tmp_path / "plain"))[2]
 
 
 def test_the_report_shows_the_certificate(small_federation: Make, tmp_path: Path) -> None:

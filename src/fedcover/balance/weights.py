@@ -111,10 +111,22 @@ def population_mix(clients: Population) -> Tensor:
 
 
 def label_skew(clients: Population, most: int = 100) -> float:
-    """How far clients' labels are from the population's: the mean total variation, over the first clients."""
+    """How far clients' labels are from the population's, beyond what chance makes of few examples.
+
+    It is measured on the first clients by the squared distance of their mixes, each weighed by its n examples. If a
+    client's labels are drawn at distance d from the population's, that is n d^2 + n ``chance`` - d^2 on average: chance
+    and two of its standard deviations are taken off, and n - 1 is what is left of n. It is read as a total variation:
+    what that is if all C classes are off alike, half the root of C d^2.
+    """
     target = population_mix(clients)
-    mixes = torch.stack([clients.label_mix(client) for client in range(min(most, len(clients)))])
-    return float((mixes.to(target) - target).abs().sum(1).mean()) / 2
+    looked = range(min(most, len(clients)))
+    sizes = torch.tensor([clients.size(client) for client in looked]).to(target)
+    mixes = torch.stack([clients.label_mix(client) for client in looked]).to(target)
+    second, third = float(target.square().sum()), float(target.pow(3).sum())
+    deviation = (2 * len(looked) * max(0.0, second - 2 * third + second**2)) ** 0.5
+    off = float(sizes @ (mixes - target).square().sum(1)) - len(looked) * chance(target, 1) - 2 * deviation
+    squared = max(0.0, off / max(1.0, float((sizes - 1).sum())))
+    return float((int((target > 0).sum()) * squared) ** 0.5) / 2
 
 
 def noisy_counts(counts: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:

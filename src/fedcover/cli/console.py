@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedcover.errors import CoverageWarning, DesignWarning, FedcoverError, InputError
+from fedcover.errors import CoverageWarning, DesignWarning, FedcoverError, InputError, StepSizeWarning
 from fedcover.history import RoundRecord
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-OURS = (CoverageWarning, DesignWarning)
+OURS = (CoverageWarning, DesignWarning, StepSizeWarning)
 
 # No markup: names and paths may hold square brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False)
@@ -146,7 +146,7 @@ class RunProgress:
 class BatchProgress:
     """A progress bar over the rounds of many runs at once; call it after each; silent when asked or not a terminal.
 
-    Runs that leave part of the model to nobody are there to be compared: nothing is said of it.
+    Runs that leave part of the model to nobody, or take large steps, are there to be compared: nothing is said of it.
     """
 
     def __init__(self, title: str, total: int, quiet: bool = False) -> None:

@@ -17,6 +17,8 @@ from fedcover.theory.certificates import (
     certificate,
     check_coverage,
     measure,
+    not_applicable,
+    step_sentence,
     uncovered_sentence,
 )
 from fedcover.theory.estimates import Estimate, Spread
@@ -37,7 +39,9 @@ __all__ = [
     "drift_sum",
     "lemma1",
     "measure",
+    "not_applicable",
     "printed_lemma1",
+    "step_sentence",
     "theorem1",
     "theorem2",
     "uncovered_sentence",

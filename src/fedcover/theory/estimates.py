@@ -232,11 +232,15 @@ class Estimate:
         ``regions``, K, sigma^2 is Assumption 5's: that of the average of one region, for which K sigma^2 is the
         measured sum over regions.
         """
+        found = {**self.known(regions), "gap": gap}
+        return Constants(**found, estimated=True) if len(found) == 4 else None
+
+    def known(self, regions: int | None = None) -> dict[str, float]:
+        """Those of L, sigma^2 and G that have been guessed so far, by the names of ``Constants``."""
         check_whole("regions", 1 if regions is None else regions, 1)
         noise = self.variance if regions is None or self.averaged is None else self.averaged / regions
-        if self.smoothness is None or noise is None or self.gradient is None:
-            return None
-        return Constants(self.smoothness, noise, self.gradient, gap, estimated=True)
+        guesses = {"smoothness": self.smoothness, "variance": noise, "gradient": self.gradient}
+        return {name: guess for name, guess in guesses.items() if guess is not None}
 
 
 def _single(values: Params, like: Params) -> Params:

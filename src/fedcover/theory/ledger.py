@@ -1,7 +1,7 @@
 """A certificate for every round of a run, and what must be carried from one round to the next for it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +11,21 @@ from torch import Tensor
 from fedcover.aggregate import ClientUpdate
 from fedcover.errors import InputError
 from fedcover.params import Params
-from fedcover.theory.bounds import Steps
-from fedcover.theory.certificates import Ages, Facts, certificate
+from fedcover.theory.bounds import Constants, Steps
+from fedcover.theory.certificates import REMEDY, Ages, Facts, certificate, not_applicable
 from fedcover.theory.estimates import Estimate, Spread, Summary
 
 _NUMBERS = ("rounds", "shared", "smoothness", "gradient", "variance", "averaged")
-_TOTALS = ("gap", "error", "clients", "gamma_min", "regions")
+_TOTALS = ("gap", "error", "clients", "gamma_min", "regions", "count", "size", "momentum")
 _LAST = ("each", "averaged", "largest", "averaging", "shared")
+BEYOND = {
+    "weighed": "the theorem speaks of plain averages, and this run weighs its clients; weighting=uniform does not",
+    "part": "the theorem speaks of plain averages, and this policy's server goes part way",
+    "drilled": "the theorem speaks of plain masked SGD, and this policy trains otherwise",
+    "unequal": "the theorem speaks of clients that all take equally many local steps in every round, and these do not;"
+    " give them equally many examples",
+}
+"""Why the theorem may not speak of a run; one round is enough."""
 
 
 @dataclass
@@ -31,11 +39,27 @@ class Totals:
     clients: float = 0.0
     gamma_min: float = math.inf
     regions: float = math.nan
+    count: float = 0.0
+    """The longest local steps of all rounds: how many, of which size, with which momentum."""
+    size: float = math.nan
+    momentum: float = math.nan
+    beyond: set[str] = field(default_factory=set)
+    """Which of ``BEYOND`` are so in one of the rounds."""
     uncovered: dict[str, tuple[float, int]] = field(default_factory=dict)
     """For each tensor the largest share that nobody held in a round, and in which."""
 
-    def add(self, facts: Facts) -> None:
-        """Take in a round."""
+    @property
+    def steps(self) -> Steps:
+        """The longest local steps of all rounds."""
+        return Steps(int(self.count), self.size, self.momentum)
+
+    def add(self, facts: Facts, steps: Sequence[Steps], beyond: Iterable[str] = ()) -> None:
+        """Take in a round, its clients' steps, and why the theorem may not speak of it."""
+        counts = {one.count for one in steps} | ({int(self.count)} if self.count else set())
+        self.beyond |= {*beyond, *(["unequal"] if len(counts) > 1 else [])}
+        longest = max(steps, key=lambda one: one.count)
+        if longest.count > self.count:
+            self.count, self.size, self.momentum = longest.count, longest.size, longest.momentum
         self.error += facts.error
         self.clients, self.gamma_min = max(self.clients, facts.clients), min(self.gamma_min, facts.gamma_min)
         if facts.regions is not None:
@@ -67,24 +91,34 @@ class Ledger:
         self._steps.append(steps)
 
     def close(
-        self, facts: Facts, counts: Mapping[str, Tensor], new_theta: Params, start_loss: float = math.nan
+        self,
+        facts: Facts,
+        counts: Mapping[str, Tensor],
+        new_theta: Params,
+        start_loss: float = math.nan,
+        beyond: Iterable[str] = (),
+        remedy: Callable[[int], str] = lambda round: REMEDY,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The certificate of the rounds up to this one as plain data, and the state for the next round.
 
         ``start_loss`` is F(theta_1), given in the first round. A loss that is negative says nothing of F_inf: the
-        constants are then not known.
+        constants are then not known. ``beyond`` names the reasons of ``BEYOND`` for which the theorem does not speak of
+        this round; ``remedy`` says what to do about a round that leaves a hole.
         """
         self._estimate.add(self._theta, self._spread, new_theta)
         self._ages.add(counts)
         totals = self._totals
-        totals.add(facts)
+        totals.add(facts, self._steps, beyond)
         totals.gap = start_loss if facts.round == 1 else totals.gap
-        constants = None
-        if totals.gap >= 0:
-            constants = self._estimate.constants(totals.gap, None if self._iid else facts.regions)
-        longest = max(self._steps, key=lambda steps: steps.count)
-        ages = self._ages if totals.gamma_min == 0 else None
-        made = certificate(totals.facts(facts.round), longest, constants, facts.round, self._iid, ages)
+        # K sigma^2 is measured as one number: it is divided by the K that the theorem multiplies with.
+        known = self._estimate.known(None if self._iid else int(totals.regions))
+        known |= {"gap": totals.gap} if totals.gap >= 0 else {}
+        constants = Constants(**known, estimated=True) if len(known) == 4 else None
+        made = certificate(
+            totals.facts(facts.round), totals.steps, constants, facts.round, self._iid, self._ages, known, remedy
+        )
+        if totals.beyond:
+            made = not_applicable(made, "; ".join(why for name, why in BEYOND.items() if name in totals.beyond))
         return made.to_dict(), self._state()
 
     def _state(self) -> dict[str, Tensor]:
@@ -96,6 +130,8 @@ class Ledger:
             "totals": _doubles([float(getattr(totals, name)) for name in _TOTALS]),
             "last": _doubles([float(getattr(last, name)) for name in _LAST]),
             "places": torch.tensor(last.places),
+            "ages": _doubles([self._ages.rounds, math.nan if self._ages.longest is None else self._ages.longest]),
+            "beyond": torch.tensor([name in totals.beyond for name in BEYOND]),
         }
         state |= {f"hole/{name}": _doubles(list(hole)) for name, hole in totals.uncovered.items()}
         carried = {"mean": last.mean, "holders": last.holders, "drift": last.drift, "moved": estimate.moved}
@@ -112,7 +148,7 @@ def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages,
     """What ``Ledger`` carried over, or a fresh start."""
     if not state:
         return Estimate(passes), Ages(), Totals()
-    if "places" not in state:
+    if not {"places", "ages", "beyond"} <= set(state):
         raise InputError("the checkpoint's certificate is of an older kind; start the run anew in another folder")
 
     def part(kind: str) -> dict[str, Tensor]:
@@ -128,4 +164,7 @@ def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages,
     estimate = Estimate.resumed(passes, int(values["rounds"]), int(values["shared"]), guesses, summary, part("moved"))
     holes = {name: (float(hole[0]), int(hole[1])) for name, hole in part("hole").items()}
     totals = dict(zip(_TOTALS, state["totals"].tolist(), strict=True))
-    return estimate, Ages(part("age")), Totals(**totals, uncovered=holes)
+    beyond = {name for name, so in zip(BEYOND, state["beyond"].tolist(), strict=True) if so}
+    rounds, longest = state["ages"].tolist()
+    ages = Ages(part("age"), int(rounds), None if math.isnan(longest) else int(longest))
+    return estimate, ages, Totals(**totals, beyond=beyond, uncovered=holes)
