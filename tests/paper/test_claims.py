@@ -175,5 +175,5 @@ def test_damaged_results_get_one_sentence(tmp_path: Path, damage: dict[str, Any]
     if "outcomes" in damage and damage["outcomes"] != [{}]:
         damage = {"outcomes": [{**content["outcomes"][0], **damage["outcomes"][0]}]}
     path.write_text(json.dumps({**content, **damage}))
-    with pytest.raises(InputError, match=r"r.json does not hold results of the paper's runs, or is damaged; make them"):
+    with pytest.raises(InputError, match=r"r.json does not hold results of runs, or is damaged; make them"):
         load_all([path])
