@@ -9,13 +9,14 @@ import torch
 
 import fedcover as fc
 from fedcover.data import Split
-from fedcover.models import MLP
+from fedcover.models import MLP, build
 from fedcover.paired import holm
 from fedcover.paper import experiments
 from fedcover.paper.experiments import Experiment, Run
 from fedcover.paper.results import Outcome, Results, load
 from fedcover.params import count, params_of
-from fedcover.study import STUDIES, coverage
+from fedcover.policies import POLICIES
+from fedcover.study import STUDIES, coverage, methods
 from fedcover.study.verdict import cells, gains_figure, places, rows, tally
 
 DOCS = Path(__file__).parents[2] / "docs" / "study"
@@ -144,3 +145,17 @@ def test_what_the_studies_hold() -> None:
     assert (
         Run(Experiment("mnist", "non-iid", "assigned", "1111223344"), 0).experiment in STUDIES["labels"].experiments()
     )
+
+
+def test_the_methods_of_the_study_have_the_same_average_budget() -> None:
+    """In parameters of HeteroFL's network; grow-and-prune holds a part of the model whole besides."""
+    model = build(methods.MODEL, methods.IMAGES["mnist"], methods.CLASSES, 0)
+    network, theta = fc.trace(model, torch.zeros(2, 1, 28, 28)), params_of(model)
+    shares = {}
+    for name in ("HeteroFL", "FedRolex", "WP", "optimal", "FIARSE", "FedDST"):
+        policy = POLICIES[name]().bind(network)
+        code = next(e.code for e in methods.experiments() if e.technique == name)
+        cohort = [fc.Client(slot, slot, budget) for slot, budget in enumerate(fc.parse_code(code))]
+        masks, _ = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
+        shares[name] = sum(count(theta, mask) for mask in masks) / len(masks) / count(theta)
+    assert shares == pytest.approx(dict.fromkeys(shares, 0.2664), abs=0.01)
