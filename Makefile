@@ -9,7 +9,7 @@ demo: setup
 	$(BIN)/fedcover demo
 
 test: setup check
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
 check: setup
 	$(BIN)/ruff check src tests examples benchmarks

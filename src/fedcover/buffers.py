@@ -69,6 +69,21 @@ def has_statistics(model: nn.Module) -> bool:
     return bool(_batch_norms(model))
 
 
+def check_batches(network: Network, sizes: Sequence[int], batch: int) -> None:
+    """Nothing, or an error that names a client whose last batch is one example, which the network cannot normalise."""
+    lonely = next((client for client, size in enumerate(sizes) if size % batch == 1 or batch == 1), None)
+    if lonely is None:
+        return
+    try:
+        with torch.no_grad():
+            copy.deepcopy(network.model).train()(network.example[:1])
+    except ValueError:
+        raise InputError(
+            f"client {lonely} has {sizes[lonely]} examples, and in batches of {batch} the last is one alone, which a"
+            f" batch norm cannot normalise; use another local.batch_size, or group norm"
+        ) from None
+
+
 def spread_over(inputs: Tensor, most: int = MOST) -> Tensor:
     """At most so many of these, evenly spread.
 

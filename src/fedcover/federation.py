@@ -20,7 +20,7 @@ from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting, step_to
 from fedcover.answers import Answers
 from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
-from fedcover.buffers import has_statistics, spread_over, static_form
+from fedcover.buffers import check_batches, has_statistics, spread_over, static_form
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, places, sample_ids
 from fedcover.cost import Cost, cost_of, costs_of, with_extras
@@ -96,6 +96,8 @@ class Federation:
         if self.network.moving:
             self.task = replace(task, model=static_form(self.network, task.model))
             self.network = trace(self.task.model, clients.examples.inputs[:2])
+        if has_statistics(self.network.model):
+            check_batches(self.network, [clients.size(client) for client in range(len(clients))], self.local.batch_size)
         if self.network.uncounted:
             names = ", ".join(self.network.uncounted)
             warnings.warn(f"multiply-adds of {names} cannot be counted and are left out of MACs", stacklevel=2)

@@ -29,7 +29,7 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
         )
     if any(budget.full for budget in cohort):
         lost = "lower local.lr, if clients that could hold it diverged and were left out"
-        return lost if designed else f"policy {policy} leaves it out, whatever the budgets: {DESIGN}; {lost}"
+        return lost if designed else f"the policy leaves it out, whatever the budgets: {DESIGN}; {lost}"
     if by == "client" and any(budget.full for budget in budgets):
         return f"no client with the whole model was drawn: make the cohort larger (cohort){design}"
     if designed:

@@ -86,3 +86,12 @@ def test_a_saved_model_gets_its_statistics_back(tmp_path: object) -> None:
         accuracy = float((model(INPUTS).argmax(1) == LABELS).double().mean())
     assert accuracy == pytest.approx(history.last.accuracy)
     assert set(params_of(model)) == set(params_of(net()))
+
+
+def test_a_last_batch_of_one_example_is_refused_where_it_cannot_be_normalised() -> None:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(72, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    clients = fc.data.from_parts((INPUTS, LABELS), [list(range(20)), list(range(20, 51))])
+    with pytest.raises(fc.InputError, match=r"client 1 has 31 examples, and in batches of 10 .* or group norm"):
+        fc.Federation(fc.Task(flat), clients, cohort=1)
+    assert fc.Federation(fc.Task(flat), clients, cohort=1, local=fc.LocalSGD(batch_size=8)).run(1).gamma_min == 1
+    assert fc.Federation(fc.Task(net()), clients, cohort=1).run(1).gamma_min == 1  # images have more than one place
