@@ -10,6 +10,8 @@ from PIL import Image
 from fedcover.report.style import COLOURS, look
 
 FORMATS = ("svg", "png", "pdf")
+MANY = 20
+"""Points from which on a path is a curve."""
 _FONTS = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 
@@ -49,10 +51,11 @@ def inline_svg(figure: Figure, name: str, alt: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style\b.*?</style>|<defs>\s*</defs>", "", text, flags=re.DOTALL)
-    text = _own_ids(_slim(text), name)
+    text = _without_bare_groups(_own_ids(_slim(text), name))
     text = re.sub(r'style="[^"]*"', lambda found: _themed(found[0]), text)
     width, height = figure.get_size_inches() * 72
-    root = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{alt}" stroke-linejoin="round">'
+    size = f"0 0 {width:g} {height:g}"
+    root = f'<svg viewBox="{size}" role="img" aria-label="{alt}" stroke-linejoin="round" font-family="{_FONTS}">'
     return root + text[text.index(">") + 1 :]
 
 
@@ -66,14 +69,48 @@ def _slim(text: str) -> str:
     """The same drawing in fewer characters."""
     text = re.sub(r"\btransform=\"rotate\(-0 [^)]*\)\"", "", text)
     text = re.sub(r"base64,\s+", "base64,", text)
-    text = re.sub(r"font-family: [^;\"]*", f"font-family: {_FONTS}", text)
-    text = re.sub(r'\b(d|x|y)="([^"]*)"', lambda found: f'{found[1]}="{_round(found[2])}"', text)
-    return re.sub(r">\s+<", "><", text).strip().replace(" />", "/>")
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # it is said once, for all of the drawing
+    text = re.sub(r'\b(d|x|y)="([^"]*)"', lambda found: f'{found[1]}="{_relative(_round(found[2]))}"', text)
+    text = re.sub(r">\s+<", "><", text).strip().replace(" />", "/>")
+    return text.replace("<g/>", "").replace("<defs></defs>", "")
 
 
 def _round(numbers: str) -> str:
     short = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), numbers)
     return re.sub(r"\s*\n\s*", "", re.sub(r"(?<=\d)\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[-\d])", "", short))
+
+
+def _relative(path: str) -> str:
+    """A path of straight lines by its steps instead of its points; any other as it is.
+
+    Steps are differences of the rounded points, so that nothing adds up. Curves of very many points are rounded to a
+    tenth of a point, which no screen shows.
+
+    >>> _relative("M10 20L12.5 20.5L12 21L10 20z"), _relative("M0 0Q1 1 2 2"), _relative("12.5")
+    ('M10 20l2.5.5-.5.5-2-1z', 'M0 0Q1 1 2 2', '12.5')
+    """
+    if not re.fullmatch(r"(M-?[\d.]+ -?[\d.]+(L-?[\d.]+ -?[\d.]+)*z?)+", path):
+        return path
+    unit = 10 if path.count("L") > MANY else 100
+    made, before, x, y = "", "", 0, 0
+    for kind, *ends in re.findall(r"([MLz])(?:(-?[\d.]+) (-?[\d.]+))?", path):
+        if kind == "z":
+            made, before = made + "z", "z"
+            continue
+        to_x, to_y = (round(unit * float(end)) for end in ends)
+        step = (to_x, to_y) if kind == "M" else (to_x - x, to_y - y)
+        made += (" " if before == kind == "L" else {"M": "M", "L": "l"}[kind]) + " ".join(
+            _short(part / unit) for part in step
+        )
+        before, x, y = kind, to_x, to_y
+    # A sign begins a number, and so does a second point.
+    return re.sub(r"(\.\d+) (?=\.)", r"\1", made.replace(" -", "-"))
+
+
+def _short(number: float) -> str:
+    """A number, to two decimals, in as few characters as can be."""
+    text = f"{number:.2f}".rstrip("0").rstrip(".")
+    return re.sub(r"^(-?)0(?=\.)", r"\1", text)
 
 
 def _own_ids(text: str, name: str) -> str:
@@ -82,3 +119,20 @@ def _own_ids(text: str, name: str) -> str:
     fresh = {old: f"{name}-{number}" for number, old in enumerate(used, 1)}
     text = re.sub(r' id="([^"]*)"', lambda found: f' id="{fresh[found[1]]}"' if found[1] in fresh else "", text)
     return re.sub(r'(url\(#|href="#)([^)"]+)', lambda found: found[1] + fresh[found[2]], text)
+
+
+def _without_bare_groups(text: str) -> str:
+    """The drawing without groups that say nothing.
+
+    >>> _without_bare_groups('<g><g id="a"><g><path/></g></g></g>')
+    '<g id="a"><path/></g>'
+    """
+    told: list[bool] = []
+
+    def kept(tag: re.Match[str]) -> str:
+        if tag[0] != "</g>":
+            told.append(tag[0] != "<g>")
+            return tag[0] if told[-1] else ""
+        return "</g>" if told.pop() else ""
+
+    return re.sub(r"<g(?: [^>]*)?(?<!/)>|</g>", kept, text)

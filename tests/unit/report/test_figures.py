@@ -1,6 +1,8 @@
 """Figures: what they draw, in which sizes they work, how they are written."""
 
 import math
+import random
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +26,7 @@ from fedcover.report.curves import (
 )
 from fedcover.report.figures import drawings, slugs
 from fedcover.report.style import spread
-from fedcover.report.svg import file_bytes, inline_svg
+from fedcover.report.svg import _relative, file_bytes, inline_svg
 
 MakeRun = Callable[..., Path]
 MakeRecord = Callable[..., RoundRecord]
@@ -157,3 +159,15 @@ def test_export_refuses_unknown_formats_before_writing(make_run: MakeRun, tmp_pa
 
 def test_slugs_are_plain_and_distinct() -> None:
     assert slugs(["Mein Lauf!", "mein/lauf", "../..", "ok_1.5"]) == ["mein-lauf", "mein-lauf-2", "run", "ok-1.5"]
+
+
+def test_paths_by_steps_lead_through_the_same_points() -> None:
+    rng = random.Random(0)
+    for many, near in ((5, 0.0051), (200, 0.051)):
+        points = [(round(rng.uniform(-50, 400), 2), round(rng.uniform(-300, 5), 2)) for _ in range(many)]
+        drawn = _relative("M" + "L".join(f"{x:g} {y:g}" for x, y in points))
+        numbers = [float(found) for found in re.findall(r"-?(?:\d+\.?\d*|\.\d+)", drawn)]
+        x, y = 0.0, 0.0
+        for (to_x, to_y), dx, dy in zip(points, numbers[::2], numbers[1::2], strict=True):
+            x, y = x + dx, y + dy
+            assert (x, y) == pytest.approx((to_x, to_y), abs=near)
