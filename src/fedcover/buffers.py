@@ -48,6 +48,7 @@ def gather_statistics(model: nn.Module, inputs: Tensor) -> nn.Module:
     afterwards. A model trained here and loaded by ``load_model`` needs it before it is used.
     """
     layers = _batch_norms(model.eval())
+    momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.track_running_stats, layer.momentum = True, None  # None: plain averages over the batches
         if layer.running_mean is None:
@@ -61,6 +62,8 @@ def gather_statistics(model: nn.Module, inputs: Tensor) -> nn.Module:
         with torch.no_grad():
             for batch in inputs.split(BATCH):
                 model(batch.clone())
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
     return model.eval()
 
 

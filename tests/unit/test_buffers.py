@@ -48,6 +48,7 @@ def test_gathered_statistics_are_those_of_the_inputs() -> None:
     torch.testing.assert_close(model.get_buffer("1.running_mean"), out.mean((0, 2, 3)))
     torch.testing.assert_close(model.get_buffer("1.running_var"), out.var((0, 2, 3)))
     assert not model.training
+    assert model[1].momentum == nn.BatchNorm2d(6).momentum
     once = copy.deepcopy(model)
     gather_statistics(model, INPUTS)
     assert torch.equal(once(INPUTS), model(INPUTS))  # nothing is left of what was gathered before

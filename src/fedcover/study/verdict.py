@@ -49,10 +49,10 @@ def cells(study: Study, results: Results, place: str) -> list[Cell]:
 
 
 def _base_of(study: Study, experiment: Experiment) -> Experiment:
-    """What an experiment is compared with: the base on the same data, with the same code if it has one."""
-    same = replace(experiment, technique=study.base)
-    alike = [e for e in study.experiments() if e.technique == study.base and e.place == experiment.place]
-    return next(iter(alike), same) if study.apart else same
+    """What an experiment is compared with: the base with the same code, or, across codes, the base on the same data."""
+    if not study.apart:
+        return replace(experiment, technique=study.base)
+    return next(e for e in study.experiments() if e.technique == study.base and e.place == experiment.place)
 
 
 def places(study: Study, results: Results) -> list[str]:
