@@ -1,7 +1,7 @@
 """Playing a study: all its runs as one batch, or each technique by itself so that its seconds are its own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcover.engines.choose import choose_engine
@@ -55,7 +55,7 @@ def play(part: Part, command: str, path: Path, engine: str, data: str | None, to
     pieces = [part]
     if study.apart:
         pairs = dict.fromkeys((e.data, e.technique) for e in part.experiments())
-        pieces = [Part(part.study, part.seeds, part.rounds, part.first, data_set, only) for data_set, only in pairs]
+        pieces = [replace(part, on=data_set, only=only) for data_set, only in pairs]
     for piece in pieces:
         runs = piece.runs
         chosen = choose_engine(engine, cohort=COHORT * len(runs))
