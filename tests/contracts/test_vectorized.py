@@ -11,6 +11,8 @@ from torch import nn
 
 import fedcover as fc
 from fedcover.dropout import with_keyed_dropout
+from fedcover.engines import vectorized
+from fedcover.engines.machine import Machine
 from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized import Vectorized, _updates
 from fedcover.local import Job
@@ -191,3 +193,34 @@ def test_dropout_drops_as_often_as_it_should() -> None:
     rows = seen[0].double()
     assert float((rows[:, 1:] * rows[:, :-1]).mean()) == pytest.approx(0.49, abs=0.015)
     assert torch.equal(net.eval()(x), x)
+
+
+def _machines_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of clients of the machines that are made from now on."""
+    made: list[int] = []
+
+    def counting(jobs, *given):  # type: ignore[no-untyped-def]
+        made.append(len(jobs))
+        return Machine(jobs, *given)
+
+    monkeypatch.setattr(vectorized, "Machine", counting)
+    return made
+
+
+def test_a_federation_is_one_batch_even_if_some_of_its_clients_train_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full clients have no Scaler; a federation cut in two would be compiled again for each part."""
+    made = _machines_made(monkeypatch)
+    images(Vectorized("cpu"), "mlp", "HeteroFL", sizes=(8, 8, 8, 8)).run(2)
+    assert made == [4]
+
+
+def test_a_machine_gives_way_to_one_with_more_masks_that_serves_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, engine = _machines_made(monkeypatch), Vectorized("cpu")
+    playing = images(Serial(), "mlp", "full", sizes=(8, 8, 8, 8))
+    theta, who = playing.start().theta, fc.Client(0, 0, fc.Budget())
+    first, last = ({name: torch.rand(theta[name].shape) < 0.5} for name in ("fc1.weight", "fc2.bias"))
+    for mask in ({}, first, {}, last, first, {}, last):
+        job = Job(playing.task, playing.clients, who, theta, mask, playing.local, fc.Round(1, 2))
+        (found,), (expected,) = engine.train([job]), Serial().train([job])
+        assert max(float((found.theta[name] - expected.theta[name]).abs().max()) for name in theta) < TOLERANCE
+    assert len(made) == 3

@@ -10,33 +10,48 @@ from fedcover.errors import InputError
 from fedcover.local import Job, width_draws
 from fedcover.params import Params
 
+DrillKind = tuple[bool, ...]
+"""Whether there are gains, thresholds, widths, and whether the client reports."""
 LEAST = "least"
 """The name of the table that says, for (step, client), the least level of an entry that is inside the drawn width."""
 PLAIN = Drill()
 
 
-def drill_kind(job: Job) -> tuple[bool, ...]:
-    """What drills must share for their clients to be trained as one batch; all False for a client without one."""
-    drill = job.drill or PLAIN
+def drill_kinds(jobs: Sequence[Job]) -> list[DrillKind]:
+    """What drills must share for their clients to be trained as one batch; all False without drills.
+
+    Clients of one federation go together even if only some of them have gains, thresholds or widths: the others have
+    a gain of 1, a threshold of 0 and all of their model inside. Otherwise a federation would be cut into small batches.
+    """
+    own = [_kind(job.drill or PLAIN) for job in jobs]
+    shared: dict[int, list[bool]] = {}
+    for job, kind in zip(jobs, own, strict=True):
+        before = shared.setdefault(id(job.theta), [False, False, False])
+        shared[id(job.theta)] = [a or b for a, b in zip(before, kind, strict=False)]
+    return [(*shared[id(job.theta)], kind[-1]) for job, kind in zip(jobs, own, strict=True)]
+
+
+def _kind(drill: Drill) -> DrillKind:
     if drill.regrow or drill.distil:
         what = "lets clients change their masks" if drill.regrow else "distils from the widest of several widths"
         raise InputError(f"the policy {what}, which engine=vectorized cannot do; use engine=processes or engine=serial")
     return bool(drill.gains), bool(drill.thresholds), bool(drill.widths), drill.report
 
 
-def drill_buffers(jobs: Sequence[Job], trained: Sequence[str], steps: int, like: Params) -> Params:
-    """Room for what these jobs' drills need, by ``KIND/NAME``; empty without drills. ``like`` is the stack of theta."""
-    gains, thresholds, widths, report = drill_kind(jobs[0])
-    device = next(iter(like.values())).device
+def drill_buffers(kind: DrillKind, trained: Sequence[str], steps: int, like: Params) -> Params:
+    """Room for what drills of a kind need, by ``KIND/NAME``; empty without drills. ``like`` is the stack of theta."""
+    gains, thresholds, widths, report = kind
+    first = next(iter(like.values()))
+    clients, device = len(first), first.device
     made: Params = {}
     for name in trained:
-        one = like[name].new_zeros(len(jobs))
+        one = like[name].new_zeros(clients)
         made |= {f"gain/{name}": one.clone()} if gains else {}
         made |= {f"tau/{name}": one.clone()} if thresholds else {}
         made |= {f"level/{name}": torch.zeros_like(like[name], dtype=torch.uint8)} if widths else {}
         made |= {f"squares/{name}": torch.zeros_like(like[name])} if report else {}
     if widths:
-        made[LEAST] = torch.zeros((steps, len(jobs)), dtype=torch.uint8, device=device)
+        made[LEAST] = torch.zeros((steps, clients), dtype=torch.uint8, device=device)
     return made
 
 
@@ -59,12 +74,14 @@ def load_drills(buffers: Params, jobs: Sequence[Job], theta: Params) -> None:
         elif kind == "level":
             buffer.fill_(MOST_WIDTHS)
             for row, drill in zip(buffer, drills, strict=True):
-                if name in counted[id(drill)]:
+                if name in counted.get(id(drill), {}):
                     row.copy_(counted[id(drill)][name])
         else:
+            buffer.zero_()
             for client, (job, drill) in enumerate(zip(jobs, drills, strict=True)):
-                drawn = width_draws(job, job.clients.size(job.client.id))
-                buffer[: len(drawn), client] = (len(drill.widths) - drawn).to(buffer)
+                if drill.widths:
+                    drawn = width_draws(job, job.clients.size(job.client.id))
+                    buffer[: len(drawn), client] = (len(drill.widths) - drawn).to(buffer)
 
 
 def at_step(buffers: Params, step: Tensor) -> Params:

@@ -13,6 +13,7 @@ from fedcover.dropout import Stream, with_keyed_dropout
 from fedcover.engines.batches import BatchTable, moved
 from fedcover.engines.convolutions import use_stacked_convolutions
 from fedcover.engines.drilling import (
+    DrillKind,
     at_step,
     column,
     drill_buffers,
@@ -51,7 +52,8 @@ class Machine:
         self,
         jobs: Sequence[Job],
         table: BatchTable,
-        masked: tuple[str, ...],
+        masked: Sequence[str],
+        drills: DrillKind,
         inputs: Tensor,
         labels: Tensor,
         device: torch.device,
@@ -81,12 +83,17 @@ class Machine:
             torch.zeros(n, dtype=torch.long, device=device),
             torch.zeros((), dtype=torch.long, device=device),
             torch.zeros((steps, n), device=device),
-            drill_buffers(jobs, self._trained, steps, theta),
+            drill_buffers(drills, self._trained, steps, theta),
         )
         self._update = _update_function(self._model, self._stream, loss, self._recipe, self._trained, self._full)
         self._graph: Any = None
         if compiled:
             self._update = fused(self._update, self._arguments(), kernels=device.type == "cuda")
+
+    @property
+    def masked(self) -> set[str]:
+        """The tensors that it has masks for."""
+        return set(self._at.masks)
 
     def run(self, jobs: Sequence[Job], table: BatchTable) -> tuple[Params, Tensor, Params]:
         """Stacks of trained parameters, the loss of every step and client, and stacks of reports if there are any."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedcover.aggregate import ClientUpdate
 from fedcover.engines.base import Engine
 from fedcover.engines.batches import batch_table
-from fedcover.engines.drilling import drill_kind
+from fedcover.engines.drilling import drill_kinds
 from fedcover.engines.machine import Machine
 from fedcover.engines.workbench import failure
 from fedcover.errors import InputError
@@ -66,8 +66,8 @@ class Vectorized(Engine):
         """
         kinds = {key: _kind(task) for key, task in {id(job.task): job.task for job in jobs}.items()}
         groups: dict[Any, list[int]] = {}
-        for number, job in enumerate(jobs):
-            groups.setdefault((kinds[id(job.task)], *_part(job)), []).append(number)
+        for number, (job, drills) in enumerate(zip(jobs, drill_kinds(jobs), strict=True)):
+            groups.setdefault((drills, kinds[id(job.task)], *_part(job)), []).append(number)
         batches = [
             (kind, numbers[start : start + self._most])
             for kind, numbers in groups.items()
@@ -144,12 +144,15 @@ class Vectorized(Engine):
         """Stacks of trained parameters; each client's last loss; whether all its values are finite; and reports."""
         inputs, labels = self._data_of(jobs[0])
         table = batch_table(jobs, self.device)
-        masked = tuple(name for name in jobs[0].theta if any(name in job.mask for job in jobs))
-        key = (kind, len(jobs), tuple(table.index.shape), table.full, masked)
-        if key not in self._machines:
+        masked = {name for job in jobs for name in job.mask}
+        key = (kind, len(jobs), tuple(table.index.shape), table.full)
+        if key not in self._machines or not masked <= self._machines[key].masked:
+            if before := self._machines.pop(key, None):  # the new one serves the old one's jobs too
+                masked |= before.masked
             while len(self._machines) >= self.ahead:  # no more: each holds whole stacks of models
                 del self._machines[next(iter(self._machines))]
-            self._machines[key] = Machine(jobs, table, masked, inputs, labels, self.device, self._compile)
+            names = [name for name in jobs[0].theta if name in masked]
+            self._machines[key] = Machine(jobs, table, names, kind[0], inputs, labels, self.device, self._compile)
         theta, losses, reports = self._machines[key].run(jobs, table)
         counts = (table.index >= 0).sum(2) * table.last_epoch
         means = (losses * counts).sum(0) / counts.sum(0)
@@ -187,7 +190,7 @@ def _look(module: nn.Module) -> Any:
 
 def _part(job: Job) -> Any:
     """What their jobs must share beside that."""
-    return job.recipe, id(job.clients.examples.inputs), id(job.clients.examples.labels), drill_kind(job)
+    return job.recipe, id(job.clients.examples.inputs), id(job.clients.examples.labels)
 
 
 def _updates(jobs: Sequence[Job], theta: Params, means: Tensor, finite: Tensor, reports: Params) -> list[ClientUpdate]:

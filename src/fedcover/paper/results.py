@@ -93,22 +93,28 @@ def make(
 ) -> float:
     """Play runs and write their outcomes, with the facts about how they were made; the seconds it took.
 
-    ``technique`` says that all runs are of one.
+    ``technique`` says that all runs are of one; then it is noted what a round takes once all have played one, since the
+    first waits for compilers.
     """
-    began, played = time.perf_counter(), 0
+    began, played, warm = time.perf_counter(), 0, 0.0
 
     def counted(run: Run, record: RoundRecord) -> None:
-        nonlocal played
+        nonlocal played, warm
         played += 1
+        if played == len(runs):
+            warm = time.perf_counter()
         on_round(run, record)
 
     histories, came_from = run_all(runs, rounds, engine, data, out, counted, federation_of)
-    seconds = round(time.perf_counter() - began, 1)
+    now = time.perf_counter()
+    seconds = round(now - began, 1)
     if not played and path.exists() and any(facts["command"] == command for facts in load(path).made):
         return seconds  # all of it was there: how long it took is known from then
     outcomes = {run: outcome_of(run, history) for run, history in histories.items()}
     facts = how_made(command, len(runs), seconds, engine, came_from)
-    save(path, outcomes, rounds, {**facts, "technique": technique} if technique else facts)
+    if technique:
+        facts |= {"technique": technique, "round_seconds": round((now - warm) / max(1, played - len(runs)), 4)}
+    save(path, outcomes, rounds, facts)
     return seconds
 
 

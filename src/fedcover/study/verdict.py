@@ -89,7 +89,7 @@ def _costs(results: Results, experiment: Experiment) -> dict[str, str]:
     uncovered, macs = ([getattr(o, key) for o in outcomes] for key in ("uncovered", "macs"))
     down, up = (fmean(getattr(o, key) for o in outcomes) for key in ("bytes_down", "bytes_up"))
     seconds = [
-        facts["seconds"] / (facts["runs"] * results.rounds)
+        facts["round_seconds"]
         for facts in results.made
         if facts.get("technique") == experiment.technique and list(facts["data"]) == [experiment.data]
     ]
@@ -98,7 +98,7 @@ def _costs(results: Results, experiment: Experiment) -> dict[str, str]:
         "MACs": f"{fmean(macs):.2f}" if None not in macs else "",
         "MB down": f"{down / 1e6:.2f}",
         "MB up": f"{up / 1e6:.2f}",
-        "s a round": f"{fmean(seconds):.2f}" if seconds else "",
+        "s a round": f"{fmean(seconds):.3f}" if seconds else "",
     }
 
 
