@@ -52,7 +52,7 @@ class Machine:
         self,
         jobs: Sequence[Job],
         table: BatchTable,
-        masked: Sequence[str],
+        masked: bool,
         drills: DrillKind,
         inputs: Tensor,
         labels: Tensor,
@@ -78,7 +78,7 @@ class Machine:
         self._at = Buffers(
             theta,
             {name: stack(name) for name in self._trained},
-            {name: stack(name, torch.bool) for name in masked},
+            {name: stack(name, torch.bool) for name in shapes if masked},
             torch.zeros_like(table.index),
             torch.zeros(n, dtype=torch.long, device=device),
             torch.zeros((), dtype=torch.long, device=device),
@@ -91,9 +91,9 @@ class Machine:
             self._update = fused(self._update, self._arguments(), kernels=device.type == "cuda")
 
     @property
-    def masked(self) -> set[str]:
-        """The tensors that it has masks for."""
-        return set(self._at.masks)
+    def masked(self) -> bool:
+        """Whether it has masks, then of every tensor: one program for whatever a policy prunes."""
+        return bool(self._at.masks)
 
     def run(self, jobs: Sequence[Job], table: BatchTable) -> tuple[Params, Tensor, Params]:
         """Stacks of trained parameters, the loss of every step and client, and stacks of reports if there are any."""

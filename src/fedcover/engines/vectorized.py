@@ -144,15 +144,12 @@ class Vectorized(Engine):
         """Stacks of trained parameters; each client's last loss; whether all its values are finite; and reports."""
         inputs, labels = self._data_of(jobs[0])
         table = batch_table(jobs, self.device)
-        masked = {name for job in jobs for name in job.mask}
-        key = (kind, len(jobs), tuple(table.index.shape), table.full)
-        if key not in self._machines or not masked <= self._machines[key].masked:
-            if before := self._machines.pop(key, None):  # the new one serves the old one's jobs too
-                masked |= before.masked
+        masked, key = any(job.mask for job in jobs), (kind, len(jobs), tuple(table.index.shape), table.full)
+        if key not in self._machines or (masked and not self._machines[key].masked):
+            self._machines.pop(key, None)  # one with masks serves for jobs without them too
             while len(self._machines) >= self.ahead:  # no more: each holds whole stacks of models
                 del self._machines[next(iter(self._machines))]
-            names = [name for name in jobs[0].theta if name in masked]
-            self._machines[key] = Machine(jobs, table, names, kind[0], inputs, labels, self.device, self._compile)
+            self._machines[key] = Machine(jobs, table, masked, kind[0], inputs, labels, self.device, self._compile)
         theta, losses, reports = self._machines[key].run(jobs, table)
         counts = (table.index >= 0).sum(2) * table.last_epoch
         means = (losses * counts).sum(0) / counts.sum(0)
