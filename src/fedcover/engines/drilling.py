@@ -18,8 +18,8 @@ PLAIN = Drill()
 def drill_kind(job: Job) -> tuple[bool, ...]:
     """What drills must share for their clients to be trained as one batch; all False for a client without one."""
     drill = job.drill or PLAIN
-    if drill.regrow or drill.distil:
-        what = "lets clients change their masks" if drill.regrow else "distils from the widest of several widths"
+    if drill.distil:
+        what = "distils from the widest of several widths"
         raise InputError(f"the policy {what}, which engine=vectorized cannot do; use engine=processes or engine=serial")
     return bool(drill.gains), bool(drill.thresholds), bool(drill.widths), drill.report
 
