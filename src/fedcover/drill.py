@@ -105,14 +105,21 @@ def regrown(theta: Tensor, kept: Tensor, grad: Tensor, share: float) -> Tensor:
     >>> regrown(torch.tensor([0.5, 0.1, 0.0, 0.0]), kept, torch.tensor([9.0, 9.0, 1.0, 2.0]), 0.5).tolist()
     [True, False, False, True]
     """
-    flat = kept.reshape(-1)
-    active = int(flat.sum())
-    many = min(int(share * active + 1e-9), flat.numel() - active)
-    size, slope = theta.reshape(-1).abs(), grad.reshape(-1).abs().nan_to_num(0.0)
-    new = flat.clone()
-    new[size.masked_fill(~flat, math.inf).argsort(stable=True)[:many]] = False
-    new[slope.masked_fill(flat, -1.0).argsort(descending=True, stable=True)[:many]] = True
-    return new.reshape(kept.shape)
+    shares = torch.tensor([share], dtype=torch.float64, device=kept.device)
+    return regrown_each(theta.unsqueeze(0), kept.unsqueeze(0), grad.unsqueeze(0), shares)[0]
+
+
+def regrown_each(theta: Tensor, kept: Tensor, grad: Tensor, shares: Tensor) -> Tensor:
+    """``regrown`` of each of a stack of tensors by a share of its own; on a GPU nobody waits for it."""
+    flat = kept.reshape(len(kept), -1)
+    active = flat.sum(1)
+    many = torch.minimum((shares * active + 1e-9).long(), flat.shape[1] - active)
+    chosen = torch.arange(flat.shape[1], device=kept.device) < many.unsqueeze(1)
+    size, slope = theta.reshape(flat.shape).abs(), grad.reshape(flat.shape).abs().nan_to_num(0.0)
+    going = size.masked_fill(~flat, math.inf).argsort(dim=1, stable=True)
+    coming = slope.masked_fill(flat, -1.0).argsort(dim=1, descending=True, stable=True)
+    new = flat.scatter(1, going, flat.gather(1, going) & ~chosen)
+    return new.scatter(1, coming, new.gather(1, coming) | chosen).view(kept.shape)
 
 
 def levels_of(widths: Sequence[Mask]) -> Params:

@@ -64,7 +64,7 @@ POLICIES: dict[str, Callable[[], fc.Policy]] = {
     "PruneFL": lambda: fc.prunefl(every=2),
     "mixed": Mixed,
 }
-ALONE = ("FjORD, distilled", "FedDST")
+ALONE = ("FjORD, distilled",)
 """Those that clients cannot be trained for as one batch."""
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.data import from_parts
-from fedcover.drill import Drill, Regrow, levels_of, regrown, widths_of
+from fedcover.drill import Drill, Regrow, levels_of, regrown, regrown_each, widths_of
 from fedcover.engines import Serial
 from fedcover.local import Job, LocalSGD, Task, shuffle_draws, width_draws
 from fedcover.params import Mask, Params, params_of
@@ -181,6 +181,22 @@ def test_regrowth_keeps_density_drops_the_smallest_and_grows_only_the_inactive(
             assert float(tensor[gone].abs().max()) <= float(tensor[kept & new].abs().min())
         if many and many < int((~kept).sum()):
             assert float(grad[come].abs().min()) >= float(grad[~kept & ~new].abs().max())
+
+
+@given(st.integers(1, 4), st.integers(1, 12), seeds)
+def test_a_stack_regrows_as_each_of_it_alone_ties_and_all(many: int, entries: int, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    theta, grad = (torch.randint(-2, 3, (many, entries), generator=rng) / 2 for _ in range(2))
+    kept = torch.rand(many, entries, generator=rng) < torch.rand(many, 1, generator=rng)
+    shares = torch.rand(many, generator=rng, dtype=torch.float64)
+    new = regrown_each(theta * kept, kept, grad, shares)
+    for row in range(many):
+        assert torch.equal(new[row], regrown(theta[row] * kept[row], kept[row], grad[row], float(shares[row])))
+        count = min(int(float(shares[row]) * int(kept[row].sum()) + 1e-9), int((~kept[row]).sum()))
+        active, other = kept[row].nonzero().view(-1).tolist(), (~kept[row]).nonzero().view(-1).tolist()
+        gone = sorted(active, key=lambda i: abs(float(theta[row, i])))[:count]
+        come = sorted(other, key=lambda i: -abs(float(grad[row, i])))[:count]
+        assert set(new[row].nonzero().view(-1).tolist()) == (set(active) - set(gone)) | set(come)
 
 
 @given(seeds, st.integers(1, 3), st.floats(0.1, 0.9))

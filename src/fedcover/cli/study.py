@@ -27,7 +27,7 @@ def study(
     seeds: SeedsOption = SEEDS,
     rounds: RoundsOption = ROUNDS,
     on: Annotated[str, typer.Option(help="One data set alone, such as mnist.")] = "",
-    only: Annotated[str, typer.Option(help="One technique alone.")] = "",
+    only: Annotated[str, typer.Option(help="Some techniques alone, such as HeteroFL,FjORD.")] = "",
     engine: EngineOption = "auto",
     results: Annotated[Path | None, typer.Option(help="Report on these results instead of running.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where results, tables and figure go.")] = Path("runs/study"),

@@ -54,6 +54,6 @@ def batch_table(jobs: Sequence[Job], device: torch.device) -> BatchTable:
     return BatchTable(index, min(sizes) == places, last & (index >= 0).any(2))
 
 
-def moved(values: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers on a device; a GPU takes them when it gets to it, and nobody waits."""
-    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+def moved(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+    """Numbers on a device, whole ones if nothing is said; a GPU takes them when it gets to it, and nobody waits."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)

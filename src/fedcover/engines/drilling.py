@@ -32,8 +32,8 @@ def drill_kinds(jobs: Sequence[Job]) -> list[DrillKind]:
 
 
 def _kind(drill: Drill) -> DrillKind:
-    if drill.regrow or drill.distil:
-        what = "lets clients change their masks" if drill.regrow else "distils from the widest of several widths"
+    if drill.distil:
+        what = "distils from the widest of several widths"
         raise InputError(f"the policy {what}, which engine=vectorized cannot do; use engine=processes or engine=serial")
     return bool(drill.gains), bool(drill.thresholds), bool(drill.widths), drill.report
 

@@ -24,6 +24,7 @@ from fedcover.engines.drilling import (
     load_drills,
 )
 from fedcover.engines.fuse import fused
+from fedcover.engines.regrowing import TOGETHER, Turn, regrow_rows, turns_of
 from fedcover.errors import InputError
 from fedcover.local import Job, dropout_key
 from fedcover.params import Params
@@ -85,7 +86,8 @@ class Machine:
             torch.zeros((steps, n), device=device),
             drill_buffers(drills, self._trained, steps, theta),
         )
-        self._update = _update_function(self._model, self._stream, loss, self._recipe, self._trained, self._full)
+        self._gradients = _gradients_function(self._model, self._stream, loss, self._full)
+        self._update = _update_function(self._gradients, self._recipe, self._trained)
         self._graph: Any = None
         if compiled:
             self._update = fused(self._update, self._arguments(), kernels=device.type == "cuda")
@@ -95,21 +97,22 @@ class Machine:
         """Whether it has masks, then of every tensor: one program for whatever a policy prunes."""
         return bool(self._at.masks)
 
-    def run(self, jobs: Sequence[Job], table: BatchTable) -> tuple[Params, Tensor, Params]:
-        """Stacks of trained parameters, the loss of every step and client, and stacks of reports if there are any."""
+    def run(self, jobs: Sequence[Job], table: BatchTable) -> tuple[Params, Tensor, Params, Params]:
+        """Stacks of trained parameters, the loss of every step and client, and, if there are any, stacks of reports
+        and of masks, the latter where clients changed theirs."""
         self._load(jobs, table)
-        steps = len(table.index)
-        if self._device.type == "cuda":
-            if self._graph is None:
-                self._capture()
-                self._load(jobs, table)
-            for _ in range(steps):
-                self._graph.replay()
-        else:
-            for _ in range(steps):
-                self._step()
+        if self._device.type == "cuda" and self._graph is None:
+            self._capture()
+            self._load(jobs, table)
+        take = self._step if self._graph is None else self._graph.replay
+        turns, steps = turns_of(jobs), len(table.index)
+        for step in range(steps):
+            self._regrow(step, turns.get(step, []))
+            take()
+        self._regrow(steps, turns.get(steps, []))
         theta, reports = finished(self._at.theta, self._at.drills)
-        return theta, self._at.losses.clone(), reports
+        masks = {name: stack.clone() for name, stack in self._at.masks.items()} if turns else {}
+        return theta, self._at.losses.clone(), reports, masks
 
     def _load(self, jobs: Sequence[Job], table: BatchTable) -> None:
         at = self._at
@@ -132,16 +135,34 @@ class Machine:
         """What the update needs for the present step, its batch gathered on the device."""
         at = self._at
         index = at.index.index_select(0, at.step.view(1)).squeeze(0)
+        batch = self._batch(index)
+        return at.theta, at.velocity, at.masks, *batch, at.keys, at.step, at_step(at.drills, at.step)
+
+    def _batch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, labels, and which of them are real."""
         flat = index.clamp_min(0).view(-1)
         x = self._inputs.index_select(0, flat).view(*index.shape, *self._inputs.shape[1:])
         y = self._labels.index_select(0, flat).view(*index.shape, *self._labels.shape[1:])
-        return at.theta, at.velocity, at.masks, x, y, index >= 0, at.keys, at.step, at_step(at.drills, at.step)
+        return x, y, index >= 0
 
     def _step(self) -> None:
         at = self._at
         losses = self._update(*self._arguments())
         at.losses.index_copy_(0, at.step.view(1), losses.unsqueeze(0).to(at.losses.dtype))
         at.step.add_(1)
+
+    def _regrow(self, step: int, turns: Sequence[Turn]) -> None:
+        """Let some clients readjust their masks before a step; buffers are written in place."""
+        at = self._at
+        for start in range(0, len(turns), TOGETHER):
+            some = turns[start : start + TOGETHER]
+            rows, batches = (moved(n, self._device) for n in ([t.row for t in some], [t.batch for t in some]))
+            theta = {name: stack[rows] for name, stack in at.theta.items()}
+            parameters = {name: theta.pop(name) for name in self._trained}
+            batch = self._batch(at.index[batches, rows])
+            grads, _ = self._gradients(parameters, theta, *batch, at.keys[rows], step)
+            shares = moved([turn.share for turn in some], self._device, torch.float64)
+            regrow_rows(at.theta, at.velocity, at.masks, grads, rows, shares)
 
     def _capture(self) -> None:
         side = torch.cuda.Stream()
@@ -194,15 +215,10 @@ def _deal(tensors: Sequence[Tensor], number_of: Sequence[int], stack: Tensor) ->
     torch.index_select(choice, 0, moved(number_of, stack.device), out=stack)
 
 
-def _update_function(
-    model: nn.Module,
-    stream: Stream,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    recipe: Any,
-    trained: tuple[str, ...],
-    full: bool,
-) -> Callable[..., Tensor]:
-    """One step of all clients: gradients, momentum and the masked update, in place; gives each client's loss."""
+def _gradients_function(
+    model: nn.Module, stream: Stream, loss: Callable[[Tensor, Tensor], Tensor], full: bool
+) -> Callable[..., tuple[Params, Tensor]]:
+    """The gradients of clients' parameters on a batch each, and their losses."""
 
     def client_loss(
         parameters: Params, fixed: Params, x: Tensor, y: Tensor, real: Tensor, key: Tensor, step: Tensor
@@ -215,7 +231,13 @@ def _update_function(
         mean: Tensor = (each * real).sum() / real.sum().clamp_min(1)
         return mean
 
-    gradients = vmap(grad_and_value(client_loss), in_dims=(0, 0, 0, 0, 0, 0, None), randomness="different")
+    return vmap(grad_and_value(client_loss), in_dims=(0, 0, 0, 0, 0, 0, None), randomness="different")
+
+
+def _update_function(
+    gradients: Callable[..., tuple[Params, Tensor]], recipe: Any, trained: tuple[str, ...]
+) -> Callable[..., Tensor]:
+    """One step of all clients: gradients, momentum and the masked update, in place; gives each client's loss."""
 
     def update(
         theta: Params, velocity: Params, masks: Params, x: Tensor, y: Tensor, real: Tensor, keys: Tensor, step: Tensor,
@@ -224,7 +246,6 @@ def _update_function(
         held = {name: found for name in trained if (found := inside(name, extra)) is not None}
         parameters = {n: torch.where(held[n], theta[n], 0.0) if n in held else theta[n] for n in trained}
         fixed = {name: stack for name, stack in theta.items() if name not in parameters}
-        losses: Tensor
         grads, losses = gradients(parameters, fixed, x, y, real, keys, step)
         scale = real.any(1) * recipe.lr  # a client whose steps are over stands still
         for name in trained:

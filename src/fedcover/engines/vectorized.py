@@ -25,6 +25,8 @@ from fedcover.params import Params
 
 _Batch = tuple[Any, list[int]]
 """What its jobs share, and their numbers."""
+_Trained = tuple[Params, Tensor, Tensor, Params, Params]
+"""Stacks of parameters; each client's last loss; whether all its values are finite; stacks of reports and of masks."""
 _Begun = tuple[list[int], Callable[[], list[ClientUpdate]]]
 """The numbers of jobs that are being trained, and what waits for them."""
 
@@ -118,19 +120,19 @@ class Vectorized(Engine):
         ours = torch.cuda.current_stream(self.device)
         self._training.wait_stream(ours)
         with torch.cuda.stream(self._training):
-            theta, means, finite, reports = self._named_run(kind, jobs)
+            theta, means, finite, reports, masks = self._named_run(kind, jobs)
             done = torch.cuda.Event()
             done.record()
-        for tensor in (*theta.values(), means, finite, *reports.values()):
+        for tensor in (*theta.values(), means, finite, *reports.values(), *masks.values()):
             tensor.record_stream(ours)
 
         def finish() -> list[ClientUpdate]:
             torch.cuda.current_stream(self.device).wait_event(done)
-            return _updates(jobs, theta, means, finite, reports)
+            return _updates(jobs, theta, means, finite, reports, masks)
 
         return finish
 
-    def _named_run(self, kind: Any, jobs: Sequence[Job]) -> tuple[Params, Tensor, Tensor, Params]:
+    def _named_run(self, kind: Any, jobs: Sequence[Job]) -> _Trained:
         """``_run``, whose errors name the first of the clients trained together; any of them may be the cause."""
         try:
             return self._run(kind, jobs)
@@ -140,8 +142,7 @@ class Vectorized(Engine):
             company = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
             raise failure(jobs[0], f"{str(error) or type(error).__name__}{company}") from error
 
-    def _run(self, kind: Any, jobs: Sequence[Job]) -> tuple[Params, Tensor, Tensor, Params]:
-        """Stacks of trained parameters; each client's last loss; whether all its values are finite; and reports."""
+    def _run(self, kind: Any, jobs: Sequence[Job]) -> _Trained:
         inputs, labels = self._data_of(jobs[0])
         table = batch_table(jobs, self.device)
         masked, key = any(job.mask for job in jobs), (kind, len(jobs), tuple(table.index.shape), table.full)
@@ -150,11 +151,11 @@ class Vectorized(Engine):
             while len(self._machines) >= self.ahead:  # no more: each holds whole stacks of models
                 del self._machines[next(iter(self._machines))]
             self._machines[key] = Machine(jobs, table, masked, kind[0], inputs, labels, self.device, self._compile)
-        theta, losses, reports = self._machines[key].run(jobs, table)
+        theta, losses, reports, masks = self._machines[key].run(jobs, table)
         counts = (table.index >= 0).sum(2) * table.last_epoch
         means = (losses * counts).sum(0) / counts.sum(0)
         finite = torch.stack([torch.isfinite(s).flatten(1).all(1) for s in theta.values()]).all(0)
-        return theta, means, finite, reports
+        return theta, means, finite, reports, masks
 
     def _data_of(self, job: Job) -> tuple[Tensor, Tensor]:
         inputs, labels = job.clients.examples.inputs, job.clients.examples.labels
@@ -190,13 +191,15 @@ def _part(job: Job) -> Any:
     return job.recipe, id(job.clients.examples.inputs), id(job.clients.examples.labels)
 
 
-def _updates(jobs: Sequence[Job], theta: Params, means: Tensor, finite: Tensor, reports: Params) -> list[ClientUpdate]:
+def _updates(
+    jobs: Sequence[Job], theta: Params, means: Tensor, finite: Tensor, reports: Params, masks: Params
+) -> list[ClientUpdate]:
     """One update for each client of a batch; on a GPU its tensors are parts of the stacks."""
     return [
         ClientUpdate(
             job.client.id,
             {name: stack[i] for name, stack in theta.items()},
-            job.mask,
+            {name: masks[name][i] for name in job.mask} if job.drill and job.drill.regrow else job.mask,
             job.clients.size(job.client.id),
             mean,
             fine,

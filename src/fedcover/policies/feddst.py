@@ -29,7 +29,6 @@ class FedDst(Policy):
     """The density is the least keep of any cohort so far, so that everyone can hold the mask; it may only fall."""
 
     any_device = True
-    one_by_one = True
     every: int = 10
     share: float = 0.5
     until: int = 100

@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fedcover.study", description=__doc__)
     parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("--on", default="", help="one data set alone, such as mnist, so that parts can be run apart")
-    parser.add_argument("--only", default="", help="one technique alone")
+    parser.add_argument("--only", default="", help="some techniques alone, such as HeteroFL,FjORD")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--first", type=int, default=0, help="the first seed, to add seeds to results")
     parser.add_argument("--rounds", type=int, default=ROUNDS)

@@ -9,7 +9,6 @@ from fedcover.errors import InputError
 from fedcover.history import RoundRecord
 from fedcover.paper.experiments import COHORT, Experiment, Run
 from fedcover.paper.results import make
-from fedcover.policies.techniques import named_policy
 from fedcover.study import STUDIES
 
 Told = Callable[[Run, RoundRecord], None]
@@ -17,7 +16,7 @@ Told = Callable[[Run, RoundRecord], None]
 
 @dataclass(frozen=True)
 class Part:
-    """What of a study is to be run: seeds from the first on, perhaps on one data set or by one technique alone."""
+    """What of a study is to be run: seeds from the first on, perhaps on one data set or by some techniques alone."""
 
     study: str
     seeds: int
@@ -25,12 +24,15 @@ class Part:
     first: int = 0
     on: str = ""
     only: str = ""
+    """Techniques, with commas between them; all if empty."""
 
     def experiments(self) -> list[Experiment]:
         """The experiments of this part."""
         asked = STUDIES[self.study].experiments()
-        found = [e for e in asked if self.on in ("", e.data) and self.only in ("", e.technique)]
-        if not found:
+        every = {e.technique for e in asked}
+        named = set(self.only.split(",")) if self.only else every
+        found = [e for e in asked if self.on in ("", e.data) and e.technique in named]
+        if not found or named - every:
             wanted = " and ".join(filter(None, (self.on, self.only)))
             known = ", ".join(dict.fromkeys(name for e in asked for name in (e.data, e.technique)))
             raise InputError(f"the study '{self.study}' has no runs of {wanted}; use some of {known}")
@@ -59,8 +61,6 @@ def play(part: Part, command: str, path: Path, engine: str, data: str | None, to
     for piece in pieces:
         runs = piece.runs
         chosen = choose_engine(engine, cohort=COHORT * len(runs))
-        if chosen.name == "vectorized" and study.apart and named_policy(piece.only).one_by_one:
-            chosen = choose_engine("processes")
         technique = piece.only if study.apart else ""
         with chosen:
             total += make(
