@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +21,9 @@ from fedcover.federation import Federation
 from fedcover.local import LocalSGD, Task
 from fedcover.models import MODELS, build
 from fedcover.network import trace
-from fedcover.policies.base import Policy
-from fedcover.policies.load import load_policy
-from fedcover.policies.optimal import Optimal, optimal_masks
-from fedcover.policies.techniques import FullModels, named_policy, pretrained_mask
+from fedcover.policies.optimal import Optimal
+from fedcover.policies.options import SECTION, Choice, Typed, choose, options_of
+from fedcover.policies.techniques import POLICIES, FullModels
 from fedcover.settings import Settings, flatten
 
 
@@ -48,19 +48,16 @@ class ModelConfig(_Strict):
 
 
 class PolicyConfig(_Strict):
-    """How masks are made."""
+    """How masks are made: a policy, and what that policy takes."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: str = Field("WP", description="one of `fedcover list policies`; or FILE.py:NAME for your own")
-    freeze_after: int = Field(3, ge=1, description="with PT: rounds before the mask is frozen")
-    gamma: int = Field(-1, ge=-1, description="with optimal: ask for this least coverage; -1: none asked for")
-    noise: float = Field(-1.0, ge=-1, description="with optimal: ask for at most this mean noise; -1: none asked for")
 
-    @field_validator("noise")
-    @classmethod
-    def _check_noise(cls, noise: float) -> float:
-        if noise < 0 and noise != -1:
-            raise InputError("should be 0 or more, or -1 if none is asked for")
-        return noise
+    @cached_property
+    def choice(self) -> Choice:
+        """The policy by that name with its own settings, which are checked here."""
+        return choose(self.name, self.model_extra)
 
 
 class BudgetsConfig(_Strict):
@@ -139,6 +136,7 @@ class Config(_Strict):
         ``build`` takes that from there when the run is resumed, so that nothing that lies outside can change it.
         """
         settings = {**self.model_dump(), "name": self.title}
+        settings["policy"] = {"name": self.policy.name, **self.policy.choice.settings}
         if self.budgets.unit != "fraction":
             settings["budgets"] = {**settings["budgets"], KEEPS: [budget.keep for budget in federation.budgets]}
         return settings
@@ -148,7 +146,7 @@ class Config(_Strict):
 
         ``folder`` is where data sets lie, ``keeps`` what budgets in another unit than fractions came to before.
         """
-        policy, currency = self._policy(), Currency(self.budgets.unit, self.budgets.calibration)
+        policy, currency = self.policy.choice.policy(), Currency(self.budgets.unit, self.budgets.calibration)
         split = data.load(self.data.name, folder)
         model = build(self.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, self.seed)
         clients, local = self._population(split.train), LocalSGD(**self.local.model_dump())
@@ -213,23 +211,6 @@ class Config(_Strict):
         most = max(steps)
         return lambda place, many: most if self.budgets.by == "slot" else max(steps[place::many], default=most)
 
-    def _policy(self) -> Policy:
-        for key, takers in TAKERS.items():
-            asked = getattr(self.policy, key) != getattr(PolicyConfig(), key)
-            if asked and self.policy.name.lower() not in [name.lower() for name in takers]:
-                raise InputError(
-                    f"policy {self.policy.name} takes no policy.{key}; leave it out, or use {' or '.join(takers)}"
-                )
-        if ":" in self.policy.name:
-            return load_policy(self.policy.name)
-        if self.policy.name.upper() == "PT":
-            return pretrained_mask(self.policy.freeze_after)
-        if self.policy.name.lower() in ("optimal", "optimal_units"):
-            gamma = None if self.policy.gamma < 0 else self.policy.gamma
-            noise = None if self.policy.noise < 0 else self.policy.noise
-            return optimal_masks(gamma, noise, units=self.policy.name.lower() == "optimal_units")
-        return named_policy(self.policy.name)
-
     def _population(self, train: Examples) -> Population:
         if self.data.partition == "iid":
             return data.iid(train, self.data.clients, seed=self.seed)
@@ -238,8 +219,6 @@ class Config(_Strict):
         return data.dirichlet(train, self.data.clients, self.data.alpha, seed=self.seed)
 
 
-TAKERS = {"freeze_after": ("PT",), "gamma": ("optimal", "optimal_units"), "noise": ("optimal", "optimal_units")}
-"""Which policies take what of the settings of policies; others would pass over it in silence."""
 KEEPS = "keeps"
 """What a run's own settings call what its budgets came to: a record, and no setting."""
 
@@ -273,7 +252,7 @@ def recorded_keeps(settings: Settings) -> list[float] | None:
 def check_config(raw: dict[str, Any]) -> Config:
     """The configuration that a nested dict describes, or an error that names the key and the remedy."""
     try:
-        return Config.model_validate(raw)
+        config = Config.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -281,21 +260,25 @@ def check_config(raw: dict[str, Any]) -> Config:
             raise InputError(f"there is no setting '{key}'{_nearest(key)}") from None
         what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
         raise InputError(f"setting {key} {what}; got {first['input']!r}") from None
+    config.policy.choice  # noqa: B018 - its settings are checked before anything is done
+    return config
 
 
 def valid_keys() -> dict[str, Any]:
-    """Every setting with its default, by dotted key."""
+    """Every setting but those of single policies with its default, by dotted key."""
     return dict(flatten(Config().model_dump()))
 
 
 def describe_keys() -> list[tuple[str, Any, str]]:
-    """Every setting with its default and one line of description."""
+    """Every setting with its default and one line of description; what policies take of their own is one row."""
     rows: list[tuple[str, Any, str]] = []
     for name, info in Config.model_fields.items():
         default = info.default
         if isinstance(default, _Strict):
             for inner, field in type(default).model_fields.items():
                 rows.append((f"{name}.{inner}", field.default, field.description or ""))
+            if name == SECTION:
+                rows.append((f"{name}.*", None, "what that policy takes: `fedcover list policies`"))
         else:
             rows.append((name, default, info.description or ""))
     return rows
@@ -303,10 +286,11 @@ def describe_keys() -> list[tuple[str, Any, str]]:
 
 def _nearest(key: str) -> str:
     keys = list(valid_keys())
-    by_tail = [k for k in keys if k.split(".")[-1] == key.split(".")[-1]]
+    every = [*keys, *(f"{SECTION}.{own}" for make in POLICIES.values() for own in options_of(make))]
+    by_tail = [k for k in every if k.split(".")[-1] == key.split(".")[-1]]
     near = by_tail or get_close_matches(key, keys, n=1, cutoff=0.5)
     if not near:
-        tails = {k.split(".")[-1]: k for k in keys}
+        tails = {k.split(".")[-1]: k for k in reversed(every)}
         near = [tails[t] for t in get_close_matches(key.split(".")[-1], tails, n=1)]
     return f"; did you mean '{near[0]}'?" if near else "; see `fedcover list settings`"
 
@@ -316,16 +300,19 @@ def _apply(raw: dict[str, Any], change: str) -> None:
     key = key.strip()
     if not equals or not key:
         raise InputError(f"--set takes key=value, such as --set local.lr=0.1; got '{change}'")
-    if key not in valid_keys():
-        raise InputError(f"there is no setting '{key}'{_nearest(key)}")
-    current = valid_keys()[key]
-    value: Any = text
-    if not isinstance(current, str):
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-    section, _, last = key.rpartition(".")
-    at = raw.setdefault(section, {}) if section else raw
+    section, dot, last = key.partition(".")
+    value: Any = Typed(text)  # what a policy takes is known when its name is
+    if section != SECTION or last in ("", "name"):
+        if key not in valid_keys():
+            raise InputError(f"there is no setting '{key}'{_nearest(key)}")
+        value = text if isinstance(valid_keys()[key], str) else _parsed(text)
+    at = raw.setdefault(section, {}) if dot else raw
     if isinstance(at, dict):  # if not, the check of the whole says so
-        at[last] = value
+        at[last or section] = value
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -52,17 +54,30 @@ def to_toml(settings: Settings) -> str:
     name = "a"
     """
     plain = {k: v for k, v in settings.items() if not isinstance(v, Mapping) and v is not None}
-    lines = [f"{key} = {_value(value)}" for key, value in plain.items()]
+    lines = [f"{_key(key)} = {toml_value(value)}" for key, value in plain.items()]
     for key, section in settings.items():
         if isinstance(section, Mapping):
             lines += ["", f"[{key}]"]
-            lines += [f"{k} = {_value(v)}" for k, v in section.items() if v is not None]
+            lines += [f"{_key(k)} = {toml_value(v)}" for k, v in section.items() if v is not None]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """One value as TOML has it; what TOML has no word for is text.
+
+    >>> toml_value([0.5, 1.0]), toml_value({"fc1.weight": 1e-09}), toml_value(float("inf"))
+    ('[0.5, 1.0]', '{"fc1.weight" = 1e-09}', 'inf')
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if isinstance(value, bool | int | float | str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
     return json.dumps(str(value), ensure_ascii=False)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)

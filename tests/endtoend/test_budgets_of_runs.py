@@ -148,7 +148,6 @@ def test_seconds_count_the_steps_of_the_clients_that_have_the_budget(device: Pat
         (["--set", "policy.gamma=3"], "policy WP takes no policy.gamma; leave it out, or use optimal or optimal_units"),
         (["--set", "policy.noise=0.1", "--set", "policy.name=NP"], "policy NP takes no policy.noise; leave it out"),
         (["--set", "policy.freeze_after=1", "--set", "policy.name=optimal"], "takes no policy.freeze_after; leave it"),
-        (["--set", "policy.gamma=0", "--set", "policy.name=mine.py:half"], "policy mine.py:half takes no policy.gamma"),
     ],
 )
 def test_what_cannot_be_done_gets_one_sentence(cli: Cli, tmp_path: Path, arguments: list[str], sentence: str) -> None:

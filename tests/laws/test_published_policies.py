@@ -228,7 +228,7 @@ def test_policies_refuse_what_they_cannot_use() -> None:
         fc.prunefl(seconds={"a": 1.0}, fixed=1.0).bind(NETWORK)
     with pytest.raises(fc.InputError, match="needs both seconds, by layer, and fixed"):
         fc.prunefl(fixed=1.0)
-    with pytest.raises(fc.InputError, match=r"width must be a number in \(0, 1\]; got 1.5"):
+    with pytest.raises(fc.InputError, match=r"widths must be numbers in \(0, 1\]; got 1.5"):
         fc.fjord([1.5])
     with pytest.raises(fc.InputError, match=r"share must be a number in \(0, 1\]; got 2"):
         fc.feddst(share=2)

@@ -126,7 +126,7 @@ def test_a_run_says_once_that_it_falls_short(cli: Callable[..., tuple[int, str, 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["policy.noise=-0.5"], "setting policy.noise should be 0 or more, or -1 if none is asked for; got -0.5"),
+        (["policy.noise=-0.5"], "policy.noise must be 0 or more; got -0.5; it may be left out"),
         (["assign=true"], "assign does nothing with masks by design"),
     ],
 )

@@ -93,7 +93,7 @@ def test_the_servers_step_decays() -> None:
         (lambda: fc.fedecover(step=1.5), r"step must be a number in \(0, 1\]; got 1.5"),
         (lambda: fc.fedecover(every=0), "every must be a whole number of 1 or more; got 0"),
         (lambda: fc.heterofl(rates=[]), "give rates such as 1, 0.5, 0.25"),
-        (lambda: fc.heterofl(rates=[2.0]), r"a rate must be a width in \(0, 1\]; got 2.0"),
+        (lambda: fc.heterofl(rates=[2.0]), r"rates must be widths in \(0, 1\]; got 2.0"),
         (lambda: fc.s_gap(kappa=0), "kappa must be a whole number of 1 or more; got 0"),
     ],
 )

@@ -1,7 +1,7 @@
 """What a code name means before anything is trained: coverage, regions, costs and expected noise."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, un
 from fedcover.models import usual
 from fedcover.network import trace
 from fedcover.params import Params, params_of
+from fedcover.policies.options import choose
 from fedcover.policies.ranked import Frozen, Ranked
-from fedcover.policies.techniques import named_policy
 from fedcover.seeding import Round
 
 MOST_BANDS = 64
@@ -54,6 +54,8 @@ class Audit:
 
     code: str
     technique: str
+    settings: dict[str, Any]
+    """Those of the technique, in full."""
     model: str
     clients: int
     gamma_min: int
@@ -80,15 +82,22 @@ class Audit:
         return asdict(self)
 
 
-def audit_code(code: str, technique: str = "WP", model: str = "mlp", seed: int = 0) -> Audit:
-    """The audit of a code for a technique (WP, NP, FS, PT or full) on one of the paper's networks.
+def audit_code(
+    code: str,
+    technique: str = "WP",
+    model: str = "mlp",
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> Audit:
+    """The audit of a code for a technique (WP, NP, FS, PT or full), with settings of its own, on a paper's network.
 
     >>> audit_code("1111223344").gamma_min, audit_code("1111444444").gamma_min
     (8, 4)
     """
     module, example = usual(model, seed)
     network = trace(module, example)
-    policy = named_policy(technique).bind(network)
+    choice = choose(technique, settings)
+    policy = choice.policy().bind(network)
     budgets = parse_code(code, policy.codebook)
     theta = params_of(module)
     cohort = cohort_of(range(len(budgets)), [1] * len(budgets), budgets, "slot")
@@ -114,6 +123,7 @@ def audit_code(code: str, technique: str = "WP", model: str = "mlp", seed: int =
     return Audit(
         code=code,
         technique=technique if technique == "full" else technique.upper(),
+        settings=dict(choice.settings),
         model=model,
         clients=len(budgets),
         gamma_min=least,

@@ -1,6 +1,7 @@
 """What a policy covers over many rounds, before anything is trained."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,8 +15,7 @@ from fedcover.errors import InputError, check_whole
 from fedcover.models import usual
 from fedcover.network import Network, trace
 from fedcover.policies.base import Policy
-from fedcover.policies.load import load_policy
-from fedcover.policies.techniques import named_policy
+from fedcover.policies.options import Choice, choose
 from fedcover.seeding import Round
 
 EXACT = 2**24
@@ -38,6 +38,8 @@ class RoundsAudit:
     """The coverage of a policy's schedule."""
 
     policy: str
+    settings: dict[str, Any]
+    """Those of the policy, in full, if it was asked for by name."""
     model: str
     clients: int
     keeps: list[float]
@@ -77,11 +79,12 @@ def audit_rounds(
     window: int | None = None,
     times: int = 1,
     seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
 ) -> RoundsAudit:
     """The coverage of a policy on a network over many rounds, all clients in every round.
 
     ``policy`` is a name, FILE.py:NAME or a policy itself; ``model`` a name or a traced network. Nothing is trained:
-    theta stays as it was initialised. ``window`` is all rounds by default.
+    theta stays as it was initialised. ``window`` is all rounds by default; ``settings`` are of a policy by name.
 
     >>> audit_rounds("fedrolex", "mlp", "4x0.25", rounds=200).rounds_to_cover
     151
@@ -95,8 +98,8 @@ def audit_rounds(
     if window > rounds:
         raise InputError(f"a window of {window} rounds is longer than the {rounds} that are played; raise rounds")
     network = model if isinstance(model, Network) else _traced(model, seed)
-    named = policy if isinstance(policy, Policy) else load_policy(policy) if ":" in policy else named_policy(policy)
-    bound = named.bind(network)
+    choice = choose(policy, settings) if isinstance(policy, str) else Choice(str(policy), lambda: policy, {})
+    bound = choice.policy().bind(network)
     parsed = budgets_of(budgets, bound.codebook)
     cohort = cohort_of(range(len(parsed)), [1] * len(parsed), parsed, "slot")
     tally = tally_of(bound, network, cohort)
@@ -107,7 +110,8 @@ def audit_rounds(
         layers.append(LayerCover(name, tensor.numel(), covered / tensor.numel(), least * found.repeats))
     held, units = tally.units(found.total)
     return RoundsAudit(
-        policy=policy if isinstance(policy, str) else str(policy),
+        policy=str(policy),
+        settings=dict(choice.settings),
         model=model if isinstance(model, str) else type(model.model).__name__,
         clients=len(parsed),
         keeps=[budget.keep for budget in parsed],

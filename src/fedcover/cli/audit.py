@@ -1,17 +1,19 @@
 """``fedcover audit``: what a code means, and what a policy covers over many rounds, before anything is trained."""
 
 import json
+from collections.abc import Mapping, Sequence
 from math import floor
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedcover.audit import Audit, RoundsAudit, audit_code, audit_rounds
-from fedcover.cli.console import friendly, out, show_table
+from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.options import ModelOption
 from fedcover.errors import InputError
 from fedcover.policies import named_policy
 from fedcover.policies.optimal import Optimal
+from fedcover.policies.options import SECTION, Typed
 from fedcover.policies.ranked import Frozen, Ranked
 from fedcover.policies.techniques import FullModels
 
@@ -33,6 +35,10 @@ def audit(
     rounds: Annotated[int | None, typer.Option(help=f"Over rounds: how many; {ROUNDS} if left out.")] = None,
     window: Annotated[int | None, typer.Option(help="Over rounds: Γ of so many in a row; all if left out.")] = None,
     times: Annotated[int | None, typer.Option(help="Over rounds: how often every weight is to be covered.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the policy, such as policy.kappa=2.", metavar="KEY=VALUE"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides the initial model, and what a policy draws.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -44,6 +50,7 @@ def audit(
 
     With --budgets, --rounds, --window or --times, or a policy that moves: what the policy covers over many
     rounds, of weights and of units: `fedcover audit --policy fedrolex --model lenet --budgets 10x0.25 --rounds 1200`.
+    What the policy takes is set with --set: `fedcover list policies`.
     """
     if code is not None and budgets is not None:
         raise InputError(f"there are two lists of budgets, {code} and {budgets}; give the code or --budgets, not both")
@@ -51,11 +58,10 @@ def audit(
     if given is None:
         raise InputError("nothing says what clients can keep; give a code such as 1111223344, or --budgets 4x0.25")
     if budgets is None and rounds is None and window is None and times is None and _has_codes(policy):
-        found: Audit | RoundsAudit = audit_code(given, policy, model, seed)
+        found: Audit | RoundsAudit = audit_code(given, policy, model, seed, _own(set_ or []))
     else:
-        found = audit_rounds(
-            policy, model, given, ROUNDS if rounds is None else rounds, window, 1 if times is None else times, seed
-        )
+        played, often = ROUNDS if rounds is None else rounds, 1 if times is None else times
+        found = audit_rounds(policy, model, given, played, window, often, seed, _own(set_ or []))
     if as_json:
         out.print_json(json.dumps(found.as_dict()))
     elif isinstance(found, Audit):
@@ -69,8 +75,27 @@ def _has_codes(policy: str) -> bool:
     return ":" not in policy and isinstance(named_policy(policy), Ranked | Frozen | FullModels | Optimal)
 
 
+def _own(changes: Sequence[str]) -> dict[str, Typed]:
+    """The settings of the policy, by their own names, as they were typed."""
+    found = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        section, _, name = key.strip().partition(".")
+        if not equals or section != SECTION or name in ("", "name"):
+            raise InputError(
+                f"--set of an audit takes what its policy takes, such as --set policy.kappa=2; got '{change}';"
+                f" see `fedcover list policies`, and name the policy with --policy"
+            )
+        found[name] = Typed(text)
+    return found
+
+
+def _title(text: str, settings: Mapping[str, Any]) -> None:
+    out.print(f"{text}, with {settings_line(settings)}" if settings else text, style="bold")
+
+
 def _show_rounds(a: RoundsAudit) -> None:
-    out.print(f"{a.policy} on {a.model}, {a.clients} clients in each of {a.rounds} rounds", style="bold")
+    _title(f"{a.policy} on {a.model}, {a.clients} clients in each of {a.rounds} rounds", a.settings)
     least, most = min(a.gamma_rounds), max(a.gamma_rounds)
     inside = f"of any {a.window} rounds in a row {a.gamma_window}   " if a.window < a.rounds else ""
     out.print(f"Γmin of a round {least}{f' to {most}' if most > least else ''}   {inside}of all rounds {a.gamma_total}")
@@ -100,7 +125,7 @@ def _down(share: float) -> str:
 def _show(a: Audit) -> None:
     bands = "  ".join(f"S{i} {times}" for i, times in enumerate(a.coverage, start=1))
     holds = "holds: every parameter is trained by someone" if a.condition_holds else "FAILS: see coverage 0 below"
-    out.print(f"{a.technique} {a.code} on {a.model}, {a.clients} clients", style="bold")
+    _title(f"{a.technique} {a.code} on {a.model}, {a.clients} clients", a.settings)
     out.print(f"Γmin {a.gamma_min}   the paper's condition Γmin ≥ 1 {holds}")
     out.print(f"coverage  {bands}   uncovered {a.uncovered:.2%}")
     out.print(

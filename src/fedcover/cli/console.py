@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fedcover.errors import CoverageWarning, DesignWarning, FedcoverError, InputError, StepSizeWarning
 from fedcover.history import RoundRecord
+from fedcover.settings import toml_value
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 OURS = (CoverageWarning, DesignWarning, StepSizeWarning)
@@ -83,6 +84,13 @@ def show_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> N
     for row in rows:
         table.add_row(*(str(cell) for cell in row.values()))
     out.print(table)
+
+
+def settings_line(settings: Mapping[str, Any], between: str = ", ") -> str:
+    """Settings in one line, as TOML has their values."""
+    return between.join(
+        f"{name} = {'none' if value is None else toml_value(value)}" for name, value in settings.items()
+    )
 
 
 def show_comparison(rows: Sequence[Mapping[str, str]]) -> None:

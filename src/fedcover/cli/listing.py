@@ -6,22 +6,30 @@ from typing import Annotated, Any
 import typer
 
 from fedcover.budgets import QUARTERS
-from fedcover.cli.console import friendly, out, show_table
+from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.data import data_rows
 from fedcover.config import describe_keys
 from fedcover.errors import InputError
 from fedcover.models import MODELS
 from fedcover.policies import POLICIES
+from fedcover.policies.options import options_of
 
 Rows = list[dict[str, Any]]
 
 
 def _first_line(thing: Any) -> str:
-    return str((thing.__doc__ or "").strip().splitlines()[0])
+    return str((thing.__doc__ or "").strip().splitlines()[0]).replace("``", "")
 
 
 def _policies() -> Rows:
-    return [{"policy": name, "what it does": _first_line(make)} for name, make in POLICIES.items()]
+    return [
+        {
+            "policy": name,
+            "what it does": _first_line(make),
+            "settings": {own: one.default for own, one in options_of(make).items()},
+        }
+        for name, make in POLICIES.items()
+    ]
 
 
 def _models() -> Rows:
@@ -40,7 +48,14 @@ def _codes() -> Rows:
 
 
 def _settings() -> Rows:
-    return [{"setting": key, "default": repr(value), "what it means": text} for key, value, text in describe_keys()]
+    return [
+        {"setting": key, "default": "" if value is None else repr(value), "what it means": text}
+        for key, value, text in describe_keys()
+    ]
+
+
+def _cell(value: Any) -> str:
+    return settings_line(value, "\n") if isinstance(value, dict) else str(value)
 
 
 TOPICS = {"policies": _policies, "models": _models, "codes": _codes, "data": data_rows, "settings": _settings}
@@ -61,5 +76,6 @@ def listing(
         out.print_json(json.dumps(chosen, default=str))
         return
     for name, rows in chosen.items():
-        show_table(rows, title=name if topic is None else None)
+        shown = [{key: _cell(value) for key, value in row.items()} for row in rows]
+        show_table(shown, title=name if topic is None else None)
         out.print()

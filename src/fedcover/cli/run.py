@@ -47,7 +47,7 @@ def run(
 ) -> None:
     """Train a federation: real data, any masks, coverage and noise measured in every round.
 
-    `fedcover list settings` shows every setting. Example:
+    `fedcover list settings` shows every setting, `fedcover list policies` what each policy takes. Example:
     `fedcover run --set policy.name=NP --set budgets.code=1111444444 --set rounds=20 --out runs/np`
 
     With `--unit` the code is amounts, such as `--unit parameters --set budgets.code=159010,9x80000`; what each client

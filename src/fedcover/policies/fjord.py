@@ -39,7 +39,7 @@ class Fjord(Policy):
 
     def __post_init__(self) -> None:
         for width in self.widths:
-            check_number("width", width, 0, 1 + 1e-9, "a number in (0, 1]")
+            check_number("widths", width, 0, 1 + 1e-9, "numbers in (0, 1]")
         check_number("distil", self.distil, -1e-300, 1, "a number in [0, 1)")
 
     @property

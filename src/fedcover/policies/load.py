@@ -1,14 +1,15 @@
 """A policy out of a user's own file, for the command line."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 from fedcover.errors import InputError
 from fedcover.policies.base import Policy
 
 
-def load_policy(where: str) -> Policy:
-    """The policy that ``FILE.py:NAME`` names: an instance, or a class that needs no arguments."""
+def load_maker(where: str) -> Callable[..., Policy]:
+    """What makes the policy that ``FILE.py:NAME`` names: a class, a function that returns one, or for one as it is."""
     file, _, name = where.rpartition(":")
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
@@ -20,11 +21,12 @@ def load_policy(where: str) -> Policy:
     try:
         spec.loader.exec_module(module)
         found = getattr(module, name, None)
-        if isinstance(found, type) and issubclass(found, Policy):
-            found = found()
     except Exception as error:
         raise InputError(f"{path} fails when it is loaded ({type(error).__name__}: {error}); mend it") from error
-    if not isinstance(found, Policy):
+    if isinstance(found, Policy):
+        return lambda: found
+    if not callable(found):
         kind = f"is a {type(found).__name__}" if hasattr(module, name) else "is not there"
         raise InputError(f"'{name}' in {path} {kind}, not a policy; decorate the function with @fedcover.policy")
-    return found
+    maker: Callable[..., Policy] = found
+    return maker

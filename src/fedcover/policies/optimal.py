@@ -165,6 +165,6 @@ def optimal_masks(gamma: int | None = None, noise: float | None = None, units: b
     return Optimal(units, gamma, noise)
 
 
-def optimal_units() -> Optimal:
-    """Masks of whole units by design, with the coverage of units that has the least pruning term, by unit energy."""
-    return Optimal(units=True)
+def optimal_units(gamma: int | None = None, noise: float | None = None) -> Optimal:
+    """Masks of whole units by design: with this coverage of units, within this noise, or least pruning term."""
+    return Optimal(True, gamma, noise)

@@ -43,7 +43,7 @@ class HeteroFL(UnitPolicy):
         if not self.rates:
             raise InputError("HeteroFL needs a width to draw from; give rates such as 1, 0.5, 0.25")
         for rate in self.rates:
-            check_number("a rate", rate, 0, 1 + 1e-12, "a width in (0, 1]")
+            check_number("rates", rate, 0, 1 + 1e-12, "widths in (0, 1]")
 
     @property
     def moves(self) -> bool:  # type: ignore[override]

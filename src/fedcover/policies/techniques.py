@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
-from fedcover.errors import InputError
+from fedcover.errors import InputError, check_whole
 from fedcover.models import LeNet
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
@@ -100,14 +100,13 @@ def fixed_subnetwork() -> Ranked:
     return Ranked("FS", _units(in_order=True))
 
 
-def pretrained_mask(after: int = 3) -> Frozen:
-    """PT: WP's masks, drawn anew for the first ``after`` rounds and then frozen."""
-    if after < 1:
-        raise InputError(f"a pre-trained mask is frozen after {after} rounds; use 1 or more")
-    return Frozen(weight_pruning(), after)
+def pretrained_mask(freeze_after: int = 3) -> Frozen:
+    """PT: WP's masks, drawn anew for the first ``freeze_after`` rounds and then frozen."""
+    check_whole("freeze_after", freeze_after, 1)
+    return Frozen(weight_pruning(), freeze_after)
 
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[str, Callable[..., Policy]] = {
     "full": full,
     "WP": weight_pruning,
     "NP": neuron_pruning,
@@ -133,19 +132,22 @@ ALIASES = {"fedavg": "full", "random": "random_submodels", "optimal_masks": "opt
 
 
 def named_policy(name: str) -> Policy:
-    """The policy with this short name; capitals, hyphens and underscores do not matter.
+    """The policy with this short name, as it is by default; capitals, hyphens and underscores do not matter.
 
     >>> named_policy("wp"), named_policy("S-GaP") == named_policy("s_gap")
     (Ranked(name='WP'), True)
     """
-    known = {_plain(short): make for short, make in POLICIES.items()}
-    known |= {_plain(other): POLICIES[short] for other, short in ALIASES.items()}
+    return factory_of(name)[1]()
+
+
+def factory_of(name: str) -> tuple[str, Callable[..., Policy]]:
+    """The short name of a policy as ``POLICIES`` has it, and what makes the policy."""
+    known = {_plain(short): short for short in POLICIES} | {_plain(other): short for other, short in ALIASES.items()}
     if _plain(name) not in known:
         near = get_close_matches(_plain(name), map(_plain, POLICIES), n=1)
-        shown = {_plain(short): short for short in POLICIES}
-        hint = f"; did you mean '{shown[near[0]]}'?" if near else ""
+        hint = f"; did you mean '{known[near[0]]}'?" if near else ""
         raise InputError(f"there is no policy '{name}'; use one of {', '.join(POLICIES)}{hint}")
-    return known[_plain(name)]()
+    return known[_plain(name)], POLICIES[known[_plain(name)]]
 
 
 def _plain(name: str) -> str:
