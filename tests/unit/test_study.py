@@ -17,7 +17,7 @@ from fedcover.paper.results import Outcome, Results, load
 from fedcover.params import count, params_of
 from fedcover.policies import POLICIES
 from fedcover.study import STUDIES, coverage, methods
-from fedcover.study.verdict import cells, gains_figure, places, rows, tally
+from fedcover.study.verdict import cells, figure_of, places, rows, tally
 
 DOCS = Path(__file__).parents[2] / "docs" / "study"
 Cli = Callable[..., tuple[int, str, str]]
@@ -73,7 +73,7 @@ def test_the_verdict_follows_the_numbers() -> None:
     assert found["nested"].gain is None
     shown = {row["masks"]: row for row in rows(study, results, "MNIST IID")}
     assert shown["star"]["more than nested [95 %]"].startswith("**+2.00")
-    assert len(gains_figure(study, results).axes) == 1
+    assert len(figure_of(study, results).axes) == 1
 
 
 def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,3 +159,27 @@ def test_the_methods_of_the_study_have_the_same_average_budget() -> None:
         masks, _ = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
         shares[name] = sum(count(theta, mask) for mask in masks) / len(masks) / count(theta)
     assert shares == pytest.approx(dict.fromkeys(shares, 0.2664), abs=0.01)
+
+
+def test_what_the_document_of_methods_says_is_what_the_runs_gave() -> None:
+    study, results = STUDIES["methods"], load(DOCS / "methods.json")
+    text = " ".join((DOCS.parent / "methods.md").read_text().split())
+    shown = {place: {row["masks"]: row for row in rows(study, results, place)} for place in places(study, results)}
+    iid, skewed = shown["CIFAR-10 IID"], shown["CIFAR-10 non-IID"]
+    accuracy = {key: float(row["accuracy, %"].split()[0]) for key, row in iid.items()}
+    dear = float(iid["full"]["MB up"]) / float(iid["HeteroFL"]["MB up"])
+    assert f"HeteroFL has {skewed['HeteroFL']['accuracy, %']} % on CIFAR-10 and full models have" in text
+    assert f"{skewed['full']['accuracy, %']} %, though they cost {dear:.1f} times as much" in text
+    assert f"without the Scaler, has {skewed['FS']['accuracy, %']} %" in text
+    assert f"its row stays as it is ({skewed['HeteroFL']['uncovered'].removesuffix('%')} % of the model)" in text
+    assert max(abs(accuracy[name] - accuracy["HeteroFL"]) for name in ("NP", "FS")) < 0.1
+    assert f"random sub-models {iid['random_submodels']['accuracy, %']} %" in text
+    assert f"FIARSE ({iid['FIARSE']['accuracy, %']} %) and FedDST ({iid['FedDST']['accuracy, %']} %)" in text
+    assert f"{iid['FedDST']['uncovered'].removesuffix('%')} % of the model is in nobody's mask" in text
+    assert f"the multiply-adds of a model of {iid['FedDST']['MACs']}" in text
+    more = float(iid["P-GaP"]["MB up"]) / float(iid["HeteroFL"]["MB up"])
+    assert f"send {more:.1f} times as many bytes" in text
+    for data in ("MNIST", "CIFAR-10"):
+        assert f"| {data}, IID | {shown[f'{data} IID']['HeteroFL']['accuracy, %']} |" in text
+        both = shown[f"{data} non-IID"]["HeteroFL"]
+        assert f"two classes each: global, local | {both['accuracy, %']}, {both['local, %']} |" in text

@@ -20,6 +20,9 @@ HOW = (
     "tables of single settings is p < 0.05 by Holm's correction over that table."
 )
 
+ON_SCREEN = ("masks", "Γmin", "accuracy, %", "local, %", "uncovered", "MB up", "s a round")
+"""What of a wide table a terminal shows; the file has all of it."""
+
 
 @friendly
 def study(
@@ -40,9 +43,9 @@ def study(
     """
     if name not in STUDIES:
         raise InputError(f"there is no study '{name}'; use one of {', '.join(STUDIES)}")
-    check_whole("seeds", seeds, 2)
-    check_whole("rounds", rounds, 1)
     chosen, path = STUDIES[name], results or folder / f"{name}.json"
+    check_whole("seeds", seeds, 1 if chosen.apart else 2)
+    check_whole("rounds", rounds, 1)
     if results is None:
         part = Part(name, seeds, rounds, on=on, only=only)
         with BatchProgress(f"{len(part.runs)} runs", len(part.runs) * rounds, quiet) as progress:
@@ -52,14 +55,15 @@ def study(
 
 def _report(name: str, chosen: Study, path: Path, folder: Path, quiet: bool) -> None:
     from fedcover.report.svg import file_bytes
-    from fedcover.study.verdict import gains_figure, places, rows, tally
+    from fedcover.study.verdict import figure_of, places, rows, tally
 
     if not path.exists():
         raise InputError(f"{path} is not there; make it with `fedcover study {name}`")
     found = load_all([path], f"fedcover study {name}")
     if not places(chosen, found):
         raise InputError(f"{path} holds no runs of the study '{name}'; make them with `fedcover study {name}`")
-    parts = [f"# {chosen.question}", f"![Gains over {chosen.base}]({name}.svg)", HOW]
+    shown = "Accuracies" if chosen.apart else f"Gains over {chosen.base}"
+    parts = [f"# {chosen.question}", f"![{shown}]({name}.svg)", HOW]
     tables = {f"Settings {part}": tally(chosen, found, part) for part in chosen.parts}
     tables |= {place: rows(chosen, found, place) for place in places(chosen, found)}
     for title, table in tables.items():
@@ -70,10 +74,12 @@ def _report(name: str, chosen: Study, path: Path, folder: Path, quiet: bool) -> 
         lines += ["| " + " | ".join(row.values()) + " |" for row in table]
         parts += [f"## {title}", "\n".join(lines)]
         if not quiet:
-            show_table([{head: cell.replace("**", "") for head, cell in row.items()} for row in table], title)
-    parts += [f"Made by `{one['command']}` in {one['seconds']} s on {one['device']}." for one in found.made]
+            few = [head for head in heads if not chosen.apart or head in ON_SCREEN]
+            show_table([{head: row[head].replace("**", "") for head in few} for row in table], title)
+    made = [f"`{one['command']}` in {one['seconds']} s on {one['device']}" for one in found.made]
+    parts += [f"Made by {made[0]}."] if len(made) == 1 else ["Made by", "\n".join(f"- {one}" for one in made)]
     write_atomically(folder / f"{name}.md", ("\n\n".join(parts) + "\n").encode())
-    figure = gains_figure(chosen, found)
+    figure = figure_of(chosen, found)
     for kind in ("svg", "png"):
         write_atomically(folder / f"{name}.{kind}", file_bytes(figure, kind))
     if not quiet:

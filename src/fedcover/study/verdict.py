@@ -1,6 +1,6 @@
 """What a study says: every technique against the study's base, paired by seed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -61,32 +61,33 @@ def places(study: Study, results: Results) -> list[str]:
 
 
 def rows(study: Study, results: Results, place: str) -> list[dict[str, str]]:
-    """A table of one place; gains that are no accident are bold."""
-    made = []
-    for cell in cells(study, results, place):
-        gain = ""
-        if cell.gain:
-            gain = f"{signed(cell.gain.mean)} [{signed(cell.gain.low)}, {signed(cell.gain.high)}]"
-            gain = f"**{gain}**" if cell.p < LEVEL else gain
-        made.append(
-            {
-                "budgets": study.budgets[cell.experiment.code],
-                "masks": cell.experiment.technique,
-                "Γmin": f"{cell.gamma_min}",
-                "mean δ²": f"{cell.noise:.3f}",
-                "accuracy, %": spread(cell.accuracies),
-                f"more than {study.base} [95 %]": gain,
-                "p (Holm)": f"{cell.p:.4f}" if cell.gain else "",
-                **(_costs(results, cell.experiment) if study.apart else {}),
-            }
-        )
-    return made
+    """A table of one place; gains that are no accident are bold. A column in which there is nothing is left out."""
+    made = [_row(study, results, cell) for cell in cells(study, results, place)]
+    used = [head for head in made[0] if any(row[head] for row in made)] if made else []
+    return [{head: row[head] for head in used} for row in made]
+
+
+def _row(study: Study, results: Results, cell: Cell) -> dict[str, str]:
+    gain = ""
+    if cell.gain:
+        gain = f"{signed(cell.gain.mean)} [{signed(cell.gain.low)}, {signed(cell.gain.high)}]"
+        gain = f"**{gain}**" if cell.p < LEVEL else gain
+    budgets, masks = {"budgets": study.budgets[cell.experiment.code]}, {"masks": cell.experiment.technique}
+    return {
+        **(masks | budgets if study.apart else budgets | masks),
+        "Γmin": f"{cell.gamma_min}",
+        "mean δ²": f"{cell.noise:.3f}",
+        "accuracy, %": spread(cell.accuracies),
+        f"more than {study.base} [95 %]": gain,
+        "p (Holm)": f"{cell.p:.4f}" if cell.gain else "",
+        **(_costs(results, cell.experiment) if study.apart else {}),
+    }
 
 
 def _costs(results: Results, experiment: Experiment) -> dict[str, str]:
     """What a technique leaves uncovered and what it takes: per client and round, and seconds of a round."""
     outcomes = results.of(experiment)
-    uncovered, macs = ([getattr(o, key) for o in outcomes] for key in ("uncovered", "macs"))
+    uncovered, macs, local = ([getattr(o, key) for o in outcomes] for key in ("uncovered", "macs", "local_accuracy"))
     down, up = (fmean(getattr(o, key) for o in outcomes) for key in ("bytes_down", "bytes_up"))
     seconds = [
         facts["round_seconds"]
@@ -94,6 +95,7 @@ def _costs(results: Results, experiment: Experiment) -> dict[str, str]:
         if facts.get("technique") == experiment.technique and list(facts["data"]) == [experiment.data]
     ]
     return {
+        "local, %": f"{100 * fmean(local):.2f}" if None not in local else "",
         "uncovered": f"{fmean(uncovered):.1%}" if None not in uncovered else "",
         "MACs": f"{fmean(macs):.2f}" if None not in macs else "",
         "MB down": f"{down / 1e6:.2f}",
@@ -127,19 +129,41 @@ def tally(study: Study, results: Results, part: str) -> list[dict[str, str]]:
 
 
 @styled
-def gains_figure(study: Study, results: Results) -> Figure:
-    """For each place the gain over the base, with its 95 % interval."""
+def figure_of(study: Study, results: Results) -> Figure:
+    """For each place the gain over the base with its 95 % interval; or, where each technique is run by itself, the
+    accuracy of each, a dot for every seed."""
     panels = places(study, results)
+    found = [cells(study, results, place) for place in panels]
+    if study.apart:
+        return _accuracies(study, dict(zip(panels, found, strict=True)))
     kinds = [k for k in dict.fromkeys(e.technique for e in study.experiments()) if k not in ("full", study.base)]
-    compared = {cell.experiment.code for place in panels for cell in cells(study, results, place) if cell.gain}
+    compared = {cell.experiment.code for some in found for cell in some if cell.gain}
     codes = [code for code in study.budgets if code in compared]
     height = 0.5 + 0.3 * len(codes)
     figure = Figure(figsize=(WIDTH, 0.4 + height * len(panels)), layout="constrained")
-    for axes, place in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
-        _draw(axes, cells(study, results, place), kinds, codes)
+    for axes, place, some in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, found, strict=True):
+        _draw(axes, some, kinds, codes)
         axes.set_title(f"{place}: points of accuracy more than {study.base}")
     handles = [figure.axes[0].plot([], [], "o-", color=colour(index))[0] for index in range(len(kinds))]
     add_legend(figure, handles, kinds)
+    return figure
+
+
+def _accuracies(study: Study, found: Mapping[str, Sequence[Cell]]) -> Figure:
+    """A panel for each place, the best technique first; a line at the base."""
+    heights = [0.6 + 0.2 * len(some) for some in found.values()]
+    figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    panels = figure.subplots(len(found), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    for axes, (place, some) in zip(panels, found.items(), strict=True):
+        best = sorted(some, key=lambda cell: -fmean(cell.accuracies))
+        for y, cell in enumerate(best):
+            ours = cell.experiment.technique == study.base
+            axes.plot(cell.accuracies, [y] * len(cell.accuracies), "o", markersize=4, color=colour(0 if ours else 5))
+            if ours:
+                axes.axvline(fmean(cell.accuracies), color=MUTED, linewidth=0.8)
+        axes.set_yticks(range(len(best)), [cell.experiment.technique for cell in best])
+        axes.set_ylim(len(best) - 0.4, -0.6)
+        axes.set_title(f"{place}: accuracy over the last rounds, %")
     return figure
 
 
