@@ -86,7 +86,7 @@ class Federation:
         check_weighting(weighting)
         self._labels = population_mix(clients) if weighting == "labels" or assign else None
         self.certify, self.require_coverage, self.assign = certify, require_coverage, assign
-        self._iid = certify and label_skew(clients) < IID_SKEW
+        self._iid = certify and clients.tells_labels and label_skew(clients) < IID_SKEW
         check_whole("cohort", cohort, 1)
         if cohort > len(clients):
             raise InputError(
@@ -152,8 +152,14 @@ class Federation:
         test: Examples | None = None,
         local: bool = False,
         together: int = 1,
+        left_out: Sequence[dict[str, Any]] = (),
+        wire: dict[str, Any] | None = None,
     ) -> tuple[State, RoundRecord]:
-        """The second half: updates stream into the region average, then the new theta is looked at."""
+        """The second half: updates stream into the region average, then the new theta is looked at.
+
+        Clients that sent none are ``left_out``, each as {"client": id, "reason": text}; coverage is by those who did.
+        ``wire`` is noted in the record.
+        """
         this_round, state, cohort, clock = begun.this_round, begun.state, begun.cohort, begun.clock
         clock.skip()
         total = RegionSum(state.theta, self.weighting)
@@ -163,7 +169,7 @@ class Federation:
         sizes: set[int] = set()
         waiting: list[ClientUpdate] = []
         losses: list[float] = []
-        rejected: list[dict[str, Any]] = []
+        rejected = list(left_out)
         label_bias: dict[str, float] | None = None
         stream = iter(updates)
         while group := list(islice(stream, together)):
@@ -214,11 +220,12 @@ class Federation:
 
         shown = on_device(shown_in(memory), device_of(theta))
         score = self._score(prune(theta, shown) if shown else theta, test) if test else None
-        own = self._local_accuracy(theta, cohort, begun.masks, test) if test and local else None
+        looks = test and local and self.clients.tells_labels
+        own = self._local_accuracy(theta, cohort, begun.masks, test) if test and looks else None
         clock.lap("evaluate")
         record = make_record(
             this_round, cohort, counts, begun.noise, begun.costs, self._full, losses, score, own, rejected,
-            clock.seconds, begun.norm2, certificate, label_bias,
+            clock.seconds, begun.norm2, certificate, label_bias, wire,
         )  # fmt: skip
         return State(this_round.index, theta, memory, theory), record
 

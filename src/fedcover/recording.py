@@ -48,6 +48,7 @@ def make_record(
     norm2: float,
     certificate: dict[str, Any] | None,
     label_bias: dict[str, float] | None,
+    wire: dict[str, Any] | None = None,
 ) -> RoundRecord:
     """The record of a round; lists run over the cohort, ``counts`` is the coverage by those who answered."""
     coverage = layer_coverage(counts)
@@ -76,6 +77,7 @@ def make_record(
         norm2=norm2,
         label_bias=label_bias,
         certificate=certificate,
+        wire=wire,
     )
 
 

@@ -219,7 +219,7 @@ def digests(federation: "Federation", test: Examples | None) -> list[str]:
     if test is not None:
         tensors |= {"test inputs": test.inputs, "test labels": test.labels}
     tensors["sizes"] = torch.tensor([clients.size(i) for i in range(len(clients))])
-    tensors["parts"] = torch.cat([clients.indices(i) for i in range(len(clients))])
+    tensors["parts"] = clients.parts
     loss = federation.task.loss
     return [digest_of(federation.theta0), digest_of(tensors, getattr(loss, "__qualname__", type(loss).__name__))]
 

@@ -105,9 +105,8 @@ def chance(target: Tensor, examples: float) -> float:
 
 def population_mix(clients: Population) -> Tensor:
     """The fraction of all clients' examples in each class (float64, one entry per class)."""
-    examples = clients.examples
-    mine = torch.cat([clients.indices(client) for client in range(len(clients))]).to(examples.labels.device)
-    return torch.bincount(examples.labels[mine], minlength=examples.classes).double() / clients.total
+    totals = clients.label_totals()
+    return totals.double() / totals.sum()
 
 
 def label_skew(clients: Population, most: int = 100) -> float:

@@ -4,13 +4,16 @@ from fedcover.data import partition
 from fedcover.data.examples import Examples, as_examples
 from fedcover.data.fetch import get
 from fedcover.data.population import Population, dirichlet, from_parts, iid, shards
+from fedcover.data.roster import Member, Roster
 from fedcover.data.sources import Description, Split, cache_folder, describe, load, names
 from fedcover.data.table import Source
 
 __all__ = [
     "Description",
     "Examples",
+    "Member",
     "Population",
+    "Roster",
     "Source",
     "Split",
     "as_examples",

@@ -72,14 +72,36 @@ class Population:
         """A client's own examples, taken from the shared data set."""
         return self._examples.subset(self.indices(client))
 
+    @property
+    def tells_labels(self) -> bool:
+        """Whether it is known which labels clients have."""
+        return True
+
+    @property
+    def parts(self) -> Tensor:
+        """Who has what, as whole numbers: the same for equal populations."""
+        return self._flat
+
+    def label_counts(self, client: int) -> Tensor:
+        """How many labels of each class a client has."""
+        return self._count(self.indices(client))
+
+    def label_totals(self) -> Tensor:
+        """How many labels of each class all clients have together."""
+        return self._count(self._flat)
+
     def label_mix(self, client: int) -> Tensor:
         """The fraction of a client's labels in each class (float64, one entry per class)."""
-        labels = self._examples.labels[self.indices(client).to(self._examples.labels.device)].flatten()
-        return torch.bincount(labels, minlength=self._examples.classes).to(torch.float64) / len(labels)
+        counts = self.label_counts(client)
+        return counts.to(torch.float64) / counts.sum()
 
     def classes_of(self, client: int) -> tuple[int, ...]:
         """The classes that a client has examples of, in order."""
         return tuple(self.label_mix(client).nonzero().flatten().tolist())
+
+    def _count(self, indices: Tensor) -> Tensor:
+        labels = self._examples.labels
+        return torch.bincount(labels[indices.to(labels.device)].flatten(), minlength=self._examples.classes)
 
     def _span(self, client: int) -> tuple[int, int]:
         if not 0 <= client < len(self):

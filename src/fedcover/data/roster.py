@@ -1,0 +1,105 @@
+"""Clients whose examples are elsewhere, on devices of their own: only what they tell of them is known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from fedcover.data.examples import Examples
+from fedcover.data.population import Population
+from fedcover.errors import InputError, check_number, check_whole
+
+
+@dataclass(frozen=True)
+class Member:
+    """What one client tells of itself."""
+
+    name: int
+    """The number by which it is known, whatever node it comes from."""
+    examples: int
+    labels: tuple[int, ...] | None = None
+    """How many labels of each class it has; None if it keeps that to itself."""
+    capacity: float | None = None
+    """The share of the model that it can afford; None if it does not say."""
+
+    def __post_init__(self) -> None:
+        check_whole("a client's number", self.name, 0)
+        check_whole("a client's number of examples", self.examples, 1)
+        if self.capacity is not None:
+            check_number("a client's capacity", self.capacity, 0, 1 + 1e-12, "a share of the model in (0, 1]")
+        if self.labels is not None and (not self.labels or min(self.labels) < 0 or sum(self.labels) < 1):
+            raise InputError(f"the labels of client {self.name} are no counts; send one count for each class")
+
+
+class Roster(Population):
+    """Clients in the order of their numbers. ``examples`` are the server's own, for shapes and statistics alone.
+
+    >>> few = Examples(torch.zeros(2, 3), torch.tensor([0, 1]), classes=2)
+    >>> roster = Roster(few, [Member(7, 4, (3, 1)), Member(2, 2, (0, 2))])
+    >>> len(roster), roster.size(0), roster.label_mix(1).tolist(), roster.index_of(7)
+    (2, 2, [0.75, 0.25], 1)
+    """
+
+    def __init__(self, examples: Examples, members: Sequence[Member]) -> None:
+        if not members:
+            raise InputError("a roster needs at least one client; got none; wait for clients to come")
+        self._examples, self.members = examples, tuple(sorted(members, key=lambda one: one.name))
+        self._index = {one.name: index for index, one in enumerate(self.members)}
+        if len(self._index) != len(members):
+            raise InputError("two clients of a roster have the same number; give each its own")
+        for one in self.members:
+            if one.labels is not None and len(one.labels) != examples.classes:
+                raise InputError(
+                    f"client {one.name} counts labels of {len(one.labels)} classes, and there are {examples.classes};"
+                    f" see that all have the same data set"
+                )
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def index_of(self, name: int) -> int:
+        """A client's place in the roster."""
+        if name not in self._index:
+            raise InputError(f"client {name} is not in the roster; it has {', '.join(map(str, self._index))}")
+        return self._index[name]
+
+    @property
+    def total(self) -> int:
+        """The number of examples that all clients have together."""
+        return sum(one.examples for one in self.members)
+
+    @property
+    def tells_labels(self) -> bool:
+        """Whether all clients tell their labels."""
+        return all(one.labels is not None for one in self.members)
+
+    @property
+    def parts(self) -> Tensor:
+        """What the clients tell, as whole numbers."""
+        told = ((one.name, one.examples, *(one.labels or ())) for one in self.members)
+        return torch.tensor(list(chain.from_iterable(told)))
+
+    def indices(self, client: int) -> Tensor:
+        """Nobody but the client knows."""
+        raise InputError(f"the examples of client {client} are on its own device; train there, with engine=flower")
+
+    def size(self, client: int) -> int:
+        """The number of examples a client has."""
+        return self.members[client].examples
+
+    def label_counts(self, client: int) -> Tensor:
+        """How many labels of each class a client tells."""
+        counts = self.members[client].labels
+        if counts is None:
+            name = self.members[client].name
+            raise InputError(
+                f"client {name} does not tell its labels, which the policy or the weighting needs; start it with"
+                f" --share-labels, or choose others"
+            )
+        return torch.tensor(counts)
+
+    def label_totals(self) -> Tensor:
+        """How many labels of each class all clients tell together."""
+        return torch.stack([self.label_counts(client) for client in range(len(self))]).sum(0)
