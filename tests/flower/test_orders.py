@@ -175,6 +175,7 @@ ORDER = Order(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": torch.o
     [
         ({"a": torch.ones(3, 2), "b": torch.ones(3)}, r"'a' has the shape \(2, 3\) there and \(3, 2\) here"),
         ({"a": torch.ones(2, 3), "b": torch.ones(3).double()}, "'b' has the type float32 there and float64 here"),
+        ({"x": torch.ones(())}, "it has no 'x', which the model here has"),
         ({"a": torch.ones(2, 3)}, "it has 'b', which the model here has not"),
         ({"a": torch.ones(2, 3), "b": torch.ones(3), "c": torch.ones(1)}, "it has no 'c', which the model here has"),
     ],
@@ -182,6 +183,12 @@ ORDER = Order(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": torch.o
 def test_another_model_is_named(like: dict[str, torch.Tensor], why: str) -> None:
     with pytest.raises(InputError, match=f"{why}; server and client must run the same model"):
         decode_order(encode_order(ORDER), like)
+
+
+def test_another_and_much_larger_model_is_named_too() -> None:
+    large = {f"layer{i}.weight": torch.ones(10) for i in range(3000)}
+    with pytest.raises(InputError, match=r"it has no 'a', which .*; server and client must run the same model"):
+        decode_order(encode_order(replace(ORDER, theta=large)), ORDER.theta)
 
 
 @pytest.mark.parametrize(

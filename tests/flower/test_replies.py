@@ -15,7 +15,7 @@ import fedcover as fc
 from fedcover.aggregate import ClientUpdate, RegionSum
 from fedcover.drill import Drill, Regrow
 from fedcover.errors import InputError
-from fedcover.flower.frame import MOST_HEAD, open_frame, pack_frame
+from fedcover.flower.frame import open_frame, pack_frame
 from fedcover.flower.wire import Limits, Order, Rejected, Sent, encode_answer, encode_order, read_answer
 from fedcover.local import LocalSGD
 from fedcover.packing import pack
@@ -168,7 +168,7 @@ def test_what_is_no_answer_at_all_is_rejected() -> None:
         (b"fedcover-wire-7\n" + sound[16:], "the peer speaks version 7"),
         (sound[:-1], "damaged"),
         (encode_order(PLAIN), "it sends 'order', not an answer"),
-        (sound + bytes(MOST_HEAD + 100), "over the limit"),
+        (sound + bytes(100_000), "over the limit"),
     ):
         with pytest.raises(Rejected, match=why):
             read_answer(data, Sent.of(PLAIN), Limits())

@@ -17,8 +17,8 @@ from fedcover.errors import InputError
 
 VERSION = "1"
 MAGIC = b"fedcover-wire-1\n"
-MOST_HEAD = 1 << 22
-"""The most bytes of a head: enough for ten thousand tensors."""
+MOST_HEAD = 1 << 21
+"""The most bytes of a head: enough for some thousand tensors."""
 MOST_WHOLE = 1 << 63
 """Whole numbers in a head are smaller than this, either side of 0."""
 
@@ -47,19 +47,24 @@ def pack_frame(head: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
     return b"".join([MAGIC, _SIZES.pack(len(text), _check_sum([text, *parts.values()])), text, *parts.values()])
 
 
-def open_frame(data: bytes | memoryview, most: int) -> tuple[dict[str, Any], dict[str, memoryview]]:
-    """The head and the parts, which are views; an ``InputError`` if it is no frame of at most ``most`` bytes."""
+def open_frame(
+    data: bytes | memoryview, most: int, most_head: int = MOST_HEAD
+) -> tuple[dict[str, Any], dict[str, memoryview]]:
+    """The head and the parts, which are views; an ``InputError`` if it is no frame of at most ``most`` bytes.
+
+    To parse a head takes 25 times its bytes, and time: who knows how long it can be gives ``most_head``.
+    """
     try:
         whole = memoryview(data).cast("B")
     except TypeError:
         raise InputError(f"a message must be bytes; got {type(data).__name__}; send a fedcover frame") from None
     if len(whole) > most:
-        raise InputError(f"the message has {len(whole)} bytes, over the limit of {most}; send kept values alone")
+        raise InputError(f"the message has {len(whole)} bytes, over the limit of {most}; run one model everywhere")
     _check_magic(bytes(whole[:64]))
     if len(whole) < _START:
         raise _damaged("it ends before its head")
     size, check = _SIZES.unpack_from(whole, len(MAGIC))
-    if size > min(MOST_HEAD, len(whole) - _START):
+    if size > min(most_head, MOST_HEAD, len(whole) - _START):
         raise _damaged("its head is longer than it may be")
     if _check_sum([whole[_START : _START + size], whole[_START + size :]]) != check:
         raise _damaged("its check sum is not that of its contents")

@@ -6,15 +6,18 @@ from typing import Any
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.data import Population
-from fedcover.drill import MOST_WIDTHS, Drill
+from fedcover.drill import Drill
 from fedcover.errors import InputError
 from fedcover.flower.drills import put_drill, take_drill
 from fedcover.flower.fields import nothing_left, number, truth, whole
-from fedcover.flower.frame import MOST_HEAD, MOST_WHOLE, open_frame, pack_frame, shown
+from fedcover.flower.frame import MOST_WHOLE, open_frame, pack_frame, shown
 from fedcover.flower.tensors import difference, put_mask, put_values, table_of, take_mask, take_values
 from fedcover.local import Job, LocalSGD, Task
 from fedcover.params import Mask, Params, check_mask
 from fedcover.seeding import Round
+
+MOST_ORDER = 1 << 40
+"""The most bytes of an order; nothing in it takes up memory before its model is known to be the client's own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +77,7 @@ def encode_order(order: Order) -> bytes:
 
 def decode_order(data: bytes | memoryview, like: Params) -> Order:
     """The order in a frame, for a client whose own model's parameters are ``like``."""
-    entries = sum(tensor.numel() // 8 + 2 for tensor in like.values())
-    values = sum(tensor.numel() * tensor.element_size() for tensor in like.values())
-    head, parts = open_frame(data, MOST_HEAD + values + (1 + MOST_WIDTHS) * entries)
+    head, parts = open_frame(data, MOST_ORDER)  # whose model may be another and larger, which is then said
     if (kind := head.pop("kind", None)) != "order":
         raise InputError(f"the message is {shown(kind)}, not an order; connect to a fedcover server")
     if why := difference(head.pop("tensors", None), like):

@@ -13,10 +13,21 @@ from fedcover.aggregate import ClientUpdate
 from fedcover.drill import Drill
 from fedcover.errors import FedcoverError, InputError
 from fedcover.flower.fields import nothing_left, number, whole
-from fedcover.flower.frame import MOST_HEAD, open_frame, pack_frame, shown
+from fedcover.flower.frame import open_frame, pack_frame, shown
 from fedcover.flower.orders import Order
-from fedcover.flower.tensors import Parts, difference, put_mask, put_values, table_of, take_mask, take_values
-from fedcover.params import Mask, Params, all_finite, norm2
+from fedcover.flower.tensors import (
+    Parts,
+    bytes_of,
+    difference,
+    head_bytes_of,
+    mask_bytes_of,
+    put_mask,
+    put_values,
+    table_of,
+    take_mask,
+    take_values,
+)
+from fedcover.params import Mask, Params, all_finite, numbers
 
 NOT_FINITE = "its trained values are not all finite"
 """What a federation's record says of such a client too."""
@@ -76,9 +87,8 @@ class Sent:
     @property
     def most(self) -> int:
         """The most bytes that an answer can have."""
-        values = sum(tensor.numel() * tensor.element_size() for tensor in self.theta.values())
-        masks = sum(tensor.numel() // 8 + 2 for tensor in self.theta.values())
-        return MOST_HEAD + values * (1 + self.reports) + masks * self.regrows
+        values, masks = bytes_of(self.theta) * (1 + self.reports), mask_bytes_of(self.theta) * self.regrows
+        return head_bytes_of(self.theta) + values + masks
 
 
 def encode_answer(update: ClientUpdate, order: Order) -> bytes:
@@ -107,7 +117,7 @@ def read_answer(data: bytes | memoryview, sent: Sent, limits: Limits) -> ClientU
     Its theta is 0 outside the mask, and its mask the very object that was sent, unless the client was to regrow it.
     """
     with _rejecting():
-        head, parts = open_frame(data, sent.most)
+        head, parts = open_frame(data, sent.most, head_bytes_of(sent.theta))
         _check_address(head, sent)
         if why := difference(head.pop("tensors", None), sent.theta):
             raise Rejected(f"it trained another model: {why}")
@@ -183,9 +193,12 @@ def _check_change(theta: Params, sent: Sent, limits: Limits) -> None:
     """Nothing, or a rejection if ||new - old|| > limit ||old||, both of them theta o m."""
     if limits.norm == math.inf:
         return
-    old = {name: _held(tensor, sent.mask.get(name)).double() for name, tensor in sent.theta.items()}
-    change = math.sqrt(norm2({name: theta[name].double() - tensor for name, tensor in old.items()}))
-    size = math.sqrt(norm2(old)) or 1.0
+    squares: list[Tensor] = []
+    for name, tensor in sent.theta.items():  # one after another: doubles of a whole model are large
+        old = _held(tensor, sent.mask.get(name)).double()
+        squares += [old.square().sum(), (theta[name].double() - old).square_().sum()]
+    found = numbers(squares)
+    size, change = math.sqrt(sum(found[::2])) or 1.0, math.sqrt(sum(found[1::2]))
     if not change <= limits.norm * size or math.isinf(change):
         raise Rejected(f"its change is {change / size:.3g} times its size, over the limit of {limits.norm:g}")
 

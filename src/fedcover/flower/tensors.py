@@ -1,5 +1,6 @@
 """Tensors and masks as parts of a message: kept values alone, and masks in their cheapest encoding."""
 
+import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcover.errors import InputError
-from fedcover.flower.frame import shown
+from fedcover.flower.frame import MOST_HEAD, shown
 from fedcover.packing import pack, unpack
 from fedcover.params import Mask
 
@@ -20,6 +21,22 @@ CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers as wide as a value: numpy knows their byte order, and has no bfloat16."""
 
 Parts = dict[str, memoryview]
+
+
+def bytes_of(theta: Mapping[str, Tensor]) -> int:
+    """The bytes of all values of a model."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in theta.values())
+
+
+def mask_bytes_of(theta: Mapping[str, Tensor]) -> int:
+    """The most bytes of a packed mask of a model."""
+    return sum(tensor.numel() // 8 + 2 for tensor in theta.values())
+
+
+def head_bytes_of(theta: Mapping[str, Tensor]) -> int:
+    """The most bytes of the head of an answer about a model, whose tensors it names a few times."""
+    long = [(len(json.dumps(name)) + 32, 24 * tensor.ndim) for name, tensor in theta.items()]
+    return min(MOST_HEAD, 4096 + sum(10 * name + 2 * shape for name, shape in long))
 
 
 def table_of(theta: Mapping[str, Tensor]) -> list[list[object]]:
@@ -69,10 +86,10 @@ def put_values(values: Tensor, kept: Tensor | None) -> bytes:
     >>> put_values(torch.tensor([1, 2, 3], dtype=torch.int16), torch.tensor([True, False, True])).hex()
     '01000300'
     """
-    held = values.detach() if kept is None else values.detach()[kept]
-    flat = held.cpu().contiguous().reshape(-1)
-    raw = flat.view(CARRIERS[flat.element_size()]).numpy()
-    return raw.astype(raw.dtype.newbyteorder("<"), copy=False).tobytes()
+    whole = values.detach().cpu().contiguous()
+    raw = whole.view(CARRIERS[whole.element_size()]).numpy()
+    held = raw if kept is None else raw[kept.cpu().numpy()]  # numpy picks out several times as fast as torch
+    return held.astype(held.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def take_values(parts: Parts, part: str, name: str, like: Tensor, kept: Tensor | None) -> Tensor:
@@ -80,16 +97,17 @@ def take_values(parts: Parts, part: str, name: str, like: Tensor, kept: Tensor |
     data = parts.pop(f"{part}/{name}", None)
     if data is None:
         raise InputError(f"the message has no {part}/{name}; send it")
-    many, size = like.numel() if kept is None else int(kept.sum()), like.element_size()
+    places = None if kept is None else kept.cpu().numpy()
+    many, size = like.numel() if places is None else int(np.count_nonzero(places)), like.element_size()
     if len(data) != many * size:
         raise InputError(f"the message has {len(data)} bytes of {part}/{name}, not {many * size}; send the kept values")
     raw = np.frombuffer(data, dtype=np.dtype(f"<{'u' if size == 1 else 'i'}{size}"))
-    flat = torch.from_numpy(raw.astype(raw.dtype.newbyteorder("="))).view(like.dtype)  # a copy, which may be written to
-    if kept is None:
-        return flat.view(like.shape)
-    full = torch.zeros(like.shape, dtype=like.dtype)
-    full[kept.cpu()] = flat
-    return full
+    full = np.zeros(tuple(like.shape), dtype=raw.dtype.newbyteorder("="))  # a copy, which may be written to
+    if places is None:
+        full[...] = raw.reshape(full.shape)
+    else:
+        full[places] = raw
+    return torch.from_numpy(full).view(like.dtype)
 
 
 def put_mask(mask: Mask, parts: dict[str, bytes]) -> list[str]:
