@@ -143,6 +143,7 @@ TABLE = [["a", "float32", [2, 3]], ["b", "float32", [4]]]
         (REGROW, part("mask/a", b"\x01\x01"), "its mask keeps 1 entries of 'a', not 3 as before"),
         (REGROW, part("mask/a", b"\x09junk"), "no known encoding"),
         (REGROW, part("mask/a", b""), "no known encoding"),
+        (REGROW, part("mask/a", b"\x03" + b"\x80" * 50), "has 51 bytes; a packed mask has at most 2"),
         (REGROW, part("mask/a", b"\x03\xff"), "a packed mask does not fit"),
         (REPORT, drop("report"), "it sends no report, though one was asked for"),
         (REPORT, drop("report/a"), "the message has no report/a"),

@@ -134,4 +134,6 @@ def take_kept(parts: Parts, part: str, like: Tensor) -> Tensor:
     """The mask of one tensor; what is not in the parts keeps everything."""
     if (data := parts.pop(part, None)) is None:
         return torch.ones(like.shape, dtype=torch.bool)
+    if len(data) > (most := mask_bytes_of({part: like})):
+        raise InputError(f"{shown(part)} of the message has {len(data)} bytes; a packed mask has at most {most}")
     return unpack(bytes(data), tuple(like.shape))
