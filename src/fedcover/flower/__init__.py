@@ -1,0 +1,1 @@
+"""Federations over Flower: what travels between server and clients, and how replies are checked."""

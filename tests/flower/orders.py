@@ -1,0 +1,116 @@
+"""Random models, masks, drills, orders and answers for the laws of messages; the fuzzer begins with them too."""
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedcover.aggregate import ClientUpdate
+from fedcover.drill import Drill, Regrow
+from fedcover.flower.wire import Order
+from fedcover.local import LocalSGD
+from fedcover.params import Mask, Params
+
+TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (3, 4), (0, 5), (2, 3, 2), (9, 17))
+
+
+def random_params(rng: torch.Generator) -> Params:
+    """Tensors of any shape and type, scalars and empty ones too."""
+    many = 1 + _below(4, rng)
+    theta = {}
+    for i in range(many):
+        shape, dtype = SHAPES[_below(len(SHAPES), rng)], TYPES[_below(len(TYPES), rng)]
+        theta[f"layer{i}.weight" if i else "Größe"] = torch.randn(shape, generator=rng).to(dtype)
+    return theta
+
+
+def random_kept(shape: torch.Size, rng: torch.Generator) -> Tensor:
+    """Everything, nothing, units or single entries."""
+    kind = _below(5, rng)
+    if kind < 2:
+        return torch.full(shape, kind == 0)
+    if kind == 2 and len(shape) > 1:
+        kept = torch.ones(shape, dtype=torch.bool)
+        for axis, size in enumerate(shape):
+            index = (torch.rand(size, generator=rng) < 0.6).view([-1 if a == axis else 1 for a in range(len(shape))])
+            kept = kept & index
+        return kept
+    return torch.rand(shape, generator=rng) < torch.rand((), generator=rng)
+
+
+def random_mask(theta: Params, rng: torch.Generator) -> Mask:
+    return {name: random_kept(t.shape, rng) for name, t in theta.items() if _below(4, rng)}
+
+
+def random_drill(theta: Params, mask: Mask, rng: torch.Generator) -> Drill | None:
+    """Any drill: gains and thresholds, and nested widths or a regrowth."""
+    kind = _below(4, rng)
+    if kind == 0:
+        return None
+    names = list(theta)
+    gains = {name: 10 * float(torch.rand((), generator=rng)) + 1e-9 for name in names if _below(2, rng)}
+    thresholds = {name: float(torch.rand((), generator=rng)) / 3 for name in names if _below(2, rng)}
+    report, rest = bool(_below(2, rng)), bool(_below(2, rng))
+    if kind == 1:
+        return Drill(gains, thresholds, report=report, rest=rest)
+    if kind == 2:
+        regrow = Regrow(float(torch.rand((), generator=rng)), 1 + _below(3, rng))
+        return Drill(gains, thresholds, regrow=regrow, report=report)
+    widths: list[Mask] = []
+    wider: Mask = mask
+    for _ in range(1 + _below(4, rng)):
+        new = {name: kept if _below(2, rng) else kept & random_kept(kept.shape, rng) for name, kept in wider.items()}
+        more = {n: random_kept(theta[n].shape, rng) for n in names if n not in wider and _below(2, rng)}
+        wider = {**new, **more}
+        widths.insert(0, wider)
+    return Drill(gains, thresholds, tuple(widths), distil=0.0 if _below(2, rng) else 0.25, report=report)
+
+
+def random_order(seed: int) -> Order:
+    rng = torch.Generator().manual_seed(seed)
+    theta = random_params(rng)
+    mask = random_mask(theta, rng)
+    lr, momentum = (float(torch.rand((), generator=rng, dtype=torch.float64)) for _ in range(2))
+    recipe = LocalSGD(1 + _below(9, rng), 1 + _below(99, rng), lr + 1e-9, momentum)
+    drill = random_drill(theta, mask, rng)
+    numbers = _below(99, rng), _below(9, rng), 1 + _below(999, rng), _below(2**40, rng) - 2**39
+    return Order(*numbers, recipe, bool(_below(2, rng)), theta, mask, drill)
+
+
+def answer_to(order: Order, seed: int = 0) -> ClientUpdate:
+    """A sound update, as a client might send it."""
+    rng = torch.Generator().manual_seed(seed)
+    mask = order.mask
+    if order.drill and order.drill.regrow:
+        mask = {name: _shuffled(kept, rng) for name, kept in mask.items()}
+    theta = {}
+    for name, tensor in order.theta.items():
+        held = order.mask.get(name, torch.ones_like(tensor, dtype=torch.bool)) & mask.get(name, torch.tensor(True))
+        moved = tensor + (torch.rand(tensor.shape, generator=rng) / 100).to(tensor.dtype)
+        theta[name] = torch.where(held, moved, torch.zeros_like(tensor))
+    report = None
+    if order.drill and order.drill.report:
+        report = {name: torch.rand(t.shape, generator=rng).to(t.dtype) for name, t in order.theta.items()}
+    loss = float(torch.rand((), generator=rng))
+    return ClientUpdate(order.client, theta, mask, 1 + _below(50, rng), loss, report=report)
+
+
+def _shuffled(kept: Tensor, rng: torch.Generator) -> Tensor:
+    return kept.reshape(-1)[torch.randperm(kept.numel(), generator=rng)].view(kept.shape)
+
+
+def _below(many: int, rng: torch.Generator) -> int:
+    return int(torch.randint(many, (), generator=rng))
+
+
+orders = st.integers(0, 2**32).map(random_order)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal in type, shape and every bit."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(whole), b.view(whole))
+
+
+def same_masks(a: Mask, b: Mask) -> bool:
+    return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)

@@ -1,0 +1,241 @@
+"""Orders: the round trip is exact, bytes are saved, and a client that follows one trains what the server meant."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+
+import fedcover as fc
+from fedcover.cost import cost_of
+from fedcover.drill import Drill
+from fedcover.engines import Serial
+from fedcover.engines.workbench import Workbench
+from fedcover.errors import InputError
+from fedcover.flower.frame import open_frame, pack_frame
+from fedcover.flower.wire import (
+    Limits,
+    Order,
+    Sent,
+    decode_order,
+    encode_answer,
+    encode_order,
+    job_of,
+    only,
+    order_of,
+    read_answer,
+)
+from fedcover.local import LocalSGD
+from fedcover.models import MLP, LeNet
+from fedcover.network import trace
+from fedcover.params import params_of, prune
+from fedcover.policies import POLICIES
+from fedcover.submodel import Shrinker
+from fedcover.threads import one_thread
+from tests.contracts.federations import federation, images
+from tests.flower.orders import orders, random_order, same_bits, same_masks
+
+
+@given(orders)
+def test_an_order_comes_out_as_it_went_in(order: Order) -> None:
+    found = decode_order(encode_order(order), order.theta)
+    for name in ("client", "slot", "round", "seed", "recipe", "shrink"):
+        assert getattr(found, name) == getattr(order, name)
+    assert same_masks(found.mask, order.mask)
+    pruned = prune(order.theta, order.mask)
+    assert list(found.theta) == list(order.theta)
+    assert all(same_bits(found.theta[name], pruned[name]) for name in pruned)
+    assert (found.drill is None) == (order.drill is None)
+    if found.drill and order.drill:
+        for name in ("gains", "thresholds", "distil", "regrow", "report", "rest"):
+            assert getattr(found.drill, name) == getattr(order.drill, name)
+        assert len(found.drill.widths) == len(order.drill.widths)
+        assert all(same_masks(a, b) for a, b in zip(found.drill.widths, order.drill.widths, strict=True))
+
+
+@given(orders)
+def test_values_outside_the_mask_do_not_travel(order: Order) -> None:
+    elsewhere = {}
+    for name, tensor in order.theta.items():
+        kept = order.mask.get(name, torch.tensor(True))
+        elsewhere[name] = torch.where(kept, tensor, torch.full_like(tensor, float("nan")))
+    assert encode_order(replace(order, theta=elsewhere)) == encode_order(order)
+
+
+def test_not_a_number_and_minus_zero_travel_bit_by_bit() -> None:
+    bits = torch.tensor([0x7FC00001, -(2**31), 0x7F800000, 1], dtype=torch.int32).view(torch.float32)
+    order = Order(0, 0, 1, 0, LocalSGD(), False, {"w": bits}, {})
+    assert same_bits(decode_order(encode_order(order), {"w": torch.zeros(4)}).theta["w"], bits)
+
+
+@pytest.mark.parametrize("keep", [0.75, 0.5, 0.25])
+@pytest.mark.parametrize("model", [MLP(), LeNet((1, 28, 28))])
+def test_bytes_saved_are_real(model: torch.nn.Module, keep: float) -> None:
+    network = trace(model, torch.zeros(2, 1, 28, 28))
+    policy = fc.neuron_pruning().bind(network)
+    theta = params_of(model)
+    client = fc.Client(0, 0, fc.Budget(keep))
+    (mask,), _ = policy.plan(theta, [client], fc.Round(1, 0), policy.start())
+    order = Order(0, 0, 1, 0, LocalSGD(), True, theta, mask)
+    cost, data = cost_of(network, mask), encode_order(order)
+    overhead = 300 + 100 * len(theta)
+    assert cost.bytes_down - len(mask) <= len(data) <= cost.bytes_down + overhead
+    up = encode_answer(fc.ClientUpdate(0, theta, mask, 5, 0.5), order)
+    assert cost.bytes_up <= len(up) <= cost.bytes_up + overhead
+    small = Shrinker(network).shrink(mask).cut(theta)  # what travels is the smaller model, bit for bit
+    _, parts = open_frame(data, 1 << 30)
+    assert all(bytes(parts[f"theta/{name}"]) == tensor.numpy().tobytes() for name, tensor in small.items())
+
+
+def test_fjords_widths_take_few_bytes() -> None:
+    network = trace(MLP(), torch.zeros(2, 1, 28, 28))
+    policy, theta = fc.fjord().bind(network), params_of(network.model)
+    cohort = [fc.Client(0, 0, fc.Budget(0.75))]
+    masks, state = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
+    (drill,) = policy.drills(theta, cohort, masks, fc.Round(1, 0), state)
+    assert drill is not None
+    drilled, plain = (Order(0, 0, 1, 0, LocalSGD(), True, theta, masks[0], some) for some in (drill, None))
+    assert len(drill.widths) == 4
+    assert len(encode_order(drilled)) < len(encode_order(plain)) + 1000
+
+
+MAKERS: dict[str, Callable[[], fc.Policy]] = {
+    **POLICIES,
+    "FedDST, every round": lambda: fc.feddst(every=1),
+    "FjORD, distilled": lambda: fc.fjord((0.3, 0.6), distil=0.4),
+    "PruneFL, every round": lambda: fc.prunefl(every=1),
+}
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_client_alone_trains_what_serial_trains(name: str, shrink: bool) -> None:
+    """Bit for bit, there and back, on its own examples and its own bench alone."""
+    _follow(federation(Serial(shrink), "full" if name == "full" else MAKERS[name]()), shrink, 3, apart=True)
+
+
+@pytest.mark.parametrize("name", ["NP", "WP", "HeteroFL", "FjORD, distilled", "FedDST, every round", "FIARSE"])
+def test_so_it_is_with_convolutions(name: str) -> None:
+    _follow(images(Serial(True), "residual", MAKERS[name]()), True, 2, apart=False)
+
+
+def _follow(playing: fc.Federation, shrink: bool, rounds: int, apart: bool) -> None:
+    engine, benches = Serial(shrink), {}
+    state = playing.start()
+    for _ in range(rounds):
+        with one_thread():
+            begun = playing.begin_round(state)
+            updates = list(engine.train(begun.jobs))
+            back = []
+            for job, update in zip(begun.jobs, updates, strict=True):
+                order = order_of(job, shrink)
+                bench = benches.setdefault(job.client.id if apart else 0, Workbench(shrink))
+                followed = decode_order(encode_order(order), playing.theta0)
+                own = only(job.client.id, playing.clients.examples_of(job.client.id))
+                found = bench.train(job_of(followed, playing.task, own))
+                sent = Sent.of(order, playing.clients.size(job.client.id))
+                back.append(read_answer(encode_answer(found, followed), sent, Limits()))
+                _same_update(found, update)
+                _same_update(back[-1], update)
+                if not (job.drill and job.drill.regrow):
+                    assert back[-1].mask is job.mask
+            expected, record = playing.end_round(begun, updates)
+            state, again = playing.end_round(playing.begin_round(state), back)
+        assert all(torch.equal(expected.theta[name], state.theta[name]) for name in state.theta)
+        assert same_masks(expected.policy, state.policy)
+        assert again == record
+
+
+def _same_update(a: fc.ClientUpdate, b: fc.ClientUpdate) -> None:
+    assert (a.client, a.examples, a.train_loss) == (b.client, b.examples, b.train_loss)
+    assert same_masks(a.mask, b.mask)
+    assert all(torch.equal(a.theta[name], b.theta[name]) for name in b.theta)
+    assert (a.report is None) == (b.report is None)
+    if a.report is not None and b.report is not None:
+        assert all(torch.equal(a.report[name], b.report[name]) for name in b.report)
+
+
+def test_a_client_has_its_own_examples_alone() -> None:
+    own = only(7, (torch.zeros(3, 2), [0, 2, 2]))
+    assert (len(own), own.total, own.size(7)) == (1, 3, 3)
+    assert own.label_mix(7).tolist() == pytest.approx([1 / 3, 0, 2 / 3])
+    assert own.classes_of(7) == (0, 2)
+    assert len(own.examples_of(7)) == 3
+    for ask in (own.size, own.indices, own.label_mix, own.examples_of):
+        with pytest.raises(InputError, match="the examples of client 7 alone; got 0"):
+            ask(0)
+
+
+ORDER = Order(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": torch.ones(3)}, {})
+
+
+@pytest.mark.parametrize(
+    ("like", "why"),
+    [
+        ({"a": torch.ones(3, 2), "b": torch.ones(3)}, r"'a' has the shape \(2, 3\) there and \(3, 2\) here"),
+        ({"a": torch.ones(2, 3), "b": torch.ones(3).double()}, "'b' has the type float32 there and float64 here"),
+        ({"x": torch.ones(())}, "it has no 'x', which the model here has"),
+        ({"a": torch.ones(2, 3)}, "it has 'b', which the model here has not"),
+        ({"a": torch.ones(2, 3), "b": torch.ones(3), "c": torch.ones(1)}, "it has no 'c', which the model here has"),
+    ],
+)
+def test_another_model_is_named(like: dict[str, torch.Tensor], why: str) -> None:
+    with pytest.raises(InputError, match=f"{why}; server and client must run the same model"):
+        decode_order(encode_order(ORDER), like)
+
+
+def test_another_and_much_larger_model_is_named_too() -> None:
+    large = {f"layer{i}.weight": torch.ones(10) for i in range(3000)}
+    with pytest.raises(InputError, match=r"it has no 'a', which .*; server and client must run the same model"):
+        decode_order(encode_order(replace(ORDER, theta=large)), ORDER.theta)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"kind": "answer"}, "is 'answer', not an order"),
+        ({"round": 0}, "round of the message must be a whole number of 1 or more; got 0"),
+        ({"round": True}, "round of the message must be a whole number of 1 or more; got True"),
+        ({"client": -1}, "client of the message must be a whole number of 0 or more"),
+        ({"lr": "1"}, "lr of the message must be a finite number; got '1'"),
+        ({"lr": 0}, "lr must be a positive number"),
+        ({"shrink": 1}, "shrink of the message must be true or false; got 1"),
+        ({"mask": "a"}, "the names of a mask are 'a'; send a list"),
+        ({"mask": ["a", "a"]}, "a mask names 'a', which is no tensor or is there twice"),
+        ({"mask": ["c"]}, "a mask names 'c'"),
+        ({"drill": 1}, "is 1; send null or its fields"),
+        ({"drill": {}}, "gains of the drill of an order are None"),
+        ({"tensors": [["a"]]}, "not listed by name, type and shape"),
+        ({"more": 1}, "the message has 'more', which nobody asked for"),
+    ],
+)
+def test_odd_orders_are_refused(changes: dict[str, object], why: str) -> None:
+    head, parts = open_frame(encode_order(ORDER), 1 << 20)
+    data = pack_frame({**head, **changes}, {name: bytes(part) for name, part in parts.items()})
+    with pytest.raises(InputError, match=why):
+        decode_order(data, ORDER.theta)
+
+
+@pytest.mark.parametrize("name", ["theta/a", "theta/b", "round", "seed", "mask", "tensors"])
+def test_nothing_may_be_missing(name: str) -> None:
+    head, parts = open_frame(encode_order(ORDER), 1 << 20)
+    head.pop(name, None)
+    with pytest.raises(InputError):
+        decode_order(pack_frame(head, {n: bytes(p) for n, p in parts.items() if n != name}), ORDER.theta)
+
+
+def test_what_cannot_travel_is_refused_by_the_sender() -> None:
+    nested = Drill(widths=({"b": torch.tensor([True, True, True])}, {"b": torch.tensor([True, False, False])}))
+    for order, why in (
+        (replace(ORDER, seed=2**64), "must fit into 64 bits"),
+        (replace(ORDER, mask={"c": torch.ones(1).bool()}), "names 'c', which the model has not"),
+        (replace(ORDER, drill=nested), "give nested masks"),
+        (replace(ORDER, theta={"a": torch.ones(2, dtype=torch.complex64)}), "does not travel"),
+    ):
+        with pytest.raises(InputError, match=why):
+            encode_order(order)
+
+
+def test_the_same_order_is_the_same_bytes() -> None:
+    assert all(encode_order(random_order(seed)) == encode_order(random_order(seed)) for seed in range(20))
