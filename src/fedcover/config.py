@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedcover import data
 from fedcover.afford import Currency, amounts
 from fedcover.afford.currency import StepsOf
-from fedcover.budgets import Budget, BudgetSpec, by_client, by_slot
-from fedcover.data import Examples, Population, names
+from fedcover.budgets import Budget, Budgets, BudgetSpec, by_client, by_slot
+from fedcover.data import Examples, Member, Population, names
 from fedcover.engines.choose import choose_engine
+from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
 from fedcover.federation import Federation
 from fedcover.local import LocalSGD, Task
@@ -85,6 +86,19 @@ class EvaluateConfig(_Strict):
     local_every: int = Field(0, ge=0, description="rounds between local evaluations; 0: after the last round")
 
 
+class FlowerConfig(_Strict):
+    """Rounds over a network: `fedcover deploy`, and engine flower-sim."""
+
+    clients: int = Field(0, ge=0, description="clients to wait for before the first round; 0: as many as data.clients")
+    gather: float = Field(120.0, gt=0, description="seconds to wait for them")
+    deadline: float = Field(600.0, gt=0, description="seconds a round; who has not answered by then is left out")
+    quorum: float = Field(
+        0.5, gt=0, le=1, description="share of a cohort that must answer; else the round is tried again"
+    )
+    tries: int = Field(3, ge=1, description="how often a round is tried before the run stops, to be resumed")
+    norm: float = Field(10.0, gt=0, description="the largest change that is taken, as a multiple of what was sent")
+
+
 class Config(_Strict):
     """A run, in full."""
 
@@ -95,7 +109,9 @@ class Config(_Strict):
     weighting: Literal["uniform", "examples", "labels"] = Field(
         "uniform", description="how a region's clients are weighted; labels: so that their labels are the population's"
     )
-    engine: Literal["auto", "serial", "processes", "vectorized"] = Field("auto", description="what trains the clients")
+    engine: Literal["auto", "serial", "processes", "vectorized", "flower-sim", "flower"] = Field(
+        "auto", description="what trains the clients; flower-sim: Flower on Ray"
+    )
     workers: int = Field(0, ge=0, description="worker processes; 0: as many as there are cores")
     shrink: bool = Field(True, description="make sub-models physically smaller where whole units are pruned")
     assign: bool = Field(False, description="give patterns of equal size to clients whose labels complement each other")
@@ -110,6 +126,7 @@ class Config(_Strict):
     budgets: BudgetsConfig = BudgetsConfig()
     local: LocalConfig = LocalConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    flower: FlowerConfig = FlowerConfig()
 
     @field_validator("name")
     @classmethod
@@ -141,15 +158,19 @@ class Config(_Strict):
             settings["budgets"] = {**settings["budgets"], KEEPS: [budget.keep for budget in federation.budgets]}
         return settings
 
-    def build(self, folder: str | None = None, keeps: Sequence[float] | None = None) -> tuple[Federation, Examples]:
+    def build(
+        self, folder: str | None = None, keeps: Sequence[float] | None = None, members: Sequence[Member] = ()
+    ) -> tuple[Federation, Examples]:
         """The federation that this describes, and its test set.
 
         ``folder`` is where data sets lie, ``keeps`` what budgets in another unit than fractions came to before.
+        ``members`` are clients on devices of their own; then what they can afford counts, where they say it.
         """
         policy, currency = self.policy.choice.policy(), Currency(self.budgets.unit, self.budgets.calibration)
         split = data.load(self.data.name, folder)
         model = build(self.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, self.seed)
-        clients, local = self._population(split.train), LocalSGD(**self.local.model_dump())
+        clients = data.Roster(split.train, members) if members else self.population(split.train)
+        local, cohort = LocalSGD(**self.local.model_dump()), min(self.cohort, len(members) or self.cohort)
         spec: BudgetSpec = self.budgets.code
         if not currency.plain and keeps is not None:
             if len(keeps) != (many := len(amounts(self.budgets.code))):
@@ -161,6 +182,8 @@ class Config(_Strict):
             units = policy.bind(network).units
             spec = currency.budgets(self.budgets.code, network, steps_of, local.batch_size, units)
         budgets = by_slot(spec) if self.budgets.by == "slot" else by_client(spec)
+        if any(member.capacity is not None for member in members):
+            budgets = self._affordable(members, budgets.resolve(policy.codebook))
         if isinstance(policy, FullModels) and not all(b.full for b in budgets.resolve(policy.codebook)):
             raise InputError(
                 f"policy full gives every client the whole model, but the code {self.budgets.code} asks for less;"
@@ -177,10 +200,10 @@ class Config(_Strict):
             policy=policy,
             budgets=budgets,
             local=local,
-            cohort=self.cohort,
+            cohort=cohort,
             seed=self.seed,
             weighting=self.weighting,
-            engine=choose_engine(self.engine, self.workers or None, self.shrink, self.cohort),
+            engine=Serial() if members else choose_engine(self.engine, self.workers or None, self.shrink, cohort),
             certify=self.certify,
             assign=self.assign,
             require_coverage=self.require_coverage,
@@ -211,7 +234,15 @@ class Config(_Strict):
         most = max(steps)
         return lambda place, many: most if self.budgets.by == "slot" else max(steps[place::many], default=most)
 
-    def _population(self, train: Examples) -> Population:
+    @staticmethod
+    def _affordable(members: Sequence[Member], otherwise: Sequence[Budget]) -> Budgets:
+        """What members say that they can afford; who does not say it gets what the code has at its place."""
+        ordered = sorted(members, key=lambda member: member.name)
+        said = [None if member.capacity is None else Budget(member.capacity) for member in ordered]
+        return by_client([own or otherwise[place % len(otherwise)] for place, own in enumerate(said)])
+
+    def population(self, train: Examples) -> Population:
+        """The clients, with their parts of the training set."""
         if self.data.partition == "iid":
             return data.iid(train, self.data.clients, seed=self.seed)
         if self.data.partition == "shards":
@@ -240,6 +271,14 @@ def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> 
     for change in changes:
         _apply(raw, change)
     return check_config(raw)
+
+
+def parse_config(text: str) -> Config:
+    """The configuration in a TOML text, such as one that came over the wire."""
+    try:
+        return check_config(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the settings are no TOML ({error}); see `fedcover list settings`") from error
 
 
 def recorded_keeps(settings: Settings) -> list[float] | None:

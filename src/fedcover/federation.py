@@ -20,7 +20,7 @@ from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting, step_to
 from fedcover.answers import Answers
 from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
-from fedcover.buffers import check_batches, has_statistics, spread_over, static_form
+from fedcover.buffers import check_batches, has_statistics, spread_over
 from fedcover.checkpoint import State
 from fedcover.clients import Client, cohort_of, places, sample_ids
 from fedcover.cost import Cost, cost_of, costs_of, with_extras
@@ -81,7 +81,7 @@ class Federation:
         require_coverage: bool = False,
         assign: bool = False,
     ) -> None:
-        self.task, self.clients, self.cohort, self.seed = task, clients, cohort, seed
+        self.clients, self.cohort, self.seed = clients, cohort, seed
         self.local, self.engine, self.weighting = local or LocalSGD(), engine or Serial(), weighting
         check_weighting(weighting)
         self._labels = population_mix(clients) if weighting == "labels" or assign else None
@@ -92,10 +92,8 @@ class Federation:
             raise InputError(
                 f"a cohort of {cohort} cannot be drawn from {len(clients)} clients; make cohort 1 to {len(clients)}"
             )
-        self.network = trace(task.model, clients.examples.inputs[:2])
-        if self.network.moving:
-            self.task = replace(task, model=static_form(self.network, task.model))
-            self.network = trace(self.task.model, clients.examples.inputs[:2])
+        self.task = task.static(clients.examples.inputs[:2])
+        self.network = trace(self.task.model, clients.examples.inputs[:2])
         if has_statistics(self.network.model):
             check_batches(self.network, [clients.size(client) for client in range(len(clients))], self.local.batch_size)
         if self.network.uncounted:

@@ -5,18 +5,20 @@ theta_{q,n,t} = theta_{q,n,t-1} - gamma grad F_n(theta_{q,n,t-1}, xi) o m, from 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcover.aggregate import ClientUpdate
+from fedcover.buffers import static_form
 from fedcover.clients import Client
 from fedcover.data import Population
 from fedcover.drill import Drill
 from fedcover.drilled import train_drilled
 from fedcover.errors import InputError, check_number, check_whole
+from fedcover.network import trace
 from fedcover.params import Mask, Params, all_finite
 from fedcover.seeding import Round, address, ambient
 from fedcover.stepper import Stepper
@@ -37,6 +39,11 @@ class Task:
         if not any(tensor.requires_grad for tensor in self.model.parameters()):
             name = type(self.model).__name__
             raise InputError(f"the model {name} has no parameters to train; add some, or unfreeze (requires_grad)")
+
+    def static(self, example: Tensor) -> "Task":
+        """This task with batch norms that keep no running statistics; ``example`` is a batch of inputs."""
+        network = trace(self.model, example)
+        return replace(self, model=static_form(network, self.model)) if network.moving else self
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,12 @@ def train(
     keeps: Sequence[float] | None = None,
 ) -> History:
     """Build the federation and play its rounds into a folder, with progress; see ``Config.build`` for keeps."""
+    if settings.engine == "flower-sim":
+        from fedcover.flower.simulate import simulate
+
+        return simulate(
+            settings, where, resume, data, progress.follow(settings.title, settings.rounds, "Flower on Ray")
+        )
     federation, test = settings.build(data, keeps)
     note = "\n".join(line for line in (settings.bought(federation), f"engine: {federation.engine}") if line)
     return federation.run(

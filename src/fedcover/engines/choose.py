@@ -19,6 +19,11 @@ def choose_engine(name: str, workers: int | None = None, shrink: bool = True, co
     >>> choose_engine("serial").name
     'serial'
     """
+    if name in ("flower", "flower-sim"):
+        raise InputError(
+            f"engine {name} is no engine of this process; simulate with `fedcover run --set engine=flower-sim`, or use"
+            f" real devices with `fedcover deploy run`"
+        )
     if name not in ENGINES:
         raise InputError(f"there is no engine '{name}'; use one of {', '.join(ENGINES)}")
     if name == "vectorized" or (name == "auto" and torch.cuda.is_available() and cohort > 1):

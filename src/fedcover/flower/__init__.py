@@ -1,1 +1,5 @@
-"""Federations over Flower: what travels between server and clients, and how replies are checked."""
+"""Federations over Flower: clients on devices of their own, or simulated on Ray.
+
+What travels (``wire``) and how answers are checked knows nothing of Flower. The rest needs ``pip install
+'fedcover[flower]'``.
+"""

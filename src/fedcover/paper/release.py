@@ -119,6 +119,8 @@ class Released(Federation):
         test: Examples | None = None,
         local: bool = False,
         together: int = 1,
+        left_out: Sequence[dict[str, Any]] = (),
+        wire: dict[str, Any] | None = None,
     ) -> tuple[State, RoundRecord]:
         """The round's end; what was trained outside its mask is zeroed first."""
         if "gradient" in self._on:
@@ -126,7 +128,7 @@ class Released(Federation):
                 replace(update, theta=prune(update.theta, mask), mask=mask)
                 for mask, update in zip(begun.masks, updates, strict=True)
             )
-        return super().end_round(begun, updates, test, local, together)
+        return super().end_round(begun, updates, test, local, together, left_out, wire)
 
 
 def study(

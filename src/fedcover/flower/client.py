@@ -1,0 +1,101 @@
+"""A client on a device of its own: a ClientApp made from a task and the device's examples.
+
+    app = client_app(task, lambda context: examples)
+
+It tells who it is and what it can afford when it is asked, and trains what it is sent; both as the serial engine would.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedcover.data import Examples
+from fedcover.engines.serial import Serial
+from fedcover.errors import InputError
+from fedcover.flower.messages import ERROR, body_of, content_of, cut_short, facts_content
+from fedcover.flower.wire import decode_order, encode_answer, job_of, only
+from fedcover.local import Task
+from fedcover.params import params_of
+
+NAMES = ("client", "partition-id")
+"""What a node's configuration calls the number of its client; simulations know the second alone."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a node brings to a federation."""
+
+    task: Task
+    examples: Examples
+
+
+def client_app(
+    task: Task | Callable[[Context], Task],
+    data: Callable[[Context], Examples],
+    capacity: float | None = None,
+    share_labels: bool = False,
+) -> ClientApp:
+    """A ClientApp that trains a task's sub-models on the examples of its node.
+
+    ``capacity`` is the share of the model that the node can afford; the node's configuration may say it too, as it may
+    say ``share-labels``. The node's number comes from its configuration alone: ``client``.
+    """
+
+    def device(context: Context) -> Device:
+        return Device(task if isinstance(task, Task) else task(context), data(context))
+
+    return app_of(device, capacity, share_labels)
+
+
+def app_of(device: Callable[[Context], Device], capacity: float | None = None, share_labels: bool = False) -> ClientApp:
+    """A ClientApp for what a function finds on its node."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return _answer(message, lambda: facts_content(_facts(device(context), context, capacity, share_labels)))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _answer(message, lambda: content_of(trained(body_of(message), device(context))))
+
+    return app
+
+
+def trained(body: bytes, device: Device) -> bytes:
+    """The answer to an order, by this device."""
+    task = device.task.static(device.examples.inputs[:2])
+    order = decode_order(body, params_of(task.model))
+    (update,) = Serial(shrink=order.shrink).train([job_of(order, task, only(order.client, device.examples))])
+    return encode_answer(update, order)
+
+
+def number_of(context: Context) -> int:
+    """The number of the client that a node is."""
+    for name in NAMES:
+        value = context.node_config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    raise InputError("the node's configuration does not say which client it is; start it with client=NUMBER")
+
+
+def _facts(device: Device, context: Context, capacity: float | None, share_labels: bool) -> dict[str, Any]:
+    config: Mapping[str, Any] = context.node_config
+    facts: dict[str, Any] = {"client": number_of(context), "examples": len(device.examples)}
+    if (able := config.get("capacity", capacity)) is not None:
+        facts["capacity"] = float(able)
+    if config.get("share-labels", share_labels):
+        facts["labels"] = device.examples.label_counts().tolist()
+    return facts
+
+
+def _answer(message: Message, make: Callable[[], RecordDict]) -> Message:
+    """A reply in any case: without one Flower would wait, and give the node nothing more."""
+    try:
+        content = make()
+    except Exception as error:
+        content = facts_content({ERROR: cut_short(f"{type(error).__name__}: {error}")})
+    return Message(content, reply_to=message)

@@ -1,0 +1,49 @@
+"""Flower messages that carry fedcover's frames: one array of bytes, or a few plain values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+BODY, FACTS = "body", "facts"
+ERROR = "error"
+"""What a client that cannot answer calls its reason."""
+
+
+def content_of(body: bytes) -> RecordDict:
+    """A frame as a message's content; one array, since Flower moves each array by itself."""
+    return RecordDict({BODY: ArrayRecord({BODY: Array(np.frombuffer(body, np.uint8))})})
+
+
+def body_of(message: Message) -> bytes:
+    """The frame in a message; ValueError if there is none."""
+    content = message.content
+    record = content.array_records.get(BODY)
+    if record is None or list(record) != [BODY]:
+        raise ValueError("it has no body")
+    array: np.ndarray[Any, Any] = record[BODY].numpy()
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise ValueError("its body is no row of bytes")
+    return array.tobytes()
+
+
+def facts_content(facts: Mapping[str, Any]) -> RecordDict:
+    """Plain values as a message's content."""
+    return RecordDict({FACTS: ConfigRecord(dict(facts))})
+
+
+def facts_of(message: Message) -> dict[str, Any]:
+    """The plain values in a message; empty if there are none."""
+    record = message.content.config_records.get(FACTS)
+    return dict(record) if record is not None else {}
+
+
+def cut_short(text: object, most: int = 300) -> str:
+    """A stranger's text, made fit for a record: one line of printable characters, not too long.
+
+    >>> cut_short("a\\n\\x1b[31mb" + "c" * 400, most=8)
+    'a [31mbc...'
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return line if len(line) <= most else line[:most] + "..."

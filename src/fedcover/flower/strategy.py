@@ -1,0 +1,249 @@
+"""Rounds over Flower: orders go out, answers are checked, and the federation does the rest as it does everywhere."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedcover.aggregate import ClientUpdate
+from fedcover.engines.base import Engine
+from fedcover.errors import ClientError
+from fedcover.federation import BegunRound, Federation
+from fedcover.flower.census import Census, Told
+from fedcover.flower.messages import ERROR, body_of, content_of, cut_short, facts_of
+from fedcover.flower.rules import Rules
+from fedcover.flower.wire import Rejected, Sent, encode_order, order_of, read_answer
+from fedcover.history import History
+from fedcover.params import Params
+from fedcover.runs import Lane, Schedule
+from fedcover.threads import one_thread
+
+POLL = 0.3
+"""Seconds between looks for answers."""
+
+
+class OverFlower(Engine):
+    """What stands in a run's settings for the engine: clients train on their own devices, as ``Serial`` would."""
+
+    name = "flower"
+
+    def train(self, jobs: Any) -> Any:
+        """Never asked: orders go out instead."""
+        raise NotImplementedError
+
+
+@dataclass
+class _Round:
+    """A round that is under way."""
+
+    begun: BegunRound
+    sent: dict[int, Sent] = field(default_factory=dict)
+    """By node."""
+    down: dict[int, int] = field(default_factory=dict)
+    """Bytes by client; so below."""
+    up: dict[int, int] = field(default_factory=dict)
+    updates: dict[int, ClientUpdate] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why a client is left out."""
+
+
+class FedCover(Strategy):
+    """A federation as a Flower strategy: a node gets its sub-model alone, and its answer is checked before it counts.
+
+    ``run`` plays a whole run, with a roll-call before each round, and is what fedcover itself uses; ``start`` is
+    Flower's own loop. The state, its checkpoints and its records are the lane's, as in a simulation.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        schedule: Schedule,
+        census: Census,
+        rules: Rules | None = None,
+        shrink: bool = True,
+        told: Told = lambda line: None,
+    ) -> None:
+        self.lane, self.schedule, self.census = lane, schedule, census
+        self.rules, self.shrink, self._told = rules or Rules(), shrink, told
+        self._round: _Round | None = None
+        self._attempts = 0
+        self._names = sorted(census.members)  # a roster is in this order
+
+    @property
+    def federation(self) -> Federation:
+        """The federation that is played."""
+        return self.lane.federation
+
+    # What Flower calls -----------------------------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One order for each client of the cohort that is online; a list, since Flower goes through it twice."""
+        online = set(grid.get_node_ids())
+        self.census.ask(grid, online, self._told)
+        with one_thread():
+            begun = self.federation.begin_round(self.lane.state)
+        self._attempts += 1
+        self._round = now = _Round(begun)
+        messages = []
+        for job in begun.jobs:
+            node = self.census.node_of.get(self._names[job.client.id])
+            if node is None or node not in online:
+                now.reasons[job.client.id] = "it was not online"
+                continue
+            order = order_of(job, self.shrink)
+            body = encode_order(order)
+            now.sent[node] = Sent.of(order, job.client.examples)
+            now.down[job.client.id] = len(body)
+            messages.append(
+                Message(
+                    content=content_of(body),
+                    dst_node_id=node,
+                    message_type=MessageType.TRAIN,
+                    group_id=str(begun.this_round.index),
+                    ttl=self.rules.deadline,
+                )
+            )
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the answers, and end the round if there are enough of them; if not, nothing changes."""
+        assert self._round is not None, "answers came before orders went out"
+        for reply in replies:
+            self._hear(reply)
+        return self._end()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: the server evaluates."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """None: the server evaluates."""
+        return None
+
+    def summary(self) -> None:
+        """Say what is played."""
+        federation, rules = self.federation, self.rules
+        self._told(
+            f"{len(federation.clients)} clients, {federation.cohort} a round, policy {federation.policy};"
+            f" {rules.deadline:g} s a round, {rules.needed(federation.cohort)} must answer"
+        )
+
+    # What fedcover calls ---------------------------------------------------------------------------------------------
+
+    def run(self, grid: Grid) -> History:
+        """Play all rounds of the schedule that are not played yet."""
+        self.summary()
+        while self.lane.state.round < self.schedule.rounds:
+            messages = list(self.configure_train(0, ArrayRecord(), ConfigRecord(), grid))
+            self._exchange(grid, messages)
+            done, _ = self._end()
+            if done is None and self._attempts >= self.rules.tries:
+                raise ClientError(self._given_up())
+        return self.lane.finish(OverFlower())
+
+    def _exchange(self, grid: Grid, messages: list[Message]) -> None:
+        """Send the orders and hear the answers, until all are there or the round is over."""
+        waiting = dict(zip(grid.push_messages(messages), messages, strict=True)) if messages else {}
+        until = time.monotonic() + self.rules.deadline
+        while waiting:
+            late = time.monotonic() > until  # a last look is taken even so
+            for reply in grid.pull_messages(list(waiting)):
+                asked = waiting.pop(reply.metadata.reply_to_message_id, None)
+                self._hear(reply, asked.metadata.dst_node_id if asked else None)
+            if late:
+                break
+            if waiting:
+                time.sleep(POLL)
+
+    def _hear(self, reply: Message, node: int | None = None) -> None:
+        """Take an answer in, or note why not; ``node`` is who was asked, if that is known."""
+        now = self._round
+        assert now is not None
+        if node is None:
+            node = reply.metadata.src_node_id
+        sent = now.sent.get(node)
+        if sent is None:
+            self._told(f"an answer of node {node}, which was not asked, is left out")
+            return
+        if reply.has_error():
+            # What Flower itself reports: a node that is gone, a client that died, a message that is too old.
+            now.reasons.setdefault(sent.client, f"it did not answer: {cut_short(reply.error.reason)}")
+            return
+        if sent.client in now.updates:
+            self._told(f"a second answer of client {sent.client} is left out")
+            return
+        try:
+            facts = facts_of(reply)
+            if ERROR in facts:
+                raise Rejected(f"it answers: {cut_short(facts[ERROR])}")
+            body = body_of(reply)
+            now.up[sent.client] = len(body)
+            now.updates[sent.client] = read_answer(body, sent, self.rules.limits)
+        except Rejected as error:
+            now.reasons[sent.client] = error.reason
+        except Exception as error:  # whatever a stranger sends, it is one client's answer and not the round
+            now.reasons[sent.client] = f"its answer is not readable: {cut_short(error)}"
+
+    def _end(self) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        now, lane = self._round, self.lane
+        assert now is not None
+        cohort = [client.id for client in now.begun.cohort]
+        needed, index = self.rules.needed(len(cohort)), now.begun.this_round.index
+        left_out: list[dict[str, Any]] = [
+            {"client": client, "reason": now.reasons.get(client, f"it did not answer in {self.rules.deadline:g} s")}
+            for client in cohort
+            if client not in now.updates
+        ]
+        for one in left_out:
+            self._told(f"round {index}: client {self._names[one['client']]} is left out: {one['reason']}")
+        if len(now.updates) < needed:
+            self._told(f"round {index}: {len(now.updates)} of {needed} answers that it needs; it is tried again")
+            return None, None
+        updates = (now.updates[client] for client in cohort if client in now.updates)
+        wire = {
+            "down": [now.down.get(client, 0) for client in cohort],
+            "up": [now.up.get(client, 0) for client in cohort],
+            "full": sum(t.numel() * t.element_size() for t in lane.state.theta.values()),
+            "attempts": self._attempts,
+        }
+        now.begun.clock.lap("train")
+        test = lane.test if self.schedule.looks(index) else None
+        with one_thread():
+            lane.state, record = self.federation.end_round(
+                now.begun, updates, test, self.schedule.looks_locally(index), left_out=left_out, wire=wire
+            )
+        self._round, self._attempts = None, 0
+        lane.keep(record, self.schedule)
+        measured: dict[str, Any] = {
+            "gamma_min": record.gamma_min,
+            "uncovered": record.uncovered,
+            "answers": len(cohort) - len(left_out),
+        }
+        return arrays_of(lane.state.theta), MetricRecord(measured)
+
+    def _given_up(self) -> str:
+        now, names = self._round, self._names
+        assert now is not None
+        reasons = (
+            "; ".join(f"client {names[client]}: {why}" for client, why in sorted(now.reasons.items())) or "silence"
+        )
+        return (
+            f"round {now.begun.this_round.index} had {len(now.updates)} sound answers and needs"
+            f" {self.rules.needed(len(now.begun.cohort))}, {self._attempts} times over ({cut_short(reasons)}); see"
+            f" who is there with `fedcover deploy status`, then go on with --resume"
+        )
+
+
+def arrays_of(theta: Params) -> ArrayRecord:
+    """Parameters as Flower has them, for those who read a strategy's result."""
+    return ArrayRecord({name: tensor.detach().cpu() for name, tensor in theta.items()})

@@ -1,0 +1,88 @@
+"""A Flower grid inside the test: messages go straight to ClientApps, and any answer can be tampered with."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity  # a real run's process has it from Flower; the test stands in
+
+from fedcover.federation import Federation
+from fedcover.flower.client import client_app
+
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+Tamper = Callable[[int, int, Message], Message | None]
+"""(client, how many messages it got before, its answer) -> what comes instead; None for silence."""
+
+
+class LoopGrid(Grid):
+    """Nodes with random-looking ids, one for each client; replies come in reverse order."""
+
+    def __init__(self, apps: dict[int, ClientApp], config: dict[int, dict[str, Any]] | None = None) -> None:
+        self.nodes = {900_001 + 7_919 * client: client for client in apps}
+        self.offline: set[int] = set()
+        self._apps, self._config = apps, config or {}
+        self.tamper: Tamper = lambda client, number, reply: reply
+        self.asked: dict[int, int] = dict.fromkeys(apps, 0)
+        self._replies: dict[str, Message] = {}
+        self._sent = 0
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *given: Any, **named: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node, client in self.nodes.items() if client not in self.offline]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        self._sent += 1
+        key = f"m{self._sent}"
+        message.metadata.__dict__["_message_id"] = key
+        message.metadata.__dict__["_src_node_id"] = 1
+        node = message.metadata.dst_node_id
+        client = self.nodes[node]
+        config = {"partition-id": client, **self._config.get(client, {})}
+        context = Context(1, node, config, RecordDict(), {})
+        reply: Message | None = self._apps[client](message, context)
+        if message.metadata.message_type == "train":
+            assert reply is not None
+            reply = self.tamper(client, self.asked[client], reply)
+            self.asked[client] += 1
+        if reply is not None:
+            self._replies[key] = reply
+        return key
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._replies.pop(key) for key in reversed(list(message_ids)) if key in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(list(messages)))
+
+
+def grid_of(federation: Federation, share_labels: bool = True) -> LoopGrid:
+    """A node for every client of a federation, each with its own examples."""
+    clients = federation.clients
+    apps = {
+        number: client_app(
+            federation.task, lambda context, number=number: clients.examples_of(number), None, share_labels
+        )
+        for number in range(len(clients))
+    }
+    return LoopGrid(apps)
+
+
+def failed(reply: Message, reason: str) -> Message:
+    """The error that Flower itself would report instead of a reply: it comes from the SuperLink."""
+    error = Message(Error(5, reason), metadata=reply.metadata)
+    error.metadata.__dict__["_src_node_id"] = 1
+    return error
