@@ -11,7 +11,7 @@ from fedcover.data import Examples, Population
 from fedcover.drill import Drill, Regrow
 from fedcover.engines import Engine, Processes, Serial, Vectorized
 from fedcover.errors import ClientError, CoverageWarning, DesignWarning, FedcoverError, InputError, StepSizeWarning
-from fedcover.federation import Federation, run_many
+from fedcover.federation import Federation
 from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
 from fedcover.network import Network, trace
@@ -39,6 +39,7 @@ from fedcover.policies import (
     weight_pruning,
 )
 from fedcover.runfolder import load_model
+from fedcover.runs import run_many
 from fedcover.seeding import Round
 from fedcover.submodel import SubModel, shrink
 from fedcover.version import __version__

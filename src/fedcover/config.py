@@ -109,6 +109,10 @@ class Config(_Strict):
     weighting: Literal["uniform", "examples", "labels"] = Field(
         "uniform", description="how a region's clients are weighted; labels: so that their labels are the population's"
     )
+    average: Literal["mean", "trimmed", "median"] = Field(
+        "mean", description="of a region; with trimmed or median a few clients that lie move it little"
+    )
+    trim: float = Field(0.2, ge=0, lt=0.5, description="with trimmed: share of a region's clients cut off at each end")
     engine: Literal["auto", "serial", "processes", "vectorized", "flower-sim", "flower"] = Field(
         "auto", description="what trains the clients; flower-sim: Flower on Ray"
     )
@@ -207,6 +211,8 @@ class Config(_Strict):
             certify=self.certify,
             assign=self.assign,
             require_coverage=self.require_coverage,
+            average=self.average,
+            trim=self.trim,
         )
         if isinstance(federation.policy, Optimal) and federation.by == "slot":  # every cohort has these budgets
             federation.policy.check_reach(federation.theta0, federation.budgets)

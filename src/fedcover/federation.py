@@ -9,14 +9,13 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedcover.aggregate import ClientUpdate, RegionSum, check_weighting, step_towards
+from fedcover.aggregate import ClientUpdate, check_weighting, step_towards
 from fedcover.answers import Answers
 from fedcover.balance import assign_patterns, chance, label_skew, population_mix, region_weights
 from fedcover.budgets import Budget, Budgets
@@ -40,6 +39,7 @@ from fedcover.policies.base import Policy, shown_in
 from fedcover.policies.techniques import full
 from fedcover.recording import Clock, make_record
 from fedcover.remedies import remedy
+from fedcover.robust import check_average, region_total
 from fedcover.runs import Lane, Schedule, run_lanes
 from fedcover.seeding import Round
 from fedcover.settings import Settings
@@ -62,7 +62,8 @@ class Federation:
     With ``certify`` every record has a certificate: what the convergence theorem says of the round. With
     ``require_coverage`` a round whose masks, planned for its cohort, leave an entry to nobody is an error before it is
     trained; where budgets belong to clients, that may come after rounds that were covered. With
-    ``assign`` patterns of equal size go to the clients of a cohort that complement each other's labels.
+    ``assign`` patterns of equal size go to the clients of a cohort that complement each other's labels. The ``average``
+    of a region is the ``mean``, or the ``median``, or ``trimmed`` at both ends: a few liars move these little.
     See the README for a script that uses it.
     """
 
@@ -80,10 +81,14 @@ class Federation:
         certify: bool = False,
         require_coverage: bool = False,
         assign: bool = False,
+        average: str = "mean",
+        trim: float = 0.2,
     ) -> None:
         self.clients, self.cohort, self.seed = clients, cohort, seed
         self.local, self.engine, self.weighting = local or LocalSGD(), engine or Serial(), weighting
         check_weighting(weighting)
+        check_average(average, trim, weighting)
+        self.average, self.trim = average, trim
         self._labels = population_mix(clients) if weighting == "labels" or assign else None
         self.certify, self.require_coverage, self.assign = certify, require_coverage, assign
         self._iid = certify and clients.tells_labels and label_skew(clients) < IID_SKEW
@@ -160,7 +165,7 @@ class Federation:
         """
         this_round, state, cohort, clock = begun.this_round, begun.state, begun.cohort, begun.clock
         clock.skip()
-        total = RegionSum(state.theta, self.weighting)
+        total = region_total(self.average, self.trim, state.theta, self.weighting)
         ledger = Ledger(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
         answers, place = Answers(state.theta, begun.masks), places(cohort) if ledger else {}
         answered: list[Mask] = []
@@ -210,6 +215,7 @@ class Federation:
             beyond = {
                 "weighed": self.weighting == "labels" or (self.weighting == "examples" and len(sizes) > 1),
                 "part": step != 1.0,
+                "robust": self.average != "mean",
                 "drilled": any(job.drill and not job.drill.plain for job in begun.jobs),
             }
             why = [name for name, so in beyond.items() if so]
@@ -356,38 +362,3 @@ class BegunRound:
     costs: list[Cost]
     jobs: list[Job]
     clock: Clock
-
-
-def run_many(
-    federations: Sequence[Federation],
-    rounds: int,
-    evaluate_on: Any = None,
-    evaluate_every: int = 1,
-    local_every: int = 0,
-    out: Sequence[str | os.PathLike[str]] | None = None,
-    resume: bool = False,
-    checkpoint_every: int = 1,
-    engine: Engine | None = None,
-    on_round: Callable[[int, RoundRecord], None] = lambda number, record: None,
-) -> list[History]:
-    """The histories of several federations played in lockstep, all their clients in one engine call a round.
-
-    A sweep over rows and seeds becomes one batch on a GPU. Each federation's result is the same alone or
-    in company. ``out`` has one folder for each; ``on_round`` gets the federation's number too.
-    """
-    if out is not None and len(out) != len(federations):
-        raise InputError(f"{len(federations)} federations need as many folders; got {len(out)}")
-    if not federations:
-        return []
-    lanes = [
-        Lane(
-            federation,
-            federation.test_set(evaluate_on) if evaluate_on is not None else None,
-            partial(on_round, number),
-            out[number] if out is not None else None,
-            resume,
-        )
-        for number, federation in enumerate(federations)
-    ]
-    schedule = Schedule(rounds, evaluate_every, local_every, checkpoint_every)
-    return run_lanes(lanes, schedule, engine or federations[0].engine)

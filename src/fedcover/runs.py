@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,41 @@ def run_lanes(lanes: Sequence[Lane], schedule: Schedule, engine: Engine) -> list
         return [lane.finish(engine) for lane in lanes]
 
 
+def run_many(
+    federations: Sequence["Federation"],
+    rounds: int,
+    evaluate_on: Any = None,
+    evaluate_every: int = 1,
+    local_every: int = 0,
+    out: Sequence[str | os.PathLike[str]] | None = None,
+    resume: bool = False,
+    checkpoint_every: int = 1,
+    engine: Engine | None = None,
+    on_round: Callable[[int, RoundRecord], None] = lambda number, record: None,
+) -> list[History]:
+    """The histories of several federations played in lockstep, all their clients in one engine call a round.
+
+    A sweep over rows and seeds becomes one batch on a GPU. Each federation's result is the same alone or
+    in company. ``out`` has one folder for each; ``on_round`` gets the federation's number too.
+    """
+    if out is not None and len(out) != len(federations):
+        raise InputError(f"{len(federations)} federations need as many folders; got {len(out)}")
+    if not federations:
+        return []
+    lanes = [
+        Lane(
+            federation,
+            federation.test_set(evaluate_on) if evaluate_on is not None else None,
+            partial(on_round, number),
+            out[number] if out is not None else None,
+            resume,
+        )
+        for number, federation in enumerate(federations)
+    ]
+    schedule = Schedule(rounds, evaluate_every, local_every, checkpoint_every)
+    return run_lanes(lanes, schedule, engine or federations[0].engine)
+
+
 class _Begun:
     """A round of several lanes whose clients are being trained."""
 
@@ -203,6 +239,8 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
         "weighting": federation.weighting,
         "assign": federation.assign,
         "certify": federation.certify,
+        "average": federation.average,
+        "trim": federation.trim,
         "engine": engine.name,
         "data": {"name": federation.clients.examples.name, "clients": len(federation.clients)},
         "model": {"name": type(federation.task.model).__name__},

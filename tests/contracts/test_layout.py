@@ -9,11 +9,11 @@ import fedcover
 
 ORDER = [
     "version", "errors", "link", "paired", "files", "threads", "seeding", "params", "packing", "budgets", "clients",
-    "network", "buffers", "units", "data", "models", "holders", "coverage", "design", "aggregate", "balance", "cost",
-    "theory", "submodel", "dropout", "program", "native", "stepper", "drill", "drilled", "policies", "local",
-    "answers", "evaluate", "engines", "settings", "history", "recording", "checkpoint", "planning", "remedies",
-    "report", "runfolder", "runs", "federation", "audit", "afford", "blueprint", "paper", "study", "config", "flower",
-    "cli",
+    "network", "buffers", "units", "data", "models", "holders", "coverage", "design", "aggregate", "robust",
+    "balance", "cost", "theory", "submodel", "dropout", "program", "native", "stepper", "drill", "drilled",
+    "policies", "local", "answers", "evaluate", "engines", "settings", "history", "recording", "checkpoint",
+    "planning", "remedies", "report", "runfolder", "runs", "federation", "audit", "afford", "blueprint", "paper",
+    "study", "config", "flower", "cli",
 ]  # fmt: skip
 SOURCE = Path(fedcover.__file__).parent
 

@@ -10,12 +10,13 @@ from fedcover.budgets import by_slot
 from fedcover.data import Examples, Population, Split, iid, load, shards
 from fedcover.engines.base import Engine
 from fedcover.errors import InputError
-from fedcover.federation import Federation, run_many
+from fedcover.federation import Federation
 from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
 from fedcover.models import IMAGES, build
 from fedcover.paper.published import MODELS, Table, tables
 from fedcover.policies.techniques import named_policy
+from fedcover.runs import run_many
 
 CLIENTS, COHORT, ROUNDS, SEEDS = 100, 10, 100, 3
 FULL, LARGE, MEDIUM, SMALL = "1111111111", "1111114444", "1111444444", "1444777777"

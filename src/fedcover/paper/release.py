@@ -28,7 +28,7 @@ from fedcover.checkpoint import State
 from fedcover.clients import Client
 from fedcover.data import Examples, load
 from fedcover.engines.base import Engine
-from fedcover.federation import CPU, BegunRound, Federation, run_many
+from fedcover.federation import CPU, BegunRound, Federation
 from fedcover.history import RoundRecord
 from fedcover.local import Job
 from fedcover.paper.experiments import SPLITS, Experiment, Run, settings_of
@@ -36,6 +36,7 @@ from fedcover.paper.results import Outcome, how_made, outcome_of, save
 from fedcover.params import FULL, Mask, Params, on_device, prune
 from fedcover.policies.ranked import Ranked, Ranks
 from fedcover.policies.techniques import weight_pruning
+from fedcover.runs import run_many
 
 SWITCHES = ("rank", "start", "gradient", "leak")
 VARIANTS = {"none": frozenset[str](), **{name: frozenset({name}) for name in SWITCHES}, "all": frozenset(SWITCHES)}

@@ -21,6 +21,7 @@ _LAST = ("each", "averaged", "largest", "averaging", "shared")
 BEYOND = {
     "weighed": "the theorem speaks of plain averages, and this run weighs its clients; weighting=uniform does not",
     "part": "the theorem speaks of plain averages, and this policy's server goes part way",
+    "robust": "the theorem speaks of plain averages, and this run takes others; average=mean does not",
     "drilled": "the theorem speaks of plain masked SGD, and this policy trains otherwise",
     "unequal": "the theorem speaks of clients that all take equally many local steps in every round, and these do not;"
     " give them equally many examples",
