@@ -1,0 +1,148 @@
+"""Who is there: what nodes tell of themselves becomes stable clients, and nonsense one line."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedcover as fc
+from fedcover.config import check_config
+from fedcover.data import Examples, Member, Roster
+from fedcover.engines.serial import Serial
+from fedcover.flower.apps import device_of, own_examples
+from fedcover.flower.census import Census, member_of
+from fedcover.flower.client import client_app
+from tests.contracts.federations import federation
+from tests.flower.loop import LoopGrid, grid_of
+
+
+def gathered(grid: LoopGrid, least: int = 8) -> tuple[Census, list[str]]:
+    census, lines = Census(), list[str]()
+    census.gather(grid, least, 0.1, lines.append)
+    return census, lines
+
+
+def test_nodes_become_clients_by_what_they_tell() -> None:
+    playing = federation(Serial())
+    census, _ = gathered(grid_of(playing))
+    assert sorted(census.members) == list(range(8))
+    for number, member in census.members.items():
+        assert member.examples == playing.clients.size(number)
+        assert member.labels == tuple(playing.clients.label_counts(number).tolist())
+    assert len(set(census.node_of.values())) == 8
+
+
+def test_a_roster_tells_what_the_population_would() -> None:
+    clients = federation(Serial()).clients
+    roster = Roster(clients.examples, list(gathered(grid_of(federation(Serial())))[0].members.values()))
+    assert len(roster) == len(clients)
+    assert roster.total == clients.total
+    assert torch.equal(roster.label_totals(), clients.label_totals())
+    for client in range(len(clients)):
+        assert roster.size(client) == clients.size(client)
+        assert torch.equal(roster.label_mix(client), clients.label_mix(client))
+        assert roster.classes_of(client) == clients.classes_of(client)
+    with pytest.raises(fc.InputError, match="the examples of client 3 are on its own device"):
+        roster.indices(3)
+
+
+def test_clients_that_keep_their_labels_to_themselves() -> None:
+    playing = federation(Serial())
+    census, _ = gathered(grid_of(playing, share_labels=False))
+    assert {member.labels for member in census.members.values()} == {None}
+    roster = Roster(playing.clients.examples, list(census.members.values()))
+    assert not roster.tells_labels
+    with pytest.raises(fc.InputError, match=r"client 2 does not tell its labels.* --share-labels"):
+        roster.label_mix(2)
+    with pytest.raises(fc.InputError, match="does not tell its labels"):
+        fc.Federation(playing.task, roster, weighting="labels", cohort=2)
+    one = fc.Federation(playing.task, roster, fc.heterofl(), cohort=2)
+    with pytest.raises(fc.InputError, match="does not tell its labels"):
+        one.begin_round(one.start())
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({}, "does not tell its number"),
+        ({"client": -1, "examples": 3}, "does not tell its number"),
+        ({"client": True, "examples": 3}, "does not tell its number"),
+        ({"client": 1, "examples": 0}, "number of examples must be"),
+        ({"client": 1, "examples": 3, "capacity": 2.0}, "capacity must be a share of the model"),
+        ({"client": 1, "examples": 3, "capacity": float("nan")}, "capacity must be a share of the model"),
+        ({"client": 1, "examples": 3, "capacity": "much"}, "its capacity is no number"),
+        ({"client": 1, "examples": 3, "labels": [1, -2]}, "label counts are no whole numbers"),
+        ({"client": 1, "examples": 3, "labels": []}, "are no counts"),
+        ({"client": 1, "examples": 3, "age": 7}, "it tells of age, which is not asked"),
+        ({"error": "no data\nhere"}, "it answers: no data here"),
+    ],
+)
+def test_odd_facts_are_one_sentence(facts: dict[str, Any], reason: str) -> None:
+    with pytest.raises(fc.InputError, match=reason):
+        member_of(facts)
+
+
+def test_two_nodes_that_claim_one_client() -> None:
+    playing = federation(Serial())
+    app = client_app(playing.task, lambda context: playing.clients.examples_of(0))
+    grid = LoopGrid({0: app, 1: app}, {1: {"client": 0}})
+    census, lines = gathered(grid, 1)
+    assert list(census.members) == [0]
+    assert "client 0 is there already, on node" in lines[0]
+
+
+def test_a_client_whose_node_is_new_keeps_its_place_and_a_stranger_waits() -> None:
+    playing = federation(Serial())
+    grid = grid_of(playing)
+    grid.offline = {7}
+    census, lines = gathered(grid, 7)
+    census.closed = True
+    (old,) = (node for node, client in grid.nodes.items() if client == 3)
+    del grid.nodes[old]
+    grid.nodes[5] = 3
+    grid.offline = set()
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert census.node_of[3] == 5
+    assert 7 not in census.members
+    assert "client 7 came after the run began; it can join the next" in lines[-1]
+
+
+def test_too_few_clients_is_one_sentence() -> None:
+    with pytest.raises(fc.InputError, match=r"8 of 9 clients were there after 0.1 s; start the others"):
+        gathered(grid_of(federation(Serial())), 9)
+
+
+def test_a_census_is_kept_for_the_run_that_goes_on(tmp_path: Path) -> None:
+    census = Census({3: Member(3, 5, (2, 3), 0.5), 1: Member(1, 4)})
+    census.save(tmp_path)
+    again = Census.load(tmp_path)
+    assert again.members == census.members
+    assert again.closed
+    (tmp_path / "census.json").write_text('[{"name": 1}]')
+    with pytest.raises(fc.InputError, match="is not a readable census"):
+        Census.load(tmp_path)
+
+
+def test_what_members_can_afford_is_their_budget_and_the_code_is_for_the_others() -> None:
+    config = check_config({"data": {"name": "digits"}, "budgets": {"code": "1,0.75,0.5", "by": "client"}})
+    members = [Member(0, 10), Member(1, 10, capacity=0.25), Member(2, 10)]
+    federation, _ = config.build(members=members)
+    assert [budget.keep for budget in federation.budgets] == [1.0, 0.25, 0.5]
+    assert federation.by == "client"
+    assert federation.cohort == 3
+
+
+def test_a_node_has_its_part_of_the_data_or_examples_of_its_own(tmp_path: Path) -> None:
+    config = check_config({"data": {"name": "digits", "clients": 5}})
+    part = device_of(config, None, 3).examples
+    assert len(part) == config.population(fc.data.load("digits").train).size(3)
+    with pytest.raises(fc.InputError, match=r"client 5 has no part of data for 5 clients; see data.clients"):
+        device_of(config, None, 5)
+    own = tmp_path / "own.npz"
+    np.savez(own, inputs=part.inputs.numpy(), labels=part.labels.numpy())
+    assert torch.equal(device_of(config, str(own), 99).examples.inputs, part.inputs)
+    np.savez(own, inputs=np.array([object()]), labels=np.array([1]))
+    with pytest.raises(fc.InputError, match=r"is no \.npz file with inputs and labels"):
+        own_examples(str(own), Examples(part.inputs, part.labels, 10))
