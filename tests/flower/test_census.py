@@ -135,9 +135,9 @@ def test_what_members_can_afford_is_their_budget_and_the_code_is_for_the_others(
 
 
 def test_a_node_has_its_part_of_the_data_or_examples_of_its_own(tmp_path: Path) -> None:
-    config = check_config({"data": {"name": "digits", "clients": 5}})
+    config = '[data]\nname = "digits"\nclients = 5'
     part = device_of(config, None, 3).examples
-    assert len(part) == config.population(fc.data.load("digits").train).size(3)
+    assert len(part) == fc.data.iid(fc.data.load("digits").train, 5).size(3)
     with pytest.raises(fc.InputError, match=r"client 5 has no part of data for 5 clients; see data.clients"):
         device_of(config, None, 5)
     own = tmp_path / "own.npz"

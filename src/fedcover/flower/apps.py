@@ -5,18 +5,17 @@ has the settings as TOML (``settings``), the server's folders (``out``, ``data``
 node's configuration has its number (``client``), where its data lie (``data``) and what it can afford (``capacity``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedcover import data
-from fedcover.config import Config, check_config, parse_config
-from fedcover.data import Examples, Split, as_examples
+from fedcover.config import Config, parse_config
+from fedcover.data import Examples, Population, as_examples
 from fedcover.errors import InputError
 from fedcover.flower.census import FILE, Census, Told
 from fedcover.flower.client import Device, app_of, number_of
@@ -62,22 +61,24 @@ def rules_of(config: Config) -> Rules:
     return Rules(said.deadline, said.quorum, said.tries, said.gather, Limits(said.norm))
 
 
-def device_of(config: Config, folder: str | None, number: int) -> Device:
-    """What a node has: its part of the run's data set, or examples of its own in an .npz file."""
-    split = split_of(config.data.name, folder if folder is None or not folder.endswith(".npz") else None)
-    model = build(config.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, config.seed)
-    if folder is not None and folder.endswith(".npz"):
-        return Device(Task(model), own_examples(folder, split.train))
-    clients = config.population(split.train)
+def device_of(text: str, folder: str | None, number: int) -> Device:
+    """What a node has for a run with these settings: its part of the data set, or its own examples in an .npz file."""
+    own = folder is not None and folder.endswith(".npz")
+    task, clients = _prepared(text, None if own else folder)
+    if own:
+        return Device(task, own_examples(str(folder), clients.examples))
     if number >= len(clients):
         raise InputError(f"client {number} has no part of data for {len(clients)} clients; see data.clients")
-    return Device(Task(model), clients.examples_of(number))
+    return Device(task, clients.examples_of(number))
 
 
 @lru_cache(maxsize=2)
-def split_of(name: str, folder: str | None) -> Split:
-    """A data set; kept, since a simulated node trains many clients."""
-    return data.load(name, folder)
+def _prepared(text: str, folder: str | None) -> tuple[Task, Population]:
+    """The task and all clients of a run; kept, since one process may train many of them."""
+    config = parse_config(text)
+    train = data.load(config.data.name, folder).train
+    model = build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed)
+    return Task(model).static(train.inputs[:2]), config.population(train)
 
 
 def own_examples(path: str, like: Examples) -> Examples:
@@ -93,14 +94,10 @@ def own_examples(path: str, like: Examples) -> Examples:
     return Examples(found.inputs, found.labels, like.classes, Path(path).name, "the device's own")
 
 
-def _settings(run_config: Mapping[str, Any]) -> Config:
-    text = run_config.get("settings")
-    return check_config({}) if not text else parse_config(str(text))
-
-
 def _device(context: Context) -> Device:
     folder = context.node_config.get("data")
-    return device_of(_settings(context.run_config), str(folder) if folder else None, number_of(context))
+    text = str(context.run_config.get("settings", ""))
+    return device_of(text, str(folder) if folder else None, number_of(context))
 
 
 server = ServerApp()
@@ -110,8 +107,8 @@ client = app_of(_device)
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Play the run that the run's configuration describes."""
-    config = _settings(context.run_config).model_copy(update={"engine": "flower"})
     said = context.run_config
+    config = parse_config(str(said.get("settings", ""))).model_copy(update={"engine": "flower"})
     play(
         grid,
         config,

@@ -7,6 +7,7 @@ It tells who it is and what it can afford when it is asked, and trains what it i
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
@@ -69,8 +70,14 @@ def trained(body: bytes, device: Device) -> bytes:
     """The answer to an order, by this device."""
     task = device.task.static(device.examples.inputs[:2])
     order = decode_order(body, params_of(task.model))
-    (update,) = Serial(shrink=order.shrink).train([job_of(order, task, only(order.client, device.examples))])
+    (update,) = _engine(order.shrink).train([job_of(order, task, only(order.client, device.examples))])
     return encode_answer(update, order)
+
+
+@lru_cache(maxsize=2)
+def _engine(shrink: bool) -> Serial:
+    """The engine of this process; kept, since steps that are traced once serve all clients of a simulation."""
+    return Serial(shrink)
 
 
 def number_of(context: Context) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedcover.config import Config, parse_config
+from fedcover.config import Config
 from fedcover.errors import InputError
 from fedcover.history import History, RoundRecord
 from fedcover.settings import to_toml
@@ -64,6 +64,6 @@ def simulated_client(config: Config, folder: str | None) -> Any:
     text = to_toml(config.model_dump())
 
     def device(context: Context) -> Device:
-        return device_of(parse_config(text), folder, number_of(context))
+        return device_of(text, folder, number_of(context))
 
     return app_of(device, share_labels=True)
