@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def main() -> None:
     @server.main()
     def play(grid: Grid, context: Context) -> None:
         census = Census()
-        census.gather(grid, config.data.clients, 120, print)
+        census.gather(grid, config.data.clients, 120, lambda line: print(line, file=sys.stderr))
         federation, test = config.build(members=list(census.members.values()))
         schedule = Schedule(10**6, 10**6, 0, 10**6)
 
