@@ -1,13 +1,15 @@
 """Fuzzing of what comes from outside: ``python -m tests.flower.fuzz --seconds 600 --seed 0``, or ``--inputs N``.
 
-Whatever the bytes are, ``decode_order`` gives an order or an InputError, and ``read_answer`` an update or Rejected;
-neither takes a second or memory out of proportion. Anything else is printed with the input and ends the script.
+Whatever the bytes are, ``decode_order`` gives a sound order or an InputError, and ``read_answer`` a sound update or
+Rejected; neither takes a second or memory out of proportion. Anything else is printed with the input and ends it.
 """
 
 import argparse
 import copy
 import json
+import math
 import random
+import re
 import resource
 import struct
 import sys
@@ -21,9 +23,12 @@ from typing import Any
 
 import torch
 
+from fedcover.aggregate import ClientUpdate
+from fedcover.drill import check_drill
 from fedcover.errors import InputError
 from fedcover.flower.frame import MAGIC
-from fedcover.flower.wire import Limits, Rejected, Sent, decode_order, encode_answer, encode_order, read_answer
+from fedcover.flower.wire import Limits, Order, Rejected, Sent, decode_order, encode_answer, encode_order, read_answer
+from fedcover.params import Mask, Params, all_finite, check_mask
 from tests.flower.orders import answer_to, random_order
 
 SEEDS = 60
@@ -55,15 +60,65 @@ def targets() -> list[Target]:
         update = answer_to(order)
         sent, limits = Sent.of(order, update.examples if seed % 2 else None), Limits(10.0 if seed % 3 else float("inf"))
 
-        def decode(data: bytes, like: Any = order.theta) -> object:
-            return decode_order(data, like)
+        def decode(data: bytes, like: Params = order.theta) -> None:
+            order = decode_order(data, like)
+            try:
+                check_order(order, like)
+            except InputError as error:  # which would pass for a refusal
+                raise AssertionError("an order that does not fit was taken") from error
 
-        def read(data: bytes, sent: Sent = sent, limits: Limits = limits) -> object:
-            return read_answer(data, sent, limits)
+        def read(data: bytes, sent: Sent = sent, limits: Limits = limits) -> None:
+            check_update(read_answer(data, sent, limits), sent)
 
         made.append(Target("decode_order", decode, InputError, encode_order(order)))
         made.append(Target("read_answer", read, Rejected, encode_answer(update, order)))
     return made
+
+
+def check_order(order: Order, like: Params) -> None:
+    """What a client relies on."""
+    recipe = order.recipe
+    for value in (order.client, order.slot, order.round, order.seed, recipe.epochs, recipe.batch_size):
+        assert type(value) is int
+    assert min(order.client, order.slot, order.round - 1) >= 0
+    assert type(order.shrink) is bool
+    assert 0 < recipe.lr < math.inf
+    assert 0 <= recipe.momentum < 1
+    check_theta(order.theta, like, order.mask)
+    check_mask(order.mask, like, "it")
+    check_drill(order.drill, like, order.mask, "it")
+    if order.drill:
+        numbers = [*order.drill.gains.values(), *order.drill.thresholds.values(), order.drill.distil]
+        assert all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+        assert type(order.drill.report) is type(order.drill.rest) is bool
+
+
+def check_update(update: ClientUpdate, sent: Sent) -> None:
+    """What a server relies on."""
+    assert update.client == sent.client
+    assert type(update.examples) is int
+    assert update.examples == sent.examples if sent.examples else update.examples >= 1
+    assert type(update.train_loss) is float
+    assert math.isfinite(update.train_loss)
+    check_theta(update.theta, sent.theta, update.mask)
+    assert all_finite(update.theta)
+    if sent.regrows:
+        check_mask(update.mask, sent.theta, "it")
+        assert {n: int(k.sum()) for n, k in update.mask.items()} == {n: int(k.sum()) for n, k in sent.mask.items()}
+    else:
+        assert update.mask is sent.mask
+    assert (update.report is not None) == sent.reports
+    if update.report is not None:
+        check_theta(update.report, sent.theta, {})
+        assert all(bool((t >= 0).all()) and bool(t.isfinite().all()) for t in update.report.values())
+
+
+def check_theta(theta: Params, like: Params, mask: Mask) -> None:
+    """Tensors like others in all but values, which are 0 outside the mask."""
+    assert list(theta) == list(like)
+    for name, tensor in theta.items():
+        assert (tensor.shape, tensor.dtype) == (like[name].shape, like[name].dtype)
+        assert name not in mask or not bool(tensor[~mask[name]].any())
 
 
 def framed(text: bytes, body: bytes, rng: random.Random) -> bytes:
@@ -150,6 +205,13 @@ def _change(node: Any, key: Any, rng: random.Random) -> None:
         node[key] = odd_value(rng)
 
 
+def odd_number(text: bytes, rng: random.Random) -> bytes:
+    """A head with one number written in a way that Python would not write it."""
+    start, end = rng.choice([found.span() for found in re.finditer(rb"-?[0-9][0-9.e+-]*", text)])
+    odd = (b"1e999", b"-1E400", b"1e-999", b"-0", b"0x10", b"01", b"1_0", b"1.", b"NaN", b"-Infinity", b"9" * 5000)
+    return text[:start] + rng.choice(odd) + text[end:]
+
+
 def mutate(valid: bytes, other: bytes, rng: random.Random) -> bytes:
     """An input: rarely pure noise, mostly a valid frame with something changed and its check sum repaired."""
     kind = rng.randrange(20)
@@ -167,8 +229,10 @@ def mutate(valid: bytes, other: bytes, rng: random.Random) -> bytes:
         return framed(rng.randbytes(rng.randrange(60)), body, rng)
     if kind == 5:
         return framed(split(other)[0], body, rng)
-    if kind < 8:
+    if kind < 7:
         return framed(odd_bytes(text, rng), body, rng)
+    if kind == 7:
+        return framed(odd_number(text, rng), body, rng)
     if kind < 11:  # values and masks of the same length
         return framed(text, _same_length(body, rng), rng)
     if kind < 13:
