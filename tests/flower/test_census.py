@@ -9,9 +9,9 @@ import torch
 
 import fedcover as fc
 from fedcover.config import check_config
-from fedcover.data import Examples, Member, Roster
+from fedcover.data import Member, Roster
 from fedcover.engines.serial import Serial
-from fedcover.flower.apps import device_of, own_examples
+from fedcover.flower.apps import device_of
 from fedcover.flower.census import Census, member_of
 from fedcover.flower.client import client_app
 from tests.contracts.federations import federation
@@ -145,4 +145,7 @@ def test_a_node_has_its_part_of_the_data_or_examples_of_its_own(tmp_path: Path) 
     assert torch.equal(device_of(config, str(own), 99).examples.inputs, part.inputs)
     np.savez(own, inputs=np.array([object()]), labels=np.array([1]))
     with pytest.raises(fc.InputError, match=r"is no \.npz file with inputs and labels"):
-        own_examples(str(own), Examples(part.inputs, part.labels, 10))
+        device_of(config, str(own), 0)
+    np.savez(own, inputs=np.zeros((3, 5), np.float32), labels=np.array([1, 2, 0]))
+    with pytest.raises(fc.InputError, match=r"has inputs of shape \(5,\), and those of digits have \(1, 8, 8\)"):
+        device_of(config, str(own), 0)

@@ -5,7 +5,7 @@ from fedcover.data.examples import Examples, as_examples
 from fedcover.data.fetch import get
 from fedcover.data.population import Population, dirichlet, from_parts, iid, shards
 from fedcover.data.roster import Member, Roster
-from fedcover.data.sources import Description, Split, cache_folder, describe, load, names
+from fedcover.data.sources import Description, Split, cache_folder, describe, load, names, shape_of
 from fedcover.data.table import Source
 
 __all__ = [
@@ -26,5 +26,6 @@ __all__ = [
     "load",
     "names",
     "partition",
+    "shape_of",
     "shards",
 ]

@@ -76,6 +76,19 @@ def source_of(name: str | Source) -> Source:
     return SOURCES[name]
 
 
+def shape_of(name: str) -> tuple[tuple[int, ...], int]:
+    """The shape of an example of a data set, and the number of its classes; its files need not be there.
+
+    >>> shape_of("mnist")
+    ((1, 28, 28), 10)
+    """
+    if name == STORIES:
+        train = load(name).train
+        return tuple(train.inputs.shape[1:]), train.classes
+    source = source_of(name)
+    return source.shape, source.classes
+
+
 def cache_folder() -> Path:
     """The folder that holds what was fetched: $XDG_CACHE_HOME/fedcover, or ~/.cache/fedcover.
 

@@ -5,7 +5,7 @@ has the settings as TOML (``settings``), the server's folders (``out``, ``data``
 node's configuration has its number (``client``), where its data lie (``data``) and what it can afford (``capacity``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,44 +15,37 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcover import data
 from fedcover.config import Config, parse_config
-from fedcover.data import Examples, Population, as_examples
+from fedcover.data import Examples, Member, Population, as_examples
 from fedcover.errors import InputError
-from fedcover.flower.census import FILE, Census, Told
+from fedcover.flower.census import Told
 from fedcover.flower.client import Device, app_of, number_of
 from fedcover.flower.rules import Rules
-from fedcover.flower.strategy import FedCover, OverFlower
+from fedcover.flower.server import Made, play, shown
 from fedcover.flower.wire import Limits
 from fedcover.history import History, RoundRecord
 from fedcover.local import Task
 from fedcover.models import build
-from fedcover.runs import Lane, Schedule
+from fedcover.runs import Schedule
 
 
-def play(
+def play_config(
     grid: Grid,
     config: Config,
     out: Path,
     resume: bool = False,
     folder: str | None = None,
-    told: Told = lambda line: None,
-    on_round: Callable[[RoundRecord], None] = lambda record: None,
+    told: Told = shown,
+    on_round: Callable[[RoundRecord], None] | None = None,
 ) -> History:
-    """Play a run with the clients that are reached through a grid; ``folder`` is where the server's data sets lie."""
-    rules = rules_of(config)
-    begun = resume and (out / FILE).exists()
-    census = Census.load(out) if begun else Census()
-    least = rules.needed(len(census.members)) if begun else config.flower.clients or config.data.clients
-    census.gather(grid, least, rules.gather, told)
-    census.closed = True
-    federation, test = config.build(folder, members=list(census.members.values()))
+    """Play the run that settings describe; ``folder`` is where the server's data sets lie."""
+
+    def make(members: Sequence[Member]) -> Made:
+        federation, test = config.build(folder, members=members)
+        return federation, test, config.settings(federation)
+
     schedule = Schedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
-    lane = Lane(federation, federation.test_set(test), on_round, out, resume, config.settings(federation))
-    try:
-        lane.open(schedule, OverFlower())
-        census.save(out)
-        return FedCover(lane, schedule, census, rules, config.shrink, told).run(grid)
-    finally:
-        lane.close()
+    least = config.flower.clients or config.data.clients
+    return play(grid, make, schedule, least, rules_of(config), out, resume, config.shrink, told, on_round)
 
 
 def rules_of(config: Config) -> Rules:
@@ -63,10 +56,9 @@ def rules_of(config: Config) -> Rules:
 
 def device_of(text: str, folder: str | None, number: int) -> Device:
     """What a node has for a run with these settings: its part of the data set, or its own examples in an .npz file."""
-    own = folder is not None and folder.endswith(".npz")
-    task, clients = _prepared(text, None if own else folder)
-    if own:
-        return Device(task, own_examples(str(folder), clients.examples))
+    if folder is not None and folder.endswith(".npz"):
+        return _own(parse_config(text), folder)
+    task, clients = _prepared(text, folder)
     if number >= len(clients):
         raise InputError(f"client {number} has no part of data for {len(clients)} clients; see data.clients")
     return Device(task, clients.examples_of(number))
@@ -81,17 +73,19 @@ def _prepared(text: str, folder: str | None) -> tuple[Task, Population]:
     return Task(model).static(train.inputs[:2]), config.population(train)
 
 
-def own_examples(path: str, like: Examples) -> Examples:
-    """The examples in an .npz file with arrays ``inputs`` and ``labels``; no pickle."""
+def _own(config: Config, path: str) -> Device:
+    """The examples in an .npz file with arrays ``inputs`` and ``labels``, like those of the run's data set; no pickle."""
+    remedy = "write it with numpy.savez(path, inputs=..., labels=...)"
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            inputs, labels = arrays["inputs"], arrays["labels"]
+            found = as_examples((arrays["inputs"], arrays["labels"]))
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{path} is no .npz file with inputs and labels ({error}); write it with numpy.savez"
-        ) from error
-    found = as_examples((inputs, labels))
-    return Examples(found.inputs, found.labels, like.classes, Path(path).name, "the device's own")
+        raise InputError(f"{path} is no .npz file with inputs and labels ({error}); {remedy}") from error
+    (shape, classes), has = data.shape_of(config.data.name), tuple(found.inputs.shape[1:])
+    if has != shape:
+        raise InputError(f"{path} has inputs of shape {has}, and those of {config.data.name} have {shape}; {remedy}")
+    examples = Examples(found.inputs, found.labels, classes, Path(path).name, "the device's own")
+    return Device(Task(build(config.model.name, shape, classes, config.seed)), examples)
 
 
 def _device(context: Context) -> Device:
@@ -109,26 +103,5 @@ def main(grid: Grid, context: Context) -> None:
     """Play the run that the run's configuration describes."""
     said = context.run_config
     config = parse_config(str(said.get("settings", ""))).model_copy(update={"engine": "flower"})
-    play(
-        grid,
-        config,
-        Path(str(said.get("out") or "run")),
-        bool(said.get("resume", False)),
-        str(said["data"]) if said.get("data") else None,
-        lambda line: print(line, flush=True),
-        lambda record: print(line_of(record, config.rounds), flush=True),
-    )
-
-
-def line_of(record: RoundRecord, rounds: int) -> str:
-    """One line about a round."""
-    accuracy = f"{record.accuracy:.2%}" if record.accuracy is not None else "–"
-    wire = record.wire or {}
-    moved = sum(wire.get("down", [])) + sum(wire.get("up", []))
-    whole = 2 * len(record.cohort) * wire.get("full", 0)
-    share = f", {moved / 1e6:.2f} MB of {whole / 1e6:.2f}" if whole else ""
-    answered = len(record.cohort) - len(record.rejected)
-    return (
-        f"round {record.round}/{rounds}: accuracy {accuracy}, Γmin {record.gamma_min}, {answered} of"
-        f" {len(record.cohort)} answered{share}"
-    )
+    folder = str(said["data"]) if said.get("data") else None
+    play_config(grid, config, Path(str(said.get("out") or "run")), bool(said.get("resume", False)), folder)

@@ -27,14 +27,14 @@ def simulate(
         raise InputError(
             "engine flower-sim needs Flower and Ray; install them: pip install 'fedcover[flower]'"
         ) from error
-    from fedcover.flower.apps import play
+    from fedcover.flower.apps import play_config
 
     server, ended = ServerApp(), dict[str, Any]()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            ended["history"] = play(grid, config, out, resume, folder, on_round=on_round)
+            ended["history"] = play_config(grid, config, out, resume, folder, lambda line: None, on_round)
         except BaseException as error:
             ended["error"] = error
             raise
