@@ -74,7 +74,7 @@ def _prepared(text: str, folder: str | None) -> tuple[Task, Population]:
 
 
 def _own(config: Config, path: str) -> Device:
-    """The examples in an .npz file with arrays ``inputs`` and ``labels``, like those of the run's data set; no pickle."""
+    """A device with an .npz file of ``inputs`` and ``labels``, like those of the run's data set; without pickle."""
     remedy = "write it with numpy.savez(path, inputs=..., labels=...)"
     try:
         with np.load(path, allow_pickle=False) as arrays:
