@@ -12,7 +12,8 @@ ORDER = [
     "network", "buffers", "units", "data", "models", "holders", "coverage", "design", "aggregate", "balance", "cost",
     "theory", "submodel", "dropout", "program", "native", "stepper", "drill", "drilled", "policies", "local",
     "answers", "evaluate", "engines", "settings", "history", "recording", "checkpoint", "planning", "remedies",
-    "report", "runfolder", "runs", "federation", "audit", "afford", "blueprint", "paper", "study", "config", "cli",
+    "report", "runfolder", "runs", "federation", "audit", "afford", "blueprint", "paper", "study", "flower", "config",
+    "cli",
 ]  # fmt: skip
 SOURCE = Path(fedcover.__file__).parent
 

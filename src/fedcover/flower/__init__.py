@@ -1,0 +1,1 @@
+"""Federations over Flower: an optional extra, ``pip install 'fedcover[flower]'``."""
