@@ -26,9 +26,10 @@ client = ClientApp()
 def main(grid: Grid, context: Context) -> None:
     settings, out = (str(context.run_config[key]) for key in ("settings", "out"))
     print(f"settings: {settings.strip()}", flush=True)
-    if "fail" in settings:
+    if "please-fail" in settings:
         raise ValueError("asked to fail")
-    while "wait" in settings:
+    while "please-wait" in settings:
+        Path(out).touch()
         time.sleep(0.1)
     while len(nodes := list(grid.get_node_ids())) < 2:
         time.sleep(0.1)

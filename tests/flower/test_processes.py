@@ -5,13 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from fedcover.cli.deploy import node_config, submit
+from fedcover.cli import deploy
+from fedcover.cli.deploy import node_config
 from fedcover.errors import FedcoverError, InputError
 from fedcover.flower.keys import NodeKeys, make_keys, node_keys, server_keys
 from fedcover.flower.probe import check_answers
@@ -48,25 +52,48 @@ def federation(keys: Path, tiny: str, marked: Marked) -> Iterator[Federation]:
 
 
 def test_a_federation_from_its_start_to_its_end(
-    federation: Federation, keys: Path, tiny: str, marked: Marked, tmp_path: Path, cli: Cli
+    federation: Federation,
+    keys: Path,
+    tiny: str,
+    marked: Marked,
+    tmp_path: Path,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     link = federation.link
     link.control.wait_for_nodes(2, 30)
-    out = tmp_path / "out.txt"
-    state = submit(link.control, 'text = "a b"\n', out, apps=tiny)
-    assert (state.status, state.details) == ("finished:completed", "")
+    monkeypatch.setattr(deploy, "submit", partial(deploy.submit, apps=tiny))
+    out, config = tmp_path / "out.txt", tmp_path / "config.toml"
+    config.write_text("rounds = 7\n")
+    connection = ["--server", link.address, "--keys", str(keys / "server")]
+    run = ["deploy", "run", str(config), *connection, "--out", str(out), "--set"]
+    code, told, err = cli(*run, "name=a b")
+    assert code == 0, err
+    assert "rounds = 7" in told  # the log of the server's app
+    assert 'name = "a b"' in told
+    assert "completed in" in told
     assert json.loads(out.read_text()) == [0.0, 3.0, 6.0]
 
-    state = submit(link.control, "fail = true\n", out, apps=tiny)
-    assert not state.completed
-    assert state.status == "finished:failed"
-    assert "asked to fail" in state.details
+    code, told, err = cli(*run, "name=please-fail")
+    assert code == 1
+    assert err.startswith("error: the run failed: ")
+    assert "asked to fail" in err
+    assert err.count("\n") == 1
+
+    out.unlink()
+    alarm = Thread(target=_signal_self_when, args=(out,), daemon=True)
+    alarm.start()
+    code, told, err = cli(*run, "name=please-wait")
+    assert code == 130
+    alarm.join(1)
+    assert "stopping run" in told
+    assert link.control.runs()[0].status == "finished:stopped"
 
     again = link.register(server_keys(keys / "server").nodes[:2])
     assert list(again.values()) == [node.node for node in federation.nodes]
     assert link.control.register(keys / "node-0" / "node.pub") is None
 
-    code, told, err = cli("deploy", "status", "--server", link.address, "--keys", str(keys / "server"))
+    code, told, err = cli("deploy", "status", *connection)
     assert code == 0, err
     assert "2 of 2 nodes online" in told
     assert "finished:failed" in told
@@ -123,6 +150,8 @@ def test_without_certificates_nothing_starts_unless_asked(keys: Path, cli: Cli, 
         check_answers(link.address, None)
         with pytest.raises(InputError, match="does not speak TLS"):
             check_answers(link.address, keys / "ca.crt")
+        os.kill(link.program.pid, signal.SIGKILL)  # nobody is left to end what it started
+        assert marked.left(10) == []
     assert (tmp_path / "state" / "superlink.log").stat().st_size > 0
     make_keys(tmp_path / "far", 1, ["example.org"])
     with pytest.raises(InputError, match=r"is not for '127.0.0.1'; .* make keys with --host 127.0.0.1"):
@@ -140,11 +169,13 @@ def test_a_server_and_a_client_end_with_all_they_started(
     client = None
     try:
         assert "server at" in _read_until(server, "start a client with")
-        client = _start("client", "--server", f"127.0.0.1:{port}", "--keys", str(keys / "node-0"), "--client", "0")
-        assert "as node" in _read_until(client, "joined")
-        for process in (client, server):
+        if number != signal.SIGINT:
+            client = _start("client", "--server", f"127.0.0.1:{port}", "--keys", str(keys / "node-0"), "--client", "0")
+            assert "as node" in _read_until(client, "joined")
+        started = [process for process in (client, server) if process is not None]
+        for process in started:
             process.send_signal(number)
-        for process in (client, server):
+        for process in started:
             assert process.wait(20) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
         assert marked.left(15 if number == signal.SIGKILL else 0) == []
         check_free("127.0.0.1", port)
@@ -155,11 +186,45 @@ def test_a_server_and_a_client_end_with_all_they_started(
                 process.communicate()
 
 
+def test_the_command_says_what_is_missing_and_imports_nothing_of_flower(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedcover.flower.environment.shutil.which", lambda *name, **where: None)
+    ends = {"server": [], "client": ["--server", "x:1"], "status": ["--server", "x:1"]}
+    ends["run"] = ["c.toml", "--server", "x:1", "--out", "x"]
+    for command, options in ends.items():
+        code, _, err = cli("deploy", command, *options)
+        assert (code, err) == (
+            2,
+            "error: Flower is not installed here; install it with: pip install 'fedcover[flower]'\n",
+        )
+    look = "import fedcover.cli, sys; print({'flwr', 'ray', 'cryptography'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [(["--capacity", "1.5"], "--capacity must be in"), (["--", "device"], "KEY=VALUE"), (["--", "a b=c"], "no key")],
+)
+def test_node_configs_are_checked(more: list[str], sentence: str, cli: Cli) -> None:
+    code, _, err = cli("deploy", "client", "--server", "127.0.0.1:1", "--insecure", *more)
+    assert code == 2
+    assert sentence in err
+
+
 def _start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "fedcover", "deploy", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
+
+
+def _signal_self_when(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _read_until(process: subprocess.Popen[str], text: str) -> str:

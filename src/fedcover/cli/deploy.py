@@ -1,5 +1,6 @@
 """``fedcover deploy``: a federation over the network, with Flower's servers and nodes."""
 
+import ipaddress
 import json
 import signal
 import tempfile
@@ -21,7 +22,7 @@ from fedcover.flower.app_folder import APPS, write_app
 from fedcover.flower.control import Control, RunState
 from fedcover.flower.environment import program
 from fedcover.flower.probe import check_answers
-from fedcover.flower.processes import SuperLink, SuperNode, check_security
+from fedcover.flower.processes import SuperLink, SuperNode, check_security, checked_key
 from fedcover.link import address_of
 from fedcover.settings import to_toml
 
@@ -87,7 +88,7 @@ def server(
 ) -> None:
     """Start a server and register its nodes; it goes on until Ctrl-C or SIGTERM, and then ends all it started.
 
-    Whoever can reach the port and has ca.crt can start runs and register nodes: keep the port behind a filter.
+    Whoever can reach the port can start runs, which bring code to every node: keep it on loopback or behind a filter.
     """
     program("flower-superlink")
     check_security(keys is not None, insecure, "FOLDER/server")
@@ -98,6 +99,8 @@ def server(
             _warn_of_end(found.certificate)
             for name, number in link.register(public).items():
                 out.print(f"node {name} is {number if number is not None else 'registered'}")
+        if not _on_loopback(host):
+            say("warning", f"whoever can reach port {port} can start runs and register nodes; filter it", "yellow")
         how = "--insecure" if insecure else "--keys FOLDER/node-0"
         out.print(f"server at {link.address}; log in {link.log}", style="bold")
         out.print(f"start a client with: fedcover deploy client --server {link.address} {how} --client 0")
@@ -204,12 +207,15 @@ def submit(
     control: Control, settings: str, where: Path, resume: bool = False, quiet: bool = False, apps: str = APPS
 ) -> RunState:
     """How a run of settings in TOML ended; it is followed to its end, and stopped if this is interrupted."""
-    with tempfile.TemporaryDirectory(prefix="fedcover-app-") as folder, _until_asked(leave=False):
-        config = {"settings": settings, "out": str(where.absolute()), "resume": "true" if resume else ""}
+    config = {"settings": settings, "out": str(where.absolute()), "resume": "true" if resume else ""}
+    with tempfile.TemporaryDirectory(prefix="fedcover-app-") as folder, _until_asked(leave=False) as asked:
+        asked.later = True  # or a run would go on of which nobody knows the number
         number = control.run(write_app(folder, apps), config)
+        asked.later = False
         if not quiet:
             out.print(f"run {number} at {control.address}", style="bold")
         try:
+            asked.check()
             return control.follow(number, on_line=lambda line: None if quiet else out.print(line))
         except KeyboardInterrupt:
             if not quiet:
@@ -235,21 +241,33 @@ def node_config(
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise InputError(f"what is behind -- must be KEY=VALUE, such as device=cuda; got '{item}'")
-        config[key] = value
+        config[checked_key(key)] = value
     return config
 
 
+class _Asked:
+    """What happens on a signal to end: a KeyboardInterrupt at once, or ``later``, at the next ``check``."""
+
+    later = signalled = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
+        if not self.later:
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """A KeyboardInterrupt if there was a signal."""
+        if self.signalled:
+            raise KeyboardInterrupt
+
+
 @contextmanager
-def _until_asked(leave: bool = True) -> Iterator[None]:
+def _until_asked(leave: bool = True) -> Iterator[_Asked]:
     """SIGTERM and SIGHUP end what is inside as Ctrl-C does; if that is how it is meant to ``leave``, all is well."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    before = [signal.signal(number, interrupt) for number in numbers]
+    asked, numbers = _Asked(), (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = [signal.signal(number, asked) for number in numbers]
     try:
-        yield
+        yield asked
     except KeyboardInterrupt:
         if not leave:
             raise
@@ -265,6 +283,13 @@ def _connected(server: str, keys: Path | None, insecure: bool) -> Iterator[Contr
     check_answers(server, ca)
     with Control(server, ca) as control:
         yield control
+
+
+def _on_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _public_keys(single: list[Path], folder: Path | None, keys: key_files.ServerKeys | None) -> list[Path]:

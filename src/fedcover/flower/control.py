@@ -170,17 +170,22 @@ class Control:
 
     def _call(self, *arguments: str) -> dict[str, Any]:
         what = " ".join(arguments[:2] if arguments[0] == "supernode" else arguments[:1])
-        try:
-            done = subprocess.run(
-                [program("flwr"), *arguments, "--format", "json"], capture_output=True, text=True, check=False,
-                stdin=subprocess.DEVNULL, env=self._environment, cwd=self._folder, timeout=PATIENCE,
-                start_new_session=True,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise FedcoverError(f"`flwr {what}` got no answer from {self.address} in {PATIENCE:.0f} s") from None
-        answer = _json(done.stdout)
+        with subprocess.Popen(
+            [program("flwr"), *arguments, "--format", "json"], text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self._environment, cwd=self._folder,
+            start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                printed, errors = process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                raise FedcoverError(f"`flwr {what}` got no answer from {self.address} in {PATIENCE:.0f} s") from None
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        answer = _json(printed)
         if answer is None or not answer.get("success"):
-            told = str(answer.get("error-message", "")) if answer else done.stderr.strip() or done.stdout.strip()
+            told = str(answer.get("error-message", "")) if answer else errors.strip() or printed.strip()
             raise FedcoverError(f"`flwr {what}` at {self.address} failed: {_short(told)}")
         return answer
 

@@ -144,16 +144,18 @@ class SuperLink(_Served):
         return self._ended("SuperLink")
 
     def register(self, public_keys: Iterable[str | Path]) -> dict[str, int | None]:
-        """The node id of each public key, by the name of its file; None for one registered elsewhere before."""
+        """The node id of each public key's file; None for one that was registered before by other means."""
         path = self.folder / "nodes.json"
-        known: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        there = {node.id for node in self.control.nodes()}
+        noted: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        known = {text: node for text, node in noted.items() if node in there}
         found: dict[str, int | None] = {}
         for public_key in map(Path, public_keys):
             text = public_key.read_text().strip() if public_key.is_file() else ""
             if text not in known and (node := self.control.register(public_key)) is not None:
                 known[text] = node
                 write_atomically(path, json.dumps(known, indent=1))
-            found[public_key.stem] = known.get(text)
+            found[str(public_key)] = known.get(text)
         return found
 
     def close(self) -> None:

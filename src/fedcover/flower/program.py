@@ -38,7 +38,7 @@ class Program:
                 self._warden = subprocess.Popen(
                     [sys.executable, "-I", warden.__file__, str(os.getpid()), "--", *command],
                     stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=dict(environment),
-                    cwd=self.log.parent, start_new_session=True,
+                    start_new_session=True,  # Ctrl-C is for the starter, who then ends this
                 )  # fmt: skip
         except OSError as error:
             raise InputError(f"{self.log} cannot be written ({error.strerror}); name a folder you own") from error
