@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from fedcover.cli import deploy
 from fedcover.cli.deploy import node_config
 from fedcover.errors import FedcoverError, InputError
+from fedcover.flower.environment import MISSING
 from fedcover.flower.keys import NodeKeys, make_keys, node_keys, server_keys
 from fedcover.flower.probe import check_answers
 from fedcover.flower.processes import SuperLink, SuperNode, check_free, free_ports
@@ -135,6 +137,11 @@ def test_what_is_wrong_with_a_node_is_one_sentence(keys: Path, tmp_path: Path, m
         assert "not signed by the authority" in err
         with pytest.raises(InputError, match=rf"127.0.0.1:{link.port} cannot be listened on"):
             SuperLink(server_keys(keys / "server"), port=link.port)
+        link.register([keys / "node-0" / "node.pub"])
+        with SuperNode(link.address, node_keys(keys / "node-0"), {}, patience=1) as node:
+            node.join()
+            link.close()
+            assert re.search(r"out of reach for too long; start it", str(node.follow()))
     assert marked.left() == []
     with pytest.raises(FedcoverError, match="nothing answers at"):
         SuperNode(link.address, own, {}, wait=0.0)
@@ -186,18 +193,14 @@ def test_a_server_and_a_client_end_with_all_they_started(
                 process.communicate()
 
 
-def test_the_command_says_what_is_missing_and_imports_nothing_of_flower(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_told_and_nothing_of_flower_imported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedcover.flower.environment.shutil.which", lambda *name, **where: None)
     ends = {"server": [], "client": ["--server", "x:1"], "status": ["--server", "x:1"]}
     ends["run"] = ["c.toml", "--server", "x:1", "--out", "x"]
     for command, options in ends.items():
         code, _, err = cli("deploy", command, *options)
-        assert (code, err) == (
-            2,
-            "error: Flower is not installed here; install it with: pip install 'fedcover[flower]'\n",
-        )
+        assert (code, err) == (2, f"error: {MISSING}\n")
+    assert MISSING.endswith("pip install 'fedcover[flower]'")
     look = "import fedcover.cli, sys; print({'flwr', 'ray', 'cryptography'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

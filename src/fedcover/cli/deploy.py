@@ -141,11 +141,7 @@ def client(
         _warn_of_end(found.ca)
     with _until_asked(), SuperNode(server, found, config, out_dir, insecure, patience, wait) as node:
         out.print(f"joined {server} as node {node.join()}; log in {node.log}", style="bold")
-        while node.program.code is None:
-            for line in node.program.lines():
-                out.print(line)
-            time.sleep(0.2)
-        raise node.error()
+        raise node.follow(out.print)
     out.print("node and all it started have ended")
 
 

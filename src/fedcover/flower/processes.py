@@ -6,7 +6,7 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +25,7 @@ ATTEMPTS = 3
 START = 60.0
 """Seconds that a SuperLink may take to answer; 2 to 3 are usual."""
 TAKEN = re.compile(r"address already in use|error while attempting to bind", re.IGNORECASE)
+GAVE_UP = "Giving up reconnection"
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 NodeConfig = Mapping[str, str | int | float | bool]
@@ -224,6 +225,19 @@ class SuperNode(_Served):
         found = re.search(r"SuperNode ID: (\d+)", self.program.printed())
         return int(found[1]) if found else None
 
+    def follow(self, on_line: Callable[[str], None] = lambda line: None) -> FedcoverError:
+        """Why it ended, as soon as it has; what it prints is told on the way.
+
+        Flower's program gives up on its server but then waits for a thread of its own without end: its word counts.
+        """
+        while True:
+            ended, lines = self.program.code is not None, self.program.lines()
+            for line in lines:
+                on_line(line)
+            if ended or any(GAVE_UP in line for line in lines):
+                return self.error()
+            time.sleep(0.2)
+
     def error(self) -> FedcoverError:
         """Why it ended, in one sentence with the remedy."""
         printed = self.program.printed()
@@ -235,7 +249,7 @@ class SuperNode(_Served):
             )
         if "[code: 2001]" in printed:
             return InputError(f"the server at {self.superlink} asks for a key; give --keys FOLDER/node-0")
-        if "Giving up reconnection" in printed:
+        if GAVE_UP in printed:
             return FedcoverError(f"the server at {self.superlink} was out of reach for too long; start it, then this")
         return self._ended("SuperNode")
 

@@ -15,7 +15,7 @@ from fedcover.flower import warden
 
 LONGEST_END = 2 * (warden.PATIENCE * 1.5 + 4.0)
 """Seconds after which a warden that was asked to end is given up on: twice what it takes at most."""
-LEVEL = re.compile(r"^(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:? +(?:\[[\w.]+\] )?")
+LEVEL = re.compile(r"^(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:?(?: +|$)(?:\[[\w.]+\] )?")
 NOISE = re.compile(
     r"uvicorn|^INFO: {5}|FastAPI lifespan|SuperLinkLifespan|^Using SuperLink:|Starting logstream|Starting Flower"
     r"|HTTP API on|Option `--insecure`|For more information, visit:|^ControlServicer\."

@@ -25,6 +25,8 @@ from types import FrameType
 PATIENCE = 6.0
 """Seconds that a program has to end after SIGTERM, before SIGKILL; half of that for those it left behind."""
 TICK = 0.1
+LOOKS = 2
+"""How often in a row nothing must be seen below: a look is no snapshot, and a process may change parents during it."""
 COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -100,12 +102,13 @@ class Lines:
 def end(pids: list[int], patience: float, lines: Lines, codes: Codes) -> None:
     """End these processes, or all below this one if none are named: SIGTERM, and in the end SIGKILL."""
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 2.0)):
-        until = time.monotonic() + seconds
+        until, empty = time.monotonic() + seconds, 0
         told: set[int] = set()
         while time.monotonic() < until:
             codes.collect()
             left = [pid for pid in pids or below(os.getpid()) if pid not in codes]
-            if not left:
+            empty = 0 if left else empty + 1
+            if (pids and not left) or empty == LOOKS:
                 return
             for pid in set(left) - told:
                 told.add(pid)
@@ -118,23 +121,25 @@ def end(pids: list[int], patience: float, lines: Lines, codes: Codes) -> None:
 
 def below(root: int) -> list[int]:
     """All processes that descend from one and have not ended."""
-    parents = parents_of_all()
-    found, new = set(), {root}
+    parents, ended = parents_of_all()
+    found: set[int] = set()
+    new = {root}
     while new:
         new = {pid for pid, parent in parents.items() if parent in new and pid not in found}
         found |= new
-    return sorted(found)
+    return sorted(found - ended)
 
 
-def parents_of_all() -> dict[int, int]:
-    """The parent of every process that has not ended."""
-    found = {}
+def parents_of_all() -> tuple[dict[int, int], set[int]]:
+    """The parent of every process; and those that ended but were not collected, whose children may still have them."""
+    found, ended = {}, set()
     if not os.path.isdir("/proc/self"):
         listing = subprocess.run(["ps", "-axo", "pid=,ppid=,stat="], capture_output=True, text=True, check=False)
         for pid, above, how in (line.split()[:3] for line in listing.stdout.splitlines()):
-            if not how.startswith("Z"):
-                found[int(pid)] = int(above)
-        return found
+            found[int(pid)] = int(above)
+            if how.startswith("Z"):
+                ended.add(int(pid))
+        return found, ended
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
@@ -142,9 +147,10 @@ def parents_of_all() -> dict[int, int]:
                     state, parent = file.read().rpartition(b")")[2].split()[:2]
             except OSError:
                 continue  # it has just ended
-            if state != b"Z":
-                found[int(entry)] = int(parent)
-    return found
+            found[int(entry)] = int(parent)
+            if state == b"Z":
+                ended.add(int(entry))
+    return found, ended
 
 
 def prctl(option: int, value: int) -> None:
