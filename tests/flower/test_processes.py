@@ -172,12 +172,13 @@ def test_a_server_and_a_client_end_with_all_they_started(
 ) -> None:
     (port,) = free_ports(1)
     public = str(keys / "node-0" / "node.pub")
-    server = _start("server", "--keys", str(keys / "server"), "--port", str(port), "--node", public)
+    server = _start(tmp_path, "server", "--keys", str(keys / "server"), "--port", str(port), "--node", public)
     client = None
     try:
         assert "server at" in _read_until(server, "start a client with")
         if number != signal.SIGINT:
-            client = _start("client", "--server", f"127.0.0.1:{port}", "--keys", str(keys / "node-0"), "--client", "0")
+            joining = ["--server", f"127.0.0.1:{port}", "--keys", str(keys / "node-0")]
+            client = _start(tmp_path, "client", *joining, "--client", "0")
             assert "as node" in _read_until(client, "joined")
         started = [process for process in (client, server) if process is not None]
         for process in started:
@@ -216,10 +217,11 @@ def test_node_configs_are_checked(more: list[str], sentence: str, cli: Cli) -> N
     assert sentence in err
 
 
-def _start(*arguments: str) -> subprocess.Popen[str]:
+def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}  # what SIGKILL leaves lies there
     return subprocess.Popen(
         [sys.executable, "-m", "fedcover", "deploy", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
     )  # fmt: skip
 
 

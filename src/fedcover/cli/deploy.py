@@ -164,7 +164,9 @@ def run(
     Ctrl-C stops the run on the server; `--resume` goes on from its last checkpoint.
     """
     program("flwr")
-    settings = to_toml(read_config(config, set_ or []).model_dump())
+    wanted = read_config(config, set_ or [])
+    policy = {"name": wanted.policy.name, **wanted.policy.choice.settings}
+    settings = to_toml({**wanted.model_dump(), "policy": policy})
     with _connected(server, keys, insecure) as control:
         state = submit(control, settings, out_dir, resume, quiet)
     if not state.completed:
