@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli import audit, calibrate, data, demo, design, listing, paper, report, run, study
+from fedcover.cli import audit, calibrate, data, demo, deploy, design, listing, paper, report, run, study
 from fedcover.version import __version__
 
 app = typer.Typer(
@@ -43,5 +43,6 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("report")(report.report)
 app.command("list")(listing.listing)
 app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 app.add_typer(paper.app, name="paper")
 app.command("study")(study.study)

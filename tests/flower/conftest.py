@@ -1,0 +1,99 @@
+"""What tests of deployments share: keys, an app of a few lines, and a look at which processes are left."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedcover.flower.keys import make_keys
+
+TINY = """
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    settings, out = (str(context.run_config[key]) for key in ("settings", "out"))
+    print(f"settings: {settings.strip()}", flush=True)
+    if "please-fail" in settings:
+        raise ValueError("asked to fail")
+    while "please-wait" in settings:
+        Path(out).touch()
+        time.sleep(0.1)
+    while len(nodes := list(grid.get_node_ids())) < 2:
+        time.sleep(0.1)
+    content = RecordDict({"arrays": ArrayRecord({"x": Array(np.arange(3.0))})})
+    orders = [Message(content, dst_node_id=n, message_type=MessageType.TRAIN, group_id="1") for n in nodes]
+    replies = list(grid.send_and_receive(orders, timeout=60))
+    total = sum(reply.content["arrays"]["x"].numpy() for reply in replies)
+    Path(out).write_text(repr(total.tolist()))
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    x = message.content["arrays"]["x"].numpy() * (1 + int(context.node_config["client"]))
+    return Message(RecordDict({"arrays": ArrayRecord({"x": Array(x)})}), reply_to=message)
+"""
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keys of a server and three nodes, of which tests register two."""
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    make_keys(folder, 3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of a module that the processes started by a test can import."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "tiny_app.py").write_text(TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield "tiny_app"
+
+
+class Marked:
+    """Processes that carry a mark in their environment, which all that they start inherit."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def left(self, seconds: float = 0.0) -> list[str]:
+        """Those that still run after so many seconds at most; this process and zombies do not count."""
+        until = time.monotonic() + seconds
+        while (found := self._look()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return found
+
+    def _look(self) -> list[str]:
+        found = []
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit() and int(path.name) != os.getpid():
+                try:
+                    if self.mark.encode() in (path / "environ").read_bytes():
+                        found.append(f"{path.name} {(path / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+                except OSError:
+                    continue  # ended, or not ours
+        return found
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Marked]:
+    """A mark on every process that the module's tests start."""
+    mark = str(tmp_path_factory.mktemp("mark"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCOVER_TEST_MARK", mark)
+        yield Marked(mark)
