@@ -13,7 +13,7 @@ ORDER = [
     "balance", "cost", "theory", "submodel", "dropout", "program", "native", "stepper", "drill", "drilled",
     "policies", "local", "answers", "evaluate", "engines", "settings", "history", "recording", "checkpoint",
     "planning", "remedies", "report", "runfolder", "runs", "federation", "audit", "afford", "blueprint", "paper",
-    "study", "config", "flower", "cli",
+    "study", "config", "deploy", "flower", "cli",
 ]  # fmt: skip
 SOURCE = Path(fedcover.__file__).parent
 

@@ -16,13 +16,13 @@ import typer
 from fedcover.cli.console import friendly, out, say, show_table
 from fedcover.cli.options import QuietOption
 from fedcover.config import read_config
+from fedcover.deploy import keys as key_files
+from fedcover.deploy.app_folder import APPS, write_app
+from fedcover.deploy.control import Control, RunState
+from fedcover.deploy.environment import program
+from fedcover.deploy.probe import check_answers
+from fedcover.deploy.processes import SuperLink, SuperNode, check_security, checked_key
 from fedcover.errors import FedcoverError, InputError
-from fedcover.flower import keys as key_files
-from fedcover.flower.app_folder import APPS, write_app
-from fedcover.flower.control import Control, RunState
-from fedcover.flower.environment import program
-from fedcover.flower.probe import check_answers
-from fedcover.flower.processes import SuperLink, SuperNode, check_security, checked_key
 from fedcover.link import address_of
 from fedcover.settings import to_toml
 

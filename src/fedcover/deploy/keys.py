@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcover.deploy.environment import MISSING
 from fedcover.errors import InputError, check_whole
-from fedcover.flower.environment import MISSING
 
 if TYPE_CHECKING:
     from cryptography import x509

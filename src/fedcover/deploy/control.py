@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fedcover.deploy.environment import flower_environment, program
+from fedcover.deploy.program import Program
 from fedcover.errors import FedcoverError, InputError
-from fedcover.flower.environment import flower_environment, program
-from fedcover.flower.program import Program
 from fedcover.settings import to_toml, toml_value
 
 HERE = "here"

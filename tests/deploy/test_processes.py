@@ -17,13 +17,13 @@ import pytest
 
 from fedcover.cli import deploy
 from fedcover.cli.deploy import node_config
+from fedcover.deploy.environment import MISSING
+from fedcover.deploy.keys import NodeKeys, make_keys, node_keys, server_keys
+from fedcover.deploy.probe import check_answers
+from fedcover.deploy.processes import SuperLink, SuperNode, check_free, free_ports
+from fedcover.deploy.program import close_all
 from fedcover.errors import FedcoverError, InputError
-from fedcover.flower.environment import MISSING
-from fedcover.flower.keys import NodeKeys, make_keys, node_keys, server_keys
-from fedcover.flower.probe import check_answers
-from fedcover.flower.processes import SuperLink, SuperNode, check_free, free_ports
-from fedcover.flower.program import close_all
-from tests.flower.conftest import Marked
+from tests.deploy.conftest import Marked
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -195,7 +195,7 @@ def test_a_server_and_a_client_end_with_all_they_started(
 
 
 def test_what_is_missing_is_told_and_nothing_of_flower_imported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcover.flower.environment.shutil.which", lambda *name, **where: None)
+    monkeypatch.setattr("fedcover.deploy.environment.shutil.which", lambda *name, **where: None)
     ends = {"server": [], "client": ["--server", "x:1"], "status": ["--server", "x:1"]}
     ends["run"] = ["c.toml", "--server", "x:1", "--out", "x"]
     for command, options in ends.items():

@@ -10,8 +10,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
+from fedcover.deploy.keys import add_nodes, authority, check_certificate, make_keys, node_keys, server_keys
 from fedcover.errors import InputError
-from fedcover.flower.keys import add_nodes, authority, check_certificate, make_keys, node_keys, server_keys
 
 Cli = Callable[..., tuple[int, str, str]]
 

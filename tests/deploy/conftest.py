@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.flower.keys import make_keys
+from fedcover.deploy.keys import make_keys
 
 TINY = """
 import time

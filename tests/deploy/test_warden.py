@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.flower.environment import flower_environment
-from fedcover.flower.program import Program, readable
-from tests.flower.conftest import Marked
+from fedcover.deploy.environment import flower_environment
+from fedcover.deploy.program import Program, readable
+from tests.deploy.conftest import Marked
 
 
 def start(script: str, folder: Path) -> Program:
@@ -42,7 +42,7 @@ def test_one_that_will_not_end_is_killed(tmp_path: Path, marked: Marked) -> None
 def test_all_ends_when_the_starter_does(tmp_path: Path, marked: Marked) -> None:
     """A starter that ends without a word, as by SIGKILL: nobody asks the warden to end."""
     code = (
-        "import os, sys; from fedcover.flower.program import Program;"
+        "import os, sys; from fedcover.deploy.program import Program;"
         "Program(['bash', '-c', 'setsid sleep 600 & sleep 600'], sys.argv[1], os.environ); os._exit(9)"
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code, str(tmp_path / "log")]) == 9

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fedcover.deploy.control import Control
+from fedcover.deploy.environment import flower_environment, program
+from fedcover.deploy.keys import NodeKeys, ServerKeys
+from fedcover.deploy.probe import NoAnswerError, wait_for_answer
+from fedcover.deploy.program import Program, readable
 from fedcover.errors import FedcoverError, InputError
 from fedcover.files import write_atomically
-from fedcover.flower.control import Control
-from fedcover.flower.environment import flower_environment, program
-from fedcover.flower.keys import NodeKeys, ServerKeys
-from fedcover.flower.probe import NoAnswerError, wait_for_answer
-from fedcover.flower.program import Program, readable
 from fedcover.settings import to_toml
 
 ATTEMPTS = 3
