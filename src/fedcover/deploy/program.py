@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fedcover.deploy import warden
 from fedcover.errors import FedcoverError, InputError
-from fedcover.flower import warden
 
 LONGEST_END = 2 * (warden.PATIENCE * 1.5 + 4.0)
 """Seconds after which a warden that was asked to end is given up on: twice what it takes at most."""
