@@ -123,6 +123,9 @@ def client(
     capacity: Annotated[
         float | None, typer.Option(help="The fraction of the model that it can train, in (0, 1].")
     ] = None,
+    share_labels: Annotated[
+        bool, typer.Option("--share-labels", help="Tell the server how many labels of each class there are here.")
+    ] = False,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Keep the log here.", metavar="DIR")] = None,
     patience: Annotated[float, typer.Option(min=1, help="Seconds without the server after which it gives up.")] = 600.0,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the server at the start.")] = 30.0,
@@ -135,7 +138,7 @@ def client(
     program("flower-supernode")
     check_security(keys is not None, insecure, "FOLDER/node-0")
     address_of(server)
-    config = node_config(client, data, capacity, context.args)
+    config = node_config(client, data, capacity, context.args, share_labels)
     found = key_files.node_keys(keys) if keys else None
     if found:
         _warn_of_end(found.ca)
@@ -223,9 +226,9 @@ def submit(
 
 
 def node_config(
-    client: int | None, data: str, capacity: float | None, more: list[str]
+    client: int | None, data: str, capacity: float | None, more: list[str], share_labels: bool = False
 ) -> dict[str, str | int | float | bool]:
-    """What the client's app reads: ``client``, ``data``, ``capacity`` where given, and more as key=value."""
+    """What the client's app reads, where it is given, and ``more`` as key=value."""
     config: dict[str, str | int | float | bool] = {}
     if client is not None:
         config["client"] = client
@@ -235,6 +238,8 @@ def node_config(
         if not 0 < capacity <= 1:
             raise InputError(f"--capacity must be in (0, 1]; got {capacity}")
         config["capacity"] = capacity
+    if share_labels:
+        config["share-labels"] = True
     for item in more:
         key, equals, value = item.partition("=")
         if not equals or not key:
