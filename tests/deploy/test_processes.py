@@ -125,11 +125,11 @@ def test_what_is_wrong_with_a_node_is_one_sentence(keys: Path, tmp_path: Path, m
         for found, insecure, sentence in cases:
             with (
                 pytest.raises(InputError, match=sentence),
-                SuperNode(link.address, found, {}, insecure=insecure) as node,
+                SuperNode(link.address, found, {}, insecure=insecure, wait=1.0) as node,
             ):
                 node.join()
         client = ["deploy", "client", "--server", link.address]
-        code, _, err = cli(*client, "--keys", str(keys / "node-2"))
+        code, _, err = cli(*client, "--keys", str(keys / "node-2"), "--wait", "1")
         assert (code, err.count("\n")) == (2, 1), err
         assert "does not know this node's key" in err
         code, _, err = cli("deploy", "status", "--server", link.address, "--keys", str(tmp_path / "other" / "server"))
@@ -137,9 +137,9 @@ def test_what_is_wrong_with_a_node_is_one_sentence(keys: Path, tmp_path: Path, m
         assert "not signed by the authority" in err
         with pytest.raises(InputError, match=rf"127.0.0.1:{link.port} cannot be listened on"):
             SuperLink(server_keys(keys / "server"), port=link.port)
-        link.register([keys / "node-0" / "node.pub"])
         with SuperNode(link.address, node_keys(keys / "node-0"), {}, patience=1) as node:
-            node.join()
+            Thread(target=lambda: (time.sleep(3), link.register([keys / "node-0" / "node.pub"]))).start()
+            node.join()  # it comes before its key, and waits for it
             link.close()
             assert re.search(r"out of reach for too long; start it", str(node.follow()))
     assert marked.left() == []

@@ -19,7 +19,13 @@ Tamper = Callable[[int, int, Message], Message | None]
 class LoopGrid(Grid):
     """Nodes with random-looking ids, one for each client; replies come in reverse order."""
 
-    def __init__(self, apps: dict[int, ClientApp], config: dict[int, dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        apps: dict[int, ClientApp],
+        config: dict[int, dict[str, Any]] | None = None,
+        run_config: dict[str, Any] | None = None,
+    ) -> None:
+        self._run_config = run_config or {}
         self.nodes = {900_001 + 7_919 * client: client for client in apps}
         self.offline: set[int] = set()
         self._apps, self._config = apps, config or {}
@@ -52,7 +58,7 @@ class LoopGrid(Grid):
         node = message.metadata.dst_node_id
         client = self.nodes[node]
         config = {"partition-id": client, **self._config.get(client, {})}
-        context = Context(1, node, config, RecordDict(), {})
+        context = Context(1, node, config, RecordDict(), self._run_config)
         reply: Message | None = self._apps[client](message, context)
         if message.metadata.message_type == "train":
             assert reply is not None

@@ -20,7 +20,7 @@ from fedcover.deploy import keys as key_files
 from fedcover.deploy.app_folder import APPS, write_app
 from fedcover.deploy.control import Control, RunState
 from fedcover.deploy.environment import program
-from fedcover.deploy.probe import check_answers
+from fedcover.deploy.probe import wait_for_answer
 from fedcover.deploy.processes import SuperLink, SuperNode, check_security, checked_key
 from fedcover.errors import FedcoverError, InputError
 from fedcover.link import address_of
@@ -37,6 +37,7 @@ ServerOption = Annotated[str, typer.Option("--server", metavar="HOST:PORT", help
 ServerKeysOption = Annotated[
     Path | None, typer.Option("--keys", metavar="FOLDER/server", help="The server's folder of `deploy keys`.")
 ]
+WaitOption = Annotated[float, typer.Option(min=0, help="Seconds to wait for the server at the start.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -128,7 +129,7 @@ def client(
     ] = False,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Keep the log here.", metavar="DIR")] = None,
     patience: Annotated[float, typer.Option(min=1, help="Seconds without the server after which it gives up.")] = 600.0,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the server at the start.")] = 30.0,
+    wait: WaitOption = 30.0,
     insecure: InsecureOption = False,
 ) -> None:
     """Start a node and join a server; it goes on until Ctrl-C, SIGTERM, or the server is gone for too long.
@@ -159,6 +160,7 @@ def run(
         list[str] | None, typer.Option("--set", help="Change one setting, such as local.lr=0.1.", metavar="KEY=VALUE")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    wait: WaitOption = 30.0,
     insecure: InsecureOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -170,7 +172,7 @@ def run(
     wanted = read_config(config, set_ or [])
     policy = {"name": wanted.policy.name, **wanted.policy.choice.settings}
     settings = to_toml({**wanted.model_dump(), "policy": policy})
-    with _connected(server, keys, insecure) as control:
+    with _connected(server, keys, insecure, wait) as control:
         state = submit(control, settings, out_dir, resume, quiet)
     if not state.completed:
         raise FedcoverError(f"the run {state.status.removeprefix('finished:')}: {state.details or 'see its log'}")
@@ -280,10 +282,10 @@ def _until_asked(leave: bool = True) -> Iterator[_Asked]:
 
 
 @contextmanager
-def _connected(server: str, keys: Path | None, insecure: bool) -> Iterator[Control]:
+def _connected(server: str, keys: Path | None, insecure: bool, wait: float = 0.0) -> Iterator[Control]:
     check_security(keys is not None, insecure, "FOLDER/server")
     ca = key_files.authority(keys) if keys else None
-    check_answers(server, ca)
+    wait_for_answer(server, ca, wait)
     with Control(server, ca) as control:
         yield control
 

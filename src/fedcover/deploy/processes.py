@@ -26,6 +26,8 @@ START = 60.0
 """Seconds that a SuperLink may take to answer; 2 to 3 are usual."""
 TAKEN = re.compile(r"address already in use|error while attempting to bind", re.IGNORECASE)
 GAVE_UP = "Giving up reconnection"
+UNKNOWN = "[code: 2004]"
+"""How a SuperLink says that it does not know a node's key."""
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 NodeConfig = Mapping[str, str | int | float | bool]
@@ -172,7 +174,8 @@ class SuperNode(_Served):
     """A running SuperNode, which joins the SuperLink at HOST:PORT and trains when asked.
 
     ``node_config`` is what the client's app reads of it. When the SuperLink is out of reach for ``patience`` seconds it
-    ends with an error. Without ``keys`` it starts only if ``insecure``. ``join`` waits until it has joined.
+    ends with an error. Without ``keys`` it starts only if ``insecure``. ``join`` waits until it has joined; for the
+    server to answer, and to know its key, it has ``wait`` seconds.
     """
 
     def __init__(
@@ -188,6 +191,7 @@ class SuperNode(_Served):
         check_security(keys is not None, insecure, "FOLDER/node-0")
         command = [program("flower-supernode"), "--superlink", superlink, "--max-wait-time", str(patience)]
         self.superlink, self.keys = superlink, keys
+        self._known_by = time.monotonic() + wait
         wait_for_answer(superlink, keys.ca if keys else None, wait)
         super().__init__(folder, "supernode")
         if keys is None:
@@ -210,10 +214,14 @@ class SuperNode(_Served):
         until, attempts = time.monotonic() + seconds, 1
         while (node := self.node) is None:
             if self.program.code is not None:
-                if attempts == ATTEMPTS or not TAKEN.search(self.program.printed()):
+                printed = self.program.printed()
+                if UNKNOWN in printed and time.monotonic() < self._known_by:
+                    time.sleep(1.0)  # a server that has just started may be about to register this node's key
+                elif TAKEN.search(printed) and attempts < ATTEMPTS:
+                    attempts += 1
+                else:
                     raise self.error()
                 self._start()
-                attempts += 1
             if time.monotonic() > until:
                 raise FedcoverError(f"the node has not joined {self.superlink} after {seconds:.0f} s; see {self.log}")
             time.sleep(0.1)
@@ -242,7 +250,7 @@ class SuperNode(_Served):
         """Why it ended, in one sentence with the remedy."""
         printed = self.program.printed()
         public = self.keys.public if self.keys else "node.pub"
-        if "[code: 2004]" in printed:
+        if UNKNOWN in printed:
             return InputError(
                 f"the server at {self.superlink} does not know this node's key, or another process uses it; copy"
                 f" {public} to the server and start the server with --node for it"

@@ -1,0 +1,40 @@
+"""A network and data of your own on Flower: each node trains the part of the model that it can afford."""
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from torch import nn
+
+import fedcover as fc
+from fedcover.data import Roster
+from fedcover.flower.client import client_app, number_of
+from fedcover.flower.server import Made, play
+from fedcover.runs import Schedule
+
+torch.manual_seed(0)
+task = fc.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10)))
+split = fc.data.load("digits")
+KEEPS = (1.0, 0.75, 0.5, 0.25)
+
+
+def data(context: Context) -> fc.Examples:
+    """This node's examples: here a part of a data set, on a device what it has."""
+    nodes = int(context.run_config["nodes"])
+    return fc.data.iid(split.train, nodes).examples_of(number_of(context) % nodes)
+
+
+client = client_app(task, data)
+server = ServerApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    nodes, rounds = int(context.run_config["nodes"]), int(context.run_config["rounds"])
+
+    def make(members: list[fc.data.Member]) -> Made:
+        budgets = fc.by_client([KEEPS[place % len(KEEPS)] for place in range(len(members))])
+        clients = Roster(split.train, members)
+        return fc.Federation(task, clients, fc.neuron_pruning(), budgets, cohort=nodes), split.test, None
+
+    history = play(grid, make, Schedule(rounds), least=nodes)
+    print(f"accuracy {history.last.accuracy:.2%}, least coverage {history.gamma_min}", flush=True)

@@ -1,0 +1,65 @@
+"""docs/deploy.md, followed to the letter: the commands of its shell blocks, one after another, in an empty folder."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedcover.deploy.processes import check_free, free_ports
+from fedcover.errors import InputError
+from tests.deploy.conftest import Marked
+
+GUIDE = Path(__file__).parents[2] / "docs" / "deploy.md"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
+
+
+def commands() -> str:
+    """What the guide tells to type; at another port only if its own is taken."""
+    text = "\n".join(re.findall(r"```sh\n(.*?)```", GUIDE.read_text(), re.DOTALL))
+    try:
+        check_free("127.0.0.1", 8000)
+    except InputError:
+        (port,) = free_ports(1)
+        return text.replace(":8000", f":{port}").replace("keys/server --out state", f"keys/server --port {port}")
+    return text
+
+
+@pytest.mark.timeout(600)
+def test_the_guide_works_as_it_is_written(tmp_path: Path, marked: Marked) -> None:
+    text = commands()
+    before, after = text.split("printf", 1)
+    assert len(before.strip().splitlines()) == 5  # five commands, as its title says
+    script = f"set -e\ntrap 'kill -TERM $(jobs -p); wait' EXIT\n{before}\nprintf{after}\n"
+    bin_folder = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "round 2/2: accuracy" in done.stdout
+    summary = json.loads((tmp_path / "runs" / "first" / "summary.json").read_text())
+    assert summary["rounds"] == 2
+    assert summary["engine"] == "flower"
+    assert (tmp_path / "runs" / "first" / "report.html").exists()
+    assert marked.left(20) == []
+
+
+def test_the_example_is_played_by_flowers_own_parts() -> None:
+    """Its apps, through a grid inside this process."""
+    look = f"""
+import sys
+sys.path[:0] = [{str(EXAMPLE)!r}]
+from flwr.app import Context, RecordDict
+from tests.flower.loop import LoopGrid
+from example.app import client, server
+grid = LoopGrid(dict.fromkeys(range(4), client), run_config={{"nodes": 4, "rounds": 2}})
+server(grid, Context(1, 1, {{}}, RecordDict(), {{"nodes": 4, "rounds": 2}}))
+"""
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, cwd=GUIDE.parents[1])
+    assert done.returncode == 0, done.stderr
+    assert "round 2/2: accuracy" in done.stdout
+    assert "least coverage 1" in done.stdout

@@ -1,0 +1,205 @@
+"""Whole runs over real processes on loopback, with TLS and node keys: the serial engine's bits, whatever clients do."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+import fedcover as fc
+from fedcover import checkpoint
+from fedcover.cli.deploy import node_config, submit
+from fedcover.config import Config, parse_config
+from fedcover.data import Member
+from fedcover.deploy.keys import make_keys, node_keys, server_keys
+from fedcover.deploy.processes import SuperLink, SuperNode
+from fedcover.deploy.program import close_all
+from fedcover.engines.serial import Serial
+from fedcover.errors import FedcoverError
+from fedcover.history import History
+from fedcover.params import Params
+from tests.deploy.conftest import Marked
+from tests.laws.strategies import same
+
+CAPACITIES = (1.0, 0.75, 0.5, 0.25)
+SETTINGS = """
+rounds = {rounds}
+cohort = 4
+[data]
+name = "{data}"
+clients = 4
+[policy]
+name = "NP"
+[local]
+epochs = 1
+[budgets]
+code = "1111"
+[flower]
+deadline = {deadline}
+quorum = 0.25
+"""
+pytestmark = [pytest.mark.timeout(900)]
+
+
+@dataclass
+class Place:
+    """A server and four nodes, and the files through which a test talks to them."""
+
+    folder: Path
+    link: SuperLink
+    nodes: list[SuperNode]
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "keys"
+
+    def plan(self, faults: dict[str, str]) -> None:
+        (self.folder / "faults.json").write_text(json.dumps(faults))
+
+    def restart(self) -> None:
+        """Start the server anew, as it was, at the same port."""
+        self.link.close()
+        self.link = SuperLink(server_keys(self.keys / "server"), self.folder / "server", port=self.link.port)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, marked: Marked) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("place")
+    make_keys(folder / "keys", 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        patch.setenv("FEDCOVER_TEST_FAULTS", str(folder / "faults.json"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        link = SuperLink(server_keys(folder / "keys" / "server"), folder / "server")
+        nodes: list[SuperNode] = []
+        made = Place(folder, link, nodes)
+        try:
+            link.register(server_keys(folder / "keys" / "server").nodes)
+            for number, capacity in enumerate(CAPACITIES):
+                keys = node_keys(folder / "keys" / f"node-{number}")
+                nodes.append(SuperNode(link.address, keys, node_config(number, "", capacity, [], share_labels=True)))
+            for node in nodes:
+                node.join()
+            made.plan({})
+            yield made
+        finally:
+            close_all([node.program for node in nodes])
+            for served in (*nodes, made.link):
+                served.close()
+
+
+def alone(config: Config, rejected: list[list[dict[str, object]]]) -> tuple[list[fc.RoundRecord], Params]:
+    """The same run in this process by the serial engine, with those left out who were."""
+    clients = config.population(fc.data.load(config.data.name).train)
+    members = [
+        Member(i, clients.size(i), tuple(clients.label_counts(i).tolist()), CAPACITIES[i]) for i in range(len(clients))
+    ]
+    remote, test = config.build(members=members)
+    local, _ = config.model_copy(update={"engine": "serial"}).build()
+    state, records = remote.start(), []
+    for left_out in rejected:
+        begun = remote.begin_round(state)
+        gone = {one["client"] for one in left_out}
+        jobs = [replace(job, clients=local.clients) for job in begun.jobs if job.client.id not in gone]
+        last = len(records) + 1 == len(rejected)
+        updates = Serial(shrink=True).train(jobs)
+        state, record = remote.end_round(begun, updates, remote.test_set(test), last, left_out=left_out)
+        records.append(record)
+    return records, state.theta
+
+
+def outcome(folder: Path) -> tuple[History, Params]:
+    """What a run left in its folder."""
+    newest = sorted((folder / "checkpoints").glob("round-*.safetensors"))[-1]
+    return History.load(folder / "history.jsonl"), checkpoint.load(newest)[0].theta
+
+
+@pytest.mark.skipif("FEDCOVER_DATA" not in os.environ, reason="needs MNIST: set FEDCOVER_DATA")
+def test_four_unequal_nodes_train_what_the_serial_engine_trains(place: Place) -> None:
+    place.link.control.wait_for_nodes(4, 60)
+    settings, out = SETTINGS.format(rounds=3, data="mnist", deadline=240), place.folder / "plain"
+    state = submit(place.link.control, settings, out, quiet=True)
+    assert state.completed, state.details
+    history, theta = outcome(out)
+    expected, expected_theta = alone(parse_config(settings), [[], [], []])
+    assert list(history) == expected
+    assert same(theta, expected_theta)
+    assert [record.rejected for record in history] == [[], [], []]
+    wire = history.last.wire
+    assert wire is not None
+    shares = {client: (down + up) / (2 * wire["full"]) for client, down, up in zip(
+        history.last.cohort, wire["down"], wire["up"], strict=True
+    )}  # fmt: skip
+    print("bytes of the full model's, by client:", {client: round(shares[client], 3) for client in sorted(shares)})
+    for client, capacity in enumerate(CAPACITIES):
+        assert shares[client] == pytest.approx(capacity, abs=0.01)
+
+
+def test_whatever_clients_and_servers_do_the_run_goes_on_or_resumes(place: Place, marked: Marked) -> None:
+    """NaN, shapes, sizes, an old round, silence, a node killed in mid-round, a client on two nodes, a server killed."""
+    place.link.control.wait_for_nodes(4, 60)
+    place.plan(
+        {
+            "client 1 round 1": "NaN",
+            "client 2 round 1": "wrong shapes",
+            "client 3 round 1": "too large",
+            "client 1 round 2": "old round",
+            "client 2 round 2": "late",
+            "client 3 round 2": "late",  # it is killed while it waits
+            "client 0 round 3": "pause",  # meanwhile the server is killed
+        }
+    )
+    settings, out = SETTINGS.format(rounds=3, data="digits", deadline=45), place.folder / "faulty"
+    twin = SuperNode(place.link.address, node_keys(place.keys / "node-4"), node_config(0, "", 1.0, []))
+    place.nodes.append(twin)
+    twin.join()
+
+    def kill() -> None:
+        _wait_for(place.folder / "client 3 round 2")
+        os.kill(place.nodes[3].program.pid, signal.SIGKILL)
+        _wait_for(place.folder / "client 0 round 3")
+        os.kill(place.link.program.pid, signal.SIGKILL)
+
+    killer = Thread(target=kill, daemon=True)
+    killer.start()
+    with pytest.raises(FedcoverError):
+        submit(place.link.control, settings, out, quiet=True, apps="tests.deploy.faulty_app")
+    killer.join(1)
+    assert len(History.load(out / "history.jsonl")) == 2
+    place.plan({})
+    place.restart()
+    place.link.control.wait_for_nodes(2, 90)
+    state = submit(place.link.control, settings, out, resume=True, quiet=True, apps="tests.deploy.faulty_app")
+    assert state.completed, state.details
+
+    history, theta = outcome(out)
+    assert len(history) == 3
+    reasons = [{one["client"]: one["reason"] for one in record.rejected} for record in history]
+    assert set(reasons[0]) == {1, 2, 3}
+    assert "finite" in reasons[0][1]
+    assert "values" in reasons[0][2]
+    assert "times" in reasons[0][3]
+    assert set(reasons[1]) == {1, 2, 3}
+    assert "round" in reasons[1][1]
+    assert "answer" in reasons[1][2]
+    assert "answer" in reasons[1][3]
+    assert {3} <= set(reasons[2]) <= {2, 3}  # one is dead, the other may still be busy with what is long over
+    assert [record.gamma_min for record in history] == [1, 1, 1]
+    expected, expected_theta = alone(parse_config(settings), [record.rejected for record in history])
+    assert list(history) == expected
+    assert same(theta, expected_theta)
+
+    close_all([node.program for node in place.nodes])
+    place.link.close()
+    assert marked.left(20) == []
+
+
+def _wait_for(path: Path, seconds: float = 200) -> None:
+    until = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.1)
