@@ -90,7 +90,7 @@ class FlowerConfig(_Strict):
     """Rounds over a network: `fedcover deploy`, and engine flower-sim."""
 
     clients: int = Field(0, ge=0, description="clients to wait for before the first round; 0: as many as data.clients")
-    gather: float = Field(120.0, gt=0, description="seconds to wait for them")
+    gather: float = Field(300.0, gt=0, description="seconds to wait for them")
     deadline: float = Field(600.0, gt=0, description="seconds a round; who has not answered by then is left out")
     quorum: float = Field(
         0.5, gt=0, le=1, description="share of a cohort that must answer; else the round is tried again"

@@ -7,6 +7,7 @@ Flower reads these when it is imported, so they are set before Python starts:
     FLWR_DISABLE_UPDATE_CHECK=1                    no question for newer versions
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 nothing is installed when a run starts: what is installed is used
     RAY_USAGE_STATS_ENABLED=0                      no usage events to Ray's makers
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0           Ray leaves the variables of GPUs alone, and does not warn of it
     RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0            Ray listens on 127.0.0.1 alone, in spite of the name (Ray 2.55)
     PATH                                           the folder of this Python first: Flower starts its programs by name
     PYTHONUNBUFFERED=1                             log lines appear when they are written
@@ -28,6 +29,7 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "PYTHONUNBUFFERED": "1",
     "NO_COLOR": "1",
 }

@@ -16,10 +16,12 @@ from fedcover.files import write_atomically
 from fedcover.flower.messages import ERROR, cut_short, facts_of
 
 FILE = "census.json"
-LOOK_EVERY = 1.0
-"""Seconds between looks at who is online."""
-WAIT = 30.0
-"""Seconds that a node has for its answer."""
+LOOK_EVERY = 0.5
+"""Seconds between looks at who is online and has answered."""
+SETTLED = 30.0
+"""Seconds without a new client after which those who are there may be all who come."""
+PATIENCE = 300.0
+"""Seconds that a node has for its answer; a busy machine may take long to start its first process."""
 Told = Callable[[str], None]
 
 
@@ -33,22 +35,32 @@ class Census:
     """For each member that was met the id of its node."""
     met: set[int] = field(default_factory=set)
     """All nodes that have answered, with a member or not."""
+    _asked: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Questions that are open, by message: the node, and until when an answer is hoped for."""
     closed: bool = False
     """Whether no new members are taken in: once a run has begun, it has the members that it has."""
 
     def ask(self, grid: Grid, nodes: Iterable[int], told: Told) -> None:
-        """Ask nodes that were not met before; what they answer is told if it makes no member."""
-        online = set(nodes)
-        new = sorted(online - self.met)
-        if not new:
+        """Ask nodes that were not met before, and hear those that have answered meanwhile; nobody is waited for.
+
+        What a node answers is told if it makes no member.
+        """
+        online, now = set(nodes), time.monotonic()
+        self._asked = {key: one for key, one in self._asked.items() if now < one[1]}
+        new = sorted(online - self.met - {node for node, _ in self._asked.values()})
+        if new:
+            messages = [
+                Message(content=RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=PATIENCE)
+                for node in new
+            ]
+            self._asked |= zip(grid.push_messages(messages), ((node, now + PATIENCE) for node in new), strict=True)
+        if not self._asked:
             return
-        messages = [
-            Message(content=RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=WAIT) for node in new
-        ]
-        for reply in grid.send_and_receive(messages, timeout=WAIT):
-            node = reply.metadata.src_node_id
-            if reply.has_error() or node not in online:
-                continue  # it is asked again next time
+        for reply in grid.pull_messages(list(self._asked)):
+            node, _ = self._asked.pop(reply.metadata.reply_to_message_id, (0, 0.0))
+            if reply.has_error():
+                told(f"node {node} did not answer, and is asked again: {cut_short(reply.error.reason)}")
+                continue
             self.met.add(node)
             try:
                 self._take(node, member_of(facts_of(reply)), online)
@@ -67,19 +79,21 @@ class Census:
         self.members[member.name] = member
         self.node_of[member.name] = node
 
-    def gather(self, grid: Grid, least: int, seconds: float, told: Told) -> None:
-        """Wait until so many members are there."""
-        until, shown = time.monotonic() + seconds, -1
+    def gather(self, grid: Grid, wanted: int, seconds: float, told: Told, least: int | None = None) -> None:
+        """Wait until so many members are there; ``least`` are enough once nobody has come for a while."""
+        least = wanted if least is None else least
+        until, shown, came = time.monotonic() + seconds, -1, time.monotonic()
         while True:
             self.ask(grid, grid.get_node_ids(), told)
-            if len(self.node_of) >= least:
+            now, here = time.monotonic(), len(self.node_of)
+            if here != shown:
+                shown, came = here, now
+                told(f"{here} of {wanted} clients are there")
+            if here >= wanted or (here >= least and now - came > SETTLED):
                 return
-            if len(self.node_of) != shown:
-                shown = len(self.node_of)
-                told(f"{shown} of {least} clients are there")
-            if time.monotonic() > until:
+            if now > until:
                 raise InputError(
-                    f"{shown} of {least} clients were there after {seconds:g} s; start the others with"
+                    f"{here} of {wanted} clients were there after {seconds:g} s; start the others with"
                     f" `fedcover deploy client`, or ask for fewer with flower.clients"
                 )
             time.sleep(LOOK_EVERY)

@@ -21,7 +21,7 @@ class Rules:
     """The share of the cohort that must answer soundly; with fewer the round is tried again."""
     tries: int = 3
     """How often a round is tried before the run stops; it can be resumed."""
-    gather: float = 120.0
+    gather: float = 300.0
     """Seconds to wait for clients before the first round."""
     limits: Limits = field(default_factory=Limits)
 

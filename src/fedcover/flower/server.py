@@ -49,7 +49,11 @@ def play(
     rules = rules or Rules()
     begun = resume and out is not None and (out / FILE).exists()
     census = Census.load(out) if begun and out is not None else Census()
-    census.gather(grid, rules.needed(len(census.members)) if begun else least, rules.gather, told)
+    known = len(census.members)
+    if begun:  # it goes on without those who do not come back
+        census.gather(grid, known, rules.gather, told, 1)
+    else:
+        census.gather(grid, least, rules.gather, told)
     census.closed = True
     federation, test, settings = make([census.members[name] for name in sorted(census.members)])
     tell = on_round or (lambda record: told(line_of(record, schedule.rounds)))

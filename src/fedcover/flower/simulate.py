@@ -1,12 +1,16 @@
 """Flower's simulation: every client a node, trained in Ray's worker processes."""
 
+import logging
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedcover.config import Config
-from fedcover.errors import InputError
+from fedcover.deploy.environment import MISSING, use_flower_environment
+from fedcover.errors import FedcoverError, InputError
 from fedcover.history import History, RoundRecord
 from fedcover.settings import to_toml
 
@@ -19,14 +23,37 @@ def simulate(
     on_round: Callable[[RoundRecord], None] = lambda record: None,
 ) -> History:
     """Play a run on Ray, on this machine's cores; the result is the serial engine's, bit for bit."""
+    config.model_copy(update={"engine": "serial"}).build(folder)  # what is wrong with them is said before Ray starts
+    with tempfile.TemporaryDirectory(prefix="fedcover-sim-") as home, _environment(home):
+        ended = _simulated(config, out, resume, folder, on_round)
+    if "history" not in ended:
+        raise ended.get("error") or FedcoverError("the simulation ended without a result; see Flower's lines above")
+    history: History = ended["history"]
+    return history
+
+
+@contextmanager
+def _environment(home: str) -> Iterator[None]:
+    """Flower and Ray silent, on loopback and in a folder of ours, from before they are imported."""
+    before = dict(os.environ)
+    use_flower_environment(home)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _simulated(
+    config: Config, out: Path, resume: bool, folder: str | None, on_round: Callable[[RoundRecord], None]
+) -> dict[str, Any]:
+    """What came of the run: its history, or its error."""
     try:
         from flwr.app import Context
         from flwr.serverapp import Grid, ServerApp
         from flwr.simulation import run_simulation
     except ImportError as error:
-        raise InputError(
-            "engine flower-sim needs Flower and Ray; install them: pip install 'fedcover[flower]'"
-        ) from error
+        raise InputError(MISSING) from error
     from fedcover.flower.apps import play_config
 
     server, ended = ServerApp(), dict[str, Any]()
@@ -40,18 +67,16 @@ def simulate(
             raise
 
     cores = config.workers or len(os.sched_getaffinity(0))
-    backend = {
+    backend: Any = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         "init_args": {"num_cpus": cores, "include_dashboard": False, "log_to_driver": False},
     }
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what goes wrong comes back as an error
     try:
-        run_simulation(server, simulated_client(config, folder), config.data.clients, backend_config=backend)  # type: ignore[arg-type]
+        run_simulation(server, simulated_client(config, folder), config.data.clients, backend_config=backend)
     except Exception as error:
-        raise ended.get("error", error) from None
-    if "history" not in ended:
-        raise ended.get("error") or InputError("the simulation ended without a result; see Flower's lines above")
-    history: History = ended["history"]
-    return history
+        ended.setdefault("error", error)
+    return ended
 
 
 def simulated_client(config: Config, folder: str | None) -> Any:
