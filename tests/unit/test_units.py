@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedcover.units.graph
+from fedcover.errors import InputError
 from fedcover.models import IMAGES, build
 from fedcover.network import trace
 from fedcover.params import prune, put_params
+from fedcover.policies import POLICIES
 from fedcover.submodel import shrink
 from fedcover.units import anatomy
 from fedcover.units.patience import TooLongError, within
@@ -224,6 +226,15 @@ def test_tokens_that_are_all_alike_do_not_hide_what_attention_mixes(example: Ten
     put_params(sub.model, prune(sub.cut(theta), sub.mask))
     tokens = torch.arange(8).reshape(2, 4)
     torch.testing.assert_close(sub.model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("name", ["NP", "FS", "optimal_units", "HeteroFL", "FedRolex", "weight_complete", "FjORD"])
+def test_policies_of_units_say_why_there_are_none(name: str) -> None:
+    grouped = images(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 8, 3, groups=2), features=8)
+    with pytest.raises(InputError, match=r"'0' stays whole, since its units pass .*'1', a Conv2d.* such as WP, or"):
+        POLICIES[name]().bind(trace(grouped, PICTURES))
+    with pytest.raises(InputError, match="it has one layer, the output, which stays whole; add a hidden layer"):
+        POLICIES[name]().bind(trace(nn.Linear(5, 2), VECTORS))
 
 
 def test_what_can_be_cut_beside_torchs_own_attention_is() -> None:
