@@ -328,8 +328,8 @@ class Federation:
                 raise InputError(f"{whose} keeps nothing; keep at least one entry")
             if (gone := known[key].gone) and not carries(self.network, prune(theta, mask)):
                 raise InputError(
-                    f"{whose} keeps nothing of '{gone[0]}', so that no input reaches the output; keep at least one"
-                    f" entry of it, such as the largest"
+                    f"{whose} keeps nothing of '{gone[0]}', so that no input reaches the output; raise the budget"
+                    f" '{client.budget}', or keep at least one entry of each layer in the policy"
                 )
         return [
             with_extras(known[id(mask)], self._full, bool(drill.report), drill.regrow is not None)

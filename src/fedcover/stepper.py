@@ -79,6 +79,8 @@ class Stepper:
         self.lr = self.momentum = 0.0
         self.exact = False
         self._gains: Mapping[str, float] = NONE
+        self._still: Params = {}
+        """What is not trained and has a gain: a product with it and a division by it may round."""
         self.number = 0
         """Steps taken so far."""
         self._drawn: dict[Ask, tuple[int, Sequence[Tensor]]] = {}
@@ -102,6 +104,8 @@ class Stepper:
         self.lr, self.momentum, self.exact, self._gains = lr, momentum, exact, gains
         self.stream.key, self.number = key, 0
         self._drawn.clear()
+        fixed = [name for name, p in self.model.named_parameters() if name in gains and not p.requires_grad]
+        self._still = prune({name: theta[name] for name in fixed}, mask)
         theta = {name: t * gains[name] if name in gains else t for name, t in theta.items()} if gains else theta
         put_params(self.model, prune(theta, mask))
         for flat in self.flats:
@@ -163,7 +167,8 @@ class Stepper:
     def params(self) -> Params:
         """A copy of the model's parameters as they stand."""
         found = params_of(self.model)
-        return {name: t / self._gains[name] if name in self._gains else t for name, t in found.items()}
+        found = {name: t / self._gains[name] if name in self._gains else t for name, t in found.items()}
+        return {name: self._still.get(name, t) for name, t in found.items()}
 
     def _by_chain(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor | None:
         """The same by the C library; None, with nothing done, if it cannot."""

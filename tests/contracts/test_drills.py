@@ -13,6 +13,7 @@ from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized import Vectorized
 from fedcover.params import Mask, Params
 from fedcover.policies.base import shown_in
+from fedcover.seeding import ambient
 from tests.conftest import small_data
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images
 from tests.laws.strategies import same
@@ -325,3 +326,35 @@ def test_drills_refuse_what_makes_no_sense() -> None:
     ):
         with pytest.raises(fc.InputError, match=why):
             fc.Drill(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", [lambda: Serial(), lambda: Serial(shrink=True), lambda: Vectorized("cpu")])
+def test_gains_hold_for_layers_that_are_not_trained_and_leave_them_as_they_are(
+    engine: Callable[[], fc.Engine],
+) -> None:
+    """The Scaler divides what a frozen layer gives too; its weights come back to the bit."""
+
+    def played(engine: fc.Engine) -> fc.History:
+        rng = torch.Generator().manual_seed(0)
+        with ambient(1, "frozen"):
+            net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+        for tensor in net[2].parameters():
+            tensor.requires_grad_(False)
+        x = torch.randn(32, 5, generator=rng)
+        clients = fc.data.from_parts((x, x[:, :3].argmax(1)), torch.arange(32).split(8))
+        local = fc.LocalSGD(2, 4, 0.1, 0.5)
+        made = fc.Federation(
+            fc.Task(net),
+            clients,
+            fc.heterofl(label_aware=False),
+            fc.by_slot("1,0.7,0.3"),
+            local,
+            cohort=3,
+            engine=engine,
+        )
+        found = made.run(3)
+        assert found.theta is not None
+        assert torch.equal(found.theta["2.weight"], net[2].weight)
+        return found
+
+    assert furthest(played(engine()), played(Serial())) < TOLERANCE

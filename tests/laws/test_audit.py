@@ -19,14 +19,16 @@ KEEPS = [1.0, 0.5, 1 / 3, 0.25, 0.125]
 
 
 def counted(policy: fc.Policy, case: Case, keeps: list[float], rounds: int) -> list[dict[str, torch.Tensor]]:
-    """The coverage of each round, straight from masks."""
+    """The coverage of each round, straight from the masks of those who train."""
     bound = policy.bind(fc.trace(*case))
     theta, state = params_of(case[0]), bound.start()
     cohort = cohort_of(range(len(keeps)), [1] * len(keeps), [fc.Budget(keep) for keep in keeps], "slot")
     found = []
     for index in range(1, rounds + 1):
         masks, state = bound.plan(theta, cohort, fc.Round(index, 0), state)
-        found.append(coverage_of(masks, theta))
+        drills = bound.drills(theta, cohort, masks, fc.Round(index, 0), state)
+        at_work = [mask for mask, drill in zip(masks, drills, strict=True) if drill is None or not drill.rest]
+        found.append(coverage_of(at_work, theta))
     return found
 
 
@@ -82,6 +84,11 @@ def test_policies_say_whether_they_look_at_theta() -> None:
     assert looks == {
         *("WP", "NP", "PT", "optimal", "optimal_units", "S-GaP", "P-GaP", "FIARSE", "FedDST", "PruneFL"),
     }
+
+
+def test_clients_that_rest_cover_nothing() -> None:
+    found = audit_rounds("PruneFL", "mlp", "3x1", 4)  # in the first round one client trains alone
+    assert found.gamma_rounds == [1, 3, 3, 3]
 
 
 def audit_of(name: str, keep: float, *widths: int) -> RoundsAudit:

@@ -312,7 +312,7 @@ def test_s_gap_gives_each_partition_its_turn(case: Case, kappa: int, every: int,
                 before[place, name] = kept
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", [*NEW, "FIARSE", "FjORD", "FedDST", "PruneFL"])
 def test_budgets_of_single_layers_are_refused(name: str) -> None:
     model, example = mlp(6, 4)
     policy = POLICIES[name]().bind(fc.trace(model, example))

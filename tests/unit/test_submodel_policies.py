@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import fedcover as fc
+from fedcover.params import FULL, params_of
 from fedcover.policies import POLICIES
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import same
@@ -79,6 +81,36 @@ def test_no_certificate_speaks_of_part_of_a_step(small_federation: Make) -> None
         record = small_federation(policy=fc.fedecover(step=step), certify=True).run(1).last
         assert record.certificate is not None
         assert ("goes part way" in record.certificate["sentence"]) == part
+
+
+class Heads(nn.Module):
+    """Scores of two layers, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.some, self.others = nn.Linear(5, 6), nn.Linear(6, 4), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.hidden(x))
+        return torch.cat([self.some(x), self.others(x)], 1)
+
+
+def test_heterofls_classes_lie_along_the_outputs_of_the_last_layer() -> None:
+    up = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.ConvTranspose2d(6, 4, 2))
+    policy = fc.heterofl().bind(fc.trace(up, torch.zeros(2, 1, 8, 8)))
+    two = [fc.Client(0, 0, fc.Budget(), classes=(0, 2))]
+    (mask,), _ = policy.plan(params_of(up), two, fc.Round(1, 0), {})
+    assert mask["2.bias"].tolist() == [True, False, True, False]
+    assert all(one.tolist() == [True, False, True, False] for one in mask["2.weight"].permute(0, 2, 3, 1).flatten(0, 2))
+
+
+def test_heterofl_refuses_classes_that_it_cannot_find_among_its_rows() -> None:
+    policy = fc.heterofl().bind(fc.trace(Heads(), torch.zeros(2, 5)))
+    theta = params_of(Heads())
+    everything, two = (fc.Client(0, 0, fc.Budget(), classes=classes) for classes in (tuple(range(7)), (0, 2)))
+    assert policy.plan(theta, [everything], fc.Round(1, 0), {})[0] == [FULL]
+    with pytest.raises(fc.InputError, match=r"which rows of 'others.weight' belong to which of the 7 classes; end the"):
+        policy.plan(theta, [two], fc.Round(1, 0), {})
 
 
 def test_the_servers_step_decays() -> None:

@@ -9,8 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedcover.units.graph
+from fedcover.errors import InputError
 from fedcover.models import IMAGES, build
 from fedcover.network import trace
+from fedcover.params import prune, put_params
+from fedcover.policies import POLICIES
+from fedcover.submodel import shrink
 from fedcover.units import anatomy
 from fedcover.units.patience import TooLongError, within
 
@@ -99,6 +103,19 @@ class Custom(nn.Module):
         return scores
 
 
+class Below(nn.Module):
+    """Units as their distances from the largest: without a unit another may be the largest, if all are below 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.hidden, self.last = nn.Linear(6, 16), nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        scores: Tensor = self.last(torch.relu(self.hidden(x - x.amax(1, keepdim=True))))
+        return scores
+
+
 class Encoder(nn.Module):
     """A layer with torch's own attention."""
 
@@ -169,6 +186,7 @@ LEFT: dict[str, tuple[nn.Module, Tensor, dict[str, str]]] = {
     ),
     "gates of one layer": (nn.Sequential(nn.Linear(5, 8), nn.GLU(), nn.Linear(4, 2)), VECTORS, {"0": "'2.weight'"}),
     "an operation that mixes": (Custom(lambda x: torch.fft.fft(x).real), VECTORS, {"first": "outputs differ"}),
+    "a maximum over units": (Below(), torch.zeros(2, 6), {"first": "outputs differ"}),
 }  # fmt: skip
 
 
@@ -178,6 +196,45 @@ def test_what_is_left_whole_says_why(case: str) -> None:
     left = anatomy(trace(model, example)).left_whole
     for layer, reason in expected.items():
         assert reason in left[layer]
+
+
+class Bag(nn.Module):
+    """Attention over tokens without places: four heads of four channels each, however many layers have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(8, 16), nn.Linear(16, 2)
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(self.embed(x)).unflatten(2, (-1, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        scores: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))[:, -1]
+        return scores
+
+
+@pytest.mark.parametrize("example", [torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, dtype=torch.int32)])
+def test_tokens_that_are_all_alike_do_not_hide_what_attention_mixes(example: Tensor) -> None:
+    # Over equal tokens attention is uniform whatever queries and keys are, and any of their channels could go.
+    model = Bag()
+    groups = anatomy(trace(model, example)).groups
+    heads = next(group for group in groups if any(m.tensor == "v.weight" for m in group.members))
+    theta = {name: torch.randn_like(tensor) for name, tensor in model.named_parameters()}
+    mask: dict[str, Tensor] = {}
+    heads.restrict(mask, theta, torch.arange(heads.size) < heads.size // 2)
+    sub = shrink(model, mask, example)
+    put_params(model, prune(theta, mask))
+    put_params(sub.model, prune(sub.cut(theta), sub.mask))
+    tokens = torch.arange(8).reshape(2, 4)
+    torch.testing.assert_close(sub.model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("name", ["NP", "FS", "optimal_units", "HeteroFL", "FedRolex", "weight_complete", "FjORD"])
+def test_policies_of_units_say_why_there_are_none(name: str) -> None:
+    grouped = images(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 8, 3, groups=2), features=8)
+    with pytest.raises(InputError, match=r"'0' stays whole, since its units pass .*'1', a Conv2d.* such as WP, or"):
+        POLICIES[name]().bind(trace(grouped, PICTURES))
+    with pytest.raises(InputError, match="it has one layer, the output, which stays whole; add a hidden layer"):
+        POLICIES[name]().bind(trace(nn.Linear(5, 2), VECTORS))
 
 
 def test_what_can_be_cut_beside_torchs_own_attention_is() -> None:

@@ -58,8 +58,10 @@ class EntryTally(Tally):
         self._groups = find_groups(network)
 
     def play(self, this_round: Round) -> dict[str, Tensor]:
-        """The coverage of every entry, in one byte each if that is enough."""
+        """The coverage of every entry by those who train, in one byte each if that is enough."""
         masks, self.state = self.policy.plan(self.theta, self.cohort, this_round, self.state)
+        drills = self.policy.drills(self.theta, self.cohort, masks, this_round, self.state)
+        masks = [mask for mask, drill in zip(masks, drills, strict=True) if drill is None or not drill.rest]
         kind = torch.uint8 if len(self.cohort) < 256 else torch.int32
         return {name: counts.to(kind) for name, counts in coverage_of(masks, self.theta).items()}
 

@@ -44,10 +44,10 @@ def drill_buffers(kind: DrillKind, trained: Sequence[str], steps: int, like: Par
     first = next(iter(like.values()))
     clients, device = len(first), first.device
     made: Params = {}
+    for name in like if gains else ():  # what is not trained has its gain in forward passes too
+        made[f"gain/{name}"] = like[name].new_zeros(clients)
     for name in trained:
-        one = like[name].new_zeros(clients)
-        made |= {f"gain/{name}": one.clone()} if gains else {}
-        made |= {f"tau/{name}": one.clone()} if thresholds else {}
+        made |= {f"tau/{name}": like[name].new_zeros(clients)} if thresholds else {}
         made |= {f"level/{name}": torch.zeros_like(like[name], dtype=torch.uint8)} if widths else {}
         made |= {f"squares/{name}": torch.zeros_like(like[name])} if report else {}
     if widths:

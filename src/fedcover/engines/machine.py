@@ -89,6 +89,7 @@ class Machine:
         self._gradients = _gradients_function(self._model, self._stream, loss, self._full)
         self._update = _update_function(self._gradients, self._recipe, self._trained)
         self._graph: Any = None
+        self._still: Params = {}
         if compiled:
             self._update = fused(self._update, self._arguments(), kernels=device.type == "cuda")
 
@@ -111,6 +112,7 @@ class Machine:
             take()
         self._regrow(steps, turns.get(steps, []))
         theta, reports = finished(self._at.theta, self._at.drills)
+        theta |= self._still
         masks = {name: stack.clone() for name, stack in self._at.masks.items()} if turns else {}
         return theta, self._at.losses.clone(), reports, masks
 
@@ -124,6 +126,9 @@ class Machine:
             whole = torch.ones(stack.shape[1:], dtype=torch.bool, device=self._device)
             _deal([mask.get(name, whole) for mask in masks], mask_of, stack)
             at.theta[name].masked_fill_(~stack, 0.0)
+        # A product with a gain and a division by it may round, and what is not trained stays as it is.
+        still = [name for name in at.theta if name not in self._trained and f"gain/{name}" in at.drills]
+        self._still = {name: at.theta[name].clone() for name in still}
         load_drills(at.drills, jobs, at.theta)
         for velocity in at.velocity.values():
             velocity.zero_()

@@ -52,7 +52,7 @@ class FedDst(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """The mask of the round before; a random one at first; pruned by magnitude for a client that can hold less."""
-        keep, mask = least_keep(cohort, state), shown_in(state)
+        keep, mask = least_keep(cohort, state, self), shown_in(state)
         if not mask:
             mask = self._first(theta, keep, this_round)
         elif keep < float(state["keep"]):

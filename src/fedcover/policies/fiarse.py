@@ -17,6 +17,7 @@ from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.policies.one_mask import hidden_of, largest, magnitudes, whole_part
+from fedcover.policies.whole_units import width_of
 from fedcover.seeding import Round
 
 
@@ -37,7 +38,7 @@ class Fiarse(Policy):
         """The largest weights of all layers together."""
         scores = magnitudes(theta, self.layers)
         size = sum(score.numel() for score in scores.values())
-        keeps = {client.budget.keep for client in cohort}
+        keeps = {width_of(client.budget, self) for client in cohort}
         made: dict[float, Mask] = {k: FULL if k == 1 else largest(scores, whole_part(k, size)) for k in keeps}
         return [made[client.budget.keep] for client in cohort], state
 

@@ -14,13 +14,14 @@ from torch import Tensor
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.drill import Drill
-from fedcover.errors import InputError, check_number
+from fedcover.errors import check_number
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.policies.ranked import Units, rank
+from fedcover.policies.whole_units import width_of
 from fedcover.seeding import Round
-from fedcover.units import find_groups
+from fedcover.units import groups_for
 
 WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -49,17 +50,13 @@ class Fjord(Policy):
 
     def bind(self, network: Network) -> "Fjord":
         """This policy with the network's own units."""
-        blocks = tuple(Units(group, in_order=True) for group in find_groups(network))
-        if not blocks:
-            name = type(network.model).__name__
-            raise InputError(f"FjORD finds no hidden units in {name}; add a hidden layer or use the policy 'full'")
-        return replace(self, blocks=blocks)
+        return replace(self, blocks=tuple(Units(group, in_order=True) for group in groups_for("FjORD", network)))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """The widest prefix that each client can hold."""
-        made = {keep: self._prefix(theta, keep) for keep in {client.budget.keep for client in cohort}}
+        made = {keep: self._prefix(theta, keep) for keep in {width_of(client.budget, self) for client in cohort}}
         return [made[client.budget.keep] for client in cohort], state
 
     def drills(

@@ -15,6 +15,7 @@ from fedcover.network import Network
 from fedcover.params import Mask, Params
 from fedcover.policies.base import SHOWN, State
 from fedcover.policies.ranked import rank
+from fedcover.policies.whole_units import width_of
 
 
 def hidden_of(network: Network, name: str) -> tuple[str, ...]:
@@ -66,9 +67,9 @@ def magnitudes(theta: Params, layers: Sequence[str], where: Mask | None = None) 
     return sizes if where is None else {name: size.masked_fill(~where[name], -1.0) for name, size in sizes.items()}
 
 
-def least_keep(cohort: Sequence[Client], state: State) -> float:
+def least_keep(cohort: Sequence[Client], state: State, policy: object) -> float:
     """The least keep of any client so far."""
-    least = min(client.budget.keep for client in cohort)
+    least = min(width_of(client.budget, policy) for client in cohort)
     return min(least, float(state["keep"])) if "keep" in state else least
 
 

@@ -26,7 +26,7 @@ from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.policies.ranked import Block, Units, Weights, check_layers
 from fedcover.seeding import Round
-from fedcover.units import find_groups
+from fedcover.units import groups_for
 
 SHORT = "short of gamma"
 """In the state: that a cohort fell short of the coverage that was asked for, and what it reached."""
@@ -58,7 +58,7 @@ class Optimal(Policy):
     def bind(self, network: Network) -> "Optimal":
         """This policy with the network's own layers."""
         found: Sequence[Block] = (
-            [Units(group, in_order=False) for group in find_groups(network)]
+            [Units(group, in_order=False) for group in groups_for("optimal_units", network)]
             if self.units
             else [Weights(name) for name in network.hidden]
         )

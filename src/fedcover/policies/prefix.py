@@ -4,6 +4,7 @@ Diao, Ding and Tarokh, "HeteroFL: Computation and communication efficient federa
 clients", ICLR 2021.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -18,7 +19,8 @@ from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import State
 from fedcover.policies.whole_units import Holding, UnitPolicy, among, units_for, width_of
-from fedcover.seeding import Round
+from fedcover.seeding import Round, ambient
+from fedcover.units.layers import TRANSPOSED
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """The paper's widths."""
@@ -36,8 +38,11 @@ class HeteroFL(UnitPolicy):
     rates: tuple[float, ...] = RATES
     label_aware: bool = True
     scaler: bool = True
-    rows: tuple[str, ...] = field(default=(), repr=False, kw_only=True)
-    """The output layer's tensors, whose rows belong to classes."""
+    rows: tuple[tuple[str, int], ...] = field(default=(), repr=False, kw_only=True)
+    """The output layer's tensors, and the axis of each along which classes lie; empty if that cannot be told."""
+    scores: int = field(default=0, repr=False, kw_only=True)
+    """How many classes the network gives scores of."""
+    output: str = field(default="", repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.rates:
@@ -57,9 +62,8 @@ class HeteroFL(UnitPolicy):
 
     def bind(self, network: Network) -> Self:
         """This policy with the network's groups and its output layer."""
-        bias = network.output.removesuffix("weight") + "bias"
-        rows = tuple(name for name in (network.output, bias) if name in network.shapes)
-        return replace(super().bind(network), rows=rows)
+        rows, scores = class_rows(network)
+        return replace(super().bind(network), rows=rows, scores=scores, output=network.output)
 
     def rate(self, client: Client, this_round: Round) -> float:
         """A client's width in a round: its budget, or one of the rates within its budget, drawn anew."""
@@ -105,13 +109,39 @@ class HeteroFL(UnitPolicy):
         mask = dict(super().mask_of(theta, client, holding))
         if client.classes is None or not self.label_aware:
             return mask or FULL
-        for name in self.rows:
-            row = theta[name].new_zeros(len(theta[name]), dtype=torch.bool)
+        if not self.rows and len(client.classes) < self.scores:
+            raise InputError(
+                f"HeteroFL cannot tell which rows of '{self.output}' belong to which of the {self.scores} classes; end"
+                f" the network with one layer that has a row for each, or give label_aware=False"
+            )
+        for name, axis in self.rows:
+            shape = [1] * theta[name].ndim
+            shape[axis] = theta[name].shape[axis]
+            row = theta[name].new_zeros(shape[axis], dtype=torch.bool)
             row[list(client.classes)] = True
             if not bool(row.all()):
-                along: Tensor = row.reshape(-1, *[1] * (theta[name].ndim - 1)).expand(theta[name].shape)
+                along: Tensor = row.reshape(shape).expand(theta[name].shape)
                 mask[name] = mask[name] & along if name in mask else along.clone()
         return mask or FULL
+
+
+def class_rows(network: Network) -> tuple[tuple[tuple[str, int], ...], int]:
+    """The axis of each tensor of the output layer along which classes lie, and the number of classes.
+
+    The axis is that of the layer's outputs if it has as many as the network gives scores; nothing can be told of a
+    network whose scores are made of several layers, or of other numbers than its last layer gives.
+    """
+    with torch.no_grad(), ambient(0, "class rows"):
+        scores = copy.deepcopy(network.model).eval()(network.example)
+    shape = tuple(scores.shape[1:]) if isinstance(scores, Tensor) else ()
+    layer, _, kind = network.output.rpartition(".")
+    first = 1 if isinstance(network.model.get_submodule(layer), TRANSPOSED) and kind == "weight" else 0
+    outputs = network.shapes[network.output][first]
+    if not shape or outputs not in (shape[0], shape[-1]):
+        return (), shape[0] if shape else 0
+    bias = network.output.removesuffix("weight") + "bias"
+    more = ((bias, 0),) if network.shapes.get(bias) == (outputs,) else ()
+    return ((network.output, first), *more), outputs
 
 
 def heterofl(

@@ -75,7 +75,7 @@ class PruneFl(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """The one mask; in the first round the chosen client holds all that it can."""
-        keep, known = least_keep(cohort, state), shown_in(state)
+        keep, known = least_keep(cohort, state, self), shown_in(state)
         size = sum(theta[name].numel() for name in self.layers)
         mask = known or {name: torch.ones_like(theta[name], dtype=torch.bool) for name in self.layers}
         if sum(int(kept.sum()) for kept in mask.values()) > whole_part(keep, size):

@@ -27,7 +27,7 @@ from fedcover.policies.prunefl import prunefl
 from fedcover.policies.ranked import Block, Frozen, Kernels, Ranked, Units, Weights
 from fedcover.policies.urns import fedecover
 from fedcover.seeding import Round
-from fedcover.units import find_groups
+from fedcover.units import groups_for
 
 # CIFAR, WP: kernels in quarters by the digit; the fully connected weights at the digit's keep, largest first.
 _LENET_WP: Codebook = {
@@ -59,7 +59,7 @@ def _weights(network: Network) -> tuple[tuple[Block, ...], Codebook]:
 
 def _units(in_order: bool) -> Callable[[Network], tuple[tuple[Block, ...], Codebook]]:
     def find(network: Network) -> tuple[tuple[Block, ...], Codebook]:
-        blocks = tuple(Units(group, in_order) for group in find_groups(network))
+        blocks = tuple(Units(group, in_order) for group in groups_for("FS" if in_order else "NP", network))
         return blocks, _LENET_FS if in_order and isinstance(network.model, LeNet) else QUARTERS
 
     return find

@@ -19,7 +19,7 @@ from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.seeding import Round
-from fedcover.units import UnitGroup, find_groups
+from fedcover.units import UnitGroup, groups_for
 
 Holding = tuple[Tensor | None, ...]
 """For each group which of its units are held; None for all of them."""
@@ -36,13 +36,7 @@ class UnitPolicy(Policy):
 
     def bind(self, network: Network) -> Self:
         """This policy with the network's own groups of units."""
-        found = find_groups(network)
-        if not found:
-            raise InputError(
-                f"{self} finds no hidden units in {type(network.model).__name__}; add a hidden layer or use the"
-                f" policy 'full'"
-            )
-        return replace(self, groups=found)
+        return replace(self, groups=groups_for(self, network))
 
     @abstractmethod
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
@@ -82,7 +76,7 @@ def width_of(budget: Budget, policy: object) -> float:
     """The width r that a budget stands for: its ``keep``; of a pattern of bands its share alone matters."""
     if budget.layers:
         raise InputError(
-            f"budget '{budget}' speaks of single layers, and {policy} takes one width for all; give a keep such as 0.5"
+            f"budget '{budget}' speaks of single layers, and {policy} takes one for all; give a keep such as 0.5"
         )
     return budget.keep
 

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from fedcover.errors import InputError
 from fedcover.network import Network
 from fedcover.seeding import ambient
 from fedcover.units.cutting import Cuts, cut, cuts_of, shape_after, smaller_copy
@@ -26,6 +27,7 @@ __all__ = [
     "cut",
     "cuts_of",
     "find_groups",
+    "groups_for",
     "layer_of",
     "shape_after",
     "smaller_copy",
@@ -60,3 +62,21 @@ def anatomy(network: Network) -> Anatomy:
 def find_groups(network: Network) -> tuple[UnitGroup, ...]:
     """The hidden unit groups of a network, in order of use; the output layer's units are not among them."""
     return anatomy(network).groups
+
+
+def groups_for(policy: object, network: Network) -> tuple[UnitGroup, ...]:
+    """The same for a policy that needs some: an error that says why there are none, and what would work."""
+    found = anatomy(network)
+    if found.groups:
+        return found.groups
+    name = type(network.model).__name__
+    if not found.left_whole:
+        raise InputError(
+            f"{policy} finds nothing to prune in {name}: it has one layer, the output, which stays whole; add a hidden"
+            f" layer or use the policy 'full'"
+        )
+    layer, why = next(iter(found.left_whole.items()))
+    raise InputError(
+        f"{policy} prunes whole units and finds none in {name} that it could: '{layer}' stays whole, since {why}; use a"
+        f" policy of single weights, such as WP, or 'full'"
+    )
