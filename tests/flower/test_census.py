@@ -1,5 +1,6 @@
 """Who is there: what nodes tell of themselves becomes stable clients, and nonsense one line."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import fedcover as fc
 from fedcover.config import check_config
 from fedcover.data import Member, Roster
 from fedcover.engines.serial import Serial
+from fedcover.flower.apps import client as stock_client
 from fedcover.flower.apps import device_of
 from fedcover.flower.census import Census, member_of
 from fedcover.flower.client import client_app
 from tests.contracts.federations import federation
 from tests.flower.loop import LoopGrid, grid_of
+
+Cli = Callable[..., tuple[int, str, str]]
 
 
 def gathered(grid: LoopGrid, least: int = 8) -> tuple[Census, list[str]]:
@@ -157,3 +161,34 @@ def test_a_run_that_goes_on_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatc
     grid.offline = {2, 5}
     census.gather(grid, 8, 60, lambda line: None, least=1)
     assert len(census.node_of) == 6
+
+
+def test_a_budget_of_a_node_is_what_it_buys_of_the_runs_model() -> None:
+    text = '[data]\nname = "digits"\nclients = 2\n[policy]\nname = "NP"'
+    whole = fc.cost_of(fc.trace(device_of(text, None, 0).task.model, torch.zeros(2, 1, 8, 8)), {})
+    grid = LoopGrid(
+        dict.fromkeys(range(2), stock_client),
+        {0: {"budget": whole.macs / 2, "unit": "macs"}, 1: {"budget": float(whole.parameters), "unit": "parameters"}},
+        {"settings": text},
+    )
+    census, _ = gathered(grid, 2)
+    half, full = census.members[0].capacity, census.members[1].capacity
+    assert half == pytest.approx(0.5, abs=0.01)
+    assert full == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--budget", "3"], "a budget in seconds needs --calibration FILE"),
+        (["--budget", "3", "--capacity", "0.5"], "both say what the node can afford"),
+        (["--budget", "3", "--unit", "fraction"], "give a share of the model with --capacity"),
+        (["--budget", "3", "--unit", "apples"], "budgets cannot be in 'apples'"),
+        (["--calibration", "x.json"], "--calibration is for --budget in seconds"),
+        (["--budget", "3", "--calibration", "x.json"], "x.json"),
+    ],
+)
+def test_budgets_of_nodes_are_checked_where_they_are_typed(options: list[str], sentence: str, cli: Cli) -> None:
+    code, _, err = cli("deploy", "client", "--server", "127.0.0.1:1", "--insecure", *options)
+    assert code == 2
+    assert sentence in err

@@ -13,8 +13,10 @@ from typing import Annotated
 
 import typer
 
+from fedcover.afford import Currency
+from fedcover.afford.calibration import Calibration
 from fedcover.cli.console import friendly, out, say, show_table
-from fedcover.cli.options import QuietOption
+from fedcover.cli.options import CalibrationOption, QuietOption
 from fedcover.config import read_config
 from fedcover.deploy import keys as key_files
 from fedcover.deploy.app_folder import APPS, write_app
@@ -124,6 +126,9 @@ def client(
     capacity: Annotated[
         float | None, typer.Option(help="The fraction of the model that it can train, in (0, 1].")
     ] = None,
+    budget: Annotated[float | None, typer.Option(help="Or: what it can spend in a round, in --unit.")] = None,
+    unit: Annotated[str, typer.Option(help="seconds, macs, bytes or parameters.")] = "seconds",
+    calibration: CalibrationOption = "",
     share_labels: Annotated[
         bool, typer.Option("--share-labels", help="Tell the server how many labels of each class there are here.")
     ] = False,
@@ -139,7 +144,9 @@ def client(
     program("flower-supernode")
     check_security(keys is not None, insecure, "FOLDER/node-0")
     address_of(server)
-    config = node_config(client, data, capacity, context.args, share_labels)
+    config = node_config(client, data, capacity, context.args, share_labels) | spending(
+        budget, unit, calibration, capacity
+    )
     found = key_files.node_keys(keys) if keys else None
     if found:
         _warn_of_end(found.ca)
@@ -248,6 +255,27 @@ def node_config(
             raise InputError(f"what is behind -- must be KEY=VALUE, such as device=cuda; got '{item}'")
         config[checked_key(key)] = value
     return config
+
+
+def spending(
+    budget: float | None, unit: str, calibration: str, capacity: float | None
+) -> dict[str, str | int | float | bool]:
+    """What the client's app reads of a budget in a unit; checked here, where somebody reads the message."""
+    if budget is None:
+        if calibration:
+            raise InputError("--calibration is for --budget in seconds; give --budget, or leave it out")
+        return {}
+    if capacity is not None:
+        raise InputError("--capacity and --budget both say what the node can afford; give one of them")
+    currency = Currency(unit, calibration)
+    if currency.plain:
+        raise InputError("--budget is in seconds, macs, bytes or parameters; give a share of the model with --capacity")
+    if calibration:
+        Calibration.load(calibration)
+    elif unit == "seconds":
+        raise InputError("a budget in seconds needs --calibration FILE; make it here with `fedcover calibrate`")
+    said: dict[str, str | int | float | bool] = {"budget": budget, "unit": unit}
+    return said | ({"calibration": str(Path(calibration).absolute())} if calibration else {})
 
 
 class _Asked:

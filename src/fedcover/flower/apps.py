@@ -2,7 +2,8 @@
 
 ``flwr run`` finds them as ``fedcover.flower.apps:server`` and ``fedcover.flower.apps:client``. The run's configuration
 has the settings as TOML (``settings``), the server's folders (``out``, ``data``) and whether to go on (``resume``); a
-node's configuration has its number (``client``), where its data lie (``data``) and what it can afford (``capacity``).
+node's configuration has its number (``client``), where its data lie (``data``) and what it can afford (``capacity``, or
+a ``budget`` in a ``unit``, by a ``calibration`` if that is seconds).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedcover import data
+from fedcover.afford import Currency
 from fedcover.config import Config, parse_config
 from fedcover.data import Examples, Member, Population, as_examples
 from fedcover.errors import InputError
@@ -23,8 +25,9 @@ from fedcover.flower.rules import Rules
 from fedcover.flower.server import Made, play, shown
 from fedcover.flower.wire import Limits
 from fedcover.history import History, RoundRecord
-from fedcover.local import Task
+from fedcover.local import LocalSGD, Task
 from fedcover.models import build
+from fedcover.network import trace
 from fedcover.runs import Schedule
 
 
@@ -94,8 +97,20 @@ def _device(context: Context) -> Device:
     return device_of(text, str(folder) if folder else None, number_of(context))
 
 
+def _capacity(context: Context) -> float | None:
+    """What the node's own ``budget`` of seconds, multiply-adds, bytes or parameters a round buys of the run's model."""
+    said = context.node_config
+    if (amount := said.get("budget")) is None:
+        return None
+    config, device = parse_config(str(context.run_config.get("settings", ""))), _device(context)
+    network, local = trace(device.task.model, device.examples.inputs[:2]), LocalSGD(**config.local.model_dump())
+    currency = Currency(str(said.get("unit", "seconds")), str(said.get("calibration", "")))
+    steps, units = local.steps(len(device.examples)), config.policy.choice.policy().bind(network).units
+    return currency.budgets(f"{amount}", network, lambda place, many: steps, local.batch_size, units)[0].keep
+
+
 server = ServerApp()
-client = app_of(_device)
+client = app_of(_device, _capacity)
 
 
 @server.main()

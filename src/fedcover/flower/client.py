@@ -23,6 +23,8 @@ from fedcover.params import params_of
 
 NAMES = ("client", "partition-id")
 """What a node's configuration calls the number of its client; simulations know the second alone."""
+Capacity = float | Callable[[Context], float | None] | None
+"""The share of the model that a node can afford, or what finds it there; None if it does not say."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Device:
 def client_app(
     task: Task | Callable[[Context], Task],
     data: Callable[[Context], Examples],
-    capacity: float | None = None,
+    capacity: Capacity = None,
     share_labels: bool = False,
 ) -> ClientApp:
     """A ClientApp that trains a task's sub-models on the examples of its node.
@@ -51,8 +53,8 @@ def client_app(
     return app_of(device, capacity, share_labels)
 
 
-def app_of(device: Callable[[Context], Device], capacity: float | None = None, share_labels: bool = False) -> ClientApp:
-    """A ClientApp for what a function finds on its node."""
+def app_of(device: Callable[[Context], Device], capacity: Capacity = None, share_labels: bool = False) -> ClientApp:
+    """A ClientApp for what a function finds on its node; another may find what the node can afford."""
     app = ClientApp()
 
     @app.query()
@@ -89,10 +91,11 @@ def number_of(context: Context) -> int:
     raise InputError("the node's configuration does not say which client it is; start it with client=NUMBER")
 
 
-def _facts(device: Device, context: Context, capacity: float | None, share_labels: bool) -> dict[str, Any]:
+def _facts(device: Device, context: Context, capacity: Capacity, share_labels: bool) -> dict[str, Any]:
     config: Mapping[str, Any] = context.node_config
     facts: dict[str, Any] = {"client": number_of(context), "examples": len(device.examples)}
-    if (able := config.get("capacity", capacity)) is not None:
+    able = config.get("capacity", capacity(context) if callable(capacity) else capacity)
+    if able is not None:
         facts["capacity"] = float(able)
     if config.get("share-labels", share_labels):
         facts["labels"] = device.examples.label_counts().tolist()
