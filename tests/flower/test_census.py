@@ -13,7 +13,7 @@ from fedcover.config import check_config
 from fedcover.data import Member, Roster
 from fedcover.engines.serial import Serial
 from fedcover.flower.apps import client as stock_client
-from fedcover.flower.apps import device_of
+from fedcover.flower.apps import device_of, fitting
 from fedcover.flower.census import Census, member_of
 from fedcover.flower.client import client_app
 from tests.contracts.federations import federation
@@ -192,3 +192,31 @@ def test_budgets_of_nodes_are_checked_where_they_are_typed(options: list[str], s
     code, _, err = cli("deploy", "client", "--server", "127.0.0.1:1", "--insecure", *options)
     assert code == 2
     assert sentence in err
+
+
+@pytest.mark.parametrize(
+    ("settings", "member", "reason"),
+    [
+        ({}, Member(1, 3, (1, 2)), "counts labels of 2 classes, and there are 10"),
+        ({}, Member(1, 10, (10**9,) * 10), "counts 10000000000 labels, and its 10 examples have 10"),
+        ({"weighting": "labels"}, Member(1, 3), "does not tell its labels"),
+        ({"policy": {"name": "HeteroFL"}}, Member(1, 3), "does not tell its labels"),
+        ({"policy": {"name": "full"}}, Member(1, 3, None, 0.5), "can afford 0.5 of the model"),
+    ],
+)
+def test_what_one_client_tells_does_not_end_the_others_run(
+    settings: dict[str, Any], member: Member, reason: str
+) -> None:
+    config = check_config({"data": {"name": "digits"}, **settings})
+    census = Census(fits=fitting(config, fc.data.load("digits").train))
+    with pytest.raises(fc.InputError, match=reason):
+        census._take(7, member, {7})
+    assert not census.members
+    census._take(7, Member(1, 10, (1,) * 10, 1.0), {7})
+    assert list(census.members) == [1]
+
+
+def test_a_client_cannot_afford_more_than_the_model() -> None:
+    with pytest.raises(fc.InputError, match="capacity must be a share of the model"):
+        Member(1, 3, None, 1 + 1e-13)  # a budget of this would be an error when the run is built
+    assert Member(1, 3, None, 1.0).capacity == 1.0

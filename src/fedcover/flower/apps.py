@@ -28,6 +28,7 @@ from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
 from fedcover.models import build
 from fedcover.network import trace
+from fedcover.policies.techniques import FullModels
 from fedcover.runs import Schedule
 
 
@@ -48,7 +49,28 @@ def play_config(
 
     schedule = Schedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
     least = config.flower.clients or config.data.clients
-    return play(grid, make, schedule, least, rules_of(config), out, resume, config.shrink, told, on_round)
+    rules, fits = rules_of(config), fitting(config, data.load(config.data.name, folder).train)
+    return play(grid, make, schedule, least, rules, out, resume, config.shrink, told, on_round, fits)
+
+
+def fitting(config: Config, train: Examples) -> Callable[[Member], None]:
+    """What raises an error for a member that the run of these settings, with data like these, cannot have."""
+    policy = config.policy.choice.policy()
+    asks = policy.wants_classes or config.assign or config.weighting == "labels"
+
+    def check(member: Member) -> None:
+        member.check_labels(train)
+        if asks and member.labels is None:
+            raise InputError(
+                f"client {member.name} does not tell its labels, which the run needs; start it with --share-labels"
+            )
+        if isinstance(policy, FullModels) and member.capacity not in (None, 1.0):
+            raise InputError(
+                f"client {member.name} can afford {member.capacity:g} of the model, and policy full gives it the whole;"
+                f" choose another policy, such as WP"
+            )
+
+    return check
 
 
 def rules_of(config: Config) -> Rules:

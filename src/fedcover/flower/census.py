@@ -37,6 +37,8 @@ class Census:
     """All nodes that have answered, with a member or not."""
     _asked: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Questions that are open, by message: the node, and until when an answer is hoped for."""
+    fits: Callable[[Member], None] = lambda member: None
+    """Raises an ``InputError`` for a member that a run cannot have."""
     closed: bool = False
     """Whether no new members are taken in: once a run has begun, it has the members that it has."""
 
@@ -76,6 +78,7 @@ class Census:
             raise InputError(f"client {member.name} came after the run began; it can join the next")
         if known is not None and known != member:
             raise InputError(f"client {member.name} tells other facts than before; it can join the next run")
+        self.fits(member)
         self.members[member.name] = member
         self.node_of[member.name] = node
 
