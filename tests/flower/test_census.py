@@ -220,3 +220,26 @@ def test_a_client_cannot_afford_more_than_the_model() -> None:
     with pytest.raises(fc.InputError, match="capacity must be a share of the model"):
         Member(1, 3, None, 1 + 1e-13)  # a budget of this would be an error when the run is built
     assert Member(1, 3, None, 1.0).capacity == 1.0
+
+
+def test_answers_that_cannot_be_read_or_were_not_asked_for_make_no_members() -> None:
+    playing, lines, census = federation(Serial()), list[str](), Census()
+    grid = grid_of(playing)
+    pull = grid.pull_messages
+
+    def torn(keys: Any) -> Any:
+        raise ValueError("Error parsing message")
+
+    grid.pull_messages = torn  # type: ignore[method-assign]
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert lines == ["answers that cannot be read are left out: ValueError: Error parsing message"]
+
+    def strange(keys: Any) -> Any:
+        replies = pull(keys)
+        for reply in replies:
+            reply.metadata.__dict__["_reply_to_message_id"] = "another"
+        return replies
+
+    grid.pull_messages = strange  # type: ignore[method-assign]
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert not census.members

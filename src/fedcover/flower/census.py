@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from fedcover.data import Member
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
-from fedcover.flower.messages import ERROR, cut_short, facts_of
+from fedcover.flower.messages import ERROR, cut_short, facts_of, pulled
 
 FILE = "census.json"
 LOOK_EVERY = 0.5
@@ -58,8 +58,10 @@ class Census:
             self._asked |= zip(grid.push_messages(messages), ((node, now + PATIENCE) for node in new), strict=True)
         if not self._asked:
             return
-        for reply in grid.pull_messages(list(self._asked)):
-            node, _ = self._asked.pop(reply.metadata.reply_to_message_id, (0, 0.0))
+        for reply in pulled(grid, self._asked, told):
+            if (asked := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
+                continue  # what it says of itself is a node's own word
+            node, _ = asked
             if reply.has_error():
                 told(f"node {node} did not answer, and is asked again: {cut_short(reply.error.reason)}")
                 continue

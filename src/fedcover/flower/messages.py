@@ -1,10 +1,11 @@
 """Flower messages that carry fedcover's frames: one array of bytes, or a few plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
 
 BODY, FACTS = "body", "facts"
 ERROR = "error"
@@ -37,6 +38,15 @@ def facts_of(message: Message) -> dict[str, Any]:
     """The plain values in a message; empty if there are none."""
     record = message.content.config_records.get(FACTS)
     return dict(record) if record is not None else {}
+
+
+def pulled(grid: Grid, keys: Iterable[str], told: Callable[[str], None]) -> list[Message]:
+    """The replies to these messages that are there; what Flower itself cannot read is told, and counts as silence."""
+    try:
+        return list(grid.pull_messages(list(keys)))
+    except Exception as error:  # the server keeps what nodes send without opening it, and the grid trips over it
+        told(f"answers that cannot be read are left out: {cut_short(f'{type(error).__name__}: {error}')}")
+        return []
 
 
 def cut_short(text: object, most: int = 300) -> str:

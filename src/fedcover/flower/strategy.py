@@ -14,7 +14,7 @@ from fedcover.engines.base import Engine
 from fedcover.errors import ClientError
 from fedcover.federation import BegunRound, Federation
 from fedcover.flower.census import Census, Told
-from fedcover.flower.messages import ERROR, body_of, content_of, cut_short, facts_of
+from fedcover.flower.messages import ERROR, body_of, content_of, cut_short, facts_of, pulled
 from fedcover.flower.rules import Rules
 from fedcover.flower.wire import Rejected, Sent, encode_order, order_of, read_answer
 from fedcover.history import History
@@ -153,13 +153,17 @@ class FedCover(Strategy):
 
     def _exchange(self, grid: Grid, messages: list[Message]) -> None:
         """Send the orders and hear the answers, until all are there or the round is over."""
-        waiting = dict(zip(grid.push_messages(messages), messages, strict=True)) if messages else {}
+        nodes = [message.metadata.dst_node_id for message in messages]
+        waiting = dict(zip(grid.push_messages(messages), nodes, strict=True)) if messages else {}
         until = time.monotonic() + self.rules.deadline
         while waiting:
             late = time.monotonic() > until  # a last look is taken even so
-            for reply in grid.pull_messages(list(waiting)):
-                asked = waiting.pop(reply.metadata.reply_to_message_id, None)
-                self._hear(reply, asked.metadata.dst_node_id if asked else None)
+            for reply in pulled(grid, waiting, self._told):
+                # Who was asked is ours to know; what an answer says of its sender is the sender's word.
+                if (node := waiting.pop(reply.metadata.reply_to_message_id, None)) is None:
+                    self._told("an answer to nothing that was asked is left out")
+                else:
+                    self._hear(reply, node)
             if late:
                 break
             if waiting:
@@ -180,7 +184,7 @@ class FedCover(Strategy):
             now.reasons.setdefault(sent.client, f"it did not answer: {cut_short(reply.error.reason)}")
             return
         if sent.client in now.updates:
-            self._told(f"a second answer of client {sent.client} is left out")
+            self._told(f"a second answer of client {self._names[sent.client]} is left out")
             return
         try:
             facts = facts_of(reply)
