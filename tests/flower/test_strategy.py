@@ -270,3 +270,26 @@ def test_what_flower_cannot_read_is_silence_and_not_the_end() -> None:
     found = play(grid, remote(playing, fc.weight_pruning()), 1, replace(QUICK, deadline=5), lines=lines)
     assert found == expected
     assert any("answers that cannot be read are left out: ValueError" in line for line in lines)
+
+
+def test_a_round_is_tried_again_when_enough_are_online() -> None:
+    """All may be gone for a moment, as while the server starts anew; tries must not run out in that moment."""
+    playing = federation(Serial(shrink=True), "WP")
+    expected = playing.run(2, evaluate_on=small_data(40, seed=9))
+    grid, looks = grid_of(playing), list[int]()
+    nodes = grid.get_node_ids
+
+    def some() -> Iterable[int]:
+        if grid.offline:
+            looks.append(1)
+            grid.offline = set() if len(looks) > 3 else grid.offline
+        return nodes()
+
+    grid.get_node_ids = some  # type: ignore[method-assign]
+
+    def gone(record: fc.RoundRecord) -> None:
+        grid.offline = set(range(8))
+
+    found = play(grid, remote(playing, fc.weight_pruning()), 2, replace(QUICK, deadline=5), on_round=gone)
+    assert found == expected
+    assert found[1].wire["attempts"] == 2

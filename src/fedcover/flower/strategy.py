@@ -92,7 +92,7 @@ class FedCover(Strategy):
         self._round = now = _Round(begun)
         messages = []
         for job in begun.jobs:
-            node = self.census.node_of.get(self._names[job.client.id])
+            node = self._node(job.client.id)
             if node is None or node not in online:
                 now.reasons[job.client.id] = "it was not online"
                 continue
@@ -147,9 +147,27 @@ class FedCover(Strategy):
             messages = list(self.configure_train(0, ArrayRecord(), ConfigRecord(), grid))
             self._exchange(grid, messages)
             done, _ = self._end()
-            if done is None and self._attempts >= self.rules.tries:
-                raise ClientError(self._given_up())
+            if done is None:
+                if self._attempts >= self.rules.tries:
+                    raise ClientError(self._given_up())
+                self._await(grid)
         return self.lane.finish(OverFlower())
+
+    def _await(self, grid: Grid) -> None:
+        """Before a round is tried again: wait until enough of its cohort are online, a round's time at most."""
+        assert self._round is not None
+        cohort, until = self._round.begun.cohort, time.monotonic() + self.rules.deadline
+        while time.monotonic() < until:
+            online = set(grid.get_node_ids())
+            self.census.ask(grid, online, self._told)
+            here = sum(self._node(client.id) in online for client in cohort)
+            if here >= self.rules.needed(len(cohort)):
+                return
+            time.sleep(POLL)
+
+    def _node(self, client: int) -> int | None:
+        """The node through which a client is reached, if it was met."""
+        return self.census.node_of.get(self._names[client])
 
     def _exchange(self, grid: Grid, messages: list[Message]) -> None:
         """Send the orders and hear the answers, until all are there or the round is over."""
