@@ -1,5 +1,6 @@
 """Who is there: what nodes tell of themselves becomes stable clients, and nonsense one line."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,58 @@ def test_answers_that_cannot_be_read_or_were_not_asked_for_make_no_members() -> 
     grid.pull_messages = strange  # type: ignore[method-assign]
     census.ask(grid, grid.get_node_ids(), lines.append)
     assert not census.members
+
+
+def test_a_node_that_was_left_out_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client restarted with the same key has the same node; what was wrong with it may be right now."""
+    playing, good = federation(Serial()), [False]
+
+    def data(context: object) -> Any:
+        if not good[0]:
+            raise OSError("no such folder")
+        return playing.clients.examples_of(0)
+
+    grid, census, lines = LoopGrid({0: client_app(playing.task, data)}), Census(), list[str]()
+    for _ in range(3):
+        census.ask(grid, grid.get_node_ids(), lines.append)
+    assert [line for line in lines if "no such folder" in line] == lines
+    assert len(lines) == 1
+    good[0] = True
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert not census.members  # not at every look
+    census.ask(grid, [], lines.append)
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert list(census.members) == [0]
+    good[0], census = False, Census()
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    good[0] = True
+    now = time.monotonic()
+    monkeypatch.setattr("fedcover.flower.census.time.monotonic", lambda: now + 60)
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert list(census.members) == [0]
+
+
+def test_a_client_on_a_new_node_is_known_once_the_old_one_is_gone() -> None:
+    """A server takes a minute to see that a node has died; a new one may be there before that."""
+    playing = federation(Serial())
+    grid = grid_of(playing)
+    census, lines = gathered(grid)
+    (old,) = (node for node, client in grid.nodes.items() if client == 3)
+    grid.nodes[5] = 3
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert "client 3 is there already" in lines[-1]
+    del grid.nodes[old]
+    census._left_out = {node: (why, 0.0) for node, (why, _) in census._left_out.items()}  # time goes by
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert census.node_of[3] == 5
+    grid.nodes[old] = 3
+    del grid.nodes[5]
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert census.node_of[3] == old
+
+
+def test_time_that_is_up_is_no_error_when_enough_are_there() -> None:
+    grid, census = grid_of(federation(Serial())), Census()
+    grid.offline = {2, 5}
+    census.gather(grid, 8, 0.1, lambda line: None, least=1)
+    assert len(census.node_of) == 6

@@ -22,6 +22,8 @@ SETTLED = 30.0
 """Seconds without a new client after which those who are there may be all who come."""
 PATIENCE = 300.0
 """Seconds that a node has for its answer; a busy machine may take long to start its first process."""
+AGAIN = 30.0
+"""Seconds after which a node that was left out is asked again, if it stays online."""
 Told = Callable[[str], None]
 
 
@@ -33,8 +35,8 @@ class Census:
     """By the number by which each is known."""
     node_of: dict[int, int] = field(default_factory=dict)
     """For each member that was met the id of its node."""
-    met: set[int] = field(default_factory=set)
-    """All nodes that have answered, with a member or not."""
+    _left_out: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Nodes that answered and are nobody's: why, and until when they are not asked again."""
     _asked: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Questions that are open, by message: the node, and until when an answer is hoped for."""
     fits: Callable[[Member], None] = lambda member: None
@@ -43,13 +45,17 @@ class Census:
     """Whether no new members are taken in: once a run has begun, it has the members that it has."""
 
     def ask(self, grid: Grid, nodes: Iterable[int], told: Told) -> None:
-        """Ask nodes that were not met before, and hear those that have answered meanwhile; nobody is waited for.
+        """Ask nodes through which no member is reached, and hear who has answered meanwhile; nobody is waited for.
 
-        What a node answers is told if it makes no member.
+        What a node answers is told if it makes no member. It is asked again later, or as soon as it was offline: its
+        keeper may have put right what was wrong, and a client that has a new node is known by it once the old one is
+        gone.
         """
         online, now = set(nodes), time.monotonic()
         self._asked = {key: one for key, one in self._asked.items() if now < one[1]}
-        new = sorted(online - self.met - {node for node, _ in self._asked.values()})
+        self._left_out = {node: one for node, one in self._left_out.items() if node in online}
+        waiting = {node for node, (_, until) in self._left_out.items() if now < until}
+        new = sorted(online - set(self.node_of.values()) - waiting - {node for node, _ in self._asked.values()})
         if new:
             messages = [
                 Message(content=RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=PATIENCE)
@@ -65,11 +71,14 @@ class Census:
             if reply.has_error():
                 told(f"node {node} did not answer, and is asked again: {cut_short(reply.error.reason)}")
                 continue
-            self.met.add(node)
             try:
                 self._take(node, member_of(facts_of(reply)), online)
+                self._left_out.pop(node, None)
             except InputError as error:
-                told(f"node {node} is left out: {error}")
+                before, _ = self._left_out.get(node, ("", 0.0))
+                self._left_out[node] = (str(error), now + AGAIN)
+                if str(error) != before:
+                    told(f"node {node} is left out: {error}")
 
     def _take(self, node: int, member: Member, online: set[int]) -> None:
         other = self.node_of.get(member.name)
@@ -94,7 +103,7 @@ class Census:
             if here != shown:
                 shown, came = here, now
                 told(f"{here} of {wanted} clients are there")
-            if here >= wanted or (here >= least and now - came > SETTLED):
+            if here >= wanted or (here >= least and (now - came > SETTLED or now > until)):
                 return
             if now > until:
                 raise InputError(
