@@ -293,3 +293,30 @@ def test_a_round_is_tried_again_when_enough_are_online() -> None:
     found = play(grid, remote(playing, fc.weight_pruning()), 2, replace(QUICK, deadline=5), on_round=gone)
     assert found == expected
     assert found[1].wire["attempts"] == 2
+
+
+@pytest.mark.parametrize("taken", ["all but one", "none"])
+def test_orders_that_the_server_does_not_take_are_silence_and_not_the_end(taken: str) -> None:
+    """Flower names them "", as for a node that was just unregistered, or gives no names if all is too large."""
+    playing = federation(Serial(), "WP")
+    grid, lines, push = grid_of(playing), list[str](), grid_push()
+    grid.push_messages = lambda messages: push(grid, messages, taken)  # type: ignore[method-assign]
+    found = play(grid, remote(playing, fc.weight_pruning()), 1, lines=lines).last
+    assert len(found.rejected) == (1 if taken == "all but one" else 0)
+    assert any("of 6 messages were not taken by the server" in line for line in lines)
+    assert found.wire is not None
+    assert found.wire["attempts"] == (1 if taken == "all but one" else 2)
+
+
+def grid_push() -> Callable[[LoopGrid, Iterable[Message], str], list[str]]:
+    """A grid's ``push_messages`` that the first time takes only some orders."""
+    spoiled: list[int] = []
+
+    def push(grid: LoopGrid, messages: Iterable[Message], taken: str) -> list[str]:
+        listed = list(messages)
+        if spoiled or listed[0].metadata.message_type != "train":
+            return LoopGrid.push_messages(grid, listed)
+        spoiled.append(1)
+        return ["", *LoopGrid.push_messages(grid, listed[1:])] if taken == "all but one" else []
+
+    return push

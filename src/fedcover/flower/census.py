@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from fedcover.data import Member
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
-from fedcover.flower.messages import ERROR, cut_short, facts_of, pulled
+from fedcover.flower.messages import ERROR, cut_short, facts_of, pulled, pushed
 
 FILE = "census.json"
 LOOK_EVERY = 0.5
@@ -61,7 +61,7 @@ class Census:
                 Message(content=RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=PATIENCE)
                 for node in new
             ]
-            self._asked |= zip(grid.push_messages(messages), ((node, now + PATIENCE) for node in new), strict=True)
+            self._asked |= {key: (node, now + PATIENCE) for key, node in pushed(grid, messages, told).items()}
         if not self._asked:
             return
         for reply in pulled(grid, self._asked, told):

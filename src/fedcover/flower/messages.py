@@ -1,6 +1,6 @@
 """Flower messages that carry fedcover's frames: one array of bytes, or a few plain values."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,15 @@ def facts_of(message: Message) -> dict[str, Any]:
     """The plain values in a message; empty if there are none."""
     record = message.content.config_records.get(FACTS)
     return dict(record) if record is not None else {}
+
+
+def pushed(grid: Grid, messages: Sequence[Message], told: Callable[[str], None]) -> dict[str, int]:
+    """Send messages: the node of each one that is on its way, by what its reply will name; others are told of."""
+    keys = list(grid.push_messages(messages)) if messages else []  # "" or none at all for those that are not taken
+    sent = {key: message.metadata.dst_node_id for key, message in zip(keys, messages, strict=False) if key}
+    if lost := len(messages) - len(sent):
+        told(f"{lost} of {len(messages)} messages were not taken by the server; its log says why")
+    return sent
 
 
 def pulled(grid: Grid, keys: Iterable[str], told: Callable[[str], None]) -> list[Message]:

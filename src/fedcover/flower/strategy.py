@@ -14,7 +14,7 @@ from fedcover.engines.base import Engine
 from fedcover.errors import ClientError
 from fedcover.federation import BegunRound, Federation
 from fedcover.flower.census import Census, Told
-from fedcover.flower.messages import ERROR, body_of, content_of, cut_short, facts_of, pulled
+from fedcover.flower.messages import ERROR, body_of, content_of, cut_short, facts_of, pulled, pushed
 from fedcover.flower.rules import Rules
 from fedcover.flower.wire import Rejected, Sent, encode_order, order_of, read_answer
 from fedcover.history import History
@@ -171,8 +171,7 @@ class FedCover(Strategy):
 
     def _exchange(self, grid: Grid, messages: list[Message]) -> None:
         """Send the orders and hear the answers, until all are there or the round is over."""
-        nodes = [message.metadata.dst_node_id for message in messages]
-        waiting = dict(zip(grid.push_messages(messages), nodes, strict=True)) if messages else {}
+        waiting = pushed(grid, messages, self._told)
         until = time.monotonic() + self.rules.deadline
         while waiting:
             late = time.monotonic() > until  # a last look is taken even so
