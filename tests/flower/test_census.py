@@ -14,9 +14,10 @@ from fedcover.config import check_config
 from fedcover.data import Member, Roster
 from fedcover.engines.serial import Serial
 from fedcover.flower.apps import client as stock_client
-from fedcover.flower.apps import device_of, fitting
+from fedcover.flower.apps import device_of, fitting, play_config
 from fedcover.flower.census import Census, member_of
 from fedcover.flower.client import client_app
+from fedcover.settings import to_toml
 from tests.contracts.federations import federation
 from tests.flower.loop import LoopGrid, grid_of
 
@@ -299,3 +300,25 @@ def test_time_that_is_up_is_no_error_when_enough_are_there() -> None:
     grid.offline = {2, 5}
     census.gather(grid, 8, 0.1, lambda line: None, least=1)
     assert len(census.node_of) == 6
+
+
+def test_a_run_that_goes_on_has_the_budgets_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they were worked out from, such as a calibration, may have changed or gone meanwhile."""
+    raw: dict[str, Any] = {
+        "data": {"name": "digits", "clients": 2},
+        "rounds": 1,
+        "cohort": 2,
+        "policy": {"name": "NP"},
+        "budgets": {"code": "2x1e9", "unit": "parameters"},
+        "flower": {"gather": 5.0},
+    }
+    grid = LoopGrid(dict.fromkeys(range(2), stock_client), None, {"settings": to_toml(raw)})
+    config, out = check_config({**raw, "engine": "flower"}), tmp_path / "run"
+    play_config(grid, config, out, told=lambda line: None)
+
+    def gone(*given: Any) -> Any:
+        raise fc.InputError("the calibration is gone")
+
+    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
+    longer = config.model_copy(update={"rounds": 2})
+    assert len(play_config(grid, longer, out, resume=True, told=lambda line: None)) == 2

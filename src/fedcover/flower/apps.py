@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcover import data
 from fedcover.afford import Currency
-from fedcover.config import Config, parse_config
+from fedcover.config import Config, parse_config, recorded_keeps
 from fedcover.data import Examples, Member, Population, as_examples
 from fedcover.errors import InputError
 from fedcover.flower.census import Told
@@ -29,6 +29,7 @@ from fedcover.local import LocalSGD, Task
 from fedcover.models import build
 from fedcover.network import trace
 from fedcover.policies.techniques import FullModels
+from fedcover.runfolder import read_settings
 from fedcover.runs import Schedule
 
 
@@ -43,8 +44,10 @@ def play_config(
 ) -> History:
     """Play the run that settings describe; ``folder`` is where the server's data sets lie."""
 
+    keeps = recorded_keeps(read_settings(out)) if resume and (out / "config.toml").exists() else None
+
     def make(members: Sequence[Member]) -> Made:
-        federation, test = config.build(folder, members=members)
+        federation, test = config.build(folder, keeps, members)
         return federation, test, config.settings(federation)
 
     schedule = Schedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
