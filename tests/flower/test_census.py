@@ -19,7 +19,7 @@ from fedcover.flower.census import Census, member_of
 from fedcover.flower.client import client_app
 from fedcover.settings import to_toml
 from tests.contracts.federations import federation
-from tests.flower.loop import LoopGrid, grid_of
+from tests.flower.loop import LoopGrid, failed, grid_of
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -322,3 +322,23 @@ def test_a_run_that_goes_on_has_the_budgets_it_was_begun_with(tmp_path: Path, mo
     monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
     longer = config.model_copy(update={"rounds": 2})
     assert len(play_config(grid, longer, out, resume=True, told=lambda line: None)) == 2
+
+
+def test_a_node_that_fails_is_told_of_once_and_a_lost_connection_is_an_error() -> None:
+    grid, census, lines = grid_of(federation(Serial())), Census(), list[str]()
+    pull = grid.pull_messages
+    grid.pull_messages = lambda keys: [failed(reply, "no such app") for reply in pull(keys)]  # type: ignore[method-assign]
+    for _ in range(3):
+        census.ask(grid, grid.get_node_ids(), lines.append)
+    assert len(lines) == 8
+    assert all(line.endswith("did not answer, and is asked again: no such app") for line in lines)
+
+    def lost(keys: Any) -> Any:
+        raise ConnectionError("refused")
+
+    grid.pull_messages = lost  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        census.ask(grid, grid.get_node_ids(), lines.append)
+    grid.pull_messages = pull  # type: ignore[method-assign]
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert len(census.members) == 8

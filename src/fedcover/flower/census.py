@@ -69,16 +69,20 @@ class Census:
                 continue  # what it says of itself is a node's own word
             node, _ = asked
             if reply.has_error():
-                told(f"node {node} did not answer, and is asked again: {cut_short(reply.error.reason)}")
+                self._leave_out(node, f"did not answer, and is asked again: {cut_short(reply.error.reason)}", now, told)
                 continue
             try:
                 self._take(node, member_of(facts_of(reply)), online)
                 self._left_out.pop(node, None)
             except InputError as error:
-                before, _ = self._left_out.get(node, ("", 0.0))
-                self._left_out[node] = (str(error), now + AGAIN)
-                if str(error) != before:
-                    told(f"node {node} is left out: {error}")
+                self._leave_out(node, f"is left out: {error}", now + AGAIN, told)
+
+    def _leave_out(self, node: int, why: str, until: float, told: Told) -> None:
+        """Note why a node is nobody's, and until when it is not asked again; told once."""
+        before, _ = self._left_out.get(node, ("", 0.0))
+        self._left_out[node] = (why, until)
+        if why != before:
+            told(f"node {node} {why}")
 
     def _take(self, node: int, member: Member, online: set[int]) -> None:
         other = self.node_of.get(member.name)

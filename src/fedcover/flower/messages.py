@@ -6,10 +6,14 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 BODY, FACTS = "body", "facts"
 ERROR = "error"
 """What a client that cannot answer calls its reason."""
+
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, DecodeError)
+"""What a grid raises on a reply that makes no sense; a connection that is lost is another matter, and ends a run."""
 
 
 def content_of(body: bytes) -> RecordDict:
@@ -53,7 +57,7 @@ def pulled(grid: Grid, keys: Iterable[str], told: Callable[[str], None]) -> list
     """The replies to these messages that are there; what Flower itself cannot read is told, and counts as silence."""
     try:
         return list(grid.pull_messages(list(keys)))
-    except Exception as error:  # the server keeps what nodes send without opening it, and the grid trips over it
+    except UNREADABLE as error:  # the server keeps what nodes send without opening it, and the grid trips over it
         told(f"answers that cannot be read are left out: {cut_short(f'{type(error).__name__}: {error}')}")
         return []
 
