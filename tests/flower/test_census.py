@@ -149,6 +149,9 @@ def test_a_node_has_its_part_of_the_data_or_examples_of_its_own(tmp_path: Path) 
     own = tmp_path / "own.npz"
     np.savez(own, inputs=part.inputs.numpy(), labels=part.labels.numpy())
     assert torch.equal(device_of(config, str(own), 99).examples.inputs, part.inputs)
+    np.savez(own, inputs=part.inputs.double().numpy(), labels=part.labels.numpy())
+    assert torch.equal(device_of(config, str(own), 99).examples.inputs, part.inputs)  # numpy's default is doubles
+    assert device_of(config, str(own), 99).examples.inputs.dtype == torch.float32
     np.savez(own, inputs=np.array([object()]), labels=np.array([1]))
     with pytest.raises(fc.InputError, match=r"is no \.npz file with inputs and labels"):
         device_of(config, str(own), 0)

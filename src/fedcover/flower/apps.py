@@ -112,7 +112,9 @@ def _own(config: Config, path: str) -> Device:
     (shape, classes), has = data.shape_of(config.data.name), tuple(found.inputs.shape[1:])
     if has != shape:
         raise InputError(f"{path} has inputs of shape {has}, and those of {config.data.name} have {shape}; {remedy}")
-    examples = Examples(found.inputs, found.labels, classes, Path(path).name, "the device's own")
+    real = found.inputs.is_floating_point()  # numpy's own numbers are doubles, which models here do not take
+    inputs = found.inputs.float() if real else found.inputs
+    examples = Examples(inputs, found.labels, classes, Path(path).name, "the device's own")
     return Device(Task(build(config.model.name, shape, classes, config.seed)), examples)
 
 
