@@ -1,5 +1,6 @@
 """Who is there: what nodes tell of themselves becomes stable clients, and nonsense one line."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from fedcover.config import check_config
 from fedcover.data import Member, Roster
 from fedcover.engines.serial import Serial
 from fedcover.flower.apps import client as stock_client
-from fedcover.flower.apps import device_of
+from fedcover.flower.apps import device_of, fitting, play_config
 from fedcover.flower.census import Census, member_of
 from fedcover.flower.client import client_app
+from fedcover.settings import to_toml
 from tests.contracts.federations import federation
-from tests.flower.loop import LoopGrid, grid_of
+from tests.flower.loop import LoopGrid, failed, grid_of
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -147,6 +149,9 @@ def test_a_node_has_its_part_of_the_data_or_examples_of_its_own(tmp_path: Path) 
     own = tmp_path / "own.npz"
     np.savez(own, inputs=part.inputs.numpy(), labels=part.labels.numpy())
     assert torch.equal(device_of(config, str(own), 99).examples.inputs, part.inputs)
+    np.savez(own, inputs=part.inputs.double().numpy(), labels=part.labels.numpy())
+    assert torch.equal(device_of(config, str(own), 99).examples.inputs, part.inputs)  # numpy's default is doubles
+    assert device_of(config, str(own), 99).examples.inputs.dtype == torch.float32
     np.savez(own, inputs=np.array([object()]), labels=np.array([1]))
     with pytest.raises(fc.InputError, match=r"is no \.npz file with inputs and labels"):
         device_of(config, str(own), 0)
@@ -192,3 +197,151 @@ def test_budgets_of_nodes_are_checked_where_they_are_typed(options: list[str], s
     code, _, err = cli("deploy", "client", "--server", "127.0.0.1:1", "--insecure", *options)
     assert code == 2
     assert sentence in err
+
+
+@pytest.mark.parametrize(
+    ("settings", "member", "reason"),
+    [
+        ({}, Member(1, 3, (1, 2)), "counts labels of 2 classes, and there are 10"),
+        ({}, Member(1, 10, (10**9,) * 10), "counts 10000000000 labels, and its 10 examples have 10"),
+        ({"weighting": "labels"}, Member(1, 3), "does not tell its labels"),
+        ({"policy": {"name": "HeteroFL"}}, Member(1, 3), "does not tell its labels"),
+        ({"policy": {"name": "full"}}, Member(1, 3, None, 0.5), "can afford 0.5 of the model"),
+    ],
+)
+def test_what_one_client_tells_does_not_end_the_others_run(
+    settings: dict[str, Any], member: Member, reason: str
+) -> None:
+    config = check_config({"data": {"name": "digits"}, **settings})
+    census = Census(fits=fitting(config, fc.data.load("digits").train))
+    with pytest.raises(fc.InputError, match=reason):
+        census._take(7, member, {7})
+    assert not census.members
+    census._take(7, Member(1, 10, (1,) * 10, 1.0), {7})
+    assert list(census.members) == [1]
+
+
+def test_a_client_cannot_afford_more_than_the_model() -> None:
+    with pytest.raises(fc.InputError, match="capacity must be a share of the model"):
+        Member(1, 3, None, 1 + 1e-13)  # a budget of this would be an error when the run is built
+    assert Member(1, 3, None, 1.0).capacity == 1.0
+
+
+def test_answers_that_cannot_be_read_or_were_not_asked_for_make_no_members() -> None:
+    playing, lines, census = federation(Serial()), list[str](), Census()
+    grid = grid_of(playing)
+    pull = grid.pull_messages
+
+    def torn(keys: Any) -> Any:
+        raise ValueError("Error parsing message")
+
+    grid.pull_messages = torn  # type: ignore[method-assign]
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert lines == ["answers that cannot be read are left out: ValueError: Error parsing message"]
+
+    def strange(keys: Any) -> Any:
+        replies = pull(keys)
+        for reply in replies:
+            reply.metadata.__dict__["_reply_to_message_id"] = "another"
+        return replies
+
+    grid.pull_messages = strange  # type: ignore[method-assign]
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert not census.members
+
+
+def test_a_node_that_was_left_out_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client restarted with the same key has the same node; what was wrong with it may be right now."""
+    playing, good = federation(Serial()), [False]
+
+    def data(context: object) -> Any:
+        if not good[0]:
+            raise OSError("no such folder")
+        return playing.clients.examples_of(0)
+
+    grid, census, lines = LoopGrid({0: client_app(playing.task, data)}), Census(), list[str]()
+    for _ in range(3):
+        census.ask(grid, grid.get_node_ids(), lines.append)
+    assert [line for line in lines if "no such folder" in line] == lines
+    assert len(lines) == 1
+    good[0] = True
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert not census.members  # not at every look
+    census.ask(grid, [], lines.append)
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert list(census.members) == [0]
+    good[0], census = False, Census()
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    good[0] = True
+    now = time.monotonic()
+    monkeypatch.setattr("fedcover.flower.census.time.monotonic", lambda: now + 60)
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert list(census.members) == [0]
+
+
+def test_a_client_on_a_new_node_is_known_once_the_old_one_is_gone() -> None:
+    """A server takes a minute to see that a node has died; a new one may be there before that."""
+    playing = federation(Serial())
+    grid = grid_of(playing)
+    census, lines = gathered(grid)
+    (old,) = (node for node, client in grid.nodes.items() if client == 3)
+    grid.nodes[5] = 3
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert "client 3 is there already" in lines[-1]
+    del grid.nodes[old]
+    census._left_out = {node: (why, 0.0) for node, (why, _) in census._left_out.items()}  # time goes by
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert census.node_of[3] == 5
+    grid.nodes[old] = 3
+    del grid.nodes[5]
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert census.node_of[3] == old
+
+
+def test_time_that_is_up_is_no_error_when_enough_are_there() -> None:
+    grid, census = grid_of(federation(Serial())), Census()
+    grid.offline = {2, 5}
+    census.gather(grid, 8, 0.1, lambda line: None, least=1)
+    assert len(census.node_of) == 6
+
+
+def test_a_run_that_goes_on_has_the_budgets_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they were worked out from, such as a calibration, may have changed or gone meanwhile."""
+    raw: dict[str, Any] = {
+        "data": {"name": "digits", "clients": 2},
+        "rounds": 1,
+        "cohort": 2,
+        "policy": {"name": "NP"},
+        "budgets": {"code": "2x1e9", "unit": "parameters"},
+        "flower": {"gather": 5.0},
+    }
+    grid = LoopGrid(dict.fromkeys(range(2), stock_client), None, {"settings": to_toml(raw)})
+    config, out = check_config({**raw, "engine": "flower"}), tmp_path / "run"
+    play_config(grid, config, out, told=lambda line: None)
+
+    def gone(*given: Any) -> Any:
+        raise fc.InputError("the calibration is gone")
+
+    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
+    longer = config.model_copy(update={"rounds": 2})
+    assert len(play_config(grid, longer, out, resume=True, told=lambda line: None)) == 2
+
+
+def test_a_node_that_fails_is_told_of_once_and_a_lost_connection_is_an_error() -> None:
+    grid, census, lines = grid_of(federation(Serial())), Census(), list[str]()
+    pull = grid.pull_messages
+    grid.pull_messages = lambda keys: [failed(reply, "no such app") for reply in pull(keys)]  # type: ignore[method-assign]
+    for _ in range(3):
+        census.ask(grid, grid.get_node_ids(), lines.append)
+    assert len(lines) == 8
+    assert all(line.endswith("did not answer, and is asked again: no such app") for line in lines)
+
+    def lost(keys: Any) -> Any:
+        raise ConnectionError("refused")
+
+    grid.pull_messages = lost  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        census.ask(grid, grid.get_node_ids(), lines.append)
+    grid.pull_messages = pull  # type: ignore[method-assign]
+    census.ask(grid, grid.get_node_ids(), lines.append)
+    assert len(census.members) == 8

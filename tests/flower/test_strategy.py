@@ -1,6 +1,7 @@
 """Rounds over Flower are the serial engine's, whatever clients do: bad answers are left out, never the round."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,3 +230,93 @@ def test_flowers_own_loop_plays_the_same_rounds() -> None:
     assert expected.theta is not None
     assert same({name: torch.from_numpy(array.numpy()) for name, array in result.arrays.items()}, expected.theta)
     assert lane.history == expected
+
+
+def test_an_answer_cannot_be_given_in_anothers_name() -> None:
+    """A node writes its answer's sender and what it answers itself; only what the server asked counts."""
+    playing = federation(Serial(), "WP")
+    grid, lines, seen = grid_of(playing), list[str](), dict[int, Message]()
+
+    def tamper(client: int, number: int, reply: Message) -> Message:
+        seen[client] = reply
+        if len(seen) == 6:  # the last of the cohort, and the first that is heard
+            other = seen[min(seen)]
+            reply = Message(other.content, metadata=copy(other.metadata))
+            reply.metadata.__dict__["_reply_to_message_id"] = "another"
+            seen[-1] = reply
+        return reply
+
+    grid.tamper = tamper
+    found = play(grid, remote(playing, fc.weight_pruning()), 1, lines=lines).last
+    liar = list(seen)[5]
+    assert [one["client"] for one in found.rejected] == [liar]
+    assert "an answer to nothing that was asked is left out" in lines
+    assert not any("second answer" in line for line in lines)
+
+
+def test_what_flower_cannot_read_is_silence_and_not_the_end() -> None:
+    playing = federation(Serial(shrink=True), "WP")
+    expected = playing.run(1, evaluate_on=small_data(40, seed=9))
+    grid, lines, torn = grid_of(playing), list[str](), list[int]()
+    pull = grid.pull_messages
+
+    def once(keys: Iterable[str]) -> list[Message]:
+        if sum(grid.asked.values()) and not torn:
+            torn.append(1)
+            raise ValueError("Error parsing message")
+        return pull(keys)
+
+    grid.pull_messages = once  # type: ignore[method-assign]
+    found = play(grid, remote(playing, fc.weight_pruning()), 1, replace(QUICK, deadline=5), lines=lines)
+    assert found == expected
+    assert any("answers that cannot be read are left out: ValueError" in line for line in lines)
+
+
+def test_a_round_is_tried_again_when_enough_are_online() -> None:
+    """All may be gone for a moment, as while the server starts anew; tries must not run out in that moment."""
+    playing = federation(Serial(shrink=True), "WP")
+    expected = playing.run(2, evaluate_on=small_data(40, seed=9))
+    grid, looks = grid_of(playing), list[int]()
+    nodes = grid.get_node_ids
+
+    def some() -> Iterable[int]:
+        if grid.offline:
+            looks.append(1)
+            grid.offline = set() if len(looks) > 3 else grid.offline
+        return nodes()
+
+    grid.get_node_ids = some  # type: ignore[method-assign]
+
+    def gone(record: fc.RoundRecord) -> None:
+        grid.offline = set(range(8))
+
+    found = play(grid, remote(playing, fc.weight_pruning()), 2, replace(QUICK, deadline=5), on_round=gone)
+    assert found == expected
+    assert found[1].wire["attempts"] == 2
+
+
+@pytest.mark.parametrize("taken", ["all but one", "none"])
+def test_orders_that_the_server_does_not_take_are_silence_and_not_the_end(taken: str) -> None:
+    """Flower names them "", as for a node that was just unregistered, or gives no names if all is too large."""
+    playing = federation(Serial(), "WP")
+    grid, lines, push = grid_of(playing), list[str](), grid_push()
+    grid.push_messages = lambda messages: push(grid, messages, taken)  # type: ignore[method-assign]
+    found = play(grid, remote(playing, fc.weight_pruning()), 1, lines=lines).last
+    assert len(found.rejected) == (1 if taken == "all but one" else 0)
+    assert any("of 6 messages were not taken by the server" in line for line in lines)
+    assert found.wire is not None
+    assert found.wire["attempts"] == (1 if taken == "all but one" else 2)
+
+
+def grid_push() -> Callable[[LoopGrid, Iterable[Message], str], list[str]]:
+    """A grid's ``push_messages`` that the first time takes only some orders."""
+    spoiled: list[int] = []
+
+    def push(grid: LoopGrid, messages: Iterable[Message], taken: str) -> list[str]:
+        listed = list(messages)
+        if spoiled or listed[0].metadata.message_type != "train":
+            return LoopGrid.push_messages(grid, listed)
+        spoiled.append(1)
+        return ["", *LoopGrid.push_messages(grid, listed[1:])] if taken == "all but one" else []
+
+    return push

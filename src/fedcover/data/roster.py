@@ -1,5 +1,6 @@
 """Clients whose examples are elsewhere, on devices of their own: only what they tell of them is known."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -28,9 +29,25 @@ class Member:
         check_whole("a client's number", self.name, 0)
         check_whole("a client's number of examples", self.examples, 1)
         if self.capacity is not None:
-            check_number("a client's capacity", self.capacity, 0, 1 + 1e-12, "a share of the model in (0, 1]")
+            most = math.nextafter(1.0, 2.0)
+            check_number("a client's capacity", self.capacity, 0, most, "a share of the model in (0, 1]")
         if self.labels is not None and (not self.labels or min(self.labels) < 0 or sum(self.labels) < 1):
             raise InputError(f"the labels of client {self.name} are no counts; send one count for each class")
+
+    def check_labels(self, like: Examples) -> None:
+        """Nothing, or an error if its label counts are not those of so many examples of a data set."""
+        if self.labels is None:
+            return
+        if len(self.labels) != like.classes:
+            raise InputError(
+                f"client {self.name} counts labels of {len(self.labels)} classes, and there are {like.classes};"
+                f" see that all have the same data set"
+            )
+        if sum(self.labels) != (many := self.examples * like.labels[:1].numel()):
+            raise InputError(
+                f"client {self.name} counts {sum(self.labels)} labels, and its {self.examples} examples have {many};"
+                f" count each once"
+            )
 
 
 class Roster(Population):
@@ -50,11 +67,7 @@ class Roster(Population):
         if len(self._index) != len(members):
             raise InputError("two clients of a roster have the same number; give each its own")
         for one in self.members:
-            if one.labels is not None and len(one.labels) != examples.classes:
-                raise InputError(
-                    f"client {one.name} counts labels of {len(one.labels)} classes, and there are {examples.classes};"
-                    f" see that all have the same data set"
-                )
+            one.check_labels(examples)
 
     def __len__(self) -> int:
         return len(self.members)

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcover import data
 from fedcover.afford import Currency
-from fedcover.config import Config, parse_config
+from fedcover.config import Config, parse_config, recorded_keeps
 from fedcover.data import Examples, Member, Population, as_examples
 from fedcover.errors import InputError
 from fedcover.flower.census import Told
@@ -28,6 +28,8 @@ from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
 from fedcover.models import build
 from fedcover.network import trace
+from fedcover.policies.techniques import FullModels
+from fedcover.runfolder import read_settings
 from fedcover.runs import Schedule
 
 
@@ -42,13 +44,36 @@ def play_config(
 ) -> History:
     """Play the run that settings describe; ``folder`` is where the server's data sets lie."""
 
+    keeps = recorded_keeps(read_settings(out)) if resume and (out / "config.toml").exists() else None
+
     def make(members: Sequence[Member]) -> Made:
-        federation, test = config.build(folder, members=members)
+        federation, test = config.build(folder, keeps, members)
         return federation, test, config.settings(federation)
 
     schedule = Schedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
     least = config.flower.clients or config.data.clients
-    return play(grid, make, schedule, least, rules_of(config), out, resume, config.shrink, told, on_round)
+    rules, fits = rules_of(config), fitting(config, data.load(config.data.name, folder).train)
+    return play(grid, make, schedule, least, rules, out, resume, config.shrink, told, on_round, fits)
+
+
+def fitting(config: Config, train: Examples) -> Callable[[Member], None]:
+    """What raises an error for a member that the run of these settings, with data like these, cannot have."""
+    policy = config.policy.choice.policy()
+    asks = policy.wants_classes or config.assign or config.weighting == "labels"
+
+    def check(member: Member) -> None:
+        member.check_labels(train)
+        if asks and member.labels is None:
+            raise InputError(
+                f"client {member.name} does not tell its labels, which the run needs; start it with --share-labels"
+            )
+        if isinstance(policy, FullModels) and member.capacity not in (None, 1.0):
+            raise InputError(
+                f"client {member.name} can afford {member.capacity:g} of the model, and policy full gives it the whole;"
+                f" choose another policy, such as WP"
+            )
+
+    return check
 
 
 def rules_of(config: Config) -> Rules:
@@ -87,7 +112,9 @@ def _own(config: Config, path: str) -> Device:
     (shape, classes), has = data.shape_of(config.data.name), tuple(found.inputs.shape[1:])
     if has != shape:
         raise InputError(f"{path} has inputs of shape {has}, and those of {config.data.name} have {shape}; {remedy}")
-    examples = Examples(found.inputs, found.labels, classes, Path(path).name, "the device's own")
+    real = found.inputs.is_floating_point()  # numpy's own numbers are doubles, which models here do not take
+    inputs = found.inputs.float() if real else found.inputs
+    examples = Examples(inputs, found.labels, classes, Path(path).name, "the device's own")
     return Device(Task(build(config.model.name, shape, classes, config.seed)), examples)
 
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from fedcover.data import Member
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
-from fedcover.flower.messages import ERROR, cut_short, facts_of
+from fedcover.flower.messages import ERROR, cut_short, facts_of, pulled, pushed
 
 FILE = "census.json"
 LOOK_EVERY = 0.5
@@ -22,6 +22,8 @@ SETTLED = 30.0
 """Seconds without a new client after which those who are there may be all who come."""
 PATIENCE = 300.0
 """Seconds that a node has for its answer; a busy machine may take long to start its first process."""
+AGAIN = 30.0
+"""Seconds after which a node that was left out is asked again, if it stays online."""
 Told = Callable[[str], None]
 
 
@@ -33,39 +35,54 @@ class Census:
     """By the number by which each is known."""
     node_of: dict[int, int] = field(default_factory=dict)
     """For each member that was met the id of its node."""
-    met: set[int] = field(default_factory=set)
-    """All nodes that have answered, with a member or not."""
+    _left_out: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Nodes that answered and are nobody's: why, and until when they are not asked again."""
     _asked: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Questions that are open, by message: the node, and until when an answer is hoped for."""
+    fits: Callable[[Member], None] = lambda member: None
+    """Raises an ``InputError`` for a member that a run cannot have."""
     closed: bool = False
     """Whether no new members are taken in: once a run has begun, it has the members that it has."""
 
     def ask(self, grid: Grid, nodes: Iterable[int], told: Told) -> None:
-        """Ask nodes that were not met before, and hear those that have answered meanwhile; nobody is waited for.
+        """Ask nodes through which no member is reached, and hear who has answered meanwhile; nobody is waited for.
 
-        What a node answers is told if it makes no member.
+        What a node answers is told if it makes no member. It is asked again later, or as soon as it was offline: its
+        keeper may have put right what was wrong, and a client that has a new node is known by it once the old one is
+        gone.
         """
         online, now = set(nodes), time.monotonic()
         self._asked = {key: one for key, one in self._asked.items() if now < one[1]}
-        new = sorted(online - self.met - {node for node, _ in self._asked.values()})
+        self._left_out = {node: one for node, one in self._left_out.items() if node in online}
+        waiting = {node for node, (_, until) in self._left_out.items() if now < until}
+        new = sorted(online - set(self.node_of.values()) - waiting - {node for node, _ in self._asked.values()})
         if new:
             messages = [
                 Message(content=RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=PATIENCE)
                 for node in new
             ]
-            self._asked |= zip(grid.push_messages(messages), ((node, now + PATIENCE) for node in new), strict=True)
+            self._asked |= {key: (node, now + PATIENCE) for key, node in pushed(grid, messages, told).items()}
         if not self._asked:
             return
-        for reply in grid.pull_messages(list(self._asked)):
-            node, _ = self._asked.pop(reply.metadata.reply_to_message_id, (0, 0.0))
+        for reply in pulled(grid, self._asked, told):
+            if (asked := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
+                continue  # what it says of itself is a node's own word
+            node, _ = asked
             if reply.has_error():
-                told(f"node {node} did not answer, and is asked again: {cut_short(reply.error.reason)}")
+                self._leave_out(node, f"did not answer, and is asked again: {cut_short(reply.error.reason)}", now, told)
                 continue
-            self.met.add(node)
             try:
                 self._take(node, member_of(facts_of(reply)), online)
+                self._left_out.pop(node, None)
             except InputError as error:
-                told(f"node {node} is left out: {error}")
+                self._leave_out(node, f"is left out: {error}", now + AGAIN, told)
+
+    def _leave_out(self, node: int, why: str, until: float, told: Told) -> None:
+        """Note why a node is nobody's, and until when it is not asked again; told once."""
+        before, _ = self._left_out.get(node, ("", 0.0))
+        self._left_out[node] = (why, until)
+        if why != before:
+            told(f"node {node} {why}")
 
     def _take(self, node: int, member: Member, online: set[int]) -> None:
         other = self.node_of.get(member.name)
@@ -76,6 +93,7 @@ class Census:
             raise InputError(f"client {member.name} came after the run began; it can join the next")
         if known is not None and known != member:
             raise InputError(f"client {member.name} tells other facts than before; it can join the next run")
+        self.fits(member)
         self.members[member.name] = member
         self.node_of[member.name] = node
 
@@ -89,7 +107,7 @@ class Census:
             if here != shown:
                 shown, came = here, now
                 told(f"{here} of {wanted} clients are there")
-            if here >= wanted or (here >= least and now - came > SETTLED):
+            if here >= wanted or (here >= least and (now - came > SETTLED or now > until)):
                 return
             if now > until:
                 raise InputError(

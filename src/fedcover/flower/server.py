@@ -40,8 +40,11 @@ def play(
     shrink: bool = True,
     told: Told = shown,
     on_round: Callable[[RoundRecord], None] | None = None,
+    fits: Callable[[Member], None] = lambda member: None,
 ) -> History:
     """Wait for at least so many clients, then play all rounds with those who came; the history.
+
+    A client for which ``fits`` raises an ``InputError`` is left out, so that what one tells cannot end the others' run.
 
     With ``out`` the run goes into a folder, from which ``resume`` goes on with the members it was begun with, to the
     same bits.
@@ -49,7 +52,7 @@ def play(
     rules = rules or Rules()
     begun = resume and out is not None and (out / FILE).exists()
     census = Census.load(out) if begun and out is not None else Census()
-    known = len(census.members)
+    known, census.fits = len(census.members), fits
     if begun:  # it goes on without those who do not come back
         census.gather(grid, known, rules.gather, told, 1)
     else:

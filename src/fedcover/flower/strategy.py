@@ -14,7 +14,7 @@ from fedcover.engines.base import Engine
 from fedcover.errors import ClientError
 from fedcover.federation import BegunRound, Federation
 from fedcover.flower.census import Census, Told
-from fedcover.flower.messages import ERROR, body_of, content_of, cut_short, facts_of
+from fedcover.flower.messages import ERROR, body_of, content_of, cut_short, facts_of, pulled, pushed
 from fedcover.flower.rules import Rules
 from fedcover.flower.wire import Rejected, Sent, encode_order, order_of, read_answer
 from fedcover.history import History
@@ -92,7 +92,7 @@ class FedCover(Strategy):
         self._round = now = _Round(begun)
         messages = []
         for job in begun.jobs:
-            node = self.census.node_of.get(self._names[job.client.id])
+            node = self._node(job.client.id)
             if node is None or node not in online:
                 now.reasons[job.client.id] = "it was not online"
                 continue
@@ -147,19 +147,40 @@ class FedCover(Strategy):
             messages = list(self.configure_train(0, ArrayRecord(), ConfigRecord(), grid))
             self._exchange(grid, messages)
             done, _ = self._end()
-            if done is None and self._attempts >= self.rules.tries:
-                raise ClientError(self._given_up())
+            if done is None:
+                if self._attempts >= self.rules.tries:
+                    raise ClientError(self._given_up())
+                self._await(grid)
         return self.lane.finish(OverFlower())
+
+    def _await(self, grid: Grid) -> None:
+        """Before a round is tried again: wait until enough of its cohort are online, a round's time at most."""
+        assert self._round is not None
+        cohort, until = self._round.begun.cohort, time.monotonic() + self.rules.deadline
+        while time.monotonic() < until:
+            online = set(grid.get_node_ids())
+            self.census.ask(grid, online, self._told)
+            here = sum(self._node(client.id) in online for client in cohort)
+            if here >= self.rules.needed(len(cohort)):
+                return
+            time.sleep(POLL)
+
+    def _node(self, client: int) -> int | None:
+        """The node through which a client is reached, if it was met."""
+        return self.census.node_of.get(self._names[client])
 
     def _exchange(self, grid: Grid, messages: list[Message]) -> None:
         """Send the orders and hear the answers, until all are there or the round is over."""
-        waiting = dict(zip(grid.push_messages(messages), messages, strict=True)) if messages else {}
+        waiting = pushed(grid, messages, self._told)
         until = time.monotonic() + self.rules.deadline
         while waiting:
             late = time.monotonic() > until  # a last look is taken even so
-            for reply in grid.pull_messages(list(waiting)):
-                asked = waiting.pop(reply.metadata.reply_to_message_id, None)
-                self._hear(reply, asked.metadata.dst_node_id if asked else None)
+            for reply in pulled(grid, waiting, self._told):
+                # Who was asked is ours to know; what an answer says of its sender is the sender's word.
+                if (node := waiting.pop(reply.metadata.reply_to_message_id, None)) is None:
+                    self._told("an answer to nothing that was asked is left out")
+                else:
+                    self._hear(reply, node)
             if late:
                 break
             if waiting:
@@ -180,7 +201,7 @@ class FedCover(Strategy):
             now.reasons.setdefault(sent.client, f"it did not answer: {cut_short(reply.error.reason)}")
             return
         if sent.client in now.updates:
-            self._told(f"a second answer of client {sent.client} is left out")
+            self._told(f"a second answer of client {self._names[sent.client]} is left out")
             return
         try:
             facts = facts_of(reply)
