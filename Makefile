@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check setup clean bench
+.PHONY: demo test test-slow check setup clean bench
 
 demo: setup
 	$(BIN)/fedcover demo
 
 test: setup check
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+
+# What takes minutes of real processes: faults of every kind in a deployment, and the guide followed to the letter.
+test-slow: setup
+	FEDCOVER_SLOW=1 $(BIN)/pytest -m slow
 
 check: setup
 	$(BIN)/ruff check src tests examples benchmarks

@@ -2,12 +2,20 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fedcover.deploy.keys import make_keys
+
+SKIP = pytest.mark.skipif(not os.environ.get("FEDCOVER_SLOW"), reason="takes minutes: make test-slow")
+
+
+def slow(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that only `make test-slow` runs."""
+    return pytest.mark.slow(SKIP(test))
+
 
 TINY = """
 import time

@@ -11,7 +11,7 @@ import pytest
 
 from fedcover.deploy.processes import check_free, free_ports
 from fedcover.errors import InputError
-from tests.deploy.conftest import Marked
+from tests.deploy.conftest import Marked, slow
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deploy.md"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
@@ -28,6 +28,7 @@ def commands() -> str:
     return text
 
 
+@slow
 @pytest.mark.timeout(600)
 def test_the_guide_works_as_it_is_written(tmp_path: Path, marked: Marked) -> None:
     text = commands()

@@ -23,7 +23,7 @@ from fedcover.engines.serial import Serial
 from fedcover.errors import FedcoverError
 from fedcover.history import History
 from fedcover.params import Params
-from tests.deploy.conftest import Marked
+from tests.deploy.conftest import Marked, slow
 from tests.laws.strategies import same
 
 CAPACITIES = (1.0, 0.75, 0.5, 0.25)
@@ -140,6 +140,7 @@ def test_four_unequal_nodes_train_what_the_serial_engine_trains(place: Place) ->
         assert shares[client] == pytest.approx(capacity, abs=0.01)
 
 
+@slow
 def test_whatever_clients_and_servers_do_the_run_goes_on_or_resumes(place: Place, marked: Marked) -> None:
     """NaN, shapes, sizes, an old round, silence, a node killed in mid-round, a client on two nodes, a server killed."""
     place.link.control.wait_for_nodes(4, 60)
