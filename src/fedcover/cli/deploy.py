@@ -134,7 +134,7 @@ def client(
     ] = False,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Keep the log here.", metavar="DIR")] = None,
     patience: Annotated[float, typer.Option(min=1, help="Seconds without the server after which it gives up.")] = 600.0,
-    wait: WaitOption = 30.0,
+    wait: WaitOption = 120.0,
     insecure: InsecureOption = False,
 ) -> None:
     """Start a node and join a server; it goes on until Ctrl-C, SIGTERM, or the server is gone for too long.
@@ -167,7 +167,7 @@ def run(
         list[str] | None, typer.Option("--set", help="Change one setting, such as local.lr=0.1.", metavar="KEY=VALUE")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    wait: WaitOption = 30.0,
+    wait: WaitOption = 120.0,
     insecure: InsecureOption = False,
     quiet: QuietOption = False,
 ) -> None:
