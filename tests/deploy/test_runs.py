@@ -156,7 +156,8 @@ def test_whatever_clients_and_servers_do_the_run_goes_on_or_resumes(place: Place
         }
     )
     settings, out = SETTINGS.format(rounds=3, data="digits", deadline=45), place.folder / "faulty"
-    twin = SuperNode(place.link.address, node_keys(place.keys / "node-4"), node_config(0, "", 1.0, [], share_labels=True))
+    same_client = node_config(0, "", 1.0, [], share_labels=True)
+    twin = SuperNode(place.link.address, node_keys(place.keys / "node-4"), same_client)
     place.nodes.append(twin)
     twin.join()
 
