@@ -23,7 +23,7 @@ from fedcover.deploy.probe import check_answers
 from fedcover.deploy.processes import SuperLink, SuperNode, check_free, free_ports
 from fedcover.deploy.program import close_all
 from fedcover.errors import FedcoverError, InputError
-from tests.deploy.conftest import Marked
+from tests.deploy.conftest import SKIP, Marked, slow
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -53,6 +53,7 @@ def federation(keys: Path, tiny: str, marked: Marked) -> Iterator[Federation]:
             made.close()
 
 
+@slow
 def test_a_federation_from_its_start_to_its_end(
     federation: Federation,
     keys: Path,
@@ -166,7 +167,13 @@ def test_without_certificates_nothing_starts_unless_asked(keys: Path, cli: Cli, 
     assert marked.left() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(one, marks=[pytest.mark.slow, SKIP]) for one in (signal.SIGINT, signal.SIGKILL)),
+    ],
+)
 def test_a_server_and_a_client_end_with_all_they_started(
     number: signal.Signals, keys: Path, marked: Marked, tmp_path: Path
 ) -> None:
