@@ -108,6 +108,7 @@ def test_a_federation_from_its_start_to_its_end(
     assert not link.folder.exists()
 
 
+@slow
 def test_what_is_wrong_with_a_node_is_one_sentence(keys: Path, tmp_path: Path, marked: Marked, cli: Cli) -> None:
     make_keys(tmp_path / "other", 1)
     own, other = node_keys(keys / "node-2"), node_keys(tmp_path / "other" / "node-0")
