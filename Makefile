@@ -12,6 +12,7 @@ test: setup check
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
 # What takes minutes of real processes: faults of every kind in a deployment, and the guide followed to the letter.
+# With FEDCOVER_SLOW=1 `make test` has them too, and more examples of every law.
 test-slow: setup
 	FEDCOVER_SLOW=1 $(BIN)/pytest -m slow
 
