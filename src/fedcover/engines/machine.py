@@ -174,6 +174,7 @@ class Machine:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
+                self._at.step.zero_()  # a round may have fewer steps than these
                 self._step()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
