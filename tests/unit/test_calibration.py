@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,13 @@ import fedcover as fc
 from fedcover import link
 from fedcover.afford import UNITS, Calibration, Line, calibrate, keep_for, timing, weight_seconds
 from fedcover.cli.calibrate import calibrate as command
+from fedcover.config import read_config
 from fedcover.errors import InputError
-from fedcover.models import IMAGES, build
+from fedcover.local import Job
+from fedcover.models import IMAGES, build, usual
 from fedcover.network import trace
 from fedcover.params import params_of
+from fedcover.policies.prunefl import PruneFl
 
 PAPER = {name: trace(build(name, IMAGES[name], 10, 0), torch.zeros(2, *IMAGES[name])) for name in ("mlp", "lenet")}
 MLP = PAPER["mlp"]
@@ -202,6 +205,8 @@ def test_the_command_serves(call: Callable[..., tuple[int, str, str]], monkeypat
         (("--link", "nowhere"), "give HOST:PORT"),
         (("--serve", "1", "--link", "2"), "give one of them"),
         (("--serve", "99999"), "give HOST:PORT"),
+        (("--weights", "--units"), "--weights measures single weights and no link"),
+        (("--weights", "--keeps", "1"), "keeps must be one or more numbers between 0 and 1"),
     ],
 )
 def test_bad_options_get_one_sentence(
@@ -244,3 +249,32 @@ def test_seconds_of_a_weight_are_what_prunefl_takes() -> None:
     for keeps in ((), (0.5, 1.0)):
         with pytest.raises(fc.InputError, match="keeps must be one or more numbers between 0 and 1"):
             weight_seconds(net, torch.zeros(2, 8), keeps=keeps)
+
+
+def test_the_command_writes_settings_of_prunefl_that_a_run_takes(
+    call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A device on which the time of a step is half for half of the weights.
+    def steps(engine: object, jobs: Sequence[Job], repeats: int) -> list[tuple[float, ...]]:
+        return [(sum(int(kept.sum()) for kept in job.mask.values()) * 1e-6 or 0.1568,) for job in jobs]
+
+    monkeypatch.setattr(timing, "timed", steps)
+    where = tmp_path / "prunefl.toml"
+    code, shown, err = call("--weights", "--out", str(where))
+    assert code == 0, err
+    assert f"`fedcover run {where}` uses it" in shown
+    config = read_config(where)
+    assert (config.model.name, config.policy.name) == ("mlp", "PruneFL")
+    policy = config.policy.choice.policy()
+    assert isinstance(policy, PruneFl)
+    assert policy.seconds == pytest.approx({"fc1.weight": 1e-6})
+    code, shown, _ = call("--weights", "--json")
+    assert json.loads(shown)["seconds"] == pytest.approx({"fc1.weight": 1e-6})
+
+
+def test_seconds_of_weights_are_of_batch_norms_as_federations_train_them() -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    seconds, fixed = weight_seconds(net, torch.zeros(2, 8), keeps=(0.5,), batch=2, repeats=1)
+    assert list(seconds) == ["0.weight"]
+    assert fixed > 0
+    assert not bool(net[1].running_mean.any())  # the caller's network is as it was

@@ -165,20 +165,32 @@ def test_what_the_document_of_methods_says_is_what_the_runs_gave() -> None:
     study, results = STUDIES["methods"], load(DOCS / "methods.json")
     text = " ".join((DOCS.parent / "methods.md").read_text().split())
     shown = {place: {row["masks"]: row for row in rows(study, results, place)} for place in places(study, results)}
-    iid, skewed = shown["CIFAR-10 IID"], shown["CIFAR-10 non-IID"]
+    assert all(list(shown[place]) == ["HeteroFL", *(n for n in POLICIES if n != "HeteroFL")] for place in shown)
+    iid, skewed, easy = shown["CIFAR-10 IID"], shown["CIFAR-10 non-IID"], shown["MNIST non-IID"]
     accuracy = {key: float(row["accuracy, %"].split()[0]) for key, row in iid.items()}
-    dear = float(iid["full"]["MB up"]) / float(iid["HeteroFL"]["MB up"])
-    assert f"HeteroFL has {skewed['HeteroFL']['accuracy, %']} % on CIFAR-10 and full models have" in text
-    assert f"{skewed['full']['accuracy, %']} %, though they cost {dear:.1f} times as much" in text
+
+    def ratio(name: str) -> str:
+        return f"{float(iid[name]['MB up']) / float(iid['HeteroFL']['MB up']):.1f} times as m"
+
+    def share(row: dict[str, str]) -> str:
+        return row["uncovered"].removesuffix("%")
+
+    assert f"HeteroFL has {skewed['HeteroFL']['accuracy, %']} % and full models have" in text
+    assert f"{skewed['full']['accuracy, %']} %, though they cost {ratio('full')}uch" in text
     assert f"without the Scaler, has {skewed['FS']['accuracy, %']} %" in text
-    assert f"its row stays as it is ({skewed['HeteroFL']['uncovered'].removesuffix('%')} % of the model)" in text
+    assert f"its row stays as it is ({share(skewed['HeteroFL'])} % of the model)" in text
+    three = [easy[name]["accuracy, %"] for name in ("HeteroFL", "FS", "full")]
+    assert f"HeteroFL has {three[0]} %, FS {three[1]} %, full models {three[2]} %" in text
     assert max(abs(accuracy[name] - accuracy["HeteroFL"]) for name in ("NP", "FS")) < 0.1
     assert f"random sub-models {iid['random_submodels']['accuracy, %']} %" in text
-    assert f"FIARSE ({iid['FIARSE']['accuracy, %']} %) and FedDST ({iid['FedDST']['accuracy, %']} %)" in text
-    assert f"{iid['FedDST']['uncovered'].removesuffix('%')} % of the model is in nobody's mask" in text
-    assert f"the multiply-adds of a model of {iid['FedDST']['MACs']}" in text
-    more = float(iid["P-GaP"]["MB up"]) / float(iid["HeteroFL"]["MB up"])
-    assert f"send {more:.1f} times as many bytes" in text
+    ahead = [f"{name} ({iid[name]['accuracy, %']} %)" for name in ("FIARSE", "PruneFL", "FedDST")]
+    assert f"{ahead[0]}, {ahead[1]} and {ahead[2]} ahead, full models have {iid['full']['accuracy, %']} %" in text
+    equal = sorted(float(row["accuracy, %"]) for row in shown["MNIST IID"].values())
+    assert f"all {len(equal)} lie between {equal[0]:.2f} and {equal[-1]:.2f} %" in text
+    assert f"{share(iid['FedDST'])} and {share(iid['PruneFL'])} % of the model are in nobody's mask" in text
+    assert f"multiply-adds of a model of {iid['FedDST']['MACs']} and of {iid['PruneFL']['MACs']}" in text
+    assert f"send {ratio('P-GaP')}any bytes" in text
+    assert f"sends {ratio('PruneFL')}any bytes up" in text
     for data in ("MNIST", "CIFAR-10"):
         assert f"| {data}, IID | {shown[f'{data} IID']['HeteroFL']['accuracy, %']} |" in text
         both = shown[f"{data} non-IID"]["HeteroFL"]

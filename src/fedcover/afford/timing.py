@@ -49,9 +49,7 @@ def calibrate(
     budgets = [Budget(keep) for keep in sorted(set(keeps))]
     if len(budgets) < 2:
         raise InputError(f"keeps must be two or more different ones, for a line through them; got {list(keeps)}")
-    network = trace(model, example)
-    if network.moving:
-        network = trace(static_form(network, model), example)
+    network = trained_form(model, example)
     policy = (neuron_pruning() if units else weight_pruning()).bind(network)
     theta = params_of(network.model)
     cohort = [Client(0, slot, budget) for slot, budget in enumerate(budgets)]
@@ -62,7 +60,7 @@ def calibrate(
     medians = [statistics.median(own) for own in times]
     down, up = link or (None, None)
     return Calibration(
-        f"{platform.platform()}, {platform.machine()}, torch {torch.__version__}, 1 thread",
+        this_device(),
         name or type(model).__name__,
         sum(tensor.numel() for tensor in theta.values()),
         units,
@@ -72,6 +70,17 @@ def calibrate(
         up,
         max(statistics.median(abs(one - middle) for one in own) for own, middle in zip(times, medians, strict=True)),
     )
+
+
+def this_device() -> str:
+    """What the steps are timed on, in words."""
+    return f"{platform.platform()}, {platform.machine()}, torch {torch.__version__}, 1 thread"
+
+
+def trained_form(model: nn.Module, example: Tensor) -> Network:
+    """The network as federations train it: batch norms go by their batch alone."""
+    network = trace(model, example)
+    return trace(static_form(network, model), example) if network.moving else network
 
 
 def median_seconds(engine: Serial, jobs: Sequence[Job], repeats: int) -> list[float]:

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fedcover.afford.calibration import Line
-from fedcover.afford.timing import made_up, median_seconds
+from fedcover.afford.timing import made_up, median_seconds, trained_form
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError, check_whole
 from fedcover.local import Job, LocalSGD, Task
-from fedcover.network import trace
 from fedcover.params import FULL, Mask, params_of
 from fedcover.policies.one_mask import hidden_of, largest, magnitudes, whole_part
 from fedcover.seeding import Round
@@ -28,12 +27,13 @@ def weight_seconds(
     Each hidden layer is pruned to each keep, the others left whole, and steps are timed as ``Serial`` takes them; the
     slope of a line through the seconds is what a weight costs. A device whose arithmetic is dense, as most are, gains
     nothing from single weights: their seconds are then 0 or nearly so, and PruneFL keeps all that budgets allow.
+    ``fedcover calibrate --weights`` writes them as settings.
     """
     check_whole("batch", batch, 1)
     check_whole("repeats", repeats, 1)
     if not keeps or any(not 0 < keep < 1 for keep in keeps):
         raise InputError(f"keeps must be one or more numbers between 0 and 1; got {list(keeps)}")
-    network = trace(model, example)
+    network = trained_form(model, example)
     theta = params_of(network.model)
     layers = hidden_of(network, "PruneFL")
     cases: list[tuple[str, int]] = [(n, whole_part(keep, theta[n].numel())) for n in layers for keep in keeps]
