@@ -243,7 +243,7 @@ def test_what_can_be_cut_beside_torchs_own_attention_is() -> None:
 
 
 def test_the_named_models_are_followed() -> None:
-    for name, sizes in (("resnet18_gn", [32] * 12), ("transformer", [4, 256, 4, 256])):
+    for name, sizes in (("resnet18_gn", [32] * 12), ("transformer", [16, 256, 16, 256])):
         shape = IMAGES[name]
         example = torch.zeros(2, *shape, dtype=torch.long if name == "transformer" else torch.float32)
         found = anatomy(trace(build(name, shape, 10, seed=0), example))
