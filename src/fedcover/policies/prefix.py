@@ -34,6 +34,7 @@ class HeteroFL(UnitPolicy):
     have its class alone, which is the paper's aggregation of output rows. The Scaler is a drill.
     """
 
+    reads_theta = False
     dynamic: bool = False
     rates: tuple[float, ...] = RATES
     label_aware: bool = True
