@@ -10,7 +10,15 @@ from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, un
 from fedcover.data import Examples, Population
 from fedcover.drill import Drill, Regrow
 from fedcover.engines import Engine, Processes, Serial, Vectorized
-from fedcover.errors import ClientError, CoverageWarning, DesignWarning, FedcoverError, InputError, StepSizeWarning
+from fedcover.errors import (
+    ClientError,
+    CoverageWarning,
+    DesignWarning,
+    FedcoverError,
+    InputError,
+    StepSizeWarning,
+    WholeLayersWarning,
+)
 from fedcover.federation import Federation
 from fedcover.history import History, RoundRecord
 from fedcover.local import LocalSGD, Task
@@ -74,6 +82,7 @@ __all__ = [
     "SubModel",
     "Task",
     "Vectorized",
+    "WholeLayersWarning",
     "__version__",
     "average",
     "by_client",

@@ -82,6 +82,22 @@ class _Part:
     squares: Tensor | None
 
 
+@dataclass
+class _Still:
+    """A tensor that is not trained, and yet is narrower at each width."""
+
+    shown: Tensor
+    """The model's own."""
+    whole: Tensor
+    masks: list[Tensor | None]
+    """For each width what is inside it; None for all."""
+
+    def show(self, width: int) -> None:
+        """Be what it is at a width."""
+        mask = self.masks[width]
+        self.shown.copy_(self.whole if mask is None else torch.where(mask, self.whole, 0.0))
+
+
 class _Steps:
     """Takes drilled steps: gradients as they are, then what the drill asks for, then momentum and the update."""
 
@@ -98,6 +114,11 @@ class _Steps:
                 if drill.thresholds.get(name)
             ]
             self._parts.append(_Part(flat, torch.zeros_like(flat.theta), taus, inside, whole, squares))
+        self._still = [
+            _Still(tensor.detach(), tensor.detach().clone(), [mask.get(name) for mask in drill.widths])
+            for name, tensor in stepper.model.named_parameters()
+            if not tensor.requires_grad and any(name in mask for mask in drill.widths)
+        ]
 
     def epochs(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor:
         """Take the steps of several epochs; the losses of the last."""
@@ -122,10 +143,12 @@ class _Steps:
                 reports |= part.flat.split(torch.where(part.squares.isfinite(), part.squares, 0.0))
             if part.inside:
                 part.flat.theta.copy_(part.whole)
+        for still in self._still:
+            still.shown.copy_(still.whole)
         if not reports:
             return None
-        still = self._stepper.model.named_parameters()  # what is not trained has no gradient
-        return {name: reports.get(name, torch.zeros_like(tensor)) for name, tensor in still}
+        every = self._stepper.model.named_parameters()  # what is not trained has no gradient
+        return {name: reports.get(name, torch.zeros_like(tensor)) for name, tensor in every}
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
         stepper, width = self._stepper, self._drawn[self._taken] if self._drawn else 0
@@ -141,19 +164,20 @@ class _Steps:
         """Make the model what it is at a width; the loss there, if it is not the stepper's own."""
         loss = None
         if self._distil:
-            for part in self._parts:
-                self._show(part, -1)
+            self._show(-1)
             self._stepper.stream.step = self._stepper.number
             widest = F.log_softmax(self._stepper.model(x.clone()), 1)
             loss = _distilled(self._stepper.loss, widest, self._distil)
-        for part in self._parts:
-            self._show(part, width)
+        self._show(width)
         return loss
 
-    @staticmethod
-    def _show(part: _Part, width: int) -> None:
-        if part.inside:
-            torch.mul(part.whole, part.inside[width], out=part.flat.theta)
+    def _show(self, width: int) -> None:
+        """Let the model have what is inside a width; what is not trained too."""
+        for part in self._parts:
+            if part.inside:
+                torch.mul(part.whole, part.inside[width], out=part.flat.theta)
+        for still in self._still:
+            still.show(width)
 
     def _update(self, part: _Part, width: int) -> None:
         flat, grad = part.flat, part.flat.velocity

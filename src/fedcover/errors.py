@@ -13,6 +13,10 @@ class CoverageWarning(UserWarning):
     """A round's masks left part of the model to nobody; a run says so once."""
 
 
+class WholeLayersWarning(UserWarning):
+    """A policy of units leaves layers whole, since their units cannot be followed; a run says so once."""
+
+
 class DesignWarning(UserWarning):
     """A cohort's budgets do not reach the coverage that was asked for; a run says so once."""
 

@@ -1,10 +1,12 @@
-"""What can be done about masks that leave part of the model to nobody, given the policy and the budgets."""
+"""What can be done about masks that leave part of the model to nobody, or to everybody, given policy and budgets."""
 
 from collections.abc import Sequence
 
 from fedcover.budgets import Budget
+from fedcover.network import Network
 from fedcover.policies.base import Policy
 from fedcover.policies.optimal import Optimal
+from fedcover.units import anatomy
 
 DESIGN = "design masks of single weights (--set policy.name=optimal)"
 
@@ -39,3 +41,28 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
     if by == "client":
         return f"give so many clients the whole model that every cohort has one{design}"
     return f"give one client the whole model{design}"
+
+
+def whole_sentence(policy: Policy, network: Network, budgets: Sequence[Budget]) -> str:
+    """Which layers' units a policy of units never prunes, why, and what would; empty if there are no such layers.
+
+    >>> from torch import nn, zeros; from fedcover.network import trace; from fedcover.policies import heterofl
+    >>> net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 6), nn.Softmax(1), nn.Linear(6, 2))
+    >>> whole_sentence(heterofl(), trace(net, zeros(2, 5)), [Budget(0.5)])[:59]
+    "HeteroFL prunes no units of 1 of the 2 hidden layers: '2', "
+    """
+    if not policy.units or all(budget.full for budget in budgets):
+        return ""
+    left = anatomy(network).left_whole
+    if not left:
+        return ""
+    by_reason: dict[str, list[str]] = {}
+    for layer, reason in left.items():
+        by_reason.setdefault(reason, []).append(f"'{layer}'")
+    told = "; ".join(f"{', '.join(layers)}, since {reason}" for reason, layers in by_reason.items())
+    name = getattr(policy, "name", None) or str(policy).partition("(")[0]
+    return (
+        f"{name} prunes no units of {len(left)} of the {len(network.hidden)} hidden layers: {told}; a policy of single"
+        f" weights, such as WP (--set policy.name=WP), prunes these too, and docs/networks.md says what units can be"
+        f" followed through"
+    )

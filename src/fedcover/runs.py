@@ -15,11 +15,12 @@ import torch
 from fedcover.checkpoint import digest_of
 from fedcover.data import Examples
 from fedcover.engines.base import Engine
-from fedcover.errors import CoverageWarning, InputError, StepSizeWarning, check_whole
+from fedcover.errors import CoverageWarning, InputError, StepSizeWarning, WholeLayersWarning, check_whole
 from fedcover.evaluate import test_on
 from fedcover.history import History, RoundRecord
 from fedcover.params import on_device, prune
 from fedcover.policies.base import shown_in
+from fedcover.remedies import whole_sentence
 from fedcover.runfolder import RunFolder
 from fedcover.settings import Settings, fingerprint
 from fedcover.theory import step_sentence, uncovered_sentence
@@ -89,6 +90,10 @@ class Lane:
         policy = self.federation.policy
         if policy.one_by_one and engine.name == "vectorized":
             raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
+        whole = whole_sentence(policy, self.federation.network, self.federation.budgets)
+        if whole:
+            # It points at whoever called Federation.run or run_many.
+            warnings.warn(whole, WholeLayersWarning, stacklevel=4)
         if self.out is None:
             return
         if self.settings is None:

@@ -321,10 +321,22 @@ def test_budgets_of_single_layers_are_refused(name: str) -> None:
         policy.plan(params_of(model), cohort, fc.Round(1, 0), policy.start())
 
 
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "full"])
+@pytest.mark.parametrize("keep", [1.0, 0.5])
+def test_policies_that_are_not_bound_say_so(name: str, keep: float) -> None:
+    policy, theta = POLICIES[name](), {"w": torch.zeros(4, 3)}
+    with pytest.raises(fc.InputError, match=r"not bound to a network; call policy.bind"):
+        policy.plan(theta, [fc.Client(0, 0, fc.Budget(keep))], fc.Round(1, 0), policy.start())
+
+
+@pytest.mark.parametrize("name", ["FIARSE", "FjORD"])
+def test_drills_of_policies_that_are_not_bound_say_so(name: str) -> None:
+    with pytest.raises(fc.InputError, match=f"{name} is not bound to a network; call policy.bind"):
+        POLICIES[name]().drills({"w": torch.zeros(2)}, [fc.Client(0, 0, fc.Budget(0.5))], [{}], fc.Round(1, 0), {})
+
+
 @pytest.mark.parametrize("name", NEW)
-def test_policies_that_are_not_bound_say_so(name: str) -> None:
-    with pytest.raises(fc.InputError, match=r"is not bound to a network; call policy.bind"):
-        POLICIES[name]().plan({"w": torch.zeros(2)}, [fc.Client(0, 0, fc.Budget())], fc.Round(1, 0), {})
+def test_policies_that_find_nothing_to_prune_say_so(name: str) -> None:
     alone = torch.nn.Sequential(torch.nn.Linear(3, 2))
     with pytest.raises(fc.InputError, match="add a hidden layer or use the policy 'full'"):
         POLICIES[name]().bind(fc.trace(alone, torch.zeros(2, 3)))

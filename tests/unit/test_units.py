@@ -14,7 +14,7 @@ from fedcover.models import IMAGES, build
 from fedcover.network import trace
 from fedcover.params import prune, put_params
 from fedcover.policies import POLICIES
-from fedcover.submodel import shrink
+from fedcover.submodel import Shrinker, shrink
 from fedcover.units import anatomy
 from fedcover.units.patience import TooLongError, within
 
@@ -41,6 +41,10 @@ class Attending(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, scale=HEAD**-0.5)
         scores: Tensor = self.out(self.o(mixed.transpose(1, 2).flatten(2)).mean(1))
         return scores
+
+
+def _gate(a: Tensor, b: Tensor) -> Tensor:
+    return F.silu(a) * b
 
 
 class Free(nn.Module):
@@ -144,7 +148,8 @@ FOUND: dict[str, tuple[nn.Module, Tensor, dict[str, int]]] = {
         Attending(lambda x: x.unflatten(2, (3, -1, HEAD)), fused=True), ROWS, {"qkv": HEADS, "o": 6},
     ),
     "a free parameter": (Free(), VECTORS, {"first": 7}),
-    "gates": (Gated(), VECTORS, {"up": 8}),
+    "gates": (Gated(), VECTORS, {"up": 8, "gate": 8}),
+    "gates of neighbours": (Custom(lambda x: _gate(*x.unflatten(-1, (-1, 2)).unbind(-1)), 4), VECTORS, {"first": 4}),
     "pairs of a maxout": (Custom(lambda x: x.view(len(x), -1, 2).amax(-1), onward=4), VECTORS, {"first": 4}),
     "batch norm": (images(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), features=6), PICTURES, {"0": 6}),
     "group norm": (images(nn.Conv2d(3, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(), features=6), PICTURES, {"0": 2}),
@@ -173,6 +178,20 @@ def test_units_that_are_found(case: str) -> None:
     assert not found.left_whole
 
 
+def assert_smaller_is_masked(model: nn.Module, example: Tensor) -> None:
+    """Whatever units go, as far as there are any: outputs of the smaller network are those of the masked one."""
+    network, rng = trace(model, example), torch.Generator().manual_seed(0)
+    theta = {name: torch.randn(shape, generator=rng) for name, shape in network.shapes.items()}
+    for _ in range(4):
+        mask: dict[str, Tensor] = {}
+        for group in anatomy(network).groups:
+            group.restrict(mask, theta, torch.rand(group.size, generator=rng) < 0.6)
+        sub, inputs = Shrinker(network).shrink(mask), torch.randn(3, *example.shape[1:], generator=rng)
+        put_params(network.model.eval(), prune(theta, mask))
+        put_params(sub.model.eval(), prune(sub.cut(theta), sub.mask))
+        torch.testing.assert_close(sub.model(inputs), network.model(inputs), rtol=1e-4, atol=1e-4)
+
+
 LEFT: dict[str, tuple[nn.Module, Tensor, dict[str, str]]] = {
     "tied weights": (Tied(), TOKENS, {"back": "'out.weight' is tied to another layer's"}),
     "torch's own attention": (
@@ -185,6 +204,22 @@ LEFT: dict[str, tuple[nn.Module, Tensor, dict[str, str]]] = {
         images(nn.Conv2d(3, 6, 3), nn.LocalResponseNorm(3), features=6), PICTURES, {"0": "outputs differ"},
     ),
     "gates of one layer": (nn.Sequential(nn.Linear(5, 8), nn.GLU(), nn.Linear(4, 2)), VECTORS, {"0": "'2.weight'"}),
+    "a gate as a function": (Custom(F.glu, 4), VECTORS, {"first": "could not be followed into 'last.weight'"}),
+    "a gate of two chunks": (Custom(lambda x: _gate(*x.chunk(2, -1)), 4), VECTORS, {"first": "fails a dry run"}),
+    "a gate of two parts": (Custom(lambda x: _gate(*x.split(4, -1)), 4), VECTORS, {"first": "fails a dry run"}),
+    "a gate of two slices": (
+        Custom(lambda x: _gate(x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]), 4), VECTORS,
+        {"first": "fails a dry run"},
+    ),
+    "a gate of every second": (
+        Custom(lambda x: _gate(x[:, ::2], x[:, 1::2]), 4), VECTORS, {"first": "fails a dry run"},
+    ),
+    "a gate of two halves": (
+        Custom(lambda x: _gate(*x.unflatten(-1, (2, -1)).unbind(-2)), 4), VECTORS, {"first": "outputs differ"},
+    ),
+    "a gate of channels": (
+        images(nn.Conv2d(3, 8, 3), nn.GLU(1), nn.Conv2d(4, 6, 1), features=6), PICTURES, {"0": "into '2.weight'"},
+    ),
     "an operation that mixes": (Custom(lambda x: torch.fft.fft(x).real), VECTORS, {"first": "outputs differ"}),
     "a maximum over units": (Below(), torch.zeros(2, 6), {"first": "outputs differ"}),
 }  # fmt: skip
@@ -196,6 +231,12 @@ def test_what_is_left_whole_says_why(case: str) -> None:
     left = anatomy(trace(model, example)).left_whole
     for layer, reason in expected.items():
         assert reason in left[layer]
+
+
+@pytest.mark.parametrize("case", [case for case in (*FOUND, *LEFT) if "gate" in case])
+def test_gates_are_cut_as_they_are_masked(case: str) -> None:
+    model, example, _ = FOUND[case] if case in FOUND else LEFT[case]
+    assert_smaller_is_masked(model, example)
 
 
 class Bag(nn.Module):
@@ -243,7 +284,7 @@ def test_what_can_be_cut_beside_torchs_own_attention_is() -> None:
 
 
 def test_the_named_models_are_followed() -> None:
-    for name, sizes in (("resnet18_gn", [32] * 12), ("transformer", [4, 256, 4, 256])):
+    for name, sizes in (("resnet18_gn", [32] * 12), ("transformer", [16, 256, 16, 256])):
         shape = IMAGES[name]
         example = torch.zeros(2, *shape, dtype=torch.long if name == "transformer" else torch.float32)
         found = anatomy(trace(build(name, shape, 10, seed=0), example))

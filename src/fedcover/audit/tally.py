@@ -17,6 +17,7 @@ from fedcover.coverage import coverage_of
 from fedcover.network import Network
 from fedcover.params import Params, params_of
 from fedcover.policies.base import Policy
+from fedcover.policies.prefix import HeteroFL
 from fedcover.policies.whole_units import UnitPolicy
 from fedcover.seeding import Round
 from fedcover.units import UnitGroup, find_groups
@@ -151,6 +152,38 @@ def _place(name: str, tensor: Tensor, groups: Sequence[UnitGroup]) -> tuple[tupl
 
 def tally_of(policy: Policy, network: Network, cohort: Sequence[Client]) -> Tally:
     """The quickest tally that is right for a policy, which is bound to the network."""
-    if isinstance(policy, UnitPolicy):
+    if isinstance(policy, UnitPolicy) and _holds_alone(policy, network, cohort):
         return UnitTally(policy, network, cohort)
     return EntryTally(policy, network, cohort)
+
+
+def _holds_alone(policy: UnitPolicy, network: Network, cohort: Sequence[Client]) -> bool:
+    """Whether ``hold`` says all: a policy with masks, groups or drills of its own may hold more or less.
+
+    HeteroFL's masks have less for clients whose classes are known alone, and nobody rests under its drills.
+    """
+    known = policy.groups is find_groups(network) and all(client.classes is None for client in cohort)
+    return known and all(
+        getattr(getattr(policy, name), "__func__", None) in (getattr(UnitPolicy, name), getattr(HeteroFL, name))
+        for name in ("plan", "mask_of", "drills")
+    )
+
+
+def says(policy: Policy, what: str) -> bool:
+    """What a policy says of itself, ``moves`` or ``reads_theta``; True where what it says may no longer hold.
+
+    A class speaks of its own methods. One that derives from it and has others must say it again: any method may make
+    masks move, and those that are given theta may read it.
+    """
+    if what in vars(policy):
+        return bool(getattr(policy, what))
+    for kind in type(policy).__mro__:
+        if what in vars(kind):
+            return bool(getattr(policy, what))
+        if any(_matters(name, what) for name, value in vars(kind).items() if callable(value)):
+            return True
+    return True
+
+
+def _matters(method: str, what: str) -> bool:
+    return method in ("plan", "mask_of", "drills") if what == "reads_theta" else not method.startswith("__")

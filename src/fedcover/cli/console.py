@@ -13,12 +13,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedcover.errors import CoverageWarning, DesignWarning, FedcoverError, InputError, StepSizeWarning
+from fedcover.errors import (
+    CoverageWarning,
+    DesignWarning,
+    FedcoverError,
+    InputError,
+    StepSizeWarning,
+    WholeLayersWarning,
+)
 from fedcover.history import RoundRecord
 from fedcover.settings import toml_value
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-OURS = (CoverageWarning, DesignWarning, StepSizeWarning)
+OURS = (CoverageWarning, DesignWarning, StepSizeWarning, WholeLayersWarning)
 
 # No markup: names and paths may hold square brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False)

@@ -39,16 +39,22 @@ def _kind(drill: Drill) -> DrillKind:
 
 
 def drill_buffers(kind: DrillKind, trained: Sequence[str], steps: int, like: Params) -> Params:
-    """Room for what drills of a kind need, by ``KIND/NAME``; empty without drills. ``like`` is the stack of theta."""
+    """Room for what drills of a kind need, by ``KIND/NAME``; empty without drills. ``like`` is the stack of theta.
+
+    With widths, what is not trained is narrowed in theta itself, under ``shown``, and stays whole under ``still``.
+    """
     gains, thresholds, widths, report = kind
     first = next(iter(like.values()))
     clients, device = len(first), first.device
     made: Params = {}
     for name in like if gains else ():  # what is not trained has its gain in forward passes too
         made[f"gain/{name}"] = like[name].new_zeros(clients)
+    for name in like if widths else ():  # and so it has its widths
+        made[f"level/{name}"] = torch.zeros_like(like[name], dtype=torch.uint8)
+        if name not in trained:
+            made |= {f"still/{name}": torch.zeros_like(like[name]), f"shown/{name}": like[name]}
     for name in trained:
         made |= {f"tau/{name}": like[name].new_zeros(clients)} if thresholds else {}
-        made |= {f"level/{name}": torch.zeros_like(like[name], dtype=torch.uint8)} if widths else {}
         made |= {f"squares/{name}": torch.zeros_like(like[name])} if report else {}
     if widths:
         made[LEAST] = torch.zeros((steps, clients), dtype=torch.uint8, device=device)
@@ -71,12 +77,14 @@ def load_drills(buffers: Params, jobs: Sequence[Job], theta: Params) -> None:
             buffer.copy_(torch.tensor([drill.thresholds.get(name, 0.0) for drill in drills]))
         elif kind == "squares":
             buffer.zero_()
+        elif kind == "still":
+            buffer.copy_(theta[name])
         elif kind == "level":
             buffer.fill_(MOST_WIDTHS)
             for row, drill in zip(buffer, drills, strict=True):
                 if name in counted.get(id(drill), {}):
                     row.copy_(counted[id(drill)][name])
-        else:
+        elif key == LEAST:
             buffer.zero_()
             for client, (job, drill) in enumerate(zip(jobs, drills, strict=True)):
                 if drill.widths:
@@ -85,10 +93,21 @@ def load_drills(buffers: Params, jobs: Sequence[Job], theta: Params) -> None:
 
 
 def at_step(buffers: Params, step: Tensor) -> Params:
-    """The buffers as a step sees them: of the table of widths its own row."""
+    """The buffers as a step sees them: of the table of widths its own row. What is not trained is narrowed here."""
     if LEAST not in buffers:
         return buffers
-    return {**buffers, LEAST: buffers[LEAST].index_select(0, step.view(1)).squeeze(0)}
+    found = {**buffers, LEAST: buffers[LEAST].index_select(0, step.view(1)).squeeze(0)}
+    for name in _still(buffers):
+        held, shown, whole = inside(name, found), found.pop(f"shown/{name}"), found.pop(f"still/{name}")
+        assert held is not None
+        shown.copy_(torch.where(held, whole, 0.0))
+        del found[f"level/{name}"]
+    return found
+
+
+def _still(buffers: Params) -> list[str]:
+    """What is not trained and has widths."""
+    return [key.removeprefix("still/") for key in buffers if key.startswith("still/")]
 
 
 def inside(name: str, extra: Params) -> Tensor | None:
@@ -116,6 +135,7 @@ def drilled_scale(name: str, scale: Tensor, extra: Params) -> Tensor:
 
 def finished(theta: Params, buffers: Params) -> tuple[Params, Params]:
     """Copies of the trained stacks, divided by their gains, and of the reports; the latter empty if there are none."""
+    theta = {name: buffers.get(f"still/{name}", stack) for name, stack in theta.items()}
     trained = {
         name: stack / column(buffers[f"gain/{name}"], stack) if f"gain/{name}" in buffers else stack.clone()
         for name, stack in theta.items()

@@ -18,16 +18,17 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, head: int) -> None:
         super().__init__()
-        self.head = head
+        self.heads, self.head = width // head, head
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What each place takes from the others. The number of heads follows from the layers, which may be cut."""
+        """What each place takes from the others. The width of heads follows from the layers, which may be cut."""
         # Products by hand: fused attention cannot be batched over clients with weights of their own.
         query, key, value = (
-            layer(x).unflatten(2, (-1, self.head)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+            layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
+        # By the width of the whole model's heads: a head without some of its channels is one in which they are 0.
         scores = query @ key.transpose(2, 3) / math.sqrt(self.head)
         later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
         mixed: Tensor = scores.masked_fill(later, -math.inf).softmax(3) @ value
@@ -53,8 +54,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Two blocks of width 64 with four heads: about 110,000 parameters.
 
-    Its units are attention heads and the hidden units of the feed-forward layers. The residual stream stays whole:
-    a layer norm mixes all of it.
+    Its units are the channels of attention heads, each the same channel of every head, and the hidden units of the
+    feed-forward layers. The residual stream stays whole: a layer norm mixes all of it.
     """
 
     def __init__(self, shape: tuple[int, ...] = (64,), classes: int = 32, width: int = WIDTH, head: int = HEAD) -> None:

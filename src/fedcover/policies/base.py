@@ -1,7 +1,7 @@
 """What a pruning policy is: theta and a cohort in, one mask for each client out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from fedcover.budgets import QUARTERS, Codebook
 from fedcover.clients import Client
 from fedcover.drill import Drill
+from fedcover.errors import InputError
 from fedcover.network import Network
 from fedcover.params import Mask, Params
 from fedcover.seeding import Round
@@ -35,6 +36,12 @@ class Heard:
     """For every entry how many of their masks hold it; clients that regrow send masks of their own."""
     report: Params | None = None
     """The mean of their reports, in double precision, over those that were asked for one."""
+
+
+def check_bound(found: Collection[object], name: object) -> None:
+    """Nothing, or an error if a policy has not found the layers or units that ``bind`` gives it."""
+    if not found:
+        raise InputError(f"{name} is not bound to a network; call policy.bind(trace(model, example)) first")
 
 
 class Policy(ABC):

@@ -22,7 +22,7 @@ from fedcover.drill import Drill, Regrow
 from fedcover.errors import check_number, check_whole
 from fedcover.network import Network
 from fedcover.params import Mask, Params
-from fedcover.policies.base import Heard, Policy, State, shown_in
+from fedcover.policies.base import Heard, Policy, State, check_bound, shown_in
 from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
 
@@ -52,6 +52,7 @@ class FedDst(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """The mask of the round before; a random one at first; pruned by magnitude for a client that can hold less."""
+        check_bound(self.shapes, "FedDST")
         keep, mask = least_keep(cohort, state, self), shown_in(state)
         if not mask:
             mask = self._first(theta, keep, this_round)

@@ -15,7 +15,7 @@ from fedcover.clients import Client
 from fedcover.drill import Drill
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, State
+from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.one_mask import hidden_of, largest, magnitudes, whole_part
 from fedcover.policies.whole_units import width_of
 from fedcover.seeding import Round
@@ -36,6 +36,7 @@ class Fiarse(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """The largest weights of all layers together."""
+        check_bound(self.layers, "FIARSE")
         scores = magnitudes(theta, self.layers)
         size = sum(score.numel() for score in scores.values())
         keeps = {width_of(client.budget, self) for client in cohort}
@@ -46,6 +47,7 @@ class Fiarse(Policy):
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
     ) -> list[Drill | None]:
         """The threshold of each client."""
+        check_bound(self.layers, "FIARSE")
         sizes = torch.cat([score.flatten() for score in magnitudes(theta, self.layers).values()])
         falling = sizes.sort(descending=True).values
         made: dict[int, Drill] = {}

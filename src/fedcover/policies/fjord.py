@@ -17,7 +17,7 @@ from fedcover.drill import Drill
 from fedcover.errors import check_number
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, State
+from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import Units, rank
 from fedcover.policies.whole_units import width_of
 from fedcover.seeding import Round
@@ -56,6 +56,7 @@ class Fjord(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """The widest prefix that each client can hold."""
+        check_bound(self.blocks, "FjORD")
         made = {keep: self._prefix(theta, keep) for keep in {width_of(client.budget, self) for client in cohort}}
         return [made[client.budget.keep] for client in cohort], state
 
@@ -63,6 +64,7 @@ class Fjord(Policy):
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
     ) -> list[Drill | None]:
         """The widths that each client draws from; a client with one width alone trains as ever."""
+        check_bound(self.blocks, "FjORD")
         narrow = {width: self._prefix(theta, width) for width in sorted(set(self.widths)) if width < 1}
         made: dict[float, Drill | None] = {}
         for client, mask in zip(cohort, masks, strict=True):

@@ -15,7 +15,7 @@ from fedcover.clients import Client
 from fedcover.errors import InputError, check_whole
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, State
+from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import rank
 from fedcover.policies.whole_units import width_of
 from fedcover.seeding import Round
@@ -65,8 +65,7 @@ class GrowAndPrune(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """Masks by the ranks of the last pruning of each layer; they are the state, which checkpoints carry."""
-        if not self.layers:
-            raise InputError(f"{self} is not bound to a network; call policy.bind(trace(model, example)) first")
+        check_bound(self.layers, self)
         ranks = {
             name: state[name] if self._keeps(name, this_round, state) else _ranks(theta[name]) for name in self.layers
         }

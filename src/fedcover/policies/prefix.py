@@ -5,12 +5,13 @@ clients", ICLR 2021.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcover.clients import Client
 from fedcover.drill import Drill
@@ -34,6 +35,7 @@ class HeteroFL(UnitPolicy):
     have its class alone, which is the paper's aggregation of output rows. The Scaler is a drill.
     """
 
+    reads_theta = False
     dynamic: bool = False
     rates: tuple[float, ...] = RATES
     label_aware: bool = True
@@ -128,20 +130,40 @@ class HeteroFL(UnitPolicy):
 def class_rows(network: Network) -> tuple[tuple[tuple[str, int], ...], int]:
     """The axis of each tensor of the output layer along which classes lie, and the number of classes.
 
-    The axis is that of the layer's outputs if it has as many as the network gives scores; nothing can be told of a
-    network whose scores are made of several layers, or of other numbers than its last layer gives.
+    The axis is that of the layer's outputs if scores change places as these do; nothing can be told of a network whose
+    scores are made of several layers, or of other numbers than its last layer gives.
     """
-    with torch.no_grad(), ambient(0, "class rows"):
-        scores = copy.deepcopy(network.model).eval()(network.example)
-    shape = tuple(scores.shape[1:]) if isinstance(scores, Tensor) else ()
     layer, _, kind = network.output.rpartition(".")
     first = 1 if isinstance(network.model.get_submodule(layer), TRANSPOSED) and kind == "weight" else 0
     outputs = network.shapes[network.output][first]
-    if not shape or outputs not in (shape[0], shape[-1]):
-        return (), shape[0] if shape else 0
     bias = network.output.removesuffix("weight") + "bias"
     more = ((bias, 0),) if network.shapes.get(bias) == (outputs,) else ()
-    return ((network.output, first), *more), outputs
+    rows = ((network.output, first), *more)
+    before, after = _moved_on(network, rows)
+    if not isinstance(before, Tensor):
+        return (), 0
+    close = math.sqrt(torch.finfo(before.dtype).eps)
+    weight = network.model.get_parameter(network.output)
+    tied = any(isinstance(one, nn.Embedding) and one.weight is weight for one in network.model.modules())
+    for axis, size in enumerate(before.shape[1:], 1):
+        # As many are not enough: a pixel shuffle may make an image as wide as its layer has channels. The rows of a
+        # table of characters, though, cannot be moved for the scores alone.
+        if size == outputs and (tied or torch.allclose(before.roll(1, axis), after, rtol=close, atol=close)):
+            return rows, outputs
+    return (), before.shape[1] if before.ndim > 1 else 0
+
+
+def _moved_on(network: Network, rows: Sequence[tuple[str, int]]) -> tuple[Any, Any]:
+    """What a network gives for random inputs and output rows, and once each row is in the next one's place."""
+    with torch.no_grad(), ambient(0, "class rows"):
+        model, example = copy.deepcopy(network.model).eval(), network.example
+        inputs = torch.rand_like(example) if example.is_floating_point() else example
+        for name, _ in rows:
+            nn.init.normal_(model.get_parameter(name))
+        before = model(inputs.clone())
+        for name, axis in rows:
+            model.get_parameter(name).copy_(model.get_parameter(name).roll(1, axis))
+        return before, model(inputs.clone())
 
 
 def heterofl(

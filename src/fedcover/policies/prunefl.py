@@ -22,7 +22,7 @@ from fedcover.drill import Drill
 from fedcover.errors import InputError, check_number, check_whole
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Heard, Policy, State, shown_in
+from fedcover.policies.base import Heard, Policy, State, check_bound, shown_in
 from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
 
@@ -75,6 +75,7 @@ class PruneFl(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """The one mask; in the first round the chosen client holds all that it can."""
+        check_bound(self.layers, "PruneFL")
         keep, known = least_keep(cohort, state, self), shown_in(state)
         size = sum(theta[name].numel() for name in self.layers)
         mask = known or {name: torch.ones_like(theta[name], dtype=torch.bool) for name in self.layers}

@@ -16,7 +16,7 @@ from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, State
+from fedcover.policies.base import Policy, State, check_bound
 from fedcover.seeding import Round
 from fedcover.units import UnitGroup
 
@@ -161,8 +161,7 @@ class Ranked(Policy):
 
     def ranks(self, theta: Params) -> Ranks:
         """The rank of every item of every block."""
-        if not self.blocks:
-            raise InputError(f"{self.name} is not bound to a network; call policy.bind(trace(model, example)) first")
+        check_bound(self.blocks, self.name)
         return {block.name: rank(block.scores(theta)) for block in self.blocks}
 
     def masks(self, theta: Params, cohort: Sequence[Client], ranks: Ranks) -> list[Mask]:

@@ -17,7 +17,7 @@ from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, State
+from fedcover.policies.base import Policy, State, check_bound
 from fedcover.seeding import Round
 from fedcover.units import UnitGroup, groups_for
 
@@ -46,8 +46,7 @@ class UnitPolicy(Policy):
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
         """The masks of the held units; clients that hold the same share one."""
-        if not self.groups:
-            raise InputError(f"{self} is not bound to a network; call policy.bind(trace(model, example)) first")
+        check_bound(self.groups, self)
         holdings, state = self.hold(cohort, this_round, state)
         made: dict[object, Mask] = {}
         masks: list[Mask] = []

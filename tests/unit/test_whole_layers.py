@@ -1,0 +1,62 @@
+"""Layers that a policy of units cannot prune: a run names them once, with the reason and what would."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedcover as fc
+from fedcover.cli.console import told
+from fedcover.policies import POLICIES
+from tests.conftest import small_data
+
+UNITS = ["NP", "FS", "optimal_units", "HeteroFL", "FedRolex", "weight_complete", "FjORD"]
+
+
+def federation(policy: str, keep: float = 0.5, mixed: bool = True) -> fc.Federation:
+    """A network whose second layer is mixed by a softmax."""
+    between = nn.Softmax(1) if mixed else nn.Tanh()
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 6), between, nn.Linear(6, 3))
+    clients = fc.data.from_parts(small_data(20), [torch.arange(10), torch.arange(10, 20)])
+    local = fc.LocalSGD(1, 5, 0.1, 0.5)
+    return fc.Federation(fc.Task(net), clients, POLICIES[policy](), fc.by_slot([1.0, keep]), local, cohort=2)
+
+
+@pytest.mark.filterwarnings("ignore::fedcover.CoverageWarning")
+@pytest.mark.parametrize("policy", UNITS)
+def test_a_run_names_the_layers_the_reason_and_what_would_work(policy: str) -> None:
+    with pytest.warns(fc.WholeLayersWarning) as caught:
+        federation(policy).run(2)
+    (said,) = caught
+    told = str(said.message)
+    assert "prunes no units of 1 of the 2 hidden layers: '2', since" in told
+    assert "mixed on their way, as by a softmax" in told
+    assert "such as WP (--set policy.name=WP), prunes these too" in told
+    assert Path(said.filename) == Path(__file__)
+
+
+@pytest.mark.parametrize(
+    ("policy", "keep", "mixed"), [("WP", 0.5, True), ("PT", 0.5, True), ("FS", 1.0, True), ("FS", 0.5, False)]
+)
+def test_nothing_is_said_where_there_is_nothing_to_say(policy: str, keep: float, mixed: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federation(policy, keep, mixed).run(1)
+
+
+def test_the_error_comes_before_anything_is_written(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(fc.WholeLayersWarning):
+            federation("FS").run(1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for shown in (True, False):
+        with told(shown):
+            federation("FS").run(1)
+        lines = [line for line in capsys.readouterr().err.splitlines() if line]
+        assert [line[:27] for line in lines] == ["warning: FS prunes no units"] * shown
