@@ -22,7 +22,7 @@ from fedcover.cli.calibrate import calibrate as command
 from fedcover.config import read_config
 from fedcover.errors import InputError
 from fedcover.local import Job
-from fedcover.models import IMAGES, build, usual
+from fedcover.models import IMAGES, build
 from fedcover.network import trace
 from fedcover.params import params_of
 from fedcover.policies.prunefl import PruneFl
