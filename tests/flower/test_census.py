@@ -1,5 +1,6 @@
 """Who is there: what nodes tell of themselves becomes stable clients, and nonsense one line."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,15 @@ import torch
 import fedcover as fc
 from fedcover.config import check_config
 from fedcover.data import Member, Roster
+from fedcover.deploy.census_file import nodes_in
 from fedcover.engines.serial import Serial
 from fedcover.flower.apps import client as stock_client
 from fedcover.flower.apps import device_of, fitting, play_config
 from fedcover.flower.census import Census, member_of
 from fedcover.flower.client import client_app
+from fedcover.flower.rules import Rules
+from fedcover.flower.strategy import FedCover
+from fedcover.runs import Lane, Schedule
 from fedcover.settings import to_toml
 from tests.contracts.federations import federation
 from tests.flower.loop import LoopGrid, failed, grid_of
@@ -112,7 +117,7 @@ def test_a_client_whose_node_is_new_keeps_its_place_and_a_stranger_waits() -> No
     census.ask(grid, grid.get_node_ids(), lines.append)
     assert census.node_of[3] == 5
     assert 7 not in census.members
-    assert "client 7 came after the run began; it can join the next" in lines[-1]
+    assert any("client 7 came after the run began; it can join the next" in line for line in lines)
 
 
 def test_too_few_clients_is_one_sentence() -> None:
@@ -345,3 +350,58 @@ def test_a_node_that_fails_is_told_of_once_and_a_lost_connection_is_an_error() -
     grid.pull_messages = pull  # type: ignore[method-assign]
     census.ask(grid, grid.get_node_ids(), lines.append)
     assert len(census.members) == 8
+
+
+def test_records_and_lines_name_clients_as_their_nodes_do(tmp_path: Path) -> None:
+    """Numbers need not be 0, 1, 2: who reads a record, a reason or a status must find the node that it is about."""
+    raw: dict[str, Any] = {
+        "data": {"name": "digits", "clients": 60},
+        "rounds": 2,
+        "cohort": 3,
+        "policy": {"name": "NP"},
+        "budgets": {"code": "111"},
+        "local": {"epochs": 1},
+        "flower": {"gather": 5.0, "deadline": 1.0, "clients": 3, "quorum": 0.3},
+    }
+    names = (7, 30, 52)
+    grid = LoopGrid(dict.fromkeys(names, stock_client), None, {"settings": to_toml(raw)})
+
+    def tamper(client: int, number: int, reply: Any) -> Any:
+        return (None, reply, failed(reply, "gone"))[names.index(client)]
+
+    grid.tamper = tamper
+    lines, out = list[str](), tmp_path / "run"
+    history = play_config(grid, check_config({**raw, "engine": "flower"}), out, told=lines.append)
+    for record in history:
+        assert sorted(record.cohort) == list(names)
+        assert sorted(one["client"] for one in record.rejected) == [7, 52]
+    assert json.loads((out / "summary.json").read_text())["clients"] == list(names)
+    assert nodes_in(out) == grid.nodes
+    assert Census.load(out).members.keys() == set(names)
+    for name, node in ((name, node) for node, name in grid.nodes.items()):
+        assert f"client {name} is node {node}" in lines
+    assert any(line.startswith("round 1: client 7 is left out") for line in lines)
+
+
+def test_a_device_that_fails_says_its_own_number() -> None:
+    playing, broken = federation(Serial()), fc.Task(federation(Serial()).task.model, loss=lambda out, labels: out.ohno)
+    apps = {
+        n: client_app(broken if n == 45 else playing.task, lambda context, n=n: playing.clients.examples_of(n - 40))
+        for n in range(40, 48)
+    }
+    grid, lines = LoopGrid(apps), list[str]()
+    census, _ = gathered(grid)
+    roster = Roster(playing.clients.examples, list(census.members.values()))
+    remote = fc.Federation(playing.task, roster, fc.weight_pruning(), fc.by_slot("1" * 8), playing.local, 8)
+    lane, rules = Lane(remote, None, lambda record: None), Rules(deadline=1.0)
+    record = FedCover(lane, Schedule(1), census, rules, told=lines.append).run(grid).last
+    (left,) = record.rejected
+    assert left["client"] == 45
+    assert "client 45 failed in round 1 while training" in left["reason"]
+    assert sorted(record.cohort) == list(range(40, 48))
+
+
+def test_which_client_a_node_is_needs_a_run(tmp_path: Path, cli: Cli) -> None:
+    code, _, err = cli("deploy", "status", "--server", "127.0.0.1:1", "--insecure", "--run", str(tmp_path))
+    assert code == 2
+    assert "census.json is not a readable census" in err

@@ -20,6 +20,7 @@ from fedcover.cli.options import CalibrationOption, QuietOption
 from fedcover.config import read_config
 from fedcover.deploy import keys as key_files
 from fedcover.deploy.app_folder import APPS, write_app
+from fedcover.deploy.census_file import nodes_in
 from fedcover.deploy.control import Control, RunState
 from fedcover.deploy.environment import program
 from fedcover.deploy.probe import wait_for_answer
@@ -190,19 +191,39 @@ def run(
 @app.command("status")
 @friendly
 def status(
-    server: ServerOption, keys: ServerKeysOption = None, insecure: InsecureOption = False, as_json: JsonOption = False
+    server: ServerOption,
+    keys: ServerKeysOption = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run", help="A run's folder: show which client each node is.", metavar="DIR")
+    ] = None,
+    insecure: InsecureOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Which nodes are online, and how runs stand."""
+    """Which nodes are online, and how runs stand.
+
+    Only a run asks nodes which client they are: with `--run`, its folder on the server's machine, that is shown too.
+    """
     program("flwr")
+    clients = nodes_in(run_dir) if run_dir else {}
     with _connected(server, keys, insecure) as control:
         nodes, runs = control.nodes(), control.runs()
     if as_json:
-        rows = {"nodes": [vars(node) for node in nodes], "runs": [vars(run) for run in runs]}
-        out.print_json(json.dumps(rows))
+        told = [vars(node) | ({"client": clients.get(node.id)} if run_dir else {}) for node in nodes]
+        out.print_json(json.dumps({"nodes": told, "runs": [vars(run) for run in runs]}))
         return
     out.print(f"{sum(node.online for node in nodes)} of {len(nodes)} nodes online")
     if nodes:
-        show_table([{"node": str(node.id), "status": node.status, "since": node.since} for node in nodes])
+        show_table(
+            [
+                {
+                    **({"client": str(clients.get(node.id, ""))} if run_dir else {}),
+                    "node": str(node.id),
+                    "status": node.status,
+                    "since": node.since,
+                }
+                for node in nodes
+            ]
+        )
     out.print(f"{len(runs)} runs" if len(runs) != 1 else "1 run")
     if runs:
         show_table(

@@ -221,12 +221,15 @@ class FedCover(Strategy):
         cohort = [client.id for client in now.begun.cohort]
         needed, index = self.rules.needed(len(cohort)), now.begun.this_round.index
         left_out: list[dict[str, Any]] = [
-            {"client": client, "reason": now.reasons.get(client, f"it did not answer in {self.rules.deadline:g} s")}
+            {
+                "client": self._names[client],
+                "reason": now.reasons.get(client, f"it did not answer in {self.rules.deadline:g} s"),
+            }
             for client in cohort
             if client not in now.updates
         ]
         for one in left_out:
-            self._told(f"round {index}: client {self._names[one['client']]} is left out: {one['reason']}")
+            self._told(f"round {index}: client {one['client']} is left out: {one['reason']}")
         if len(now.updates) < needed:
             self._told(f"round {index}: {len(now.updates)} of {needed} answers that it needs; it is tried again")
             return None, None
