@@ -99,8 +99,8 @@ class Federation:
             )
         self.task = task.static(clients.examples.inputs[:2])
         self.network = trace(self.task.model, clients.examples.inputs[:2])
-        if has_statistics(self.network.model):
-            check_batches(self.network, [clients.size(client) for client in range(len(clients))], self.local.batch_size)
+        sizes = {clients.name_of(client): clients.size(client) for client in range(len(clients))}
+        check_batches(self.network, sizes, self.local.batch_size)
         if self.network.uncounted:
             names = ", ".join(self.network.uncounted)
             warnings.warn(f"multiply-adds of {names} cannot be counted and are left out of MACs", stacklevel=2)

@@ -212,6 +212,8 @@ def test_budgets_of_nodes_are_checked_where_they_are_typed(options: list[str], s
         ({"weighting": "labels"}, Member(1, 3), "does not tell its labels"),
         ({"policy": {"name": "HeteroFL"}}, Member(1, 3), "does not tell its labels"),
         ({"policy": {"name": "full"}}, Member(1, 3, None, 0.5), "can afford 0.5 of the model"),
+        ({"model": {"name": "cnn"}}, Member(1, 1), "client 1 has 1 examples, .* a batch norm cannot normalise"),
+        ({"model": {"name": "cnn"}}, Member(1, 31), "client 1 has 31 examples, .* a batch norm cannot normalise"),
     ],
 )
 def test_what_one_client_tells_does_not_end_the_others_run(

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcover import data
 from fedcover.afford import Currency
+from fedcover.buffers import check_batches
 from fedcover.config import Config, parse_config, recorded_keeps
 from fedcover.data import Examples, Member, Population, as_examples
 from fedcover.errors import InputError
@@ -60,9 +61,12 @@ def fitting(config: Config, train: Examples) -> Callable[[Member], None]:
     """What raises an error for a member that the run of these settings, with data like these, cannot have."""
     policy = config.policy.choice.policy()
     asks = policy.wants_classes or config.assign or config.weighting == "labels"
+    task = Task(build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed))
+    network = trace(task.static(train.inputs[:2]).model, train.inputs[:2])
 
     def check(member: Member) -> None:
         member.check_labels(train)
+        check_batches(network, {member.name: member.examples}, config.local.batch_size)
         if asks and member.labels is None:
             raise InputError(
                 f"client {member.name} does not tell its labels, which the run needs; start it with --share-labels"
