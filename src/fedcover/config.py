@@ -25,6 +25,7 @@ from fedcover.network import trace
 from fedcover.policies.optimal import Optimal
 from fedcover.policies.options import SECTION, Choice, Typed, choose, options_of
 from fedcover.policies.techniques import POLICIES, FullModels
+from fedcover.runfolder import read_settings
 from fedcover.settings import Settings, flatten
 
 
@@ -176,8 +177,9 @@ class Config(_Strict):
         clients = data.Roster(split.train, members) if members else self.population(split.train)
         local, cohort = LocalSGD(**self.local.model_dump()), min(self.cohort, len(members) or self.cohort)
         spec: BudgetSpec = self.budgets.code
+        told = any(member.capacity is not None for member in members)  # then budgets are by client, whatever the code
         if not currency.plain and keeps is not None:
-            if len(keeps) != (many := len(amounts(self.budgets.code))):
+            if len(keeps) != (many := len(members) if told else len(amounts(self.budgets.code))):
                 raise InputError(f"the run has {len(keeps)} keeps for {many} budgets; start anew in another folder")
             spec = [Budget(keep) for keep in keeps]
         elif not currency.plain:
@@ -186,7 +188,7 @@ class Config(_Strict):
             units = policy.bind(network).units
             spec = currency.budgets(self.budgets.code, network, steps_of, local.batch_size, units)
         budgets = by_slot(spec) if self.budgets.by == "slot" else by_client(spec)
-        if any(member.capacity is not None for member in members):
+        if told:
             budgets = self._affordable(members, budgets.resolve(policy.codebook))
         if isinstance(policy, FullModels) and not all(b.full for b in budgets.resolve(policy.codebook)):
             raise InputError(
@@ -292,6 +294,11 @@ def recorded_keeps(settings: Settings) -> list[float] | None:
     budgets = settings.get("budgets")
     keeps = budgets.get(KEEPS) if isinstance(budgets, dict) else None
     return keeps if isinstance(keeps, list) else None
+
+
+def keeps_in(folder: Path) -> list[float] | None:
+    """What the budgets of the run in a folder came to; None if there is no run, or it does not tell."""
+    return recorded_keeps(read_settings(folder)) if (folder / "config.toml").exists() else None
 
 
 def check_config(raw: dict[str, Any]) -> Config:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.config import check_config
+from fedcover.config import check_config, keeps_in
 from fedcover.data import Member, Roster
 from fedcover.deploy.census_file import nodes_in
 from fedcover.engines.serial import Serial
@@ -332,6 +332,33 @@ def test_a_run_that_goes_on_has_the_budgets_it_was_begun_with(tmp_path: Path, mo
     monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
     longer = config.model_copy(update={"rounds": 2})
     assert len(play_config(grid, longer, out, resume=True, told=lambda line: None)) == 2
+
+
+def test_budgets_that_nodes_told_are_recorded_and_taken_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A code in a unit may have more or fewer amounts than there are nodes; a record has what each node keeps."""
+    raw: dict[str, Any] = {
+        "data": {"name": "digits", "clients": 3},
+        "rounds": 1,
+        "cohort": 3,
+        "policy": {"name": "NP"},
+        "budgets": {"code": "1e9", "unit": "parameters", "by": "client"},
+        "local": {"epochs": 1},
+        "flower": {"gather": 5.0},
+    }
+    grid = LoopGrid(dict.fromkeys(range(3), stock_client), {1: {"capacity": 0.5}}, {"settings": to_toml(raw)})
+    config, out = check_config({**raw, "engine": "flower"}), tmp_path / "run"
+    first = play_config(grid, config, out, told=lambda line: None)
+    assert keeps_in(out) == [1.0, 0.5, 1.0]
+
+    def gone(*given: Any) -> Any:
+        raise fc.InputError("the calibration is gone")
+
+    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
+    longer = config.model_copy(update={"rounds": 2})
+    history = play_config(grid, longer, out, resume=True, told=lambda line: None)
+    assert [sorted(record.kept) for record in history] == [sorted(first.last.kept)] * 2
 
 
 def test_a_node_that_fails_is_told_of_once_and_a_lost_connection_is_an_error() -> None:

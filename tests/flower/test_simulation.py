@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import fedcover as fc
+from fedcover.config import check_config
+from fedcover.flower import simulate as simulation
 from fedcover.history import History
+from fedcover.settings import to_toml
 
 Cli = Callable[..., tuple[int, str, str]]
 SETTINGS = [
@@ -68,3 +72,40 @@ def test_an_error_of_a_simulation_is_one_sentence(cli: Cli, tmp_path: Path) -> N
     code, _, err = cli("run", *settings, "--set", "data.name=nothing", "--out", str(tmp_path / "x"))
     assert code == 2
     assert "there is no data set named 'nothing'" in err
+
+
+@pytest.mark.parametrize("many", [3, 9])
+def test_a_simulation_waits_for_no_other_number_of_clients(many: int, cli: Cli, tmp_path: Path) -> None:
+    settings = [*SETTINGS, "--set", "engine=flower-sim", "--set", f"flower.clients={many}"]
+    code, _, err = cli("run", *settings, "--out", str(tmp_path / "x"))
+    assert code == 2
+    assert f"flower.clients is {many}, and a simulation has all 5 of data.clients" in err
+
+
+def test_a_simulation_does_not_go_on_with_what_devices_began(cli: Cli, tmp_path: Path) -> None:
+    """Their examples and what they can afford are theirs: simulated clients would be left out as other ones."""
+    out = tmp_path / "x"
+    out.mkdir()
+    (out / "config.toml").write_text(to_toml({"engine": "flower", "budgets": {"keeps": [1.0, 0.5]}}))
+    code, _, err = cli("run", *SETTINGS, "--set", "engine=flower-sim", "--out", str(out), "--resume")
+    assert code == 2
+    assert "was begun by devices, with examples and budgets of their own" in err
+
+
+def test_a_simulation_that_goes_on_has_the_budgets_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = {"data": {"name": "digits", "clients": 2}, "cohort": 2, "budgets": {"code": "2x1e9", "unit": "parameters"}}
+    out, seen = tmp_path / "x", list[object]()
+    out.mkdir()
+    (out / "config.toml").write_text(to_toml({"engine": "flower-sim", "budgets": {"keeps": [1.0, 1.0]}}))
+
+    def gone(*given: object) -> object:
+        raise fc.InputError("the calibration is gone")
+
+    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
+    monkeypatch.setattr(simulation, "_simulated", lambda *given: seen.append(given) or {"history": History()})
+    simulation.simulate(check_config({**raw, "engine": "flower-sim"}), out, resume=True)
+    assert seen
+    with pytest.raises(fc.InputError, match="the calibration is gone"):
+        simulation.simulate(check_config({**raw, "engine": "flower-sim"}), tmp_path / "new")

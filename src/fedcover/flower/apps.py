@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedcover import data
 from fedcover.afford import Currency
 from fedcover.buffers import check_batches
-from fedcover.config import Config, parse_config, recorded_keeps
+from fedcover.config import Config, keeps_in, parse_config
 from fedcover.data import Examples, Member, Population, as_examples
 from fedcover.errors import InputError
 from fedcover.flower.census import Told
@@ -30,7 +30,6 @@ from fedcover.local import LocalSGD, Task
 from fedcover.models import build
 from fedcover.network import trace
 from fedcover.policies.techniques import FullModels
-from fedcover.runfolder import read_settings
 from fedcover.runs import Schedule
 
 
@@ -45,7 +44,7 @@ def play_config(
 ) -> History:
     """Play the run that settings describe; ``folder`` is where the server's data sets lie."""
 
-    keeps = recorded_keeps(read_settings(out)) if resume and (out / "config.toml").exists() else None
+    keeps = keeps_in(out) if resume else None
 
     def make(members: Sequence[Member]) -> Made:
         federation, test = config.build(folder, keeps, members)

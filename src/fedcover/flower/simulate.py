@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedcover.config import Config
+from fedcover.config import Config, keeps_in
 from fedcover.deploy.environment import MISSING, use_flower_environment
 from fedcover.errors import FedcoverError, InputError
 from fedcover.history import History, RoundRecord
+from fedcover.runfolder import read_settings
 from fedcover.settings import to_toml
 
 
@@ -23,7 +24,18 @@ def simulate(
     on_round: Callable[[RoundRecord], None] = lambda record: None,
 ) -> History:
     """Play a run on Ray, on this machine's cores; the result is the serial engine's, bit for bit."""
-    config.model_copy(update={"engine": "serial"}).build(folder)  # what is wrong with them is said before Ray starts
+    if config.flower.clients not in (0, many := config.data.clients):
+        raise InputError(
+            f"flower.clients is {config.flower.clients}, and a simulation has all {many} of data.clients, none of whom"
+            f" comes late; leave flower.clients out"
+        )
+    if resume and (out / "config.toml").exists() and read_settings(out).get("engine") == "flower":
+        raise InputError(
+            f"{out} was begun by devices, with examples and budgets of their own; go on with"
+            f" `fedcover deploy run --resume`"
+        )
+    keeps = keeps_in(out) if resume else None
+    config.model_copy(update={"engine": "serial"}).build(folder, keeps)  # what is wrong is said before Ray starts
     with tempfile.TemporaryDirectory(prefix="fedcover-sim-") as home, _environment(home):
         ended = _simulated(config, out, resume, folder, on_round)
     if "history" not in ended:
