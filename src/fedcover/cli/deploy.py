@@ -167,6 +167,9 @@ def run(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change one setting, such as local.lr=0.1.", metavar="KEY=VALUE")
     ] = None,
+    data: Annotated[
+        str, typer.Option(metavar="DIR", help="Data sets on the server's machine; else its FEDCOVER_DATA.")
+    ] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     wait: WaitOption = 120.0,
     insecure: InsecureOption = False,
@@ -181,7 +184,7 @@ def run(
     policy = {"name": wanted.policy.name, **wanted.policy.choice.settings}
     settings = to_toml({**wanted.model_dump(), "policy": policy})
     with _connected(server, keys, insecure, wait) as control:
-        state = submit(control, settings, out_dir, resume, quiet)
+        state = submit(control, settings, out_dir, resume, quiet, data=data)
     if not state.completed:
         raise FedcoverError(f"the run {state.status.removeprefix('finished:')}: {state.details or 'see its log'}")
     if not quiet:
@@ -235,10 +238,21 @@ def status(
 
 
 def submit(
-    control: Control, settings: str, where: Path, resume: bool = False, quiet: bool = False, apps: str = APPS
+    control: Control,
+    settings: str,
+    where: Path,
+    resume: bool = False,
+    quiet: bool = False,
+    apps: str = APPS,
+    data: str = "",
 ) -> RunState:
     """How a run of settings in TOML ended; it is followed to its end, and stopped if this is interrupted."""
-    config = {"settings": settings, "out": str(where.absolute()), "resume": "true" if resume else ""}
+    config = {
+        "settings": settings,
+        "out": str(where.absolute()),
+        "data": str(Path(data).absolute()) if data else "",
+        "resume": "true" if resume else "",
+    }
     with tempfile.TemporaryDirectory(prefix="fedcover-app-") as folder, _until_asked(leave=False) as asked:
         asked.later = True  # or a run would go on of which nobody knows the number
         number = control.run(write_app(folder, apps), config)
