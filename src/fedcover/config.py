@@ -98,6 +98,9 @@ class FlowerConfig(_Strict):
     )
     tries: int = Field(3, ge=1, description="how often a round is tried before the run stops, to be resumed")
     norm: float = Field(10.0, gt=0, description="the largest change that is taken, as a multiple of what was sent")
+    ray_address: str = Field(
+        "", description="for flower-sim: a Ray cluster, such as 10.0.0.1:6379; if empty one is started, on loopback"
+    )
 
 
 class Config(_Strict):

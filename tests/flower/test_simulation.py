@@ -1,8 +1,10 @@
 """Flower's simulation on Ray: the serial engine's bits, resumable, and nothing left behind."""
 
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +12,13 @@ from pathlib import Path
 import pytest
 
 import fedcover as fc
-from fedcover.config import check_config
+from fedcover.config import Config, check_config
+from fedcover.deploy.environment import LOOPBACK, flower_environment
+from fedcover.deploy.processes import free_ports
 from fedcover.flower import simulate as simulation
 from fedcover.history import History
 from fedcover.settings import to_toml
+from tests.deploy.conftest import slow
 
 Cli = Callable[..., tuple[int, str, str]]
 SETTINGS = [
@@ -109,3 +114,67 @@ def test_a_simulation_that_goes_on_has_the_budgets_it_was_begun_with(
     assert seen
     with pytest.raises(fc.InputError, match="the calibration is gone"):
         simulation.simulate(check_config({**raw, "engine": "flower-sim"}), tmp_path / "new")
+
+
+def test_ray_is_started_on_loopback_unless_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(*LOOPBACK, raising=False)
+    seen: list[tuple[str | None, dict[str, object]]] = []
+
+    def simulated(config: Config, *given: object) -> dict[str, object]:
+        seen.append((os.environ.get(*LOOPBACK), simulation.backend_of(config)["init_args"]))
+        return {"history": History()}
+
+    monkeypatch.setattr(simulation, "_simulated", simulated)
+    raw = {"data": {"name": "digits", "clients": 2}, "cohort": 2, "budgets": {"code": "11"}, "workers": 3}
+    near, far, tried = "127.0.0.1:6379", "cluster:6379", list[object]()
+
+    def connect(address: object, timeout: float) -> socket.socket:
+        tried.append(address)
+        return socket.socket()
+
+    monkeypatch.setattr("fedcover.flower.simulate.socket.create_connection", connect)
+    for address in ("", near, far):
+        simulation.simulate(check_config({**raw, "flower": {"ray_address": address}}), tmp_path / "x")
+    assert tried == [("127.0.0.1", 6379), ("cluster", 6379)]
+    assert seen == [
+        ("0", {"num_cpus": 3, "include_dashboard": False, "log_to_driver": False}),
+        ("0", {"address": near, "log_to_driver": False}),
+        (None, {"address": far, "log_to_driver": False}),
+    ]
+    assert not set(LOOPBACK) & set(os.environ)
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(cli: Cli, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    more = ["--set", "engine=flower-sim", "--set", f"flower.ray_address=127.0.0.1:{port}"]
+    code, _, err = cli("run", *SETTINGS, *more, "--out", str(tmp_path / "x"))
+    assert code == 2
+    assert f"nothing answers at 127.0.0.1:{port}" in err
+    assert "leave flower.ray_address out" in err
+
+
+@slow
+@pytest.mark.timeout(300)
+def test_a_simulation_on_a_cluster_is_the_serial_engines(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", str(port)]
+    ray += ["--node-ip-address", "127.0.0.1", "--num-cpus", "2", "--include-dashboard=false"]
+    quiet = flower_environment(tmp_path / "home")
+    with tempfile.TemporaryDirectory(prefix="fc-") as short:  # a path of Ray's sockets must be short
+        cluster = subprocess.Popen([*ray, "--temp-dir", short], env=quiet, stdout=subprocess.PIPE, text=True)
+        try:
+            assert cluster.stdout is not None
+            assert any("Ray runtime started" in line for line in cluster.stdout)
+            for engine in ("serial", "flower-sim"):
+                more = ["--set", f"engine={engine}", "--set", f"flower.ray_address=127.0.0.1:{port}"]
+                run = ["run", *SETTINGS, "--set", "rounds=1", *more, "--out", str(tmp_path / engine), "-q"]
+                done = subprocess.run(
+                    [sys.executable, "-m", "fedcover", *run], capture_output=True, text=True, timeout=120
+                )
+                assert done.returncode == 0, done.stderr
+        finally:
+            cluster.terminate()
+            cluster.communicate(timeout=60)
+    assert History.load(tmp_path / "flower-sim" / "history.jsonl") == History.load(
+        tmp_path / "serial" / "history.jsonl"
+    )

@@ -1,6 +1,5 @@
 """``fedcover deploy``: a federation over the network, with Flower's servers and nodes."""
 
-import ipaddress
 import json
 import signal
 import tempfile
@@ -23,7 +22,7 @@ from fedcover.deploy.app_folder import APPS, write_app
 from fedcover.deploy.census_file import nodes_in
 from fedcover.deploy.control import Control, RunState
 from fedcover.deploy.environment import program
-from fedcover.deploy.probe import wait_for_answer
+from fedcover.deploy.probe import on_loopback, wait_for_answer
 from fedcover.deploy.processes import SuperLink, SuperNode, check_security, checked_key
 from fedcover.errors import FedcoverError, InputError
 from fedcover.link import address_of
@@ -103,7 +102,7 @@ def server(
             _warn_of_end(found.certificate)
             for name, number in link.register(public).items():
                 out.print(f"node {name} is {number if number is not None else 'registered'}")
-        if not _on_loopback(host):
+        if not on_loopback(host):
             say("warning", f"whoever can reach port {port} can start runs and register nodes; filter it", "yellow")
         how = "--insecure" if insecure else "--keys FOLDER/node-0"
         out.print(f"server at {link.address}; log in {link.log}", style="bold")
@@ -351,13 +350,6 @@ def _connected(server: str, keys: Path | None, insecure: bool, wait: float = 0.0
     wait_for_answer(server, ca, wait)
     with Control(server, ca) as control:
         yield control
-
-
-def _on_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _public_keys(single: list[Path], folder: Path | None, keys: key_files.ServerKeys | None) -> list[Path]:
