@@ -13,6 +13,7 @@ import torch
 import fedcover as fc
 from fedcover.config import check_config, keeps_in
 from fedcover.data import Member, Roster
+from fedcover.data.sources import source_of
 from fedcover.deploy.census_file import nodes_in
 from fedcover.engines.serial import Serial
 from fedcover.flower.apps import client as stock_client
@@ -434,3 +435,72 @@ def test_which_client_a_node_is_needs_a_run(tmp_path: Path, cli: Cli) -> None:
     code, _, err = cli("deploy", "status", "--server", "127.0.0.1:1", "--insecure", "--run", str(tmp_path))
     assert code == 2
     assert "census.json is not a readable census" in err
+
+
+def test_bytes_of_pixels_are_what_the_data_sets_own_reader_makes_of_them(tmp_path: Path) -> None:
+    config, own = '[data]\nname = "digits"\nclients = 5', tmp_path / "own.npz"
+    part = device_of(config, None, 3).examples
+    source = source_of("digits")
+    pixels = ((part.inputs * source.std[0] + source.mean[0]) * source.top).round().to(torch.uint8).numpy()
+    np.savez(own, inputs=pixels, labels=part.labels.numpy())
+    assert torch.equal(device_of(config, str(own), 0).examples.inputs, part.inputs)
+    np.savez(own, inputs=pixels * 15, labels=part.labels.numpy())
+    with pytest.raises(fc.InputError, match=r"own.npz has bytes up to 240, and pixels of digits go up to 16; scale"):
+        device_of(config, str(own), 0)
+    np.savez(own, inputs=pixels.astype(np.int64), labels=part.labels.numpy())
+    with pytest.raises(fc.InputError, match=r"inputs of int64; write pixels as bytes \(uint8, 0 to 16\), or floats"):
+        device_of(config, str(own), 0)
+    stories = fc.data.load("stories").train
+    text = '[data]\nname = "stories"\nclients = 5\n[model]\nname = "transformer"'
+    np.savez(own, inputs=stories.inputs[:3].numpy().astype(np.uint8), labels=stories.labels[:3].numpy())
+    assert torch.equal(device_of(text, str(own), 0).examples.inputs, stories.inputs[:3])
+    np.savez(own, inputs=stories.inputs[:3].float().numpy(), labels=stories.labels[:3].numpy())
+    with pytest.raises(fc.InputError, match="those of stories are whole numbers"):
+        device_of(text, str(own), 0)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "sentence"),
+    [
+        ({"code": "1,0.5,0.5,0.25"}, "the code has 4 slots, and a cohort of the 3 clients .* has 3; make them equal"),
+        ({"code": "1,0.5"}, "the code has 2 slots, and a cohort of the 3 clients .* has 3; make them equal"),
+        ({"code": "1,0.5,0.5,0.25", "by": "client"}, "has 4 budgets, and the run waits for 3 clients; give at most"),
+        ({"code": "9e4,9e3", "unit": "parameters"}, "the code has 2 slots"),
+    ],
+)
+def test_a_code_that_does_not_fit_is_told_before_clients_are_waited_for(
+    budgets: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    config = check_config({"data": {"name": "digits", "clients": 3}, "engine": "flower", "budgets": budgets})
+    grid = LoopGrid({})
+    grid.get_node_ids = lambda: pytest.fail("it looked for nodes")  # type: ignore[method-assign]
+    with pytest.raises(fc.InputError, match=sentence):
+        play_config(grid, config, tmp_path / "run", told=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("code", "many", "keeps"),
+    [
+        ("10x0.5", 3, [0.5] * 3),  # as many as there are
+        ("0.5", 4, [0.5] * 4),
+        ("1,0.5,0.25", 3, [1.0, 0.5, 0.25]),
+        ("1,0.5,0.25", 5, [1.0, 0.5, 0.25]),  # two more have come than were waited for
+    ],
+)
+def test_a_code_by_slot_is_for_those_who_came(code: str, many: int, keeps: list[float]) -> None:
+    config = check_config({"data": {"name": "digits"}, "budgets": {"code": code}})
+    federation, _ = config.build(members=[Member(n, 10) for n in range(many)])
+    assert [budget.keep for budget in federation.budgets] == keeps
+    assert federation.cohort == len(keeps)
+
+
+@pytest.mark.parametrize("by", ["slot", "client"])
+def test_what_a_code_in_a_unit_came_to_is_taken_up_by_those_who_came(by: str) -> None:
+    raw = {"data": {"name": "digits"}, "policy": {"name": "NP"}}
+    config = check_config({**raw, "budgets": {"code": "10x9000", "unit": "parameters", "by": by}})
+    members = [Member(n, 10) for n in range(3)]
+    first, _ = config.build(members=members)
+    keeps = [budget.keep for budget in first.budgets]
+    assert len(keeps) == 3
+    again, _ = config.build(keeps=keeps, members=members)
+    assert again.budgets == first.budgets
