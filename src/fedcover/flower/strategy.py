@@ -152,10 +152,10 @@ class FedCover(Strategy):
         """Flower's own loop over the rounds that the schedule has left, and then all that ``run`` does at the end.
 
         Clients are those of the census here too, and answers those to the messages that went to their nodes. What
-        differs from ``run``: a round ends at ``timeout``, not at the deadline of the rules; ``initial_arrays`` are what
-        ``evaluate_fn`` is shown before the first round, and training starts from the lane's state; a round with too few
-        answers uses up one of ``num_rounds``, so those that are missing in the end are played by ``run``, and Flower's
-        metrics have nothing of them. The lane must be open for its folder to be written to.
+        differs from ``run``: a round may end at ``timeout``, before the deadline of the rules; training starts from the
+        lane's state, and ``initial_arrays`` are only shown to ``evaluate_fn`` before the first round; a round with too
+        few answers uses up one of ``num_rounds``, so those that are missing in the end are played by ``run``, and
+        Flower's metrics have nothing of them. The lane must be open for its folder to be written to.
         """
         left = self.schedule.rounds - self.lane.state.round
         if num_rounds != left:
