@@ -7,7 +7,7 @@ the clients' data. Other buffers that move are refused, with the remedy.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -72,9 +72,11 @@ def has_statistics(model: nn.Module) -> bool:
     return bool(_batch_norms(model))
 
 
-def check_batches(network: Network, sizes: Sequence[int], batch: int) -> None:
+def check_batches(network: Network, sizes: Mapping[int, int], batch: int) -> None:
     """Nothing, or an error that names a client whose last batch is one example, which the network cannot normalise."""
-    lonely = next((client for client, size in enumerate(sizes) if size % batch == 1 or batch == 1), None)
+    if not has_statistics(network.model):
+        return
+    lonely = next((client for client, size in sizes.items() if size % batch == 1 or batch == 1), None)
     if lonely is None:
         return
     try:

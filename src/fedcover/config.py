@@ -1,7 +1,7 @@
 """Runs described in TOML: strict keys, the paper's settings as defaults."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import groupby
@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedcover import data
 from fedcover.afford import Currency, amounts
 from fedcover.afford.currency import StepsOf
-from fedcover.budgets import Budget, Budgets, BudgetSpec, by_client, by_slot
+from fedcover.afford.fleet import budgets_of_fleet, cohort_of_fleet, tells
+from fedcover.budgets import Budget, Budgets, BudgetSpec
 from fedcover.data import Examples, Member, Population, names
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.serial import Serial
@@ -22,9 +23,11 @@ from fedcover.federation import Federation
 from fedcover.local import LocalSGD, Task
 from fedcover.models import MODELS, build
 from fedcover.network import trace
+from fedcover.policies.base import Policy
 from fedcover.policies.optimal import Optimal
 from fedcover.policies.options import SECTION, Choice, Typed, choose, options_of
 from fedcover.policies.techniques import POLICIES, FullModels
+from fedcover.runfolder import read_settings
 from fedcover.settings import Settings, flatten
 
 
@@ -97,6 +100,9 @@ class FlowerConfig(_Strict):
     )
     tries: int = Field(3, ge=1, description="how often a round is tried before the run stops, to be resumed")
     norm: float = Field(10.0, gt=0, description="the largest change that is taken, as a multiple of what was sent")
+    ray_address: str = Field(
+        "", description="for flower-sim: a Ray cluster, such as 10.0.0.1:6379; if empty one is started, on loopback"
+    )
 
 
 class Config(_Strict):
@@ -174,10 +180,14 @@ class Config(_Strict):
         split = data.load(self.data.name, folder)
         model = build(self.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, self.seed)
         clients = data.Roster(split.train, members) if members else self.population(split.train)
-        local, cohort = LocalSGD(**self.local.model_dump()), min(self.cohort, len(members) or self.cohort)
+        local, by, items = LocalSGD(**self.local.model_dump()), self.budgets.by, self.items(policy)
+        cohort = cohort_of_fleet(items, by, self.cohort, len(members)) if members else self.cohort
         spec: BudgetSpec = self.budgets.code
         if not currency.plain and keeps is not None:
-            if len(keeps) != (many := len(amounts(self.budgets.code))):
+            many = len(items)
+            if members:
+                many = len(members) if tells(members) else cohort if by == "slot" else min(many, len(members))
+            if len(keeps) != many:
                 raise InputError(f"the run has {len(keeps)} keeps for {many} budgets; start anew in another folder")
             spec = [Budget(keep) for keep in keeps]
         elif not currency.plain:
@@ -185,9 +195,10 @@ class Config(_Strict):
             steps_of = self._most_steps(clients, local)
             units = policy.bind(network).units
             spec = currency.budgets(self.budgets.code, network, steps_of, local.batch_size, units)
-        budgets = by_slot(spec) if self.budgets.by == "slot" else by_client(spec)
-        if any(member.capacity is not None for member in members):
-            budgets = self._affordable(members, budgets.resolve(policy.codebook))
+        budgets = Budgets(spec, by)
+        if members:
+            code = budgets.resolve(policy.codebook)
+            budgets = budgets_of_fleet(members, code, by, len(set(items)) == 1, cohort)
         if isinstance(policy, FullModels) and not all(b.full for b in budgets.resolve(policy.codebook)):
             raise InputError(
                 f"policy full gives every client the whole model, but the code {self.budgets.code} asks for less;"
@@ -240,12 +251,11 @@ class Config(_Strict):
         most = max(steps)
         return lambda place, many: most if self.budgets.by == "slot" else max(steps[place::many], default=most)
 
-    @staticmethod
-    def _affordable(members: Sequence[Member], otherwise: Sequence[Budget]) -> Budgets:
-        """What members say that they can afford; who does not say it gets what the code has at its place."""
-        ordered = sorted(members, key=lambda member: member.name)
-        said = [None if member.capacity is None else Budget(member.capacity) for member in ordered]
-        return by_client([own or otherwise[place % len(otherwise)] for place, own in enumerate(said)])
+    def items(self, policy: Policy) -> tuple[Hashable, ...]:
+        """What the code has, one by one: budgets, or amounts in another unit."""
+        if self.budgets.unit == "fraction":
+            return Budgets(self.budgets.code, self.budgets.by).resolve(policy.codebook)
+        return tuple(amounts(self.budgets.code))
 
     def population(self, train: Examples) -> Population:
         """The clients, with their parts of the training set."""
@@ -292,6 +302,11 @@ def recorded_keeps(settings: Settings) -> list[float] | None:
     budgets = settings.get("budgets")
     keeps = budgets.get(KEEPS) if isinstance(budgets, dict) else None
     return keeps if isinstance(keeps, list) else None
+
+
+def keeps_in(folder: Path) -> list[float] | None:
+    """What the budgets of the run in a folder came to; None if there is no run, or it does not tell."""
+    return recorded_keeps(read_settings(folder)) if (folder / "config.toml").exists() else None
 
 
 def check_config(raw: dict[str, Any]) -> Config:

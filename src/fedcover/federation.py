@@ -99,8 +99,8 @@ class Federation:
             )
         self.task = task.static(clients.examples.inputs[:2])
         self.network = trace(self.task.model, clients.examples.inputs[:2])
-        if has_statistics(self.network.model):
-            check_batches(self.network, [clients.size(client) for client in range(len(clients))], self.local.batch_size)
+        sizes = {clients.name_of(client): clients.size(client) for client in range(len(clients))}
+        check_batches(self.network, sizes, self.local.batch_size)
         if self.network.uncounted:
             names = ", ".join(self.network.uncounted)
             warnings.warn(f"multiply-adds of {names} cannot be counted and are left out of MACs", stacklevel=2)
@@ -133,7 +133,8 @@ class Federation:
         state = replace(state, theta=on_device(state.theta, device), theory=on_device(state.theory, device))
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
-        cohort = self._assigned(cohort_of(ids, [self.clients.size(i) for i in ids], self.budgets, self.by))
+        sizes, names = [self.clients.size(i) for i in ids], [self.clients.name_of(i) for i in ids]
+        cohort = self._assigned(cohort_of(ids, sizes, self.budgets, self.by, names))
         if self.policy.wants_classes:
             cohort = [replace(client, classes=self.clients.classes_of(client.id)) for client in cohort]
         cohort, masks, drills, memory = ask_plan(self.policy, state, cohort, this_round)
@@ -160,7 +161,7 @@ class Federation:
     ) -> tuple[State, RoundRecord]:
         """The second half: updates stream into the region average, then the new theta is looked at.
 
-        Clients that sent none are ``left_out``, each as {"client": id, "reason": text}; coverage is by those who did.
+        Clients that sent none are ``left_out``, each as {"client": name, "reason": text}; coverage is by those who did.
         ``wire`` is noted in the record.
         """
         this_round, state, cohort, clock = begun.this_round, begun.state, begun.cohort, begun.clock
@@ -191,7 +192,7 @@ class Federation:
                     sizes.add(update.examples)
             losses += [update.train_loss for update in sound]
             rejected += [
-                {"client": update.client, "reason": "its trained values are not all finite"}
+                {"client": self.clients.name_of(update.client), "reason": "its trained values are not all finite"}
                 for update, fine in zip(group, finite, strict=True)
                 if not fine
             ]
@@ -323,7 +324,7 @@ class Federation:
         distinct = {id(mask): (mask, client) for mask, client in zip(masks, cohort, strict=True)}
         known = dict(zip(distinct, costs_of(self.network, [mask for mask, _ in distinct.values()]), strict=True))
         for key, (mask, client) in distinct.items():
-            whose = f"the mask of policy {self.policy} for client {client.id} in round {this_round.index}"
+            whose = f"the mask of policy {self.policy} for client {client.name} in round {this_round.index}"
             if known[key].parameters == 0:
                 raise InputError(f"{whose} keeps nothing; keep at least one entry")
             if (gone := known[key].gone) and not carries(self.network, prune(theta, mask)):

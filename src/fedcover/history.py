@@ -30,6 +30,7 @@ class RoundRecord:
 
     round: int
     cohort: list[int]
+    """The numbers by which clients are known: those of their devices, where they have such."""
     gamma_min: int
     """Least number of clients that held any one entry (the paper's Gamma_min in this round)."""
     uncovered: float
@@ -54,7 +55,7 @@ class RoundRecord:
     """Multiply-adds of one example's forward pass, mean over the cohort."""
     macs_full: float
     rejected: list[dict[str, Any]]
-    """Clients whose update was left out, each as {"client": id, "reason": text}."""
+    """Clients whose update was left out, each as {"client": number, "reason": text}."""
     seconds: dict[str, float] = field(compare=False)
     """Seconds by stage: plan, train, aggregate, evaluate."""
     norm2: float

@@ -59,7 +59,7 @@ def _check_masks(
     seen: set[int] = set()
     for mask, client in zip(masks, cohort, strict=True):
         if id(mask) not in seen:
-            whose = f"the mask of policy {policy} for client {client.id} in round {this_round.index}"
+            whose = f"the mask of policy {policy} for client {client.name} in round {this_round.index}"
             check_mask(mask, theta, whose)
             seen.add(id(mask))
 
@@ -80,7 +80,7 @@ def _check_drills(
     seen: set[tuple[int, int]] = set()
     for drill, mask, client in zip(drills, masks, cohort, strict=True):
         if drill is not None and (id(drill), id(mask)) not in seen:
-            whose = f"the drill of policy {policy} for client {client.id} in round {this_round.index}"
+            whose = f"the drill of policy {policy} for client {client.name} in round {this_round.index}"
             check_drill(drill, theta, mask, whose)
             seen.add((id(drill), id(mask)))
     if all(drill is not None and drill.rest for drill in drills):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedcover.checkpoint import digest_of
-from fedcover.data import Examples
+from fedcover.data import Examples, Roster
 from fedcover.engines.base import Engine
 from fedcover.errors import CoverageWarning, InputError, StepSizeWarning, WholeLayersWarning, check_whole
 from fedcover.evaluate import test_on
@@ -271,9 +271,10 @@ def summary(
     federation: "Federation", history: History, name: str, test: Examples | None, engine: Engine
 ) -> dict[str, Any]:
     """The outcome of a run, as its summary.json holds it."""
-    last = history.last
+    last, clients = history.last, federation.clients
     return {
         "name": name,
+        **({"clients": [one.name for one in clients.members]} if isinstance(clients, Roster) else {}),
         "rounds": len(history),
         "accuracy": last.accuracy,
         "loss": last.loss,

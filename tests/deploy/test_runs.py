@@ -16,6 +16,7 @@ from fedcover import checkpoint
 from fedcover.cli.deploy import node_config, submit
 from fedcover.config import Config, parse_config
 from fedcover.data import Member
+from fedcover.deploy.census_file import nodes_in
 from fedcover.deploy.keys import make_keys, node_keys, server_keys
 from fedcover.deploy.processes import SuperLink, SuperNode
 from fedcover.deploy.program import close_all
@@ -131,6 +132,8 @@ def test_four_unequal_nodes_train_what_the_serial_engine_trains(place: Place) ->
     assert list(history) == expected
     assert same(theta, expected_theta)
     assert [record.rejected for record in history] == [[], [], []]
+    assert nodes_in(out) == {node.node: number for number, node in enumerate(place.nodes)}
+    assert set(nodes_in(out)) <= {node.id for node in place.link.control.nodes()}
     wire = history.last.wire
     assert wire is not None
     shares = {client: (down + up) / (2 * wire["full"]) for client, down, up in zip(

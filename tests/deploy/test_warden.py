@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fedcover.deploy.closing import Closing
+from fedcover.deploy.control import Control
 from fedcover.deploy.environment import flower_environment
+from fedcover.deploy.processes import SuperLink, SuperNode
 from fedcover.deploy.program import Program, readable
 from tests.deploy.conftest import Marked
 
@@ -65,3 +68,21 @@ def test_what_tells_users_nothing_is_left_out() -> None:
     assert readable("2026-11-15T21:10:07.019Z ERROR [flwr] broken") == "error: broken"
     assert readable("INFO :      ") == ""
     assert readable("round 1: accuracy 0.5") == "round 1: accuracy 0.5"
+
+
+def test_what_has_an_end_comes_to_it_whatever_happens() -> None:
+    """Connections, programs, servers and nodes all end by the same few lines."""
+    for kind in (Control, Program, SuperLink, SuperNode):
+        assert issubclass(kind, Closing)
+        assert not {"__enter__", "__exit__"} & {
+            name for one in kind.__mro__ if one is not Closing for name in vars(one)
+        }
+    ended = []
+
+    class Thing(Closing):
+        def close(self) -> None:
+            ended.append(self)
+
+    with pytest.raises(KeyError), Thing() as thing:
+        raise KeyError
+    assert ended == [thing]

@@ -35,14 +35,14 @@ class LoopGrid(Grid):
         self._sent = 0
 
     def set_run(self, run: Any) -> None:
-        raise NotImplementedError
+        raise AssertionError("a strategy never says of which run its grid is; Flower does that before it")
 
     @property
     def run(self) -> Any:
-        raise NotImplementedError
+        raise AssertionError("a strategy never asks its grid for the run")
 
     def create_message(self, *given: Any, **named: Any) -> Message:
-        raise NotImplementedError
+        raise AssertionError("a strategy makes its messages itself, and never has its grid make them")
 
     def get_node_ids(self) -> Iterable[int]:
         return [node for node, client in self.nodes.items() if client not in self.offline]

@@ -1,5 +1,6 @@
 """Who is there: what nodes tell of themselves becomes stable clients, and nonsense one line."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,18 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.config import check_config
+from fedcover.config import check_config, keeps_in
 from fedcover.data import Member, Roster
+from fedcover.data.sources import source_of
+from fedcover.deploy.census_file import nodes_in
 from fedcover.engines.serial import Serial
 from fedcover.flower.apps import client as stock_client
 from fedcover.flower.apps import device_of, fitting, play_config
 from fedcover.flower.census import Census, member_of
 from fedcover.flower.client import client_app
+from fedcover.flower.rules import Rules
+from fedcover.flower.strategy import FedCover
+from fedcover.runs import Lane, Schedule
 from fedcover.settings import to_toml
 from tests.contracts.federations import federation
 from tests.flower.loop import LoopGrid, failed, grid_of
@@ -112,7 +118,7 @@ def test_a_client_whose_node_is_new_keeps_its_place_and_a_stranger_waits() -> No
     census.ask(grid, grid.get_node_ids(), lines.append)
     assert census.node_of[3] == 5
     assert 7 not in census.members
-    assert "client 7 came after the run began; it can join the next" in lines[-1]
+    assert any("client 7 came after the run began; it can join the next" in line for line in lines)
 
 
 def test_too_few_clients_is_one_sentence() -> None:
@@ -207,6 +213,8 @@ def test_budgets_of_nodes_are_checked_where_they_are_typed(options: list[str], s
         ({"weighting": "labels"}, Member(1, 3), "does not tell its labels"),
         ({"policy": {"name": "HeteroFL"}}, Member(1, 3), "does not tell its labels"),
         ({"policy": {"name": "full"}}, Member(1, 3, None, 0.5), "can afford 0.5 of the model"),
+        ({"model": {"name": "cnn"}}, Member(1, 1), "client 1 has 1 examples, .* a batch norm cannot normalise"),
+        ({"model": {"name": "cnn"}}, Member(1, 31), "client 1 has 31 examples, .* a batch norm cannot normalise"),
     ],
 )
 def test_what_one_client_tells_does_not_end_the_others_run(
@@ -327,6 +335,33 @@ def test_a_run_that_goes_on_has_the_budgets_it_was_begun_with(tmp_path: Path, mo
     assert len(play_config(grid, longer, out, resume=True, told=lambda line: None)) == 2
 
 
+def test_budgets_that_nodes_told_are_recorded_and_taken_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A code in a unit may have more or fewer amounts than there are nodes; a record has what each node keeps."""
+    raw: dict[str, Any] = {
+        "data": {"name": "digits", "clients": 3},
+        "rounds": 1,
+        "cohort": 3,
+        "policy": {"name": "NP"},
+        "budgets": {"code": "1e9", "unit": "parameters", "by": "client"},
+        "local": {"epochs": 1},
+        "flower": {"gather": 5.0},
+    }
+    grid = LoopGrid(dict.fromkeys(range(3), stock_client), {1: {"capacity": 0.5}}, {"settings": to_toml(raw)})
+    config, out = check_config({**raw, "engine": "flower"}), tmp_path / "run"
+    first = play_config(grid, config, out, told=lambda line: None)
+    assert keeps_in(out) == [1.0, 0.5, 1.0]
+
+    def gone(*given: Any) -> Any:
+        raise fc.InputError("the calibration is gone")
+
+    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
+    longer = config.model_copy(update={"rounds": 2})
+    history = play_config(grid, longer, out, resume=True, told=lambda line: None)
+    assert [sorted(record.kept) for record in history] == [sorted(first.last.kept)] * 2
+
+
 def test_a_node_that_fails_is_told_of_once_and_a_lost_connection_is_an_error() -> None:
     grid, census, lines = grid_of(federation(Serial())), Census(), list[str]()
     pull = grid.pull_messages
@@ -345,3 +380,127 @@ def test_a_node_that_fails_is_told_of_once_and_a_lost_connection_is_an_error() -
     grid.pull_messages = pull  # type: ignore[method-assign]
     census.ask(grid, grid.get_node_ids(), lines.append)
     assert len(census.members) == 8
+
+
+def test_records_and_lines_name_clients_as_their_nodes_do(tmp_path: Path) -> None:
+    """Numbers need not be 0, 1, 2: who reads a record, a reason or a status must find the node that it is about."""
+    raw: dict[str, Any] = {
+        "data": {"name": "digits", "clients": 60},
+        "rounds": 2,
+        "cohort": 3,
+        "policy": {"name": "NP"},
+        "budgets": {"code": "111"},
+        "local": {"epochs": 1},
+        "flower": {"gather": 5.0, "deadline": 1.0, "clients": 3, "quorum": 0.3},
+    }
+    names = (7, 30, 52)
+    grid = LoopGrid(dict.fromkeys(names, stock_client), None, {"settings": to_toml(raw)})
+
+    def tamper(client: int, number: int, reply: Any) -> Any:
+        return (None, reply, failed(reply, "gone"))[names.index(client)]
+
+    grid.tamper = tamper
+    lines, out = list[str](), tmp_path / "run"
+    history = play_config(grid, check_config({**raw, "engine": "flower"}), out, told=lines.append)
+    for record in history:
+        assert sorted(record.cohort) == list(names)
+        assert sorted(one["client"] for one in record.rejected) == [7, 52]
+    assert json.loads((out / "summary.json").read_text())["clients"] == list(names)
+    assert nodes_in(out) == grid.nodes
+    assert Census.load(out).members.keys() == set(names)
+    for name, node in ((name, node) for node, name in grid.nodes.items()):
+        assert f"client {name} is node {node}" in lines
+    assert any(line.startswith("round 1: client 7 is left out") for line in lines)
+
+
+def test_a_device_that_fails_says_its_own_number() -> None:
+    playing, broken = federation(Serial()), fc.Task(federation(Serial()).task.model, loss=lambda out, labels: out.ohno)
+    apps = {
+        n: client_app(broken if n == 45 else playing.task, lambda context, n=n: playing.clients.examples_of(n - 40))
+        for n in range(40, 48)
+    }
+    grid, lines = LoopGrid(apps), list[str]()
+    census, _ = gathered(grid)
+    roster = Roster(playing.clients.examples, list(census.members.values()))
+    remote = fc.Federation(playing.task, roster, fc.weight_pruning(), fc.by_slot("1" * 8), playing.local, 8)
+    lane, rules = Lane(remote, None, lambda record: None), Rules(deadline=1.0)
+    record = FedCover(lane, Schedule(1), census, rules, told=lines.append).run(grid).last
+    (left,) = record.rejected
+    assert left["client"] == 45
+    assert "client 45 failed in round 1 while training" in left["reason"]
+    assert sorted(record.cohort) == list(range(40, 48))
+
+
+def test_which_client_a_node_is_needs_a_run(tmp_path: Path, cli: Cli) -> None:
+    code, _, err = cli("deploy", "status", "--server", "127.0.0.1:1", "--insecure", "--run", str(tmp_path))
+    assert code == 2
+    assert "census.json is not a readable census" in err
+
+
+def test_bytes_of_pixels_are_what_the_data_sets_own_reader_makes_of_them(tmp_path: Path) -> None:
+    config, own = '[data]\nname = "digits"\nclients = 5', tmp_path / "own.npz"
+    part = device_of(config, None, 3).examples
+    source = source_of("digits")
+    pixels = ((part.inputs * source.std[0] + source.mean[0]) * source.top).round().to(torch.uint8).numpy()
+    np.savez(own, inputs=pixels, labels=part.labels.numpy())
+    assert torch.equal(device_of(config, str(own), 0).examples.inputs, part.inputs)
+    np.savez(own, inputs=pixels * 15, labels=part.labels.numpy())
+    with pytest.raises(fc.InputError, match=r"own.npz has bytes up to 240, and pixels of digits go up to 16; scale"):
+        device_of(config, str(own), 0)
+    np.savez(own, inputs=pixels.astype(np.int64), labels=part.labels.numpy())
+    with pytest.raises(fc.InputError, match=r"inputs of int64; write pixels as bytes \(uint8, 0 to 16\), or floats"):
+        device_of(config, str(own), 0)
+    stories = fc.data.load("stories").train
+    text = '[data]\nname = "stories"\nclients = 5\n[model]\nname = "transformer"'
+    np.savez(own, inputs=stories.inputs[:3].numpy().astype(np.uint8), labels=stories.labels[:3].numpy())
+    assert torch.equal(device_of(text, str(own), 0).examples.inputs, stories.inputs[:3])
+    np.savez(own, inputs=stories.inputs[:3].float().numpy(), labels=stories.labels[:3].numpy())
+    with pytest.raises(fc.InputError, match="those of stories are whole numbers"):
+        device_of(text, str(own), 0)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "sentence"),
+    [
+        ({"code": "1,0.5,0.5,0.25"}, "the code has 4 slots, and a cohort of the 3 clients .* has 3; make them equal"),
+        ({"code": "1,0.5"}, "the code has 2 slots, and a cohort of the 3 clients .* has 3; make them equal"),
+        ({"code": "1,0.5,0.5,0.25", "by": "client"}, "has 4 budgets, and the run waits for 3 clients; give at most"),
+        ({"code": "9e4,9e3", "unit": "parameters"}, "the code has 2 slots"),
+    ],
+)
+def test_a_code_that_does_not_fit_is_told_before_clients_are_waited_for(
+    budgets: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    config = check_config({"data": {"name": "digits", "clients": 3}, "engine": "flower", "budgets": budgets})
+    grid = LoopGrid({})
+    grid.get_node_ids = lambda: pytest.fail("it looked for nodes")  # type: ignore[method-assign]
+    with pytest.raises(fc.InputError, match=sentence):
+        play_config(grid, config, tmp_path / "run", told=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("code", "many", "keeps"),
+    [
+        ("10x0.5", 3, [0.5] * 3),  # as many as there are
+        ("0.5", 4, [0.5] * 4),
+        ("1,0.5,0.25", 3, [1.0, 0.5, 0.25]),
+        ("1,0.5,0.25", 5, [1.0, 0.5, 0.25]),  # two more have come than were waited for
+    ],
+)
+def test_a_code_by_slot_is_for_those_who_came(code: str, many: int, keeps: list[float]) -> None:
+    config = check_config({"data": {"name": "digits"}, "budgets": {"code": code}})
+    federation, _ = config.build(members=[Member(n, 10) for n in range(many)])
+    assert [budget.keep for budget in federation.budgets] == keeps
+    assert federation.cohort == len(keeps)
+
+
+@pytest.mark.parametrize("by", ["slot", "client"])
+def test_what_a_code_in_a_unit_came_to_is_taken_up_by_those_who_came(by: str) -> None:
+    raw = {"data": {"name": "digits"}, "policy": {"name": "NP"}}
+    config = check_config({**raw, "budgets": {"code": "10x9000", "unit": "parameters", "by": by}})
+    members = [Member(n, 10) for n in range(3)]
+    first, _ = config.build(members=members)
+    keeps = [budget.keep for budget in first.budgets]
+    assert len(keeps) == 3
+    again, _ = config.build(keeps=keeps, members=members)
+    assert again.budgets == first.budgets

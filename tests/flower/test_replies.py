@@ -106,7 +106,7 @@ TABLE = [["a", "float32", [2, 3]], ["b", "float32", [4]]]
     [
         (PLAIN, head(round=3), "it answers round 3, not 5"),
         (PLAIN, head(round="5"), "round of the message must be a whole number; got '5'"),
-        (PLAIN, head(client=1), "it answers as client 1, not 4"),
+        (PLAIN, head(client=1), "it answers an order that another client got"),
         (PLAIN, head(client=True), "client of the message must be a whole number"),
         (PLAIN, head(kind="order"), "it sends 'order', not an answer"),
         (PLAIN, head(kind={"a": [1]}), "it sends a dict, not an answer"),

@@ -1,15 +1,24 @@
 """Flower's simulation on Ray: the serial engine's bits, resumable, and nothing left behind."""
 
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import fedcover as fc
+from fedcover.config import Config, check_config
+from fedcover.deploy.environment import LOOPBACK, flower_environment
+from fedcover.deploy.processes import free_ports
+from fedcover.flower import simulate as simulation
 from fedcover.history import History
+from fedcover.settings import to_toml
+from tests.deploy.conftest import slow
 
 Cli = Callable[..., tuple[int, str, str]]
 SETTINGS = [
@@ -68,3 +77,104 @@ def test_an_error_of_a_simulation_is_one_sentence(cli: Cli, tmp_path: Path) -> N
     code, _, err = cli("run", *settings, "--set", "data.name=nothing", "--out", str(tmp_path / "x"))
     assert code == 2
     assert "there is no data set named 'nothing'" in err
+
+
+@pytest.mark.parametrize("many", [3, 9])
+def test_a_simulation_waits_for_no_other_number_of_clients(many: int, cli: Cli, tmp_path: Path) -> None:
+    settings = [*SETTINGS, "--set", "engine=flower-sim", "--set", f"flower.clients={many}"]
+    code, _, err = cli("run", *settings, "--out", str(tmp_path / "x"))
+    assert code == 2
+    assert f"flower.clients is {many}, and a simulation has all 5 of data.clients" in err
+
+
+def test_a_simulation_does_not_go_on_with_what_devices_began(cli: Cli, tmp_path: Path) -> None:
+    """Their examples and what they can afford are theirs: simulated clients would be left out as other ones."""
+    out = tmp_path / "x"
+    out.mkdir()
+    (out / "config.toml").write_text(to_toml({"engine": "flower", "budgets": {"keeps": [1.0, 0.5]}}))
+    code, _, err = cli("run", *SETTINGS, "--set", "engine=flower-sim", "--out", str(out), "--resume")
+    assert code == 2
+    assert "was begun by devices, with examples and budgets of their own" in err
+
+
+def test_a_simulation_that_goes_on_has_the_budgets_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = {"data": {"name": "digits", "clients": 2}, "cohort": 2, "budgets": {"code": "2x1e9", "unit": "parameters"}}
+    out, seen = tmp_path / "x", list[object]()
+    out.mkdir()
+    (out / "config.toml").write_text(to_toml({"engine": "flower-sim", "budgets": {"keeps": [1.0, 1.0]}}))
+
+    def gone(*given: object) -> object:
+        raise fc.InputError("the calibration is gone")
+
+    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
+    monkeypatch.setattr(simulation, "_simulated", lambda *given: seen.append(given) or {"history": History()})
+    simulation.simulate(check_config({**raw, "engine": "flower-sim"}), out, resume=True)
+    assert seen
+    with pytest.raises(fc.InputError, match="the calibration is gone"):
+        simulation.simulate(check_config({**raw, "engine": "flower-sim"}), tmp_path / "new")
+
+
+def test_ray_is_started_on_loopback_unless_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(*LOOPBACK, raising=False)
+    seen: list[tuple[str | None, dict[str, object]]] = []
+
+    def simulated(config: Config, *given: object) -> dict[str, object]:
+        seen.append((os.environ.get(*LOOPBACK), simulation.backend_of(config)["init_args"]))
+        return {"history": History()}
+
+    monkeypatch.setattr(simulation, "_simulated", simulated)
+    raw = {"data": {"name": "digits", "clients": 2}, "cohort": 2, "budgets": {"code": "11"}, "workers": 3}
+    near, far, tried = "127.0.0.1:6379", "cluster:6379", list[object]()
+
+    def connect(address: object, timeout: float) -> socket.socket:
+        tried.append(address)
+        return socket.socket()
+
+    monkeypatch.setattr("fedcover.flower.simulate.socket.create_connection", connect)
+    for address in ("", near, far):
+        simulation.simulate(check_config({**raw, "flower": {"ray_address": address}}), tmp_path / "x")
+    assert tried == [("127.0.0.1", 6379), ("cluster", 6379)]
+    assert seen == [
+        ("0", {"num_cpus": 3, "include_dashboard": False, "log_to_driver": False}),
+        ("0", {"address": near, "log_to_driver": False}),
+        (None, {"address": far, "log_to_driver": False}),
+    ]
+    assert not set(LOOPBACK) & set(os.environ)
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(cli: Cli, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    more = ["--set", "engine=flower-sim", "--set", f"flower.ray_address=127.0.0.1:{port}"]
+    code, _, err = cli("run", *SETTINGS, *more, "--out", str(tmp_path / "x"))
+    assert code == 2
+    assert f"nothing answers at 127.0.0.1:{port}" in err
+    assert "leave flower.ray_address out" in err
+
+
+@slow
+@pytest.mark.timeout(300)
+def test_a_simulation_on_a_cluster_is_the_serial_engines(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", str(port)]
+    ray += ["--node-ip-address", "127.0.0.1", "--num-cpus", "2", "--include-dashboard=false"]
+    quiet = flower_environment(tmp_path / "home")
+    with tempfile.TemporaryDirectory(prefix="fc-") as short:  # a path of Ray's sockets must be short
+        cluster = subprocess.Popen([*ray, "--temp-dir", short], env=quiet, stdout=subprocess.PIPE, text=True)
+        try:
+            assert cluster.stdout is not None
+            assert any("Ray runtime started" in line for line in cluster.stdout)
+            for engine in ("serial", "flower-sim"):
+                more = ["--set", f"engine={engine}", "--set", f"flower.ray_address=127.0.0.1:{port}"]
+                run = ["run", *SETTINGS, "--set", "rounds=1", *more, "--out", str(tmp_path / engine), "-q"]
+                done = subprocess.run(
+                    [sys.executable, "-m", "fedcover", *run], capture_output=True, text=True, timeout=120
+                )
+                assert done.returncode == 0, done.stderr
+        finally:
+            cluster.terminate()
+            cluster.communicate(timeout=60)
+    assert History.load(tmp_path / "flower-sim" / "history.jsonl") == History.load(
+        tmp_path / "serial" / "history.jsonl"
+    )

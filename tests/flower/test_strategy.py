@@ -1,5 +1,6 @@
 """Rounds over Flower are the serial engine's, whatever clients do: bad answers are left out, never the round."""
 
+import json
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
@@ -219,17 +220,105 @@ def test_limits_can_be_widened() -> None:
         play(grid, remote(playing, fc.weight_pruning()), 1)
 
 
-def test_flowers_own_loop_plays_the_same_rounds() -> None:
-    playing = federation(Serial(shrink=True), "NP")
+def by_flower(
+    grid: LoopGrid, playing: fc.Federation, rounds: int, out: Path | None = None, lines: list[str] | None = None
+) -> tuple[fc.History, dict[str, torch.Tensor]]:
+    """The history and the model of a run in Flower's own loop."""
+    told = (lines if lines is not None else []).append
+    census, schedule = Census(), Schedule(rounds)
+    census.gather(grid, len(playing.clients), 5, told)
+    lane = Lane(playing, None, lambda record: None, out)
+    try:
+        lane.open(schedule, OverFlower())
+        result = FedCover(lane, schedule, census, QUICK, told=told).start(grid, ArrayRecord(), rounds, timeout=1)
+    finally:
+        lane.close()
+    return lane.history, {name: torch.from_numpy(array.numpy()) for name, array in result.arrays.items()}
+
+
+@pytest.mark.parametrize("name", ["NP", "PruneFL"])
+def test_flowers_own_loop_plays_the_same_rounds(name: str, tmp_path: Path) -> None:
+    """Its result is the model that ``run`` gives, pruned where the policy shows a pruned one; the summary is there."""
+    playing = federation(Serial(shrink=True), POLICIES[name]())
     expected = playing.run(2)
-    grid, schedule = grid_of(playing), Schedule(2)
-    census = Census()
-    census.gather(grid, 8, 5, lambda line: None)
-    lane = Lane(remote(playing, fc.neuron_pruning()), None, lambda record: None)
-    result = FedCover(lane, schedule, census, QUICK).start(grid, ArrayRecord(), num_rounds=2, timeout=1)
+    history, theta = by_flower(grid_of(playing), remote(playing, POLICIES[name]()), 2, tmp_path / "run")
     assert expected.theta is not None
-    assert same({name: torch.from_numpy(array.numpy()) for name, array in result.arrays.items()}, expected.theta)
-    assert lane.history == expected
+    assert same(theta, expected.theta)
+    assert history == expected
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
+
+
+def test_in_flowers_own_loop_answers_are_those_of_the_nodes_that_were_asked() -> None:
+    """What Flower reports of a node comes from node 1, and a node can write any sender into its answer."""
+    playing = federation(Serial(shrink=True), "WP")
+    grid, lines, seen = grid_of(playing), list[str](), dict[int, Message]()
+
+    def tamper(client: int, number: int, reply: Message) -> Message:
+        seen[client] = reply
+        if len(seen) == 2:
+            return failed(reply, "node unavailable")
+        if len(seen) == 3:
+            reply.metadata.__dict__["_src_node_id"] = seen[min(seen)].metadata.src_node_id
+        return reply
+
+    grid.tamper = tamper
+    history, _ = by_flower(grid, remote(playing, fc.weight_pruning()), 1, lines=lines)
+    (left,) = history.last.rejected
+    assert (left["client"], left["reason"]) == (list(seen)[1], "it did not answer: node unavailable")
+
+
+def test_rounds_that_flowers_own_loop_could_not_play_are_played_after_it() -> None:
+    playing = federation(Serial(shrink=True), "WP")
+    expected, grid = playing.run(2), grid_of(playing)
+    grid.tamper = lambda client, number, reply: reply if number else None  # nobody answers at first
+    history, _ = by_flower(grid, remote(playing, fc.weight_pruning()), 2)
+    assert len(history) == 2
+    assert sum(record.wire["attempts"] for record in history) > 2
+    assert {client for record in history for client in record.cohort} == {c for r in expected for c in r.cohort}
+    strategy = FedCover(Lane(remote(playing, fc.weight_pruning()), None, lambda record: None), Schedule(1), Census())
+    with pytest.raises(fc.InputError, match=r"asked for 3 rounds, and the schedule has 1; say num_rounds=1"):
+        strategy.start(grid, ArrayRecord())
+
+
+def reported(factor: float) -> Callable[[Message], Message]:
+    """A reply whose report is so many times as large."""
+
+    def edit(head: dict, parts: dict) -> None:  # type: ignore[type-arg]
+        for name in parts:
+            if name.startswith("report/"):
+                parts[name] = (factor * np.frombuffer(parts[name], np.float32)).astype(np.float32).tobytes()
+
+    return lambda reply: edited(reply, edit)
+
+
+def test_a_report_far_larger_than_the_others_is_left_out() -> None:
+    """One client's squared gradients would choose the mask of all; gradients within the limit are taken."""
+    playing = federation(Serial(shrink=True), POLICIES["PruneFL"](every=1))
+    liar: list[int] = []
+
+    def history(factor: float, rules: Rules = QUICK) -> fc.History:
+        grid = grid_of(playing)
+
+        def tamper(client: int, number: int, reply: Message) -> Message:
+            head, _ = open_frame(body_of(reply), 10**9)
+            if head["round"] == 2:
+                liar[:] = liar or [client]
+                return reported(factor)(reply) if client == liar[0] else reply
+            return reply
+
+        grid.tamper = tamper
+        return play(grid, remote(playing, POLICIES["PruneFL"](every=1)), 2, rules)
+
+    (left,) = history(1e6).last.rejected
+    assert left["client"] == liar[0]
+    assert "its reported gradient is" in left["reason"]
+    assert not history(4.0).last.rejected
+    assert not history(1e6, replace(QUICK, limits=Limits(norm=float("inf")))).last.rejected
+
+
+def test_nothing_is_trained_where_the_examples_are_not() -> None:
+    with pytest.raises(fc.InputError, match=r"train on their own devices; play their rounds with FedCover\.run"):
+        OverFlower().train([])
 
 
 def test_an_answer_cannot_be_given_in_anothers_name() -> None:

@@ -31,6 +31,8 @@ OURS = (CoverageWarning, DesignWarning, StepSizeWarning, WholeLayersWarning)
 out = Console(highlight=False, soft_wrap=True, markup=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
+FEW = 20
+"""How many rows of a long table the console shows."""
 NUMBER = re.compile(r"[-+–]?[\d.,]*\s?[A-Za-z%]{0,3}|–|—")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -91,6 +93,16 @@ def show_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> N
     for row in rows:
         table.add_row(*(str(cell) for cell in row.values()))
     out.print(table)
+
+
+def show_few(rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Print the first rows as a table, and how many there are besides; nothing of none."""
+    if not rows:
+        return
+    out.print()
+    show_table(rows[:FEW], title)
+    if len(rows) > FEW:
+        out.print(f"and {len(rows) - FEW} more, which the report shows")
 
 
 def settings_line(settings: Mapping[str, Any], between: str = ", ") -> str:

@@ -1,6 +1,5 @@
 """``fedcover deploy``: a federation over the network, with Flower's servers and nodes."""
 
-import ipaddress
 import json
 import signal
 import tempfile
@@ -20,9 +19,10 @@ from fedcover.cli.options import CalibrationOption, QuietOption
 from fedcover.config import read_config
 from fedcover.deploy import keys as key_files
 from fedcover.deploy.app_folder import APPS, write_app
+from fedcover.deploy.census_file import nodes_in
 from fedcover.deploy.control import Control, RunState
 from fedcover.deploy.environment import program
-from fedcover.deploy.probe import wait_for_answer
+from fedcover.deploy.probe import on_loopback, wait_for_answer
 from fedcover.deploy.processes import SuperLink, SuperNode, check_security, checked_key
 from fedcover.errors import FedcoverError, InputError
 from fedcover.link import address_of
@@ -102,7 +102,7 @@ def server(
             _warn_of_end(found.certificate)
             for name, number in link.register(public).items():
                 out.print(f"node {name} is {number if number is not None else 'registered'}")
-        if not _on_loopback(host):
+        if not on_loopback(host):
             say("warning", f"whoever can reach port {port} can start runs and register nodes; filter it", "yellow")
         how = "--insecure" if insecure else "--keys FOLDER/node-0"
         out.print(f"server at {link.address}; log in {link.log}", style="bold")
@@ -166,6 +166,9 @@ def run(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change one setting, such as local.lr=0.1.", metavar="KEY=VALUE")
     ] = None,
+    data: Annotated[
+        str, typer.Option(metavar="DIR", help="Data sets on the server's machine; else its FEDCOVER_DATA.")
+    ] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     wait: WaitOption = 120.0,
     insecure: InsecureOption = False,
@@ -180,7 +183,7 @@ def run(
     policy = {"name": wanted.policy.name, **wanted.policy.choice.settings}
     settings = to_toml({**wanted.model_dump(), "policy": policy})
     with _connected(server, keys, insecure, wait) as control:
-        state = submit(control, settings, out_dir, resume, quiet)
+        state = submit(control, settings, out_dir, resume, quiet, data=data)
     if not state.completed:
         raise FedcoverError(f"the run {state.status.removeprefix('finished:')}: {state.details or 'see its log'}")
     if not quiet:
@@ -190,19 +193,39 @@ def run(
 @app.command("status")
 @friendly
 def status(
-    server: ServerOption, keys: ServerKeysOption = None, insecure: InsecureOption = False, as_json: JsonOption = False
+    server: ServerOption,
+    keys: ServerKeysOption = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run", help="A run's folder: show which client each node is.", metavar="DIR")
+    ] = None,
+    insecure: InsecureOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Which nodes are online, and how runs stand."""
+    """Which nodes are online, and how runs stand.
+
+    Only a run asks nodes which client they are: with `--run`, its folder on the server's machine, that is shown too.
+    """
     program("flwr")
+    clients = nodes_in(run_dir) if run_dir else {}
     with _connected(server, keys, insecure) as control:
         nodes, runs = control.nodes(), control.runs()
     if as_json:
-        rows = {"nodes": [vars(node) for node in nodes], "runs": [vars(run) for run in runs]}
-        out.print_json(json.dumps(rows))
+        told = [vars(node) | ({"client": clients.get(node.id)} if run_dir else {}) for node in nodes]
+        out.print_json(json.dumps({"nodes": told, "runs": [vars(run) for run in runs]}))
         return
     out.print(f"{sum(node.online for node in nodes)} of {len(nodes)} nodes online")
     if nodes:
-        show_table([{"node": str(node.id), "status": node.status, "since": node.since} for node in nodes])
+        show_table(
+            [
+                {
+                    **({"client": str(clients.get(node.id, ""))} if run_dir else {}),
+                    "node": str(node.id),
+                    "status": node.status,
+                    "since": node.since,
+                }
+                for node in nodes
+            ]
+        )
     out.print(f"{len(runs)} runs" if len(runs) != 1 else "1 run")
     if runs:
         show_table(
@@ -214,10 +237,21 @@ def status(
 
 
 def submit(
-    control: Control, settings: str, where: Path, resume: bool = False, quiet: bool = False, apps: str = APPS
+    control: Control,
+    settings: str,
+    where: Path,
+    resume: bool = False,
+    quiet: bool = False,
+    apps: str = APPS,
+    data: str = "",
 ) -> RunState:
     """How a run of settings in TOML ended; it is followed to its end, and stopped if this is interrupted."""
-    config = {"settings": settings, "out": str(where.absolute()), "resume": "true" if resume else ""}
+    config = {
+        "settings": settings,
+        "out": str(where.absolute()),
+        "data": str(Path(data).absolute()) if data else "",
+        "resume": "true" if resume else "",
+    }
     with tempfile.TemporaryDirectory(prefix="fedcover-app-") as folder, _until_asked(leave=False) as asked:
         asked.later = True  # or a run would go on of which nobody knows the number
         number = control.run(write_app(folder, apps), config)
@@ -316,13 +350,6 @@ def _connected(server: str, keys: Path | None, insecure: bool, wait: float = 0.0
     wait_for_answer(server, ca, wait)
     with Control(server, ca) as control:
         yield control
-
-
-def _on_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _public_keys(single: list[Path], folder: Path | None, keys: key_files.ServerKeys | None) -> list[Path]:

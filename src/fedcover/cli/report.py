@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import friendly, out, show_comparison
+from fedcover.cli.console import friendly, out, show_comparison, show_few
 from fedcover.errors import InputError
 
 
@@ -23,7 +23,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write one self-contained HTML page for a run, or one that compares several."""
-    from fedcover.report import comparison_rows, export_figures, load_run, write_report
+    from fedcover.report import client_rows, comparison_rows, export_figures, left_out_rows, load_run, write_report
 
     if len(runs) > 1 and out_file is None:
         raise InputError(f"comparing {len(runs)} runs needs --out FILE, such as --out comparison.html")
@@ -34,6 +34,10 @@ def report(
         out.print_json(json.dumps({"report": str(page), "figures": [str(path) for path in files]}))
         return
     show_comparison(comparison_rows(loaded))
+    for run in loaded:
+        of = f" of {run.name}" if len(loaded) > 1 else ""
+        show_few(client_rows(run), f"bytes on the wire{of}, beside full models'")
+        show_few(left_out_rows(run), f"left out{of}")
     out.print(f"report: {page}")
     if files:
         out.print(f"{len(files)} figures in {figures}")

@@ -5,7 +5,7 @@ from fedcover.data.examples import Examples, as_examples
 from fedcover.data.fetch import get
 from fedcover.data.population import Population, dirichlet, from_parts, iid, shards
 from fedcover.data.roster import Member, Roster
-from fedcover.data.sources import Description, Split, cache_folder, describe, load, names, shape_of
+from fedcover.data.sources import Description, Split, cache_folder, describe, inputs_like, load, names, shape_of
 from fedcover.data.table import Source
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "from_parts",
     "get",
     "iid",
+    "inputs_like",
     "load",
     "names",
     "partition",

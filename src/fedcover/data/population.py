@@ -68,6 +68,10 @@ class Population:
         start, end = self._span(client)
         return end - start
 
+    def name_of(self, client: int) -> int:
+        """The number by which people know a client; here the client itself."""
+        return client
+
     def examples_of(self, client: int) -> Examples:
         """A client's own examples, taken from the shared data set."""
         return self._examples.subset(self.indices(client))

@@ -55,8 +55,8 @@ class Roster(Population):
 
     >>> few = Examples(torch.zeros(2, 3), torch.tensor([0, 1]), classes=2)
     >>> roster = Roster(few, [Member(7, 4, (3, 1)), Member(2, 2, (0, 2))])
-    >>> len(roster), roster.size(0), roster.label_mix(1).tolist(), roster.index_of(7)
-    (2, 2, [0.75, 0.25], 1)
+    >>> len(roster), roster.size(0), roster.label_mix(1).tolist(), roster.index_of(7), roster.name_of(1)
+    (2, 2, [0.75, 0.25], 1, 7)
     """
 
     def __init__(self, examples: Examples, members: Sequence[Member]) -> None:
@@ -94,9 +94,14 @@ class Roster(Population):
         told = ((one.name, one.examples, *(one.labels or ())) for one in self.members)
         return torch.tensor(list(chain.from_iterable(told)))
 
+    def name_of(self, client: int) -> int:
+        """The number by which the client in a place is known."""
+        return self.members[client].name
+
     def indices(self, client: int) -> Tensor:
         """Nobody but the client knows."""
-        raise InputError(f"the examples of client {client} are on its own device; train there, with engine=flower")
+        name = self.name_of(client)
+        raise InputError(f"the examples of client {name} are on its own device; train there, with engine=flower")
 
     def size(self, client: int) -> int:
         """The number of examples a client has."""
@@ -106,7 +111,7 @@ class Roster(Population):
         """How many labels of each class a client tells."""
         counts = self.members[client].labels
         if counts is None:
-            name = self.members[client].name
+            name = self.name_of(client)
             raise InputError(
                 f"client {name} does not tell its labels, which the policy or the weighting needs; start it with"
                 f" --share-labels, or choose others"

@@ -4,6 +4,7 @@ import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -146,6 +147,32 @@ def load(name: str | Source, folder: Folder = None) -> Split:
     )
 
 
+def inputs_like(name: str, given: NDArray[Any], whose: str) -> torch.Tensor:
+    """Inputs of one's own as a data set has them: floats as they are, bytes of pixels normalised as ``load`` does it.
+
+    >>> inputs_like("mnist", np.full((1, 1, 28, 28), 255, np.uint8), "mine.npz").max().item()
+    2.821486711502075
+    """
+    kind = given.dtype.kind
+    if name == STORIES:
+        if kind not in "iu":
+            raise InputError(f"{whose} has inputs of {given.dtype}, and those of {name} are whole numbers; write such")
+        return torch.from_numpy(given.astype(np.int64))
+    source = source_of(name)
+    if given.dtype == np.uint8:
+        if given.size and given.max() > source.top:
+            raise InputError(
+                f"{whose} has bytes up to {given.max()}, and pixels of {name} go up to {source.top:g}; scale them"
+            )
+        return _normalised(source, given)
+    if kind != "f":
+        raise InputError(
+            f"{whose} has inputs of {given.dtype}; write pixels as bytes (uint8, 0 to {source.top:g}), or floats that"
+            f" are normalised as those of {name}"
+        )
+    return torch.from_numpy(given.astype(np.float32))  # numpy's own are doubles, which models here do not take
+
+
 def describe(name: str | Source, folder: Folder = None) -> Description:
     """Where a data set is and whether it is verified; nothing is parsed, and a bad copy is no error here.
 
@@ -187,6 +214,13 @@ def _read(copy: Copy) -> tuple[NDArray[np.uint8], ...]:
     return np.concatenate(images), np.concatenate(labels), *batches[-1]
 
 
+def _normalised(source: Source, pixels: NDArray[np.uint8]) -> torch.Tensor:
+    """Pixels as float32, in the shape of the data set's examples."""
+    inputs = torch.tensor(pixels, dtype=torch.float32).reshape(-1, *source.shape).div_(source.top)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (source.mean, source.std))
+    return inputs.sub_(mean).div_(std)
+
+
 def _examples(
     source: Source, copy: Copy, verdict: Verdict, images: NDArray[np.uint8], labels: NDArray[np.uint8], count: int
 ) -> Examples:
@@ -196,10 +230,8 @@ def _examples(
         raise InputError(f"{source.name} in {copy.place} must have images of {shape}; got {sizes}; {AGAIN}")
     if not verdict.verified and len(images) != count:
         raise InputError(f"{source.name} in {copy.place} must have {count} images; got {len(images)}; {AGAIN}")
-    inputs = torch.tensor(images, dtype=torch.float32).reshape(-1, *source.shape).div_(source.top)
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (source.mean, source.std))
     return Examples(
-        inputs.sub_(mean).div_(std),
+        _normalised(source, images),
         torch.tensor(labels, dtype=torch.int64),
         source.classes,
         name=source.name,

@@ -9,7 +9,7 @@ from fedcover.version import __version__
 
 APPS = "fedcover.flower.apps"
 """The module with ``server`` and ``client``, each assigned by a plain line: Flower looks for it without importing."""
-KEYS = ("settings", "out", "resume")
+KEYS = ("settings", "out", "data", "resume")
 """What the server's app reads from its run config, all of them text."""
 
 

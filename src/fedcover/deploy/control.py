@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from fedcover.deploy.closing import Closing
 from fedcover.deploy.environment import flower_environment, program
 from fedcover.deploy.program import Program
 from fedcover.errors import FedcoverError, InputError
@@ -62,7 +62,7 @@ class RunState:
         return self.status == "finished:completed"
 
 
-class Control:
+class Control(Closing):
     """A connection to a SuperLink at HOST:PORT over TLS, or in plain text without ``ca``; a context manager."""
 
     def __init__(self, address: str, ca: str | Path | None) -> None:
@@ -159,14 +159,6 @@ class Control:
     def close(self) -> None:
         """Remove what was written for the connection."""
         self._home.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _call(self, *arguments: str) -> dict[str, Any]:
         what = " ".join(arguments[:2] if arguments[0] == "supernode" else arguments[:1])

@@ -1,6 +1,7 @@
 """Whether a SuperLink answers at an address, and if not, what is wrong in one sentence."""
 
 import http.client
+import ipaddress
 import socket
 import ssl
 import time
@@ -17,6 +18,18 @@ SILENCE = 5.0
 
 class NoAnswerError(FedcoverError):
     """Nothing answers yet; waiting may help."""
+
+
+def on_loopback(host: str) -> bool:
+    """Whether only this machine itself can reach a host.
+
+    >>> on_loopback("127.0.0.1"), on_loopback("0.0.0.0")
+    (True, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_answers(address: str, ca: Path | None) -> None:

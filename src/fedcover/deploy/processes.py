@@ -8,9 +8,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from fedcover.deploy.closing import Closing
 from fedcover.deploy.control import Control
 from fedcover.deploy.environment import flower_environment, program
 from fedcover.deploy.keys import NodeKeys, ServerKeys
@@ -53,7 +52,7 @@ def check_free(host: str, port: int) -> None:
         raise InputError(f"{host}:{port} cannot be listened on ({why}); give another --host or --port") from None
 
 
-class _Served:
+class _Served(Closing):
     """What both kinds have: a folder, a program, an end."""
 
     program: Program
@@ -81,14 +80,6 @@ class _Served:
             self.program.close()
         if self._temporary:
             self._temporary.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class SuperLink(_Served):

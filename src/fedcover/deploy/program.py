@@ -7,10 +7,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from fedcover.deploy import warden
+from fedcover.deploy.closing import Closing
 from fedcover.errors import FedcoverError, InputError
 
 LONGEST_END = 2 * (warden.PATIENCE * 1.5 + 4.0)
@@ -22,7 +21,7 @@ NOISE = re.compile(
 )
 
 
-class Program:
+class Program(Closing):
     """A program of Flower's as a process that ends with this one; a context manager.
 
     ``lines`` gives what it printed since the last call, ``code`` its exit code, None as long as it goes on.
@@ -95,14 +94,6 @@ class Program:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
             raise FedcoverError(f"processes {left} did not end and were killed; see {self.log}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def close_all(programs: Sequence[Program]) -> None:

@@ -69,4 +69,4 @@ class Workbench:
 
 def failure(job: Job, why: str) -> ClientError:
     """The error that names the client, the round and the stage."""
-    return ClientError(f"client {job.client.id} failed in round {job.this_round.index} while training: {why}")
+    return ClientError(f"client {job.client.name} failed in round {job.this_round.index} while training: {why}")

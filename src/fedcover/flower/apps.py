@@ -16,7 +16,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcover import data
 from fedcover.afford import Currency
-from fedcover.config import Config, parse_config, recorded_keeps
+from fedcover.afford.fleet import check_fleet
+from fedcover.buffers import check_batches
+from fedcover.config import Config, keeps_in, parse_config
 from fedcover.data import Examples, Member, Population, as_examples
 from fedcover.errors import InputError
 from fedcover.flower.census import Told
@@ -29,7 +31,6 @@ from fedcover.local import LocalSGD, Task
 from fedcover.models import build
 from fedcover.network import trace
 from fedcover.policies.techniques import FullModels
-from fedcover.runfolder import read_settings
 from fedcover.runs import Schedule
 
 
@@ -44,7 +45,7 @@ def play_config(
 ) -> History:
     """Play the run that settings describe; ``folder`` is where the server's data sets lie."""
 
-    keeps = recorded_keeps(read_settings(out)) if resume and (out / "config.toml").exists() else None
+    keeps = keeps_in(out) if resume else None
 
     def make(members: Sequence[Member]) -> Made:
         federation, test = config.build(folder, keeps, members)
@@ -52,6 +53,8 @@ def play_config(
 
     schedule = Schedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
     least = config.flower.clients or config.data.clients
+    if not resume:
+        check_fleet(config.items(config.policy.choice.policy()), config.budgets.by, config.cohort, least)
     rules, fits = rules_of(config), fitting(config, data.load(config.data.name, folder).train)
     return play(grid, make, schedule, least, rules, out, resume, config.shrink, told, on_round, fits)
 
@@ -60,9 +63,12 @@ def fitting(config: Config, train: Examples) -> Callable[[Member], None]:
     """What raises an error for a member that the run of these settings, with data like these, cannot have."""
     policy = config.policy.choice.policy()
     asks = policy.wants_classes or config.assign or config.weighting == "labels"
+    task = Task(build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed))
+    network = trace(task.static(train.inputs[:2]).model, train.inputs[:2])
 
     def check(member: Member) -> None:
         member.check_labels(train)
+        check_batches(network, {member.name: member.examples}, config.local.batch_size)
         if asks and member.labels is None:
             raise InputError(
                 f"client {member.name} does not tell its labels, which the run needs; start it with --share-labels"
@@ -106,15 +112,14 @@ def _own(config: Config, path: str) -> Device:
     remedy = "write it with numpy.savez(path, inputs=..., labels=...)"
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            found = as_examples((arrays["inputs"], arrays["labels"]))
+            given, labels = arrays["inputs"], arrays["labels"]
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{path} is no .npz file with inputs and labels ({error}); {remedy}") from error
-    (shape, classes), has = data.shape_of(config.data.name), tuple(found.inputs.shape[1:])
+    (shape, classes), has = data.shape_of(config.data.name), tuple(given.shape[1:])
     if has != shape:
         raise InputError(f"{path} has inputs of shape {has}, and those of {config.data.name} have {shape}; {remedy}")
-    real = found.inputs.is_floating_point()  # numpy's own numbers are doubles, which models here do not take
-    inputs = found.inputs.float() if real else found.inputs
-    examples = Examples(inputs, found.labels, classes, Path(path).name, "the device's own")
+    found = as_examples((data.inputs_like(config.data.name, given, path), labels))
+    examples = Examples(found.inputs, found.labels, classes, Path(path).name, "the device's own")
     return Device(Task(build(config.model.name, shape, classes, config.seed)), examples)
 
 

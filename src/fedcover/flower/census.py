@@ -11,11 +11,11 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedcover.data import Member
+from fedcover.deploy.census_file import FILE, NODE
 from fedcover.errors import InputError
 from fedcover.files import write_atomically
 from fedcover.flower.messages import ERROR, cut_short, facts_of, pulled, pushed
 
-FILE = "census.json"
 LOOK_EVERY = 0.5
 """Seconds between looks at who is online and has answered."""
 SETTLED = 30.0
@@ -72,8 +72,10 @@ class Census:
                 self._leave_out(node, f"did not answer, and is asked again: {cut_short(reply.error.reason)}", now, told)
                 continue
             try:
-                self._take(node, member_of(facts_of(reply)), online)
+                member = member_of(facts_of(reply))
+                self._take(node, member, online)
                 self._left_out.pop(node, None)
+                told(f"client {member.name} is node {node}")
             except InputError as error:
                 self._leave_out(node, f"is left out: {error}", now + AGAIN, told)
 
@@ -117,8 +119,13 @@ class Census:
             time.sleep(LOOK_EVERY)
 
     def save(self, folder: Path) -> None:
-        """Write the members down, so that a run that goes on has the same ones."""
-        listed = [asdict(self.members[name]) for name in sorted(self.members)]
+        """Write the members down, so that a run that goes on has the same ones, and their nodes, for people."""
+        listed = [
+            {**asdict(self.members[name]), NODE: self.node_of[name]}
+            if name in self.node_of
+            else asdict(self.members[name])
+            for name in sorted(self.members)
+        ]
         write_atomically(folder / FILE, json.dumps(listed, indent=1) + "\n")
 
     @classmethod
@@ -126,7 +133,7 @@ class Census:
         """The members that a run was begun with."""
         path = folder / FILE
         try:
-            listed = json.loads(path.read_text())
+            listed = [{key: one[key] for key in one if key != NODE} for one in json.loads(path.read_text())]
             members = [Member(**{**one, "labels": one["labels"] and tuple(one["labels"])}) for one in listed]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path} is not a readable census ({error}); start anew in another folder") from error

@@ -63,16 +63,16 @@ def app_of(device: Callable[[Context], Device], capacity: Capacity = None, share
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: content_of(trained(body_of(message), device(context))))
+        return _answer(message, lambda: content_of(trained(body_of(message), device(context), number_of(context))))
 
     return app
 
 
-def trained(body: bytes, device: Device) -> bytes:
-    """The answer to an order, by this device."""
+def trained(body: bytes, device: Device, name: int | None = None) -> bytes:
+    """The answer to an order, by this device; its errors say the ``name`` by which it is known."""
     task = device.task.static(device.examples.inputs[:2])
     order = decode_order(body, params_of(task.model))
-    (update,) = _engine(order.shrink).train([job_of(order, task, only(order.client, device.examples))])
+    (update,) = _engine(order.shrink).train([job_of(order, task, only(order.client, device.examples, name))])
     return encode_answer(update, order)
 
 

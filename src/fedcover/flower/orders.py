@@ -45,7 +45,8 @@ def order_of(job: Job, shrink: bool) -> Order:
 
 def job_of(order: Order, task: Task, clients: Population) -> Job:
     """The job of an order, for a ``Workbench``; ``clients`` need hold nobody else."""
-    client = Client(order.client, order.slot, Budget(), clients.size(order.client))
+    who = order.client
+    client = Client(who, order.slot, Budget(), clients.size(who), name=clients.name_of(who))
     this_round = Round(order.round, order.seed)
     return Job(task, clients, client, order.theta, order.mask, order.recipe, this_round, order.drill)
 

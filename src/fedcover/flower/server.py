@@ -13,8 +13,9 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedcover.data import Examples, Member
+from fedcover.deploy.census_file import FILE
 from fedcover.federation import Federation
-from fedcover.flower.census import FILE, Census, Told
+from fedcover.flower.census import Census, Told
 from fedcover.flower.rules import Rules
 from fedcover.flower.strategy import FedCover, OverFlower
 from fedcover.history import History, RoundRecord

@@ -1,23 +1,25 @@
 """Rounds over Flower: orders go out, answers are checked, and the federation does the rest as it does everywhere."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from fedcover.aggregate import ClientUpdate
 from fedcover.engines.base import Engine
-from fedcover.errors import ClientError
+from fedcover.errors import ClientError, InputError
 from fedcover.federation import BegunRound, Federation
 from fedcover.flower.census import Census, Told
 from fedcover.flower.messages import ERROR, body_of, content_of, cut_short, facts_of, pulled, pushed
+from fedcover.flower.reports import too_large
 from fedcover.flower.rules import Rules
 from fedcover.flower.wire import Rejected, Sent, encode_order, order_of, read_answer
 from fedcover.history import History
+from fedcover.local import Job
 from fedcover.params import Params
 from fedcover.runs import Lane, Schedule
 from fedcover.threads import one_thread
@@ -31,9 +33,12 @@ class OverFlower(Engine):
 
     name = "flower"
 
-    def train(self, jobs: Any) -> Any:
-        """Never asked: orders go out instead."""
-        raise NotImplementedError
+    def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
+        """An error: no job is trained here, where the clients' examples are not; orders go out instead."""
+        raise InputError(
+            "clients of engine flower train on their own devices; play their rounds with FedCover.run, or with"
+            " `fedcover deploy run`"
+        )
 
 
 @dataclass
@@ -49,13 +54,15 @@ class _Round:
     updates: dict[int, ClientUpdate] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     """Why a client is left out."""
+    asked: list[Metadata] = field(default_factory=list)
+    """What was sent, as far as it says to whom and, once that is on its way, which reply will be its own."""
 
 
 class FedCover(Strategy):
     """A federation as a Flower strategy: a node gets its sub-model alone, and its answer is checked before it counts.
 
-    ``run`` plays a whole run, with a roll-call before each round, and is what fedcover itself uses; ``start`` is
-    Flower's own loop. The state, its checkpoints and its records are the lane's, as in a simulation.
+    ``run`` plays a whole run, with a roll-call before each round, and is what fedcover itself uses; ``start`` does so
+    in Flower's own loop. The state, its checkpoints and its records are the lane's, as in a simulation.
     """
 
     def __init__(
@@ -109,6 +116,7 @@ class FedCover(Strategy):
                     ttl=self.rules.deadline,
                 )
             )
+        now.asked = [message.metadata for message in messages]
         return messages
 
     def aggregate_train(
@@ -116,8 +124,9 @@ class FedCover(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the answers, and end the round if there are enough of them; if not, nothing changes."""
         assert self._round is not None, "answers came before orders went out"
+        waiting = {sent.message_id: sent.dst_node_id for sent in self._round.asked}
         for reply in replies:
-            self._hear(reply)
+            self._answered(reply, waiting)
         return self._end()
 
     def configure_evaluate(
@@ -130,6 +139,35 @@ class FedCover(Strategy):
         """None: the server evaluates."""
         return None
 
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Flower's own loop over the rounds that the schedule has left, and then all that ``run`` does at the end.
+
+        Clients are those of the census here too, and answers those to the messages that went to their nodes. What
+        differs from ``run``: a round may end at ``timeout``, before the deadline of the rules; training starts from the
+        lane's state, and ``initial_arrays`` are only shown to ``evaluate_fn`` before the first round; a round with too
+        few answers uses up one of ``num_rounds``, so those that are missing in the end are played by ``run``, and
+        Flower's metrics have nothing of them. The lane must be open for its folder to be written to.
+        """
+        left = self.schedule.rounds - self.lane.state.round
+        if num_rounds != left:
+            raise InputError(
+                f"start is asked for {num_rounds} rounds, and the schedule has {left}; say num_rounds={left}"
+            )
+        result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        history = self.run(grid)
+        assert history.theta is not None
+        result.arrays = arrays_of(history.theta)
+        return result
+
     def summary(self) -> None:
         """Say what is played."""
         federation, rules = self.federation, self.rules
@@ -141,8 +179,9 @@ class FedCover(Strategy):
     # What fedcover calls ---------------------------------------------------------------------------------------------
 
     def run(self, grid: Grid) -> History:
-        """Play all rounds of the schedule that are not played yet."""
-        self.summary()
+        """Play all rounds of the schedule that are not played yet, and write the summary; the history."""
+        if self.lane.state.round < self.schedule.rounds:
+            self.summary()
         while self.lane.state.round < self.schedule.rounds:
             messages = list(self.configure_train(0, ArrayRecord(), ConfigRecord(), grid))
             self._exchange(grid, messages)
@@ -176,32 +215,27 @@ class FedCover(Strategy):
         while waiting:
             late = time.monotonic() > until  # a last look is taken even so
             for reply in pulled(grid, waiting, self._told):
-                # Who was asked is ours to know; what an answer says of its sender is the sender's word.
-                if (node := waiting.pop(reply.metadata.reply_to_message_id, None)) is None:
-                    self._told("an answer to nothing that was asked is left out")
-                else:
-                    self._hear(reply, node)
+                self._answered(reply, waiting)
             if late:
                 break
             if waiting:
                 time.sleep(POLL)
 
-    def _hear(self, reply: Message, node: int | None = None) -> None:
-        """Take an answer in, or note why not; ``node`` is who was asked, if that is known."""
+    def _answered(self, reply: Message, waiting: dict[str, int]) -> None:
+        """Take an answer in as that of the node that was asked; what it says of its sender is the sender's word."""
+        if (node := waiting.pop(reply.metadata.reply_to_message_id, None)) is None:
+            self._told("an answer to nothing that was asked is left out")
+        else:
+            self._hear(reply, node)
+
+    def _hear(self, reply: Message, node: int) -> None:
+        """Take the answer of a node in, or note why not."""
         now = self._round
         assert now is not None
-        if node is None:
-            node = reply.metadata.src_node_id
-        sent = now.sent.get(node)
-        if sent is None:
-            self._told(f"an answer of node {node}, which was not asked, is left out")
-            return
+        sent = now.sent[node]
         if reply.has_error():
             # What Flower itself reports: a node that is gone, a client that died, a message that is too old.
             now.reasons.setdefault(sent.client, f"it did not answer: {cut_short(reply.error.reason)}")
-            return
-        if sent.client in now.updates:
-            self._told(f"a second answer of client {self._names[sent.client]} is left out")
             return
         try:
             facts = facts_of(reply)
@@ -219,14 +253,21 @@ class FedCover(Strategy):
         now, lane = self._round, self.lane
         assert now is not None
         cohort = [client.id for client in now.begun.cohort]
+        reports = {client: update.report for client, update in now.updates.items() if update.report is not None}
+        for client, why in too_large(reports, self.rules.limits.norm).items():
+            del now.updates[client]
+            now.reasons[client] = why
         needed, index = self.rules.needed(len(cohort)), now.begun.this_round.index
         left_out: list[dict[str, Any]] = [
-            {"client": client, "reason": now.reasons.get(client, f"it did not answer in {self.rules.deadline:g} s")}
+            {
+                "client": self._names[client],
+                "reason": now.reasons.get(client, f"it did not answer in {self.rules.deadline:g} s"),
+            }
             for client in cohort
             if client not in now.updates
         ]
         for one in left_out:
-            self._told(f"round {index}: client {self._names[one['client']]} is left out: {one['reason']}")
+            self._told(f"round {index}: client {one['client']} is left out: {one['reason']}")
         if len(now.updates) < needed:
             self._told(f"round {index}: {len(now.updates)} of {needed} answers that it needs; it is tried again")
             return None, None

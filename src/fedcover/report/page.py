@@ -42,6 +42,7 @@ def page(runs: Sequence[Run]) -> str:
         sections.comparison(runs) if len(runs) > 1 else "",
         sections.certificates(runs),
         sections.figures(runs),
+        sections.network(runs),
         sections.rounds(runs),
         sections.settings(runs),
     ]

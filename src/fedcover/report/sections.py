@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fedcover.report import cells, wording
 from fedcover.report.figures import Drawing, drawings
 from fedcover.report.measures import Measures, measure
+from fedcover.report.network import client_rows, left_out_rows
 from fedcover.report.run import Run
 from fedcover.report.style import dashes
 from fedcover.report.svg import inline_svg
@@ -204,6 +205,20 @@ def certificates(runs: Sequence[Run]) -> str:
         if isinstance(made.get("terms"), dict)
     ]
     return "\n".join([*parts, table(rows, "Certificates", words=("largest", "step size holds")) if rows else ""])
+
+
+def network(runs: Sequence[Run]) -> str:
+    """Bytes that went over the wire, by client, and who was left out of which round and why; empty if neither was."""
+    parts = []
+    for run in runs:
+        of = f" of {run.name}" if len(runs) > 1 else ""
+        if rows := client_rows(run):
+            body = table(rows, f"Bytes on the wire of {run.name}")
+            parts.append(f"<h3>{text(f'Bytes on the wire{of}, beside those of full models')}</h3>\n{body}")
+        if rows := left_out_rows(run):
+            body = table(rows, f"Clients left out of {run.name}", words=("reason",))
+            parts.append(f"<h3>{text(f'Left out{of}')}</h3>\n{body}")
+    return "\n".join(["<h2>Clients</h2>", *parts]) if parts else ""
 
 
 def rounds(runs: Sequence[Run]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from fedcover.history import RoundRecord
 from fedcover.report import cells
 from fedcover.report.measures import Measures, mean, measure
+from fedcover.report.network import wire_of
 from fedcover.report.run import AnyPath, Run, open_runs
 from fedcover.settings import flatten
 
@@ -68,13 +69,15 @@ def round_rows(run: Run) -> list[dict[str, str]]:
     if shown[-1] is not run.history.last:
         shown.append(run.history.last)
     rows = [_round_cells(record) for record in shown]
-    if not any(row["left out"] for row in rows):
-        for row in rows:
-            del row["left out"]
+    for header in ("wire MB", "full models' MB", "left out"):
+        if not any(row[header] for row in rows):
+            for row in rows:
+                del row[header]
     return rows
 
 
 def _round_cells(record: RoundRecord) -> dict[str, str]:
+    wire = wire_of(record)
     return {
         "round": f"{record.round}",
         "accuracy": cells.percent(record.accuracy),
@@ -88,6 +91,8 @@ def _round_cells(record: RoundRecord) -> dict[str, str]:
         "kept": cells.percent(mean(record.kept), 1),
         "MB down": cells.megabytes(record.bytes_down),
         "MB up": cells.megabytes(record.bytes_up),
+        "wire MB": cells.megabytes(wire[0] + wire[1]) if wire else "",
+        "full models' MB": cells.megabytes(wire[2]) if wire else "",
         "seconds": cells.seconds(sum(record.seconds.values())),
         "left out": "; ".join(f"client {r.get('client')}: {r.get('reason')}" for r in record.rejected),
     }

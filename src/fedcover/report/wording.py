@@ -119,7 +119,7 @@ def _uncovered(numbers: Measures) -> str:
 
 def _rejected(numbers: Measures) -> str:
     what = "1 client update was" if numbers.rejected == 1 else f"{numbers.rejected} client updates were"
-    return f"{what} left out of the average; the table of rounds says whose and why."
+    return f"{what} left out of the average; the table of those left out says whose and why."
 
 
 def _unfinished(run: Run) -> str:

@@ -1,0 +1,68 @@
+"""The budgets of clients on devices of their own: what they say that they can afford, else what the run's code has.
+
+Who comes decides how many there are, so a code whose items are all alike is for as many as there are; one whose items
+differ must have one for each place.
+"""
+
+from collections.abc import Hashable, Sequence
+
+from fedcover.budgets import Budget, Budgets, by_client
+from fedcover.data import Member
+from fedcover.errors import InputError
+
+Items = Sequence[Hashable]
+"""What a code has, before it is known what that buys."""
+
+
+def check_fleet(items: Items, by: str, cohort: int, least: int) -> None:
+    """Nothing, or an error if a run that waits for ``least`` clients would have no use for its code; before it waits.
+
+    >>> check_fleet("1" * 10, "slot", cohort=10, least=3)
+    """
+    if _alike(items):
+        return
+    many, places = len(items), min(cohort, least)
+    if by == "slot" and many != places:
+        raise InputError(
+            f"the code has {many} slots, and a cohort of the {least} clients that the run waits for has {places}; make"
+            f" them equal (budgets.code, cohort, flower.clients), or use budgets.by=client"
+        )
+    if by == "client" and many > least:
+        raise InputError(
+            f"the code has {many} budgets, and the run waits for {least} clients; give at most one each (budgets.code,"
+            f" flower.clients)"
+        )
+
+
+def cohort_of_fleet(items: Items, by: str, cohort: int, members: int) -> int:
+    """How many clients a round has: never more than there are, nor than a code with different items has slots.
+
+    >>> cohort_of_fleet("123", "slot", 10, 4), cohort_of_fleet("111", "slot", 10, 4)
+    (3, 4)
+    """
+    return min(cohort, members) if by == "client" or _alike(items) else min(cohort, members, len(items))
+
+
+def budgets_of_fleet(members: Sequence[Member], code: Sequence[Budget], by: str, alike: bool, cohort: int) -> Budgets:
+    """What members say that they can afford; who does not say it gets what the code has at its place.
+
+    >>> few = [Member(0, 10), Member(1, 10, capacity=0.5)]
+    >>> [budget.keep for budget in budgets_of_fleet(few, [Budget()], "slot", True, 2).spec]
+    [1.0, 0.5]
+    """
+    ordered = sorted(members, key=lambda member: member.name)
+    if tells(members):
+        said = [None if member.capacity is None else Budget(member.capacity) for member in ordered]
+        return by_client([own or code[place % len(code)] for place, own in enumerate(said)])
+    if by == "slot":
+        return Budgets([code[0]] * cohort if alike else code, by)
+    return by_client(code[: len(members)])
+
+
+def tells(members: Sequence[Member]) -> bool:
+    """Whether any of them says what it can afford: then budgets are by client, whatever the code is by."""
+    return any(member.capacity is not None for member in members)
+
+
+def _alike(items: Items) -> bool:
+    return len(set(items)) == 1
