@@ -16,9 +16,9 @@ from threading import Thread
 import pytest
 
 from fedcover.cli import deploy
-from fedcover.cli.deploy import node_config
 from fedcover.deploy.environment import MISSING
 from fedcover.deploy.keys import NodeKeys, make_keys, node_keys, server_keys
+from fedcover.deploy.node_config import node_config
 from fedcover.deploy.probe import check_answers
 from fedcover.deploy.processes import SuperLink, SuperNode, check_free, free_ports
 from fedcover.deploy.program import close_all

@@ -13,11 +13,12 @@ import pytest
 
 import fedcover as fc
 from fedcover import checkpoint
-from fedcover.cli.deploy import node_config, submit
+from fedcover.cli.deploy import submit
 from fedcover.config import Config, parse_config
 from fedcover.data import Member
 from fedcover.deploy.census_file import nodes_in
 from fedcover.deploy.keys import make_keys, node_keys, server_keys
+from fedcover.deploy.node_config import node_config
 from fedcover.deploy.processes import SuperLink, SuperNode
 from fedcover.deploy.program import close_all
 from fedcover.engines.serial import Serial

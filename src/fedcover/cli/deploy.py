@@ -1,19 +1,15 @@
 """``fedcover deploy``: a federation over the network, with Flower's servers and nodes."""
 
 import json
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
-from fedcover.afford import Currency
-from fedcover.afford.calibration import Calibration
 from fedcover.cli.console import friendly, out, say, show_table
 from fedcover.cli.options import CalibrationOption, QuietOption
 from fedcover.config import read_config
@@ -22,8 +18,10 @@ from fedcover.deploy.app_folder import APPS, write_app
 from fedcover.deploy.census_file import nodes_in
 from fedcover.deploy.control import Control, RunState
 from fedcover.deploy.environment import program
+from fedcover.deploy.node_config import node_config, spending
 from fedcover.deploy.probe import on_loopback, wait_for_answer
-from fedcover.deploy.processes import SuperLink, SuperNode, check_security, checked_key
+from fedcover.deploy.processes import SuperLink, SuperNode, check_security
+from fedcover.deploy.signals import until_asked
 from fedcover.errors import FedcoverError, InputError
 from fedcover.link import address_of
 from fedcover.settings import to_toml
@@ -97,7 +95,7 @@ def server(
     check_security(keys is not None, insecure, "FOLDER/server")
     found = key_files.server_keys(keys) if keys else None
     public = _public_keys(node or [], nodes, found)
-    with _until_asked(), SuperLink(found, out_dir, host, port, insecure) as link:
+    with until_asked(), SuperLink(found, out_dir, host, port, insecure) as link:
         if found:
             _warn_of_end(found.certificate)
             for name, number in link.register(public).items():
@@ -150,7 +148,7 @@ def client(
     found = key_files.node_keys(keys) if keys else None
     if found:
         _warn_of_end(found.ca)
-    with _until_asked(), SuperNode(server, found, config, out_dir, insecure, patience, wait) as node:
+    with until_asked(), SuperNode(server, found, config, out_dir, insecure, patience, wait) as node:
         out.print(f"joined {server} as node {node.join()}; log in {node.log}", style="bold")
         raise node.follow(out.print)
     out.print("node and all it started have ended")
@@ -252,7 +250,7 @@ def submit(
         "data": str(Path(data).absolute()) if data else "",
         "resume": "true" if resume else "",
     }
-    with tempfile.TemporaryDirectory(prefix="fedcover-app-") as folder, _until_asked(leave=False) as asked:
+    with tempfile.TemporaryDirectory(prefix="fedcover-app-") as folder, until_asked(leave=False) as asked:
         asked.later = True  # or a run would go on of which nobody knows the number
         number = control.run(write_app(folder, apps), config)
         asked.later = False
@@ -266,81 +264,6 @@ def submit(
                 out.print(f"stopping run {number}")
             control.stop(number)
             raise
-
-
-def node_config(
-    client: int | None, data: str, capacity: float | None, more: list[str], share_labels: bool = False
-) -> dict[str, str | int | float | bool]:
-    """What the client's app reads, where it is given, and ``more`` as key=value."""
-    config: dict[str, str | int | float | bool] = {}
-    if client is not None:
-        config["client"] = client
-    if data:
-        config["data"] = str(Path(data).absolute()) if Path(data).exists() else data
-    if capacity is not None:
-        if not 0 < capacity <= 1:
-            raise InputError(f"--capacity must be in (0, 1]; got {capacity}")
-        config["capacity"] = capacity
-    if share_labels:
-        config["share-labels"] = True
-    for item in more:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise InputError(f"what is behind -- must be KEY=VALUE, such as device=cuda; got '{item}'")
-        config[checked_key(key)] = value
-    return config
-
-
-def spending(
-    budget: float | None, unit: str, calibration: str, capacity: float | None
-) -> dict[str, str | int | float | bool]:
-    """What the client's app reads of a budget in a unit; checked here, where somebody reads the message."""
-    if budget is None:
-        if calibration:
-            raise InputError("--calibration is for --budget in seconds; give --budget, or leave it out")
-        return {}
-    if capacity is not None:
-        raise InputError("--capacity and --budget both say what the node can afford; give one of them")
-    currency = Currency(unit, calibration)
-    if currency.plain:
-        raise InputError("--budget is in seconds, macs, bytes or parameters; give a share of the model with --capacity")
-    if calibration:
-        Calibration.load(calibration)
-    elif unit == "seconds":
-        raise InputError("a budget in seconds needs --calibration FILE; make it here with `fedcover calibrate`")
-    said: dict[str, str | int | float | bool] = {"budget": budget, "unit": unit}
-    return said | ({"calibration": str(Path(calibration).absolute())} if calibration else {})
-
-
-class _Asked:
-    """What happens on a signal to end: a KeyboardInterrupt at once, or ``later``, at the next ``check``."""
-
-    later = signalled = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.signalled = True
-        if not self.later:
-            raise KeyboardInterrupt
-
-    def check(self) -> None:
-        """A KeyboardInterrupt if there was a signal."""
-        if self.signalled:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def _until_asked(leave: bool = True) -> Iterator[_Asked]:
-    """SIGTERM and SIGHUP end what is inside as Ctrl-C does; if that is how it is meant to ``leave``, all is well."""
-    asked, numbers = _Asked(), (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    before = [signal.signal(number, asked) for number in numbers]
-    try:
-        yield asked
-    except KeyboardInterrupt:
-        if not leave:
-            raise
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 @contextmanager
