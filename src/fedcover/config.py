@@ -181,7 +181,7 @@ class Config(_Strict):
         model = build(self.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, self.seed)
         clients = data.Roster(split.train, members) if members else self.population(split.train)
         local, by, items = LocalSGD(**self.local.model_dump()), self.budgets.by, self.items(policy)
-        cohort = cohort_of_fleet(items, by, self.cohort, len(members)) if members else self.cohort
+        cohort = cohort_of_fleet(items, by, self.cohort, members) if members else self.cohort
         spec: BudgetSpec = self.budgets.code
         if not currency.plain and keeps is not None:
             many = len(items)

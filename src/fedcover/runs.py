@@ -85,8 +85,8 @@ class Lane:
         if self.out is None and self.resume:
             raise InputError("resume needs out, the folder of the run to go on with")
 
-    def open(self, schedule: Schedule, engine: Engine) -> None:
-        """Take the folder, if there is one, and what an earlier run left in it."""
+    def check(self, engine: Engine) -> None:
+        """An error if the engine cannot train as the policy asks, and a warning of layers that it never prunes."""
         policy = self.federation.policy
         if policy.one_by_one and engine.name == "vectorized":
             raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
@@ -94,6 +94,9 @@ class Lane:
         if whole:
             # It points at whoever called Federation.run or run_many.
             warnings.warn(whole, WholeLayersWarning, stacklevel=4)
+
+    def open(self, schedule: Schedule, engine: Engine) -> None:
+        """Take the folder, if there is one, and what an earlier run left in it."""
         if self.out is None:
             return
         if self.settings is None:
@@ -152,6 +155,8 @@ def run_lanes(lanes: Sequence[Lane], schedule: Schedule, engine: Engine) -> list
     with ExitStack() as stack:
         if not engine.held:
             stack.callback(engine.close)
+        for lane in lanes:  # all of them, before any has a folder
+            lane.check(engine)
         for lane in lanes:
             stack.callback(lane.close)  # first, since opening may fail once the folder is locked
             lane.open(schedule, engine)

@@ -309,11 +309,11 @@ def test_a_report_far_larger_than_the_others_is_left_out() -> None:
         grid.tamper = tamper
         return play(grid, remote(playing, POLICIES["PruneFL"](every=1)), 2, rules)
 
-    (left,) = history(1e6).last.rejected
+    (left,) = history(1e9).last.rejected
     assert left["client"] == liar[0]
     assert "its reported gradient is" in left["reason"]
-    assert not history(4.0).last.rejected
-    assert not history(1e6, replace(QUICK, limits=Limits(norm=float("inf")))).last.rejected
+    assert not history(1e4).last.rejected  # a hundred times the others' gradient is hard data, not a lie
+    assert not history(1e9, replace(QUICK, limits=Limits(norm=float("inf")))).last.rejected
 
 
 def test_nothing_is_trained_where_the_examples_are_not() -> None:

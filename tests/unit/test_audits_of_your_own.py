@@ -9,9 +9,10 @@ from torch import Tensor
 
 import fedcover as fc
 from fedcover.audit import audit_rounds
-from fedcover.audit.tally import EntryTally, UnitTally, tally_of
+from fedcover.audit.tally import EntryTally, UnitTally, says, tally_of
 from fedcover.clients import cohort_of
 from fedcover.params import Mask, Params
+from fedcover.policies.base import Heard
 from fedcover.policies.moving import FedRolex
 from fedcover.policies.prefix import HeteroFL
 from fedcover.policies.whole_units import Holding, UnitPolicy, among
@@ -64,6 +65,13 @@ class Fewer(FedRolex):
         return replace(self, groups=super().bind(network).groups[:1])
 
 
+class Watching(FedRolex):
+    """What it holds next may depend on theta."""
+
+    def observe(self, theta: Params, heard: Heard, this_round: fc.Round, state: State) -> State:
+        return {"size": theta["0.weight"].abs().sum(1)}
+
+
 @dataclass(frozen=True)
 class Sitting(UnitPolicy):
     """The last unit of every group, and it says itself that it stays."""
@@ -98,6 +106,8 @@ def test_an_audit_counts_what_the_plan_gives(make: type[UnitPolicy]) -> None:
 
 
 def test_what_a_class_says_holds_for_its_own_methods() -> None:
+    assert says(Watching(), "reads_theta")
+    assert not says(FedRolex(), "reads_theta")
     network = fc.trace(*CASE)
     assert [audit_rounds(make(), network, KEEPS, 2).reads_theta for make in OWN] == [
         True, True, False, True, False, False,

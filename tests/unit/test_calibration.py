@@ -19,7 +19,7 @@ import fedcover as fc
 from fedcover import link
 from fedcover.afford import UNITS, Calibration, Line, calibrate, keep_for, timing, weight_seconds
 from fedcover.cli.calibrate import calibrate as command
-from fedcover.config import read_config
+from fedcover.config import parse_config, read_config
 from fedcover.errors import InputError
 from fedcover.local import Job
 from fedcover.models import IMAGES, build
@@ -268,6 +268,11 @@ def test_the_command_writes_settings_of_prunefl_that_a_run_takes(
     policy = config.policy.choice.policy()
     assert isinstance(policy, PruneFl)
     assert policy.seconds == pytest.approx({"fc1.weight": 1e-6})
+    assert (config.data.name, config.local.batch_size) == ("mnist", 10)
+    code, shown, _ = call("--weights", "--model", "lenet", "--batch", "4")
+    assert code == 0
+    config = parse_config(shown)  # what was timed is what is trained
+    assert (config.model.name, config.data.name, config.local.batch_size) == ("lenet", "cifar10", 4)
     code, shown, _ = call("--weights", "--json")
     assert json.loads(shown)["seconds"] == pytest.approx({"fc1.weight": 1e-6})
 

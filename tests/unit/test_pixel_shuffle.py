@@ -87,3 +87,20 @@ def test_classes_may_come_last_or_be_tied_to_characters() -> None:
     assert class_rows(trace(Tied(), TOKENS)) == ((("embed.weight", 0),), 9)
     net = nn.Sequential(nn.Embedding(9, 6), nn.Tanh(), nn.Linear(6, 5, bias=False))
     assert class_rows(trace(net, torch.zeros(2, 5, dtype=torch.long))) == ((("2.weight", 0),), 5)
+
+
+class Scaled(nn.Module):
+    """A scale and a shift of each class, which start as none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(10)), nn.Parameter(torch.zeros(10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + self.shift
+
+
+def test_classes_with_values_behind_the_last_layer_are_not_its_rows_alone() -> None:
+    for behind in (Scaled(), nn.BatchNorm1d(10)):
+        net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 10, bias=False), behind)
+        assert class_rows(fc.trace(net, torch.randn(4, 5)))[0] == ()

@@ -51,7 +51,9 @@ def test_the_error_comes_before_anything_is_written(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         with pytest.raises(fc.WholeLayersWarning):
             federation("FS").run(1, out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+        with pytest.raises(fc.WholeLayersWarning):  # of several runs, none
+            fc.run_many([federation("WP"), federation("FS")], 1, out=[tmp_path / "first", tmp_path / "run"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,13 +34,17 @@ def check_fleet(items: Items, by: str, cohort: int, least: int) -> None:
         )
 
 
-def cohort_of_fleet(items: Items, by: str, cohort: int, members: int) -> int:
-    """How many clients a round has: never more than there are, nor than a code with different items has slots.
+def cohort_of_fleet(items: Items, by: str, cohort: int, members: Sequence[Member]) -> int:
+    """How many clients a round has: never more than there are, nor than a code that counts has slots, if they differ.
 
-    >>> cohort_of_fleet("123", "slot", 10, 4), cohort_of_fleet("111", "slot", 10, 4)
+    >>> four = [Member(i, 10) for i in range(4)]
+    >>> cohort_of_fleet("123", "slot", 10, four), cohort_of_fleet("111", "slot", 10, four)
     (3, 4)
+    >>> cohort_of_fleet("123", "slot", 10, [*four, Member(4, 10, capacity=0.5)])
+    5
     """
-    return min(cohort, members) if by == "client" or _alike(items) else min(cohort, members, len(items))
+    most = min(cohort, len(members))
+    return most if by == "client" or _alike(items) or tells(members) else min(most, len(items))
 
 
 def budgets_of_fleet(members: Sequence[Member], code: Sequence[Budget], by: str, alike: bool, cohort: int) -> Budgets:

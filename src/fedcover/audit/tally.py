@@ -169,6 +169,10 @@ def _holds_alone(policy: UnitPolicy, network: Network, cohort: Sequence[Client])
     )
 
 
+GIVEN_THETA = ("plan", "mask_of", "drills", "observe", "ranks", "masks")
+"""The methods of policies that are given theta."""
+
+
 def says(policy: Policy, what: str) -> bool:
     """What a policy says of itself, ``moves`` or ``reads_theta``; True where what it says may no longer hold.
 
@@ -186,4 +190,4 @@ def says(policy: Policy, what: str) -> bool:
 
 
 def _matters(method: str, what: str) -> bool:
-    return method in ("plan", "mask_of", "drills") if what == "reads_theta" else not method.startswith("__")
+    return method in GIVEN_THETA if what == "reads_theta" else not method.startswith("__")

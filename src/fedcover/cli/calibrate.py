@@ -12,9 +12,10 @@ from fedcover.afford import calibrate as measured
 from fedcover.afford.timing import this_device
 from fedcover.cli.console import friendly, out, say, show_table
 from fedcover.cli.options import ModelOption
+from fedcover.data import names, shape_of
 from fedcover.errors import InputError
 from fedcover.files import check_writable, write_atomically
-from fedcover.models import usual
+from fedcover.models import IMAGES, usual
 
 
 @friendly
@@ -77,6 +78,7 @@ def _weights(model: str, keeps: list[float], batch: int, out_file: Path | None, 
         f"# Seconds of a training step of {batch} examples that one weight of each layer costs, and the rest of it.",
         f"# {this_device()}",
         f"[model]\nname = {json.dumps(model)}\n",
+        f"[data]\nname = {json.dumps(_data_of(model))}\n\n[local]\nbatch_size = {batch}\n",
         f'[policy]\nname = "PruneFL"\nfixed = {fixed:.6g}\n\n[policy.seconds]',
         *(f"{json.dumps(name)} = {value:.6g}" for name, value in seconds.items()),
     ]
@@ -91,6 +93,11 @@ def _weights(model: str, keeps: list[float], batch: int, out_file: Path | None, 
         out.print("# single weights cost nothing here: pruning them saves no time on this device")
     if out_file is not None:
         out.print(f"# written to {out_file}: `fedcover run {out_file}` uses it")
+
+
+def _data_of(model: str) -> str:
+    """The first data set whose inputs are those that a model is timed on."""
+    return next(name for name in names() if shape_of(name)[0] == IMAGES[model])
 
 
 def _fractions(text: str) -> list[float]:

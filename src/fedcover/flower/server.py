@@ -62,6 +62,7 @@ def play(
     federation, test, settings = make([census.members[name] for name in sorted(census.members)])
     tell = on_round or (lambda record: told(line_of(record, schedule.rounds)))
     lane = Lane(federation, federation.test_set(test) if test is not None else None, tell, out, resume, settings)
+    lane.check(OverFlower())
     try:
         lane.open(schedule, OverFlower())
         if out is not None:

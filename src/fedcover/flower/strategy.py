@@ -77,7 +77,7 @@ class FedCover(Strategy):
         self.lane, self.schedule, self.census = lane, schedule, census
         self.rules, self.shrink, self._told = rules or Rules(), shrink, told
         self._round: _Round | None = None
-        self._attempts = 0
+        self._attempts, self._seconds = 0, self.rules.deadline
         self._names = sorted(census.members)  # a roster is in this order
 
     @property
@@ -162,7 +162,9 @@ class FedCover(Strategy):
             raise InputError(
                 f"start is asked for {num_rounds} rounds, and the schedule has {left}; say num_rounds={left}"
             )
+        self._seconds = min(timeout, self.rules.deadline)
         result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        self._seconds = self.rules.deadline
         history = self.run(grid)
         assert history.theta is not None
         result.arrays = arrays_of(history.theta)
@@ -261,7 +263,7 @@ class FedCover(Strategy):
         left_out: list[dict[str, Any]] = [
             {
                 "client": self._names[client],
-                "reason": now.reasons.get(client, f"it did not answer in {self.rules.deadline:g} s"),
+                "reason": now.reasons.get(client, f"it did not answer in {self._seconds:g} s"),
             }
             for client in cohort
             if client not in now.updates

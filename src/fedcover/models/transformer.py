@@ -18,6 +18,8 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, head: int) -> None:
         super().__init__()
+        if width % head:
+            raise InputError(f"a width of {width} cannot be cut into heads of {head}; give a multiple of {head}")
         self.heads, self.head = width // head, head
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)

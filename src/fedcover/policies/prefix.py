@@ -143,21 +143,25 @@ def class_rows(network: Network) -> tuple[tuple[tuple[str, int], ...], int]:
     if not isinstance(before, Tensor):
         return (), 0
     close = math.sqrt(torch.finfo(before.dtype).eps)
+    least = close * float(before.abs().max())
     weight = network.model.get_parameter(network.output)
     tied = any(isinstance(one, nn.Embedding) and one.weight is weight for one in network.model.modules())
     for axis, size in enumerate(before.shape[1:], 1):
         # As many are not enough: a pixel shuffle may make an image as wide as its layer has channels. The rows of a
         # table of characters, though, cannot be moved for the scores alone.
-        if size == outputs and (tied or torch.allclose(before.roll(1, axis), after, rtol=close, atol=close)):
+        if size == outputs and (tied or torch.allclose(before.roll(1, axis), after, rtol=close, atol=least)):
             return rows, outputs
     return (), before.shape[1] if before.ndim > 1 else 0
 
 
 def _moved_on(network: Network, rows: Sequence[tuple[str, int]]) -> tuple[Any, Any]:
-    """What a network gives for random inputs and output rows, and once each row is in the next one's place."""
+    """What a network gives for random inputs and values, and once each output row is in the next one's place."""
     with torch.no_grad(), ambient(0, "class rows"):
         model, example = copy.deepcopy(network.model).eval(), network.example
         inputs = torch.rand_like(example) if example.is_floating_point() else example
+        # Other values too: a scale of each class that starts as 1 would seem to be none.
+        for parameter in filter(torch.is_floating_point, model.parameters()):
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
         for name, _ in rows:
             nn.init.normal_(model.get_parameter(name))
         before = model(inputs.clone())
