@@ -1,6 +1,7 @@
 """What the documents say is run: Python blocks, commands and outputs."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -60,3 +61,15 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
             if "://" not in target:
                 assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_what_rounds_on_flower_take_is_what_the_benchmark_found() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "flower.json").read_text())
+    text = " ".join((ROOT / "docs" / "deploy.md").read_text().split())
+    plain, full, np, wp = (f"{entry['median']:.2f} s" for entry in found["rounds"])
+    assert (
+        f"takes {plain} by Flower's own FedAvg, {full} by fedcover with full models, {np} under NP and {wp} under WP"
+        in text
+    )
+    each = [sum(seconds for key, seconds in part.items() if "MB" not in key) for part in found["added"].values()]
+    assert f"are {min(each):.2f} to {max(each):.2f} s of one core" in text
