@@ -343,6 +343,17 @@ def test_an_answer_cannot_be_given_in_anothers_name() -> None:
     assert not any("second answer" in line for line in lines)
 
 
+def test_an_answer_that_comes_twice_counts_once() -> None:
+    """Real nodes cannot: Flower takes one reply to a message. A grid that is less strict changes nothing."""
+    playing = federation(Serial(shrink=True), "WP")
+    expected = playing.run(2, evaluate_on=small_data(40, seed=9))
+    grid, lines = grid_of(playing), list[str]()
+    pull = grid.pull_messages
+    grid.pull_messages = lambda keys: [reply for reply in pull(keys) for _ in range(2)]  # type: ignore[method-assign]
+    assert play(grid, remote(playing, fc.weight_pruning()), 2, lines=lines) == expected
+    assert "an answer to nothing that was asked is left out" in lines
+
+
 def test_what_flower_cannot_read_is_silence_and_not_the_end() -> None:
     playing = federation(Serial(shrink=True), "WP")
     expected = playing.run(1, evaluate_on=small_data(40, seed=9))
