@@ -6,18 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import fedcover as fc
-from fedcover.config import check_config, keeps_in
+from fedcover.config import check_config
 from fedcover.data import Member, Roster
-from fedcover.data.sources import source_of
 from fedcover.deploy.census_file import nodes_in
 from fedcover.engines.serial import Serial
 from fedcover.flower.apps import client as stock_client
-from fedcover.flower.apps import device_of, fitting, play_config
+from fedcover.flower.apps import fitting, play_config
 from fedcover.flower.census import Census, member_of
 from fedcover.flower.client import client_app
 from fedcover.flower.rules import Rules
@@ -26,14 +24,9 @@ from fedcover.runs import Lane, Schedule
 from fedcover.settings import to_toml
 from tests.contracts.federations import federation
 from tests.flower.loop import LoopGrid, failed, grid_of
+from tests.flower.playing import gathered
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-def gathered(grid: LoopGrid, least: int = 8) -> tuple[Census, list[str]]:
-    census, lines = Census(), list[str]()
-    census.gather(grid, least, 0.1, lines.append)
-    return census, lines
 
 
 def test_nodes_become_clients_by_what_they_tell() -> None:
@@ -137,72 +130,12 @@ def test_a_census_is_kept_for_the_run_that_goes_on(tmp_path: Path) -> None:
         Census.load(tmp_path)
 
 
-def test_what_members_can_afford_is_their_budget_and_the_code_is_for_the_others() -> None:
-    config = check_config({"data": {"name": "digits"}, "budgets": {"code": "1,0.75,0.5", "by": "client"}})
-    members = [Member(0, 10), Member(1, 10, capacity=0.25), Member(2, 10)]
-    federation, _ = config.build(members=members)
-    assert [budget.keep for budget in federation.budgets] == [1.0, 0.25, 0.5]
-    assert federation.by == "client"
-    assert federation.cohort == 3
-
-
-def test_a_node_has_its_part_of_the_data_or_examples_of_its_own(tmp_path: Path) -> None:
-    config = '[data]\nname = "digits"\nclients = 5'
-    part = device_of(config, None, 3).examples
-    assert len(part) == fc.data.iid(fc.data.load("digits").train, 5).size(3)
-    with pytest.raises(fc.InputError, match=r"client 5 has no part of data for 5 clients; see data.clients"):
-        device_of(config, None, 5)
-    own = tmp_path / "own.npz"
-    np.savez(own, inputs=part.inputs.numpy(), labels=part.labels.numpy())
-    assert torch.equal(device_of(config, str(own), 99).examples.inputs, part.inputs)
-    np.savez(own, inputs=part.inputs.double().numpy(), labels=part.labels.numpy())
-    assert torch.equal(device_of(config, str(own), 99).examples.inputs, part.inputs)  # numpy's default is doubles
-    assert device_of(config, str(own), 99).examples.inputs.dtype == torch.float32
-    np.savez(own, inputs=np.array([object()]), labels=np.array([1]))
-    with pytest.raises(fc.InputError, match=r"is no \.npz file with inputs and labels"):
-        device_of(config, str(own), 0)
-    np.savez(own, inputs=np.zeros((3, 5), np.float32), labels=np.array([1, 2, 0]))
-    with pytest.raises(fc.InputError, match=r"has inputs of shape \(5,\), and those of digits have \(1, 8, 8\)"):
-        device_of(config, str(own), 0)
-
-
 def test_a_run_that_goes_on_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedcover.flower.census.SETTLED", 0.2)
     grid, census = grid_of(federation(Serial())), Census()
     grid.offline = {2, 5}
     census.gather(grid, 8, 60, lambda line: None, least=1)
     assert len(census.node_of) == 6
-
-
-def test_a_budget_of_a_node_is_what_it_buys_of_the_runs_model() -> None:
-    text = '[data]\nname = "digits"\nclients = 2\n[policy]\nname = "NP"'
-    whole = fc.cost_of(fc.trace(device_of(text, None, 0).task.model, torch.zeros(2, 1, 8, 8)), {})
-    grid = LoopGrid(
-        dict.fromkeys(range(2), stock_client),
-        {0: {"budget": whole.macs / 2, "unit": "macs"}, 1: {"budget": float(whole.parameters), "unit": "parameters"}},
-        {"settings": text},
-    )
-    census, _ = gathered(grid, 2)
-    half, full = census.members[0].capacity, census.members[1].capacity
-    assert half == pytest.approx(0.5, abs=0.01)
-    assert full == 1.0
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--budget", "3"], "a budget in seconds needs --calibration FILE"),
-        (["--budget", "3", "--capacity", "0.5"], "both say what the node can afford"),
-        (["--budget", "3", "--unit", "fraction"], "give a share of the model with --capacity"),
-        (["--budget", "3", "--unit", "apples"], "budgets cannot be in 'apples'"),
-        (["--calibration", "x.json"], "--calibration is for --budget in seconds"),
-        (["--budget", "3", "--calibration", "x.json"], "x.json"),
-    ],
-)
-def test_budgets_of_nodes_are_checked_where_they_are_typed(options: list[str], sentence: str, cli: Cli) -> None:
-    code, _, err = cli("deploy", "client", "--server", "127.0.0.1:1", "--insecure", *options)
-    assert code == 2
-    assert sentence in err
 
 
 @pytest.mark.parametrize(
@@ -313,55 +246,6 @@ def test_time_that_is_up_is_no_error_when_enough_are_there() -> None:
     assert len(census.node_of) == 6
 
 
-def test_a_run_that_goes_on_has_the_budgets_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they were worked out from, such as a calibration, may have changed or gone meanwhile."""
-    raw: dict[str, Any] = {
-        "data": {"name": "digits", "clients": 2},
-        "rounds": 1,
-        "cohort": 2,
-        "policy": {"name": "NP"},
-        "budgets": {"code": "2x1e9", "unit": "parameters"},
-        "flower": {"gather": 5.0},
-    }
-    grid = LoopGrid(dict.fromkeys(range(2), stock_client), None, {"settings": to_toml(raw)})
-    config, out = check_config({**raw, "engine": "flower"}), tmp_path / "run"
-    play_config(grid, config, out, told=lambda line: None)
-
-    def gone(*given: Any) -> Any:
-        raise fc.InputError("the calibration is gone")
-
-    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
-    longer = config.model_copy(update={"rounds": 2})
-    assert len(play_config(grid, longer, out, resume=True, told=lambda line: None)) == 2
-
-
-def test_budgets_that_nodes_told_are_recorded_and_taken_up_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A code in a unit may have more or fewer amounts than there are nodes; a record has what each node keeps."""
-    raw: dict[str, Any] = {
-        "data": {"name": "digits", "clients": 3},
-        "rounds": 1,
-        "cohort": 3,
-        "policy": {"name": "NP"},
-        "budgets": {"code": "1e9", "unit": "parameters", "by": "client"},
-        "local": {"epochs": 1},
-        "flower": {"gather": 5.0},
-    }
-    grid = LoopGrid(dict.fromkeys(range(3), stock_client), {1: {"capacity": 0.5}}, {"settings": to_toml(raw)})
-    config, out = check_config({**raw, "engine": "flower"}), tmp_path / "run"
-    first = play_config(grid, config, out, told=lambda line: None)
-    assert keeps_in(out) == [1.0, 0.5, 1.0]
-
-    def gone(*given: Any) -> Any:
-        raise fc.InputError("the calibration is gone")
-
-    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
-    longer = config.model_copy(update={"rounds": 2})
-    history = play_config(grid, longer, out, resume=True, told=lambda line: None)
-    assert [sorted(record.kept) for record in history] == [sorted(first.last.kept)] * 2
-
-
 def test_a_node_that_fails_is_told_of_once_and_a_lost_connection_is_an_error() -> None:
     grid, census, lines = grid_of(federation(Serial())), Census(), list[str]()
     pull = grid.pull_messages
@@ -435,72 +319,3 @@ def test_which_client_a_node_is_needs_a_run(tmp_path: Path, cli: Cli) -> None:
     code, _, err = cli("deploy", "status", "--server", "127.0.0.1:1", "--insecure", "--run", str(tmp_path))
     assert code == 2
     assert "census.json is not a readable census" in err
-
-
-def test_bytes_of_pixels_are_what_the_data_sets_own_reader_makes_of_them(tmp_path: Path) -> None:
-    config, own = '[data]\nname = "digits"\nclients = 5', tmp_path / "own.npz"
-    part = device_of(config, None, 3).examples
-    source = source_of("digits")
-    pixels = ((part.inputs * source.std[0] + source.mean[0]) * source.top).round().to(torch.uint8).numpy()
-    np.savez(own, inputs=pixels, labels=part.labels.numpy())
-    assert torch.equal(device_of(config, str(own), 0).examples.inputs, part.inputs)
-    np.savez(own, inputs=pixels * 15, labels=part.labels.numpy())
-    with pytest.raises(fc.InputError, match=r"own.npz has bytes up to 240, and pixels of digits go up to 16; scale"):
-        device_of(config, str(own), 0)
-    np.savez(own, inputs=pixels.astype(np.int64), labels=part.labels.numpy())
-    with pytest.raises(fc.InputError, match=r"inputs of int64; write pixels as bytes \(uint8, 0 to 16\), or floats"):
-        device_of(config, str(own), 0)
-    stories = fc.data.load("stories").train
-    text = '[data]\nname = "stories"\nclients = 5\n[model]\nname = "transformer"'
-    np.savez(own, inputs=stories.inputs[:3].numpy().astype(np.uint8), labels=stories.labels[:3].numpy())
-    assert torch.equal(device_of(text, str(own), 0).examples.inputs, stories.inputs[:3])
-    np.savez(own, inputs=stories.inputs[:3].float().numpy(), labels=stories.labels[:3].numpy())
-    with pytest.raises(fc.InputError, match="those of stories are whole numbers"):
-        device_of(text, str(own), 0)
-
-
-@pytest.mark.parametrize(
-    ("budgets", "sentence"),
-    [
-        ({"code": "1,0.5,0.5,0.25"}, "the code has 4 slots, and a cohort of the 3 clients .* has 3; make them equal"),
-        ({"code": "1,0.5"}, "the code has 2 slots, and a cohort of the 3 clients .* has 3; make them equal"),
-        ({"code": "1,0.5,0.5,0.25", "by": "client"}, "has 4 budgets, and the run waits for 3 clients; give at most"),
-        ({"code": "9e4,9e3", "unit": "parameters"}, "the code has 2 slots"),
-    ],
-)
-def test_a_code_that_does_not_fit_is_told_before_clients_are_waited_for(
-    budgets: dict[str, Any], sentence: str, tmp_path: Path
-) -> None:
-    config = check_config({"data": {"name": "digits", "clients": 3}, "engine": "flower", "budgets": budgets})
-    grid = LoopGrid({})
-    grid.get_node_ids = lambda: pytest.fail("it looked for nodes")  # type: ignore[method-assign]
-    with pytest.raises(fc.InputError, match=sentence):
-        play_config(grid, config, tmp_path / "run", told=lambda line: None)
-
-
-@pytest.mark.parametrize(
-    ("code", "many", "keeps"),
-    [
-        ("10x0.5", 3, [0.5] * 3),  # as many as there are
-        ("0.5", 4, [0.5] * 4),
-        ("1,0.5,0.25", 3, [1.0, 0.5, 0.25]),
-        ("1,0.5,0.25", 5, [1.0, 0.5, 0.25]),  # two more have come than were waited for
-    ],
-)
-def test_a_code_by_slot_is_for_those_who_came(code: str, many: int, keeps: list[float]) -> None:
-    config = check_config({"data": {"name": "digits"}, "budgets": {"code": code}})
-    federation, _ = config.build(members=[Member(n, 10) for n in range(many)])
-    assert [budget.keep for budget in federation.budgets] == keeps
-    assert federation.cohort == len(keeps)
-
-
-@pytest.mark.parametrize("by", ["slot", "client"])
-def test_what_a_code_in_a_unit_came_to_is_taken_up_by_those_who_came(by: str) -> None:
-    raw = {"data": {"name": "digits"}, "policy": {"name": "NP"}}
-    config = check_config({**raw, "budgets": {"code": "10x9000", "unit": "parameters", "by": by}})
-    members = [Member(n, 10) for n in range(3)]
-    first, _ = config.build(members=members)
-    keeps = [budget.keep for budget in first.budgets]
-    assert len(keeps) == 3
-    again, _ = config.build(keeps=keeps, members=members)
-    assert again.budgets == first.budgets

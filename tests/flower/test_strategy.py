@@ -1,6 +1,5 @@
 """Rounds over Flower are the serial engine's, whatever clients do: bad answers are left out, never the round."""
 
-import json
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
@@ -8,57 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import fedcover as fc
-from fedcover.data import Member, Roster
 from fedcover.engines.serial import Serial
-from fedcover.flower.census import Census
 from fedcover.flower.messages import body_of, content_of, facts_content
 from fedcover.flower.rules import Rules
-from fedcover.flower.strategy import FedCover, OverFlower
+from fedcover.flower.strategy import OverFlower
 from fedcover.flower.wire import Limits, open_frame, pack_frame
 from fedcover.policies import POLICIES
-from fedcover.runs import Lane, Schedule
 from tests.conftest import small_data
 from tests.contracts.federations import federation
 from tests.flower.loop import LoopGrid, failed, grid_of
+from tests.flower.playing import QUICK, play, remote
 from tests.laws.strategies import same
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning")
-QUICK = Rules(deadline=0.2, quorum=0.3, tries=2)
-
-
-def remote(playing: fc.Federation, policy: fc.Policy) -> fc.Federation:
-    """The same federation with clients on devices of their own."""
-    clients = playing.clients
-    members = [Member(i, clients.size(i), tuple(clients.label_counts(i).tolist())) for i in range(len(clients))]
-    return fc.Federation(
-        playing.task, Roster(clients.examples, members), policy, fc.by_slot("124567"), playing.local, playing.cohort,
-        playing.seed, playing.weighting,
-    )  # fmt: skip
-
-
-def play(
-    grid: LoopGrid,
-    playing: fc.Federation,
-    rounds: int = 2,
-    rules: Rules = QUICK,
-    out: Path | None = None,
-    resume: bool = False,
-    lines: list[str] | None = None,
-    on_round: Callable[[fc.RoundRecord], None] = lambda record: None,
-) -> fc.History:
-    told = (lines if lines is not None else []).append
-    census, schedule = Census(), Schedule(rounds)
-    census.gather(grid, len(playing.clients), 5, told)
-    lane = Lane(playing, small_data(40, seed=9), on_round, out, resume)
-    try:
-        lane.open(schedule, OverFlower())
-        return FedCover(lane, schedule, census, rules, shrink=True, told=told).run(grid)
-    finally:
-        lane.close()
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -218,66 +182,6 @@ def test_limits_can_be_widened() -> None:
     assert not play(grid, remote(playing, fc.weight_pruning()), 1, wide).last.rejected
     with pytest.raises(fc.ClientError):
         play(grid, remote(playing, fc.weight_pruning()), 1)
-
-
-def by_flower(
-    grid: LoopGrid, playing: fc.Federation, rounds: int, out: Path | None = None, lines: list[str] | None = None
-) -> tuple[fc.History, dict[str, torch.Tensor]]:
-    """The history and the model of a run in Flower's own loop."""
-    told = (lines if lines is not None else []).append
-    census, schedule = Census(), Schedule(rounds)
-    census.gather(grid, len(playing.clients), 5, told)
-    lane = Lane(playing, None, lambda record: None, out)
-    try:
-        lane.open(schedule, OverFlower())
-        result = FedCover(lane, schedule, census, QUICK, told=told).start(grid, ArrayRecord(), rounds, timeout=1)
-    finally:
-        lane.close()
-    return lane.history, {name: torch.from_numpy(array.numpy()) for name, array in result.arrays.items()}
-
-
-@pytest.mark.parametrize("name", ["NP", "PruneFL"])
-def test_flowers_own_loop_plays_the_same_rounds(name: str, tmp_path: Path) -> None:
-    """Its result is the model that ``run`` gives, pruned where the policy shows a pruned one; the summary is there."""
-    playing = federation(Serial(shrink=True), POLICIES[name]())
-    expected = playing.run(2)
-    history, theta = by_flower(grid_of(playing), remote(playing, POLICIES[name]()), 2, tmp_path / "run")
-    assert expected.theta is not None
-    assert same(theta, expected.theta)
-    assert history == expected
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
-
-
-def test_in_flowers_own_loop_answers_are_those_of_the_nodes_that_were_asked() -> None:
-    """What Flower reports of a node comes from node 1, and a node can write any sender into its answer."""
-    playing = federation(Serial(shrink=True), "WP")
-    grid, lines, seen = grid_of(playing), list[str](), dict[int, Message]()
-
-    def tamper(client: int, number: int, reply: Message) -> Message:
-        seen[client] = reply
-        if len(seen) == 2:
-            return failed(reply, "node unavailable")
-        if len(seen) == 3:
-            reply.metadata.__dict__["_src_node_id"] = seen[min(seen)].metadata.src_node_id
-        return reply
-
-    grid.tamper = tamper
-    history, _ = by_flower(grid, remote(playing, fc.weight_pruning()), 1, lines=lines)
-    (left,) = history.last.rejected
-    assert (left["client"], left["reason"]) == (list(seen)[1], "it did not answer: node unavailable")
-
-
-def test_rounds_that_flowers_own_loop_could_not_play_are_played_after_it() -> None:
-    playing = federation(Serial(shrink=True), "WP")
-    expected, grid = playing.run(2), grid_of(playing)
-    grid.tamper = lambda client, number, reply: reply if number else None  # nobody answers at first
-    history, _ = by_flower(grid, remote(playing, fc.weight_pruning()), 2)
-    assert len(history) == 2
-    assert sum(record.wire["attempts"] for record in history) > 2
-    assert {client for record in history for client in record.cohort} == {c for r in expected for c in r.cohort}
-    strategy = FedCover(Lane(remote(playing, fc.weight_pruning()), None, lambda record: None), Schedule(1), Census())
-    with pytest.raises(fc.InputError, match=r"asked for 3 rounds, and the schedule has 1; say num_rounds=1"):
-        strategy.start(grid, ArrayRecord())
 
 
 def reported(factor: float) -> Callable[[Message], Message]:

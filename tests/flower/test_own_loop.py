@@ -1,0 +1,81 @@
+"""The strategy in Flower's own loop plays the rounds that ours plays."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message
+
+import fedcover as fc
+from fedcover.engines.serial import Serial
+from fedcover.flower.census import Census
+from fedcover.flower.strategy import FedCover, OverFlower
+from fedcover.policies import POLICIES
+from fedcover.runs import Lane, Schedule
+from tests.contracts.federations import federation
+from tests.flower.loop import LoopGrid, failed, grid_of
+from tests.flower.playing import QUICK, remote
+from tests.laws.strategies import same
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning")
+
+
+def by_flower(
+    grid: LoopGrid, playing: fc.Federation, rounds: int, out: Path | None = None, lines: list[str] | None = None
+) -> tuple[fc.History, dict[str, torch.Tensor]]:
+    """The history and the model of a run in Flower's own loop."""
+    told = (lines if lines is not None else []).append
+    census, schedule = Census(), Schedule(rounds)
+    census.gather(grid, len(playing.clients), 5, told)
+    lane = Lane(playing, None, lambda record: None, out)
+    try:
+        lane.open(schedule, OverFlower())
+        result = FedCover(lane, schedule, census, QUICK, told=told).start(grid, ArrayRecord(), rounds, timeout=1)
+    finally:
+        lane.close()
+    return lane.history, {name: torch.from_numpy(array.numpy()) for name, array in result.arrays.items()}
+
+
+@pytest.mark.parametrize("name", ["NP", "PruneFL"])
+def test_flowers_own_loop_plays_the_same_rounds(name: str, tmp_path: Path) -> None:
+    """Its result is the model that ``run`` gives, pruned where the policy shows a pruned one; the summary is there."""
+    playing = federation(Serial(shrink=True), POLICIES[name]())
+    expected = playing.run(2)
+    history, theta = by_flower(grid_of(playing), remote(playing, POLICIES[name]()), 2, tmp_path / "run")
+    assert expected.theta is not None
+    assert same(theta, expected.theta)
+    assert history == expected
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
+
+
+def test_in_flowers_own_loop_answers_are_those_of_the_nodes_that_were_asked() -> None:
+    """What Flower reports of a node comes from node 1, and a node can write any sender into its answer."""
+    playing = federation(Serial(shrink=True), "WP")
+    grid, lines, seen = grid_of(playing), list[str](), dict[int, Message]()
+
+    def tamper(client: int, number: int, reply: Message) -> Message:
+        seen[client] = reply
+        if len(seen) == 2:
+            return failed(reply, "node unavailable")
+        if len(seen) == 3:
+            reply.metadata.__dict__["_src_node_id"] = seen[min(seen)].metadata.src_node_id
+        return reply
+
+    grid.tamper = tamper
+    history, _ = by_flower(grid, remote(playing, fc.weight_pruning()), 1, lines=lines)
+    (left,) = history.last.rejected
+    assert (left["client"], left["reason"]) == (list(seen)[1], "it did not answer: node unavailable")
+
+
+def test_rounds_that_flowers_own_loop_could_not_play_are_played_after_it() -> None:
+    playing = federation(Serial(shrink=True), "WP")
+    expected, grid = playing.run(2), grid_of(playing)
+    grid.tamper = lambda client, number, reply: reply if number else None  # nobody answers at first
+    history, _ = by_flower(grid, remote(playing, fc.weight_pruning()), 2)
+    assert len(history) == 2
+    assert sum(record.wire["attempts"] for record in history) > 2
+    assert {client for record in history for client in record.cohort} == {c for r in expected for c in r.cohort}
+    strategy = FedCover(Lane(remote(playing, fc.weight_pruning()), None, lambda record: None), Schedule(1), Census())
+    with pytest.raises(fc.InputError, match=r"asked for 3 rounds, and the schedule has 1; say num_rounds=1"):
+        strategy.start(grid, ArrayRecord())
