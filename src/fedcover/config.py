@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedcover import data
 from fedcover.afford import Currency, amounts
 from fedcover.afford.currency import StepsOf
-from fedcover.afford.fleet import budgets_of_fleet, cohort_of_fleet, tells
+from fedcover.afford.fleet import budgets_of_fleet, cohort_of_fleet, many_of_fleet
 from fedcover.budgets import Budget, Budgets, BudgetSpec
 from fedcover.data import Examples, Member, Population, names
 from fedcover.engines.choose import choose_engine
@@ -184,9 +184,7 @@ class Config(_Strict):
         cohort = cohort_of_fleet(items, by, self.cohort, members) if members else self.cohort
         spec: BudgetSpec = self.budgets.code
         if not currency.plain and keeps is not None:
-            many = len(items)
-            if members:
-                many = len(members) if tells(members) else cohort if by == "slot" else min(many, len(members))
+            many = many_of_fleet(items, by, cohort, members) if members else len(items)
             if len(keeps) != many:
                 raise InputError(f"the run has {len(keeps)} keeps for {many} budgets; start anew in another folder")
             spec = [Budget(keep) for keep in keeps]
@@ -198,7 +196,7 @@ class Config(_Strict):
         budgets = Budgets(spec, by)
         if members:
             code = budgets.resolve(policy.codebook)
-            budgets = budgets_of_fleet(members, code, by, len(set(items)) == 1, cohort)
+            budgets = budgets_of_fleet(members, code, by, items, cohort)
         if isinstance(policy, FullModels) and not all(b.full for b in budgets.resolve(policy.codebook)):
             raise InputError(
                 f"policy full gives every client the whole model, but the code {self.budgets.code} asks for less;"

@@ -47,11 +47,22 @@ def cohort_of_fleet(items: Items, by: str, cohort: int, members: Sequence[Member
     return most if by == "client" or _alike(items) or tells(members) else min(most, len(items))
 
 
-def budgets_of_fleet(members: Sequence[Member], code: Sequence[Budget], by: str, alike: bool, cohort: int) -> Budgets:
+def many_of_fleet(items: Items, by: str, cohort: int, members: Sequence[Member]) -> int:
+    """How many budgets ``budgets_of_fleet`` gives, before it is known what the code's items buy.
+
+    >>> many_of_fleet("12345", "client", 10, [Member(i, 10) for i in range(4)])
+    4
+    """
+    if tells(members):
+        return len(members)
+    return cohort if by == "slot" else min(len(items), len(members))
+
+
+def budgets_of_fleet(members: Sequence[Member], code: Sequence[Budget], by: str, items: Items, cohort: int) -> Budgets:
     """What members say that they can afford; who does not say it gets what the code has at its place.
 
     >>> few = [Member(0, 10), Member(1, 10, capacity=0.5)]
-    >>> [budget.keep for budget in budgets_of_fleet(few, [Budget()], "slot", True, 2).spec]
+    >>> [budget.keep for budget in budgets_of_fleet(few, [Budget()], "slot", "1", 2).spec]
     [1.0, 0.5]
     """
     ordered = sorted(members, key=lambda member: member.name)
@@ -59,7 +70,7 @@ def budgets_of_fleet(members: Sequence[Member], code: Sequence[Budget], by: str,
         said = [None if member.capacity is None else Budget(member.capacity) for member in ordered]
         return by_client([own or code[place % len(code)] for place, own in enumerate(said)])
     if by == "slot":
-        return Budgets([code[0]] * cohort if alike else code, by)
+        return Budgets([code[0]] * cohort if _alike(items) else code, by)
     return by_client(code[: len(members)])
 
 
