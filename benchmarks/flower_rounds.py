@@ -16,8 +16,8 @@ from benchmarks import machine, prepare
 from benchmarks.contenders.fedcover_ray import config_of
 from benchmarks.contest import ROOT, Entry, hold
 from benchmarks.workload import WORKLOADS
+from fedcover.deploy.wire import Limits, Sent, decode_order, encode_answer, encode_order, order_of, read_answer
 from fedcover.engines.serial import Serial
-from fedcover.flower.wire import Limits, Sent, decode_order, encode_answer, encode_order, order_of, read_answer
 
 CODES = {"full": "1111111111", "NP": "1111444444", "WP": "1111223344"}
 

@@ -15,8 +15,8 @@ import torch
 
 import fedcover as fc
 from fedcover.engines.choose import choose_engine
-from fedcover.paper.experiments import CLIENTS, COHORT, SPLITS, Experiment, Run, run_all
-from fedcover.paper.published import tables
+from fedcover_experiments.paper.published import tables
+from fedcover_experiments.runner import CLIENTS, COHORT, SPLITS, Experiment, Run, run_all
 
 STEPS = fc.LocalSGD().steps(60_000 // CLIENTS)
 TABLES = ("mnist-wp", "mnist-np", "mnist-fs")

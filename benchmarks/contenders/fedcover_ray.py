@@ -12,12 +12,12 @@ from flwr.simulation import run_simulation
 
 from benchmarks.player import Player
 from benchmarks.workload import WORKLOADS
-from fedcover.config import Config, check_config
-from fedcover.evaluate import evaluate
-from fedcover.flower.census import Census
-from fedcover.flower.simulate import simulated_client
-from fedcover.flower.strategy import FedCover, OverFlower
-from fedcover.runs import Lane, Schedule
+from fedcover.config.schema import Config, check_config
+from fedcover.deploy.flower.registry import Census
+from fedcover.deploy.flower.simulate import simulated_client
+from fedcover.deploy.flower.strategy import FedCover, OverFlower
+from fedcover.federation.evaluate import evaluate
+from fedcover.federation.runs import Lane, Schedule
 
 
 def config_of(workload: str, policy: str, code: str) -> Config:

@@ -1,14 +1,10 @@
 """fedcover: federated learning where each client trains a sub-model, and coverage is measured and designed."""
 
 from fedcover import data
-from fedcover.aggregate import ClientUpdate, RegionSum, average
+from fedcover.aggregation.region_mean import ClientUpdate, RegionSum, average
 from fedcover.budgets import Budget, by_client, by_slot, parse_code
-from fedcover.buffers import gather_statistics
 from fedcover.clients import Client
-from fedcover.cost import Cost, cost_of
-from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.data import Examples, Population
-from fedcover.drill import Drill, Regrow
 from fedcover.engines import Engine, Processes, Serial, Vectorized
 from fedcover.errors import (
     ClientError,
@@ -19,10 +15,12 @@ from fedcover.errors import (
     StepSizeWarning,
     WholeLayersWarning,
 )
-from fedcover.federation import Federation
-from fedcover.history import History, RoundRecord
-from fedcover.local import LocalSGD, Task
-from fedcover.network import Network, trace
+from fedcover.federation.federation import Federation
+from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.run_folder import load_model
+from fedcover.federation.runs import run_many
+from fedcover.masks.cost import Cost, cost_of
+from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.policies import (
     Heard,
     Policy,
@@ -46,10 +44,12 @@ from fedcover.policies import (
     weight_complete,
     weight_pruning,
 )
-from fedcover.runfolder import load_model
-from fedcover.runs import run_many
 from fedcover.seeding import Round
-from fedcover.submodel import SubModel, shrink
+from fedcover.structure.batch_norm import gather_statistics
+from fedcover.structure.submodel import SubModel, shrink
+from fedcover.structure.trace import Network, trace
+from fedcover.training.options import Drill, Regrow
+from fedcover.training.task import LocalSGD, Task
 from fedcover.version import __version__
 
 __all__ = [

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import fedcover as fc
-from fedcover.engines.processes import Processes
+from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized
+from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.params import Mask, Params
 from fedcover.policies.base import shown_in
 from fedcover.seeding import ambient

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 import fedcover as fc
 from fedcover.data import from_parts
-from fedcover.drill import Drill
 from fedcover.engines.base import Engine
-from fedcover.engines.processes import Processes
+from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized
-from fedcover.local import Job, LocalSGD, Task, shuffle_draws, width_draws
+from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import Round, ambient
+from fedcover.training.options import Drill
+from fedcover.training.task import Job, LocalSGD, Task, shuffle_draws, width_draws
 from tests.conftest import small_data
 from tests.contracts.federations import DEVICES
 from tests.laws.strategies import kept_of

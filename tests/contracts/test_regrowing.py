@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.aggregate import ClientUpdate
-from fedcover.engines import machine
+from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized
-from fedcover.local import Job
+from fedcover.engines.vectorized import batched_step as machine
+from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.policies.base import shown_in
+from fedcover.training.task import Job
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, images
 
 UNEQUAL, EQUAL = (5, 16, 3, 9, 20), (8, 8, 8, 8, 8)

@@ -12,20 +12,20 @@ from threading import Thread
 import pytest
 
 import fedcover as fc
-from fedcover import checkpoint
+from fedcover._threads import one_thread
 from fedcover.cli.deploy import submit
-from fedcover.config import Config, parse_config
+from fedcover.config.schema import Config, parse_config
 from fedcover.data import Member
-from fedcover.deploy.census_file import nodes_in
-from fedcover.deploy.keys import make_keys, node_keys, server_keys
-from fedcover.deploy.node_config import node_config
-from fedcover.deploy.processes import SuperLink, SuperNode
-from fedcover.deploy.program import close_all
+from fedcover.deploy.flower.registry_file import nodes_in
+from fedcover.deploy.processes.child import close_all
+from fedcover.deploy.processes.keys import make_keys, node_keys, server_keys
+from fedcover.deploy.processes.launch import SuperLink, SuperNode
+from fedcover.deploy.processes.node_config import node_config
 from fedcover.engines.serial import Serial
 from fedcover.errors import FedcoverError
-from fedcover.history import History
+from fedcover.federation import checkpoint
+from fedcover.federation.history import History
 from fedcover.params import Params
-from fedcover.threads import one_thread
 from tests.deploy.conftest import Marked, slow
 from tests.laws.strategies import same
 

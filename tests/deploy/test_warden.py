@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.deploy.closing import Closing
-from fedcover.deploy.control import Control
-from fedcover.deploy.environment import flower_environment
-from fedcover.deploy.processes import SuperLink, SuperNode
-from fedcover.deploy.program import Program, readable
+from fedcover.deploy.processes.child import Program, readable
+from fedcover.deploy.processes.closing import Closing
+from fedcover.deploy.processes.environment import flower_environment
+from fedcover.deploy.processes.launch import SuperLink, SuperNode
+from fedcover.deploy.processes.superlink_cli import Control
 from tests.deploy.conftest import Marked
 
 
@@ -45,7 +45,7 @@ def test_one_that_will_not_end_is_killed(tmp_path: Path, marked: Marked) -> None
 def test_all_ends_when_the_starter_does(tmp_path: Path, marked: Marked) -> None:
     """A starter that ends without a word, as by SIGKILL: nobody asks the warden to end."""
     code = (
-        "import os, sys; from fedcover.deploy.program import Program;"
+        "import os, sys; from fedcover.deploy.processes.child import Program;"
         "Program(['bash', '-c', 'setsid sleep 600 & sleep 600'], sys.argv[1], os.environ); os._exit(9)"
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code, str(tmp_path / "log")]) == 9

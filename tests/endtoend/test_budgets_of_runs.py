@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.afford import Calibration, Prices
-from fedcover.config import check_config
+from fedcover.calibration import Calibration, Prices
+from fedcover.config.schema import check_config
 from fedcover.models import build
 
 Cli = Callable[..., tuple[int, str, str]]

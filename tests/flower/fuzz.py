@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-from fedcover.aggregate import ClientUpdate
-from fedcover.drill import check_drill
+from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.deploy.wire import Limits, Order, Rejected, Sent, decode_order, encode_answer, encode_order, read_answer
+from fedcover.deploy.wire.frame import MAGIC
 from fedcover.errors import InputError
-from fedcover.flower.frame import MAGIC
-from fedcover.flower.wire import Limits, Order, Rejected, Sent, decode_order, encode_answer, encode_order, read_answer
 from fedcover.params import Mask, Params, all_finite, check_mask
+from fedcover.training.options import check_drill
 from tests.flower.orders import answer_to, random_order
 
 SEEDS = 60

@@ -4,11 +4,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedcover.aggregate import ClientUpdate
-from fedcover.drill import Drill, Regrow
-from fedcover.flower.wire import Order
-from fedcover.local import LocalSGD
+from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.deploy.wire import Order
 from fedcover.params import Mask, Params
+from fedcover.training.options import Drill, Regrow
+from fedcover.training.task import LocalSGD
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (3, 4), (0, 5), (2, 3, 2), (9, 17))

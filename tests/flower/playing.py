@@ -5,10 +5,10 @@ from pathlib import Path
 
 import fedcover as fc
 from fedcover.data import Member, Roster
-from fedcover.flower.census import Census
-from fedcover.flower.rules import Rules
-from fedcover.flower.strategy import FedCover, OverFlower
-from fedcover.runs import Lane, Schedule
+from fedcover.deploy.flower.registry import Census
+from fedcover.deploy.flower.round_rules import Rules
+from fedcover.deploy.flower.strategy import FedCover, OverFlower
+from fedcover.federation.runs import Lane, Schedule
 from tests.conftest import small_data
 from tests.flower.loop import LoopGrid
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.config import check_config
+from fedcover.config.schema import check_config
 from fedcover.data import Member, Roster
-from fedcover.deploy.census_file import nodes_in
+from fedcover.deploy.flower.apps import client as stock_client
+from fedcover.deploy.flower.apps import fitting, play_config
+from fedcover.deploy.flower.client import client_app
+from fedcover.deploy.flower.registry import Census, member_of
+from fedcover.deploy.flower.registry_file import nodes_in
+from fedcover.deploy.flower.round_rules import Rules
+from fedcover.deploy.flower.strategy import FedCover
 from fedcover.engines.serial import Serial
-from fedcover.flower.apps import client as stock_client
-from fedcover.flower.apps import fitting, play_config
-from fedcover.flower.census import Census, member_of
-from fedcover.flower.client import client_app
-from fedcover.flower.rules import Rules
-from fedcover.flower.strategy import FedCover
-from fedcover.runs import Lane, Schedule
-from fedcover.settings import to_toml
+from fedcover.federation.runs import Lane, Schedule
+from fedcover.toml import to_toml
 from tests.contracts.federations import federation
 from tests.flower.loop import LoopGrid, failed, grid_of
 from tests.flower.playing import gathered
@@ -131,7 +131,7 @@ def test_a_census_is_kept_for_the_run_that_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcover.flower.census.SETTLED", 0.2)
+    monkeypatch.setattr("fedcover.deploy.flower.registry.SETTLED", 0.2)
     grid, census = grid_of(federation(Serial())), Census()
     grid.offline = {2, 5}
     census.gather(grid, 8, 60, lambda line: None, least=1)
@@ -215,7 +215,7 @@ def test_a_node_that_was_left_out_is_asked_again(monkeypatch: pytest.MonkeyPatch
     census.ask(grid, grid.get_node_ids(), lines.append)
     good[0] = True
     now = time.monotonic()
-    monkeypatch.setattr("fedcover.flower.census.time.monotonic", lambda: now + 60)
+    monkeypatch.setattr("fedcover.deploy.flower.registry.time.monotonic", lambda: now + 60)
     census.ask(grid, grid.get_node_ids(), lines.append)
     assert list(census.members) == [0]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.data.sources import source_of
-from fedcover.flower.apps import client as stock_client
-from fedcover.flower.apps import device_of
+from fedcover.data.loading import source_of
+from fedcover.deploy.flower.apps import client as stock_client
+from fedcover.deploy.flower.apps import device_of
 from tests.flower.loop import LoopGrid
 from tests.flower.playing import gathered
 

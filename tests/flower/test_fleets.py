@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 import fedcover as fc
-from fedcover.config import check_config, keeps_in
+from fedcover.config.schema import check_config, keeps_in
 from fedcover.data import Member
-from fedcover.flower.apps import client as stock_client
-from fedcover.flower.apps import play_config
-from fedcover.settings import to_toml
+from fedcover.deploy.flower.apps import client as stock_client
+from fedcover.deploy.flower.apps import play_config
+from fedcover.toml import to_toml
 from tests.flower.loop import LoopGrid
 
 
@@ -40,7 +40,7 @@ def test_a_run_that_goes_on_has_the_budgets_it_was_begun_with(tmp_path: Path, mo
     def gone(*given: Any) -> Any:
         raise fc.InputError("the calibration is gone")
 
-    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
+    monkeypatch.setattr("fedcover.config.schema.Currency.budgets", gone)
     longer = config.model_copy(update={"rounds": 2})
     assert len(play_config(grid, longer, out, resume=True, told=lambda line: None)) == 2
 
@@ -66,7 +66,7 @@ def test_budgets_that_nodes_told_are_recorded_and_taken_up_again(
     def gone(*given: Any) -> Any:
         raise fc.InputError("the calibration is gone")
 
-    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
+    monkeypatch.setattr("fedcover.config.schema.Currency.budgets", gone)
     longer = config.model_copy(update={"rounds": 2})
     history = play_config(grid, longer, out, resume=True, told=lambda line: None)
     assert [sorted(record.kept) for record in history] == [sorted(first.last.kept)] * 2

@@ -8,13 +8,8 @@ import torch
 from hypothesis import given
 
 import fedcover as fc
-from fedcover.cost import cost_of
-from fedcover.drill import Drill
-from fedcover.engines import Serial
-from fedcover.engines.workbench import Workbench
-from fedcover.errors import InputError
-from fedcover.flower.frame import open_frame, pack_frame
-from fedcover.flower.wire import (
+from fedcover._threads import one_thread
+from fedcover.deploy.wire import (
     Limits,
     Order,
     Sent,
@@ -26,13 +21,18 @@ from fedcover.flower.wire import (
     order_of,
     read_answer,
 )
-from fedcover.local import LocalSGD
+from fedcover.deploy.wire.frame import open_frame, pack_frame
+from fedcover.engines import Serial
+from fedcover.engines.client_trainer import Workbench
+from fedcover.errors import InputError
+from fedcover.masks.cost import cost_of
 from fedcover.models import MLP, LeNet
-from fedcover.network import trace
 from fedcover.params import params_of, prune
 from fedcover.policies import POLICIES
-from fedcover.submodel import Shrinker
-from fedcover.threads import one_thread
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import trace
+from fedcover.training.options import Drill
+from fedcover.training.task import LocalSGD
 from tests.contracts.federations import federation, images
 from tests.flower.orders import orders, random_order, same_bits, same_masks
 

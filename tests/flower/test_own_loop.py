@@ -8,11 +8,11 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 import fedcover as fc
+from fedcover.deploy.flower.registry import Census
+from fedcover.deploy.flower.strategy import FedCover, OverFlower
 from fedcover.engines.serial import Serial
-from fedcover.flower.census import Census
-from fedcover.flower.strategy import FedCover, OverFlower
+from fedcover.federation.runs import Lane, Schedule
 from fedcover.policies import POLICIES
-from fedcover.runs import Lane, Schedule
 from tests.contracts.federations import federation
 from tests.flower.loop import LoopGrid, failed, grid_of
 from tests.flower.playing import QUICK, remote

@@ -12,13 +12,13 @@ from hypothesis import given
 from torch import Tensor
 
 import fedcover as fc
-from fedcover.aggregate import ClientUpdate, RegionSum
-from fedcover.drill import Drill, Regrow
+from fedcover.aggregation.region_mean import ClientUpdate, RegionSum
+from fedcover.deploy.wire import Limits, Order, Rejected, Sent, encode_answer, encode_order, read_answer
+from fedcover.deploy.wire.frame import open_frame, pack_frame
 from fedcover.errors import InputError
-from fedcover.flower.frame import open_frame, pack_frame
-from fedcover.flower.wire import Limits, Order, Rejected, Sent, encode_answer, encode_order, read_answer
-from fedcover.local import LocalSGD
-from fedcover.packing import pack
+from fedcover.masks.encoding import pack
+from fedcover.training.options import Drill, Regrow
+from fedcover.training.task import LocalSGD
 from tests.flower.orders import answer_to, orders, same_bits, same_masks
 
 FREE = Limits(norm=math.inf)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import fedcover as fc
 from fedcover.audit import RoundsAudit, audit_rounds
 from fedcover.clients import cohort_of
-from fedcover.coverage import coverage_of
+from fedcover.masks.coverage import coverage_of
 from fedcover.params import params_of
 from fedcover.policies import POLICIES
 from tests.laws.policy_networks import Case, mlp, networks

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedcover as fc
-from fedcover.aggregate import ClientUpdate, average
-from fedcover.coverage import coverage_of, pruning_error
+from fedcover.aggregation.region_mean import ClientUpdate, average
 from fedcover.errors import InputError
+from fedcover.masks.coverage import coverage_of, pruning_error
 from fedcover.theory import (
     Ages,
     Constants,

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.data import from_parts
-from fedcover.drill import Drill, Regrow, levels_of, regrown, regrown_each, widths_of
 from fedcover.engines import Serial
-from fedcover.local import Job, LocalSGD, Task, shuffle_draws, width_draws
 from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import Round, ambient
+from fedcover.training.options import Drill, Regrow, levels_of, regrown, regrown_each, widths_of
+from fedcover.training.task import Job, LocalSGD, Task, shuffle_draws, width_draws
 from tests.conftest import small_data
 from tests.laws.strategies import kept_of, random_mask, same, seeds, thetas
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 import fedcover as fc
 from fedcover.clients import cohort_of
-from fedcover.coverage import coverage_of
-from fedcover.drill import regrown
-from fedcover.network import Network, trace
+from fedcover.masks.coverage import coverage_of
 from fedcover.params import Params
 from fedcover.policies.base import shown_in
 from fedcover.policies.feddst import erk_counts
-from fedcover.policies.one_mask import largest
 from fedcover.policies.prunefl import best_kept
+from fedcover.policies.shared_mask import largest
+from fedcover.structure.trace import Network, trace
+from fedcover.training.options import regrown
 from tests.laws.strategies import kept_of, seeds
 
 keeps = st.floats(0.05, 1.0)

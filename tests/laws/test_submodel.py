@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedcover.network import Network, trace
+from fedcover._threads import one_thread
 from fedcover.params import Mask, Params, count, params_of, prune, put_params
-from fedcover.submodel import Shrinker
-from fedcover.threads import one_thread
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import Network, trace
 from tests.laws.strategies import kept_of, seeds
 
 ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.Identity, lambda: nn.LeakyReLU(0.1)]

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedcover as fc
-from fedcover.aggregate import step_towards
+from fedcover.aggregation.region_mean import step_towards
 from fedcover.budgets import share
 from fedcover.clients import cohort_of
-from fedcover.coverage import coverage_of
+from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, count, params_of
 from fedcover.policies import POLICIES
-from fedcover.policies.complete import cycle_of
-from fedcover.policies.urns import draw
-from fedcover.policies.whole_units import UnitPolicy
-from fedcover.units import UnitGroup, find_groups
+from fedcover.policies.fedecover import draw
+from fedcover.policies.unit_policy import UnitPolicy
+from fedcover.policies.weight_complete import cycle_of
+from fedcover.structure.units import UnitGroup, find_groups
 from tests.laws.policy_networks import Case, mlp, networks, rounds
 from tests.laws.strategies import kept_of
 

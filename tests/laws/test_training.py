@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.data import from_parts
-from fedcover.dropout import with_keyed_dropout
-from fedcover.local import Job, LocalSGD, Task, train_client
 from fedcover.params import params_of
 from fedcover.seeding import Round
-from fedcover.stepper import Stepper
+from fedcover.structure.dropout import with_keyed_dropout
+from fedcover.training.steps.stepper import Stepper
+from fedcover.training.task import Job, LocalSGD, Task, train_client
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import kept_of, random_mask, seeds
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedcover._threads import one_thread
 from fedcover.models.transformer import Block
-from fedcover.network import Network, trace
 from fedcover.params import Mask, params_of, prune, put_params
-from fedcover.submodel import Shrinker
-from fedcover.threads import one_thread
-from fedcover.units import anatomy
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import Network, trace
+from fedcover.structure.units import anatomy
 from tests.laws.strategies import seeds
 from tests.laws.test_submodel import CLASSES, assert_near, batch, gradients, ten_steps
 

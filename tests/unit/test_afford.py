@@ -11,14 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcover.afford import Calibration, Prices, keep_for
 from fedcover.budgets import Budget, share
-from fedcover.cost import Cost, cost_of
+from fedcover.calibration import Calibration, Prices, keep_for
 from fedcover.errors import InputError
+from fedcover.masks.cost import Cost, cost_of
 from fedcover.models import IMAGES, build
-from fedcover.network import Network, trace
 from fedcover.params import Mask, Params, params_of
-from fedcover.units import UnitGroup, find_groups
+from fedcover.structure.trace import Network, trace
+from fedcover.structure.units import UnitGroup, find_groups
 
 PAPER = {name: trace(build(name, IMAGES[name], 10, 0), torch.zeros(2, *IMAGES[name])) for name in ("mlp", "lenet")}
 MLP = PAPER["mlp"]

@@ -13,10 +13,10 @@ from fedcover.audit.tally import EntryTally, UnitTally, says, tally_of
 from fedcover.clients import cohort_of
 from fedcover.params import Mask, Params
 from fedcover.policies.base import Heard
-from fedcover.policies.moving import FedRolex
-from fedcover.policies.prefix import HeteroFL
-from fedcover.policies.whole_units import Holding, UnitPolicy, among
-from fedcover.units import find_groups
+from fedcover.policies.fedrolex import FedRolex
+from fedcover.policies.heterofl import HeteroFL
+from fedcover.policies.unit_policy import Holding, UnitPolicy, among
+from fedcover.structure.units import find_groups
 from tests.laws.policy_networks import mlp
 from tests.laws.test_audit import counted, least
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import fedcover as fc
-from fedcover.afford import Prices
-from fedcover.blueprint import blueprint
+from fedcover.audit.design import blueprint
+from fedcover.calibration import Prices
 from fedcover.models import MLP, build, usual
-from fedcover.paper.published import tables
 from fedcover.params import params_of
 from fedcover.theory import Constants, Steps, theorem1
+from fedcover_experiments.paper.published import tables
 
 Cli = Callable[..., tuple[int, str, str]]
 

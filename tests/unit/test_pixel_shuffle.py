@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import fedcover as fc
-from fedcover.network import trace
 from fedcover.params import params_of, prune, put_params
-from fedcover.policies.prefix import class_rows
-from fedcover.submodel import Shrinker
-from fedcover.units import anatomy
+from fedcover.policies.heterofl import class_rows
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import trace
+from fedcover.structure.units import anatomy
 from tests.unit.test_units import TOKENS, Tied
 
 SHAPES = [

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedcover as fc
-from fedcover.dropout import LOW, Ask, KeyedDropout, Stream, mix, mix_int32, scales, with_keyed_dropout
 from fedcover.engines.serial import Serial
 from fedcover.models import MLP, LeNet
 from fedcover.params import Params, params_of
 from fedcover.seeding import ambient
-from fedcover.stepper import Stepper
+from fedcover.structure.dropout import LOW, Ask, KeyedDropout, Stream, mix, mix_int32, scales, with_keyed_dropout
+from fedcover.training.steps.stepper import Stepper
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import random_mask
 

@@ -7,18 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedcover.submodel
+import fedcover.structure.submodel
+from fedcover._threads import one_thread
 from fedcover.budgets import parse_code
 from fedcover.clients import Client
-from fedcover.cost import cost_of
 from fedcover.errors import InputError
+from fedcover.masks.cost import cost_of
 from fedcover.models import MLP, LeNet
-from fedcover.network import Network, trace
 from fedcover.params import Mask, params_of, prune, put_params
 from fedcover.policies import named_policy
 from fedcover.seeding import Round
-from fedcover.submodel import Shrinker
-from fedcover.threads import one_thread
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import Network, trace
 
 IMAGES = {MLP: (1, 28, 28), LeNet: (3, 32, 32)}
 
@@ -305,7 +305,7 @@ def test_without_torch_pruning_all_is_left_whole(monkeypatch: pytest.MonkeyPatch
         raise InputError("pruning whole units needs torch-pruning; run `pip install torch-pruning`")
 
     network = network_of(MLP)
-    monkeypatch.setattr(fedcover.submodel, "anatomy", missing)
+    monkeypatch.setattr(fedcover.structure.submodel, "anatomy", missing)
     shrinker = Shrinker(network)
     assert "needs torch-pruning" in shrinker.left_whole["fc1"]
     assert shrinker.shrink(drop(network, "fc1", [0], "fc2")).shape_key == tuple(network.shapes.values())

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedcover.units.graph
+import fedcover.structure.units.dependency_graph
 from fedcover.errors import InputError
 from fedcover.models import IMAGES, build
-from fedcover.network import trace
 from fedcover.params import prune, put_params
 from fedcover.policies import POLICIES
-from fedcover.submodel import Shrinker, shrink
-from fedcover.units import anatomy
-from fedcover.units.patience import TooLongError, within
+from fedcover.structure.submodel import Shrinker, shrink
+from fedcover.structure.trace import trace
+from fedcover.structure.units import anatomy
+from fedcover.structure.units.timeout import TooLongError, within
 
 WIDTH, HEADS, HEAD = 12, 3, 4
 
@@ -309,7 +309,7 @@ def test_a_structure_that_is_never_found_is_given_up(monkeypatch: pytest.MonkeyP
             time.sleep(0.001)
 
     monkeypatch.setattr(torch_pruning.DependencyGraph, "build_dependency", forever)
-    monkeypatch.setattr(fedcover.units.graph, "PATIENCE", 0.05)
+    monkeypatch.setattr(fedcover.structure.units.dependency_graph, "PATIENCE", 0.05)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
     assert anatomy(trace(model, VECTORS)).left_whole == {"0": "no units were found: it was not done after 0.05 s"}
 

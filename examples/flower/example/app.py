@@ -7,9 +7,9 @@ from torch import nn
 
 import fedcover as fc
 from fedcover.data import Roster
-from fedcover.flower.client import client_app, number_of
-from fedcover.flower.server import Made, play
-from fedcover.runs import Schedule
+from fedcover.deploy.flower.client import client_app, number_of
+from fedcover.deploy.flower.server import Made, play
+from fedcover.federation.runs import Schedule
 
 torch.manual_seed(0)
 task = fc.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10)))

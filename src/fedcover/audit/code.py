@@ -9,14 +9,14 @@ import torch
 
 from fedcover.budgets import Budget, parse_code
 from fedcover.clients import cohort_of
-from fedcover.cost import cost_of
-from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
+from fedcover.config.policy_settings import choose
+from fedcover.masks.cost import cost_of
+from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.models import usual
-from fedcover.network import trace
 from fedcover.params import Params, params_of
-from fedcover.policies.options import choose
 from fedcover.policies.ranked import Frozen, Ranked
 from fedcover.seeding import Round
+from fedcover.structure.trace import trace
 
 MOST_BANDS = 64
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from fedcover.audit.tally import Tally, says, tally_of
 from fedcover.budgets import BudgetSpec, budgets_of
 from fedcover.clients import cohort_of
+from fedcover.config.policy_settings import Choice, choose
 from fedcover.errors import InputError, check_whole
 from fedcover.models import usual
-from fedcover.network import Network, trace
 from fedcover.policies.base import Policy
-from fedcover.policies.options import Choice, choose
 from fedcover.seeding import Round
+from fedcover.structure.trace import Network, trace
 
 EXACT = 2**24
 """Counts below this are exact in single precision."""

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from fedcover.clients import Client
-from fedcover.coverage import coverage_of
-from fedcover.network import Network
+from fedcover.masks.coverage import coverage_of
 from fedcover.params import Params, params_of
 from fedcover.policies.base import Policy
-from fedcover.policies.prefix import HeteroFL
-from fedcover.policies.whole_units import UnitPolicy
+from fedcover.policies.heterofl import HeteroFL
+from fedcover.policies.unit_policy import UnitPolicy
 from fedcover.seeding import Round
-from fedcover.units import UnitGroup, find_groups
+from fedcover.structure.trace import Network
+from fedcover.structure.units import UnitGroup, find_groups
 
 Cells = Mapping[Any, Tensor]
 """For every kind of cell the number of clients that hold each."""

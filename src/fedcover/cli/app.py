@@ -1,10 +1,12 @@
 """All commands, in the order in which a newcomer needs them."""
 
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from fedcover.cli import audit, calibrate, data, demo, deploy, design, listing, paper, report, run, study
+from fedcover.cli import audit, calibrate, data, demo, deploy, design, report, run
+from fedcover.cli import list as list_command
 from fedcover.version import __version__
 
 app = typer.Typer(
@@ -41,8 +43,13 @@ app.command("audit")(audit.audit)
 app.command("design")(design.design)
 app.command("calibrate")(calibrate.calibrate)
 app.command("report")(report.report)
-app.command("list")(listing.listing)
+app.command("list")(list_command.list_)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
-app.add_typer(paper.app, name="paper")
-app.command("study")(study.study)
+
+for _entry in sorted(entry_points(group="fedcover.commands"), key=lambda entry: entry.name):
+    _command = _entry.load()
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_entry.name)
+    else:
+        app.command(_entry.name)(_command)

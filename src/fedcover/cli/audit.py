@@ -10,12 +10,12 @@ import typer
 from fedcover.audit import Audit, RoundsAudit, audit_code, audit_rounds
 from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.options import ModelOption
+from fedcover.config.policy_settings import SECTION, Typed
 from fedcover.errors import InputError
 from fedcover.policies import named_policy
 from fedcover.policies.optimal import Optimal
-from fedcover.policies.options import SECTION, Typed
 from fedcover.policies.ranked import Frozen, Ranked
-from fedcover.policies.techniques import FullModels
+from fedcover.policies.registry import FullModels
 
 ROUNDS = 100
 

@@ -7,17 +7,17 @@ from typing import Annotated
 import typer
 from torch import Tensor, nn
 
-from fedcover.afford import Currency
-from fedcover.blueprint import WINDOW, Blueprint, Rounds, blueprint
+from fedcover._files import write_atomically
+from fedcover.audit.design import WINDOW, Blueprint, Rounds, blueprint
 from fedcover.budgets import parse_code
+from fedcover.calibration import Currency
 from fedcover.cli.console import friendly, out, show_table
 from fedcover.cli.options import CalibrationOption, UnitOption
-from fedcover.design import Holding
 from fedcover.errors import InputError
-from fedcover.files import write_atomically
+from fedcover.federation.run_folder import load_model
+from fedcover.masks.design import Holding
 from fedcover.models import MODELS, usual
-from fedcover.network import trace
-from fedcover.runfolder import load_model
+from fedcover.structure.trace import trace
 from fedcover.theory import Constants, Steps, theorem1
 from fedcover.theory.certificates import percent
 

@@ -9,10 +9,10 @@ import typer
 
 from fedcover.cli.console import RunProgress, friendly, out
 from fedcover.cli.options import CalibrationOption, DataOption, QuietOption, UnitOption
-from fedcover.config import Config, read_config, recorded_keeps
+from fedcover.config.schema import Config, read_config, recorded_keeps
 from fedcover.errors import InputError
-from fedcover.history import History
-from fedcover.runfolder import read_settings
+from fedcover.federation.history import History
+from fedcover.federation.run_folder import read_settings
 
 
 @friendly
@@ -98,7 +98,7 @@ def train(
 ) -> History:
     """Build the federation and play its rounds into a folder, with progress; see ``Config.build`` for keeps."""
     if settings.engine == "flower-sim":
-        from fedcover.flower.simulate import simulate
+        from fedcover.deploy.flower.simulate import simulate
 
         return simulate(
             settings, where, resume, data, progress.follow(settings.title, settings.rounds, "Flower on Ray")

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from fedcover.aggregate import ClientUpdate
+from fedcover._threads import one_thread
+from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.engines.base import Engine
-from fedcover.engines.workbench import Workbench, failure
-from fedcover.local import Job
-from fedcover.threads import one_thread
+from fedcover.engines.client_trainer import Workbench, failure
+from fedcover.training.task import Job
 
 
 class Serial(Engine):

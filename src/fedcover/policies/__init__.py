@@ -2,16 +2,16 @@
 
 from fedcover.policies.base import Heard, Policy, policy
 from fedcover.policies.check import check_policy
-from fedcover.policies.complete import weight_complete
 from fedcover.policies.feddst import feddst
+from fedcover.policies.fedecover import fedecover
+from fedcover.policies.fedrolex import fedrolex, random_submodels
 from fedcover.policies.fiarse import fiarse
 from fedcover.policies.fjord import fjord
-from fedcover.policies.gap import p_gap, s_gap
-from fedcover.policies.moving import fedrolex, random_submodels
+from fedcover.policies.grow_and_prune import p_gap, s_gap
+from fedcover.policies.heterofl import heterofl
 from fedcover.policies.optimal import optimal_masks
-from fedcover.policies.prefix import heterofl
 from fedcover.policies.prunefl import prunefl
-from fedcover.policies.techniques import (
+from fedcover.policies.registry import (
     POLICIES,
     fixed_subnetwork,
     full,
@@ -20,7 +20,7 @@ from fedcover.policies.techniques import (
     pretrained_mask,
     weight_pruning,
 )
-from fedcover.policies.urns import fedecover
+from fedcover.policies.weight_complete import weight_complete
 
 __all__ = [
     "Heard",

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fedcover.budgets import QUARTERS, Codebook
 from fedcover.clients import Client
-from fedcover.drill import Drill
 from fedcover.errors import InputError
-from fedcover.network import Network
 from fedcover.params import Mask, Params
 from fedcover.seeding import Round
+from fedcover.structure.trace import Network
+from fedcover.training.options import Drill
 
 State = dict[str, Tensor]
 """What a policy carries from round to round; it goes into checkpoints."""

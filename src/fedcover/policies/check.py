@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from fedcover.budgets import budgets_of, share
 from fedcover.clients import Client, cohort_of
-from fedcover.coverage import coverage_of
-from fedcover.drill import Drill, check_drill, regrown
 from fedcover.errors import InputError
-from fedcover.network import trace
+from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params, check_mask, count, params_of
 from fedcover.policies.base import Heard, Policy, State, shown_in
 from fedcover.seeding import Round
+from fedcover.structure.trace import trace
+from fedcover.training.options import Drill, check_drill, regrown
 
 KEEPS = (1.0, 0.75, 0.5, 0.25)
 ROUNDS = 5
@@ -42,7 +42,7 @@ def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 
     ``example`` is a batch of inputs for the model. The rounds are played without training; theta is
     shaken a little between them.
 
-    >>> from fedcover.policies.techniques import weight_pruning
+    >>> from fedcover.policies.registry import weight_pruning
     >>> check_policy(weight_pruning(), nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)), torch.zeros(2, 8))
     """
     bound = policy.bind(trace(model, example))

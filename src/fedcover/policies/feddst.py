@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from fedcover.clients import Client
-from fedcover.drill import Drill, Regrow
 from fedcover.errors import check_number, check_whole
-from fedcover.network import Network
 from fedcover.params import Mask, Params
 from fedcover.policies.base import Heard, Policy, State, check_bound, shown_in
-from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
+from fedcover.policies.shared_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
+from fedcover.structure.trace import Network
+from fedcover.training.options import Drill, Regrow
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fedcover.clients import Client
-from fedcover.drill import Drill
-from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
-from fedcover.policies.one_mask import hidden_of, largest, magnitudes, whole_part
-from fedcover.policies.whole_units import width_of
+from fedcover.policies.shared_mask import hidden_of, largest, magnitudes, whole_part
+from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
+from fedcover.structure.trace import Network
+from fedcover.training.options import Drill
 
 
 @dataclass(frozen=True)

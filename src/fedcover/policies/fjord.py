@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fedcover.budgets import Budget
 from fedcover.clients import Client
-from fedcover.drill import Drill
 from fedcover.errors import check_number
-from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import Units, rank
-from fedcover.policies.whole_units import width_of
+from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
-from fedcover.units import groups_for
+from fedcover.structure.trace import Network
+from fedcover.structure.units import groups_for
+from fedcover.training.options import Drill
 
 WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 

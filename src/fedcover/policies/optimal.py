@@ -4,7 +4,7 @@ Unless it is asked for, the coverage is that of the least pruning term of the bo
 remains of the bound as the step size goes to 0. At a fixed step size the other terms stay and favour more coverage.
 
 The large weights are nested, as in weight pruning, and the tail is dealt out so that every entry has at least Gamma
-holders; see ``fedcover.design``. Planned anew every round from the cohort's budgets and the current theta.
+holders; see ``fedcover.masks.design``. Planned anew every round from the cohort's budgets and the current theta.
 """
 
 import math
@@ -17,16 +17,16 @@ from torch import Tensor
 
 from fedcover.budgets import Budget
 from fedcover.clients import Client
-from fedcover.design import Frontier, Point, deal, frontier, most_coverage, profile, spread
-from fedcover.design.frontier import RankedList
-from fedcover.design.ranking import Ranking
 from fedcover.errors import DesignWarning, InputError, check_number, check_whole
-from fedcover.network import Network
+from fedcover.masks.design import Frontier, Point, deal, frontier, most_coverage, profile, spread
+from fedcover.masks.design.frontier import RankedList
+from fedcover.masks.design.ranking import Ranking
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.policies.ranked import Block, Units, Weights, check_layers
 from fedcover.seeding import Round
-from fedcover.units import groups_for
+from fedcover.structure.trace import Network
+from fedcover.structure.units import groups_for
 
 SHORT = "short of gamma"
 """In the state: that a cohort fell short of the coverage that was asked for, and what it reached."""

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from fedcover.clients import Client
-from fedcover.drill import Drill
 from fedcover.errors import InputError, check_number, check_whole
-from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Heard, Policy, State, check_bound, shown_in
-from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
+from fedcover.policies.shared_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
+from fedcover.structure.trace import Network
+from fedcover.training.options import Drill
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class PruneFl(Policy):
     """The mask is never larger than the least keep of any cohort so far; within that the objective decides its size.
 
     ``seconds`` has the seconds of one weight of each layer in a training step, and ``fixed`` is t_0, the seconds of a
-    step that pruning does not save: ``fedcover.afford.weight_seconds`` measures both. Without them the multiply-adds
-    of a weight stand in for its seconds, and those of the layers that stay whole for t_0, which is an assumption.
+    step that pruning does not save: ``fedcover.calibration.weight_seconds`` measures both. Without them the
+    multiply-adds of a weight stand in for its seconds, and those of the layers that stay whole for t_0.
     """
 
     any_device = True

@@ -14,11 +14,11 @@ from torch import Tensor
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError
-from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.seeding import Round
-from fedcover.units import UnitGroup
+from fedcover.structure.trace import Network
+from fedcover.structure.units import UnitGroup
 
 Ranks = Mapping[str, Tensor]
 

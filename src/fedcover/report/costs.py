@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedcover.report import cells
+from fedcover.report import format as cells
+from fedcover.report.loading import Run
 from fedcover.report.measures import Measures, measure
-from fedcover.report.run import Run
 from fedcover.report.style import INK, MUTED, RULE, WIDTH, colour, styled
 
 COSTS = {"bytes_share": "bytes sent", "macs_share": "multiply-adds", "kept": "entries held"}

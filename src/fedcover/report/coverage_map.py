@@ -7,8 +7,8 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedcover.report.cells import shorten
-from fedcover.report.run import Run, printable
+from fedcover.report.format import shorten
+from fedcover.report.loading import Run, printable
 from fedcover.report.style import CARD, INK, MUTED, WARN, WIDTH, styled, whole_numbers
 
 PALE, DEEP, HOLE = "#cfe2f3", "#0a4a88", "#d9490e"

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedcover.report.run import Run
+from fedcover.report.loading import Run
 from fedcover.report.style import (
     MUTED,
     WARN,

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fedcover.design import Holding, Point
+from fedcover.masks.design import Holding, Point
 from fedcover.report.style import CARD, INK, MUTED, RULE, WARN, WIDTH, colour, styled, whole_numbers
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedcover._files import write_atomically
 from fedcover.errors import InputError
-from fedcover.files import write_atomically
-from fedcover.report import cells
+from fedcover.report import format as cells
 from fedcover.report.costs import cost_figure
 from fedcover.report.coverage_map import coverage_figure
 from fedcover.report.curves import (
@@ -22,8 +22,8 @@ from fedcover.report.curves import (
     measured,
     pruning_noise_figure,
 )
+from fedcover.report.loading import AnyPath, Run, numbered, open_runs
 from fedcover.report.measures import measure
-from fedcover.report.run import AnyPath, Run, numbered, open_runs
 from fedcover.report.svg import FORMATS, file_bytes
 
 _COVERAGE = (

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
+from fedcover._files import write_atomically
 from fedcover.errors import InputError
-from fedcover.files import write_atomically
-from fedcover.report import sections, wording
-from fedcover.report.run import AnyPath, Run, open_runs
+from fedcover.report import sections, verdict
+from fedcover.report.loading import AnyPath, Run, open_runs
 
 
 def write_report(runs: Iterable[Run | AnyPath], out: str | os.PathLike[str] | None = None) -> Path:
@@ -46,7 +46,7 @@ def page(runs: Sequence[Run]) -> str:
         sections.rounds(runs),
         sections.settings(runs),
     ]
-    return frame(wording.title(runs), parts)
+    return frame(verdict.title(runs), parts)
 
 
 def frame(title: str, parts: Sequence[str]) -> str:

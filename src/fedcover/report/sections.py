@@ -4,14 +4,15 @@ import html
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from fedcover.report import cells, wording
+from fedcover.report import format as cells
+from fedcover.report import verdict
 from fedcover.report.figures import Drawing, drawings
+from fedcover.report.loading import Run
 from fedcover.report.measures import Measures, measure
-from fedcover.report.network import client_rows, left_out_rows
-from fedcover.report.run import Run
 from fedcover.report.style import dashes
 from fedcover.report.svg import inline_svg
 from fedcover.report.table import best_names, comparison_rows, round_rows, setting_rows
+from fedcover.report.traffic import client_rows, left_out_rows
 
 
 def text(plain: object) -> str:
@@ -33,10 +34,10 @@ def heading(runs: Sequence[Run]) -> str:
     """Title, verdict, warnings, and where the data came from."""
     parts = [
         '<p class="over">fedcover report</p>',
-        f"<h1>{text(wording.title(runs))}</h1>",
-        f'<p class="verdict">{prose(wording.verdict(runs))}</p>',
+        f"<h1>{text(verdict.title(runs))}</h1>",
+        f'<p class="verdict">{prose(verdict.verdict(runs))}</p>',
     ]
-    boxes = [("warning", *found) for found in wording.warnings(runs)] + [("notice", *n) for n in wording.notes(runs)]
+    boxes = [("warning", *found) for found in verdict.warnings(runs)] + [("notice", *n) for n in verdict.notes(runs)]
     parts += [f'<p class="{kind}"><strong>{text(head)}.</strong> {prose(body)}</p>' for kind, head, body in boxes]
     abouts = {run.name: about for run in runs if (about := _about(run))}
     if len(set(abouts.values())) > 1:

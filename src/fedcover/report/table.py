@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedcover.history import RoundRecord
-from fedcover.report import cells
+from fedcover.federation.history import RoundRecord
+from fedcover.report import format as cells
+from fedcover.report.loading import AnyPath, Run, open_runs
 from fedcover.report.measures import Measures, mean, measure
-from fedcover.report.network import wire_of
-from fedcover.report.run import AnyPath, Run, open_runs
-from fedcover.settings import flatten
+from fedcover.report.traffic import wire_of
+from fedcover.toml import flatten
 
 MOST_ROWS = 1000
 """A page shows at most so many rounds of a run as rows."""

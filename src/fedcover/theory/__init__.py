@@ -22,7 +22,7 @@ from fedcover.theory.certificates import (
     uncovered_sentence,
 )
 from fedcover.theory.estimates import Estimate, Spread
-from fedcover.theory.ledger import Ledger
+from fedcover.theory.run_certificate import Ledger
 
 __all__ = [
     "Ages",
