@@ -22,8 +22,8 @@ from fedcover.federation.runs import run_many
 from fedcover.masks.cost import Cost, cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.policies import (
-    Heard,
     Policy,
+    RoundFeedback,
     check_policy,
     feddst,
     fedecover,
@@ -47,8 +47,8 @@ from fedcover.policies import (
 from fedcover.seeding import Round
 from fedcover.structure.batch_norm import gather_statistics
 from fedcover.structure.submodel import SubModel, shrink
-from fedcover.structure.trace import Network, trace
-from fedcover.training.options import Drill, Regrow
+from fedcover.structure.trace import ModelStructure, trace
+from fedcover.training.options import Regrow, TrainingOptions
 from fedcover.training.task import LocalSGD, Task
 from fedcover.version import __version__
 
@@ -60,16 +60,16 @@ __all__ = [
     "Cost",
     "CoverageWarning",
     "DesignWarning",
-    "Drill",
+    "TrainingOptions",
     "Engine",
     "Examples",
     "FedcoverError",
     "Federation",
-    "Heard",
+    "RoundFeedback",
     "History",
     "InputError",
     "LocalSGD",
-    "Network",
+    "ModelStructure",
     "Policy",
     "Population",
     "Processes",

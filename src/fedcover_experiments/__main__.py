@@ -16,7 +16,7 @@ from fedcover.errors import InputError
 from fedcover.federation.history import RoundRecord
 from fedcover_experiments.paper.experiments import experiments
 from fedcover_experiments.results import make
-from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, Run
+from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, ExperimentRun
 from fedcover_experiments.studies import SEEDS as STUDY_SEEDS
 from fedcover_experiments.studies import STUDIES
 from fedcover_experiments.studies.parts import Part, play
@@ -38,7 +38,7 @@ def run_paper(args: argparse.Namespace) -> None:
         return run_departures(args)
     rows = [row for row in args.rows.split(",") if row]
     seeds = range(args.first, args.first + args.seeds)
-    runs = [Run(experiment, seed) for experiment in experiments(args.table, rows) for seed in seeds]
+    runs = [ExperimentRun(experiment, seed) for experiment in experiments(args.table, rows) for seed in seeds]
     engine = choose_engine(args.engine, cohort=COHORT * len(runs))
     print(f"{len(runs)} runs on {engine}", flush=True)
     choice = (f" --rows {args.rows}" if rows else "") + (f" --first {args.first}" if args.first else "")
@@ -91,11 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _progress(total: int) -> Callable[[Run, RoundRecord], None]:
+def _progress(total: int) -> Callable[[ExperimentRun, RoundRecord], None]:
     """Return a callback that prints about ``LINES`` lines of progress over ``total`` rounds."""
     start, played = time.perf_counter(), 0
 
-    def report(run: Run, record: RoundRecord) -> None:
+    def report(run: ExperimentRun, record: RoundRecord) -> None:
         nonlocal played
         played += 1
         if played % max(1, total // LINES) == 0:

@@ -20,7 +20,7 @@ from fedcover_experiments.paper.compare import departure_rows
 from fedcover_experiments.paper.experiments import experiments, names, title
 from fedcover_experiments.paper.published import tables
 from fedcover_experiments.results import load, load_all, make
-from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, Run
+from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, ExperimentRun
 from fedcover_experiments.studies import SEEDS as STUDY_SEEDS
 from fedcover_experiments.studies import STUDIES, Study
 from fedcover_experiments.studies.parts import Part, play
@@ -74,7 +74,7 @@ def run(
     check_whole("seeds", seeds, 1)
     check_whole("rounds", rounds, 1)
     wanted = [text.strip() for text in rows.split(",") if text.strip()]
-    runs = [Run(experiment, seed) for experiment in experiments(table, wanted) for seed in range(seeds)]
+    runs = [ExperimentRun(experiment, seed) for experiment in experiments(table, wanted) for seed in range(seeds)]
     chosen = choose_engine(engine, cohort=COHORT * len(runs))
     place = _place(rounds, folder)
     with BatchProgress(f"{len(runs)} runs on {chosen}", len(runs) * rounds, quiet) as progress:

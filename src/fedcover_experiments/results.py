@@ -16,7 +16,7 @@ from fedcover.engines.base import Engine
 from fedcover.errors import InputError
 from fedcover.federation.history import History, RoundRecord
 from fedcover.version import __version__
-from fedcover_experiments.runner import Experiment, Make, Run, run_all
+from fedcover_experiments.runner import Experiment, ExperimentRun, Make, run_all
 
 DIGITS = 4
 """Decimals that are kept of accuracies and losses: a test set of 10,000 has no more."""
@@ -55,12 +55,12 @@ class Outcome:
         return numbers and whole and self.accuracy[-1] is not None and self.loss[-1] is not None
 
     @property
-    def run(self) -> Run:
+    def run(self) -> ExperimentRun:
         """The run that this is the outcome of."""
-        return Run(Experiment(self.data, self.split, self.technique, self.code), self.seed)
+        return ExperimentRun(Experiment(self.data, self.split, self.technique, self.code), self.seed)
 
 
-def outcome_of(run: Run, history: History) -> Outcome:
+def outcome_of(run: ExperimentRun, history: History) -> Outcome:
     """The outcome of a finished run."""
     sent = sum(len(record.cohort) for record in history)
     local = history.last.local_accuracy
@@ -81,12 +81,12 @@ def outcome_of(run: Run, history: History) -> Outcome:
 
 def make(
     path: Path,
-    runs: Sequence[Run],
+    runs: Sequence[ExperimentRun],
     rounds: int,
     engine: Engine,
     data: str | Path | None = None,
     out: Path | None = None,
-    on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
+    on_round: Callable[[ExperimentRun, RoundRecord], None] = lambda run, record: None,
     command: str = "",
     federation_of: Make | None = None,
     technique: str = "",
@@ -98,7 +98,7 @@ def make(
     """
     began, played, warm = time.perf_counter(), 0, 0.0
 
-    def counted(run: Run, record: RoundRecord) -> None:
+    def counted(run: ExperimentRun, record: RoundRecord) -> None:
         nonlocal played, warm
         played += 1
         if played == len(runs):
@@ -137,7 +137,7 @@ class Results:
 
     rounds: int
     made: list[dict[str, Any]]
-    outcomes: dict[Run, Outcome]
+    outcomes: dict[ExperimentRun, Outcome]
 
     def of(self, experiment: Experiment) -> list[Outcome]:
         """The outcomes of an experiment, by seed; empty if it was not run."""
@@ -151,7 +151,7 @@ class Results:
         return found
 
 
-def save(path: Path, outcomes: Mapping[Run, Outcome], rounds: int, made: Mapping[str, Any]) -> None:
+def save(path: Path, outcomes: Mapping[ExperimentRun, Outcome], rounds: int, made: Mapping[str, Any]) -> None:
     """Add outcomes to a file, and the facts about how they were made; those of other runs in it stay."""
     known = load(path) if path.exists() else Results(rounds, [], {})
     if known.rounds != rounds:

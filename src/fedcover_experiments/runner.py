@@ -56,7 +56,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Run:
+class ExperimentRun:
     """One experiment with one seed."""
 
     experiment: Experiment
@@ -68,31 +68,31 @@ class Run:
         return f"{self.experiment.name}/seed-{self.seed}"
 
 
-Make = Callable[[Run, dict[str, Any]], Federation]
+Make = Callable[[ExperimentRun, dict[str, Any]], Federation]
 """What makes the federation of a run, given all but its policy."""
 
 
-def by_technique(run: Run, settings: dict[str, Any]) -> Federation:
+def by_technique(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """The paper's federation of a run: the policy that its technique names."""
     return Federation(policy=named_policy(run.experiment.technique), **settings)
 
 
 def run_all(
-    runs: Sequence[Run],
+    runs: Sequence[ExperimentRun],
     rounds: int,
     engine: Engine,
     data: str | Path | None = None,
     out: Path | None = None,
-    on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
+    on_round: Callable[[ExperimentRun, RoundRecord], None] = lambda run, record: None,
     federation_of: Make | None = None,
-) -> tuple[dict[Run, History], dict[str, str]]:
+) -> tuple[dict[ExperimentRun, History], dict[str, str]]:
     """The histories of many runs, and where each data set came from; runs on the same data go in lockstep.
 
     ``federation_of`` makes a run's federation, by default one of the paper's. With ``out`` there is one folder for
     each, and what is there is taken up again. Runs of one seed start from the same model and the same split, as in
     the paper.
     """
-    histories: dict[Run, History] = {}
+    histories: dict[ExperimentRun, History] = {}
     came_from: dict[str, str] = {}
     for name in dict.fromkeys(run.experiment.data for run in runs):
         some = [run for run in runs if run.experiment.data == name]
@@ -117,7 +117,7 @@ def run_all(
     return histories, came_from
 
 
-def settings_of(runs: Sequence[Run], split: Split) -> list[dict[str, Any]]:
+def settings_of(runs: Sequence[ExperimentRun], split: Split) -> list[dict[str, Any]]:
     """What the paper's federations are made of, for runs on one data set; all but the policy."""
     data = runs[0].experiment.data
     model = MODELS[data]

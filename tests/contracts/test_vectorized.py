@@ -12,7 +12,7 @@ from torch import nn
 import fedcover as fc
 from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized import engine as vectorized
-from fedcover.engines.vectorized.batched_step import Machine
+from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.engines.vectorized.engine import Vectorized, _updates
 from fedcover.models import MLP
 from fedcover.policies import POLICIES
@@ -201,9 +201,9 @@ def _machines_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counting(jobs, *given):  # type: ignore[no-untyped-def]
         made.append(len(jobs))
-        return Machine(jobs, *given)
+        return BatchedStep(jobs, *given)
 
-    monkeypatch.setattr(vectorized, "Machine", counting)
+    monkeypatch.setattr(vectorized, "BatchedStep", counting)
     return made
 
 

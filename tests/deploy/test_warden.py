@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.deploy.processes.child import Program, readable
+from fedcover.deploy.processes.child import ChildProcess, readable
 from fedcover.deploy.processes.closing import Closing
 from fedcover.deploy.processes.environment import flower_environment
 from fedcover.deploy.processes.launch import SuperLink, SuperNode
@@ -15,8 +15,8 @@ from fedcover.deploy.processes.superlink_cli import Control
 from tests.deploy.conftest import Marked
 
 
-def start(script: str, folder: Path) -> Program:
-    return Program(["bash", "-c", script], folder / "log", flower_environment(folder))
+def start(script: str, folder: Path) -> ChildProcess:
+    return ChildProcess(["bash", "-c", script], folder / "log", flower_environment(folder))
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill $$", 143)])
@@ -72,7 +72,7 @@ def test_what_tells_users_nothing_is_left_out() -> None:
 
 def test_what_has_an_end_comes_to_it_whatever_happens() -> None:
     """Connections, programs, servers and nodes all end by the same few lines."""
-    for kind in (Control, Program, SuperLink, SuperNode):
+    for kind in (Control, ChildProcess, SuperLink, SuperNode):
         assert issubclass(kind, Closing)
         assert not {"__enter__", "__exit__"} & {
             name for one in kind.__mro__ if one is not Closing for name in vars(one)

@@ -26,8 +26,10 @@ def counted(policy: fc.Policy, case: Case, keeps: list[float], rounds: int) -> l
     found = []
     for index in range(1, rounds + 1):
         masks, state = bound.plan(theta, cohort, fc.Round(index, 0), state)
-        drills = bound.drills(theta, cohort, masks, fc.Round(index, 0), state)
-        at_work = [mask for mask, drill in zip(masks, drills, strict=True) if drill is None or not drill.rest]
+        training_options = bound.training_options(theta, cohort, masks, fc.Round(index, 0), state)
+        at_work = [
+            mask for mask, options in zip(masks, training_options, strict=True) if options is None or not options.rest
+        ]
         found.append(coverage_of(at_work, theta))
     return found
 

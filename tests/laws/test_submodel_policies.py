@@ -116,18 +116,21 @@ def test_heterofl_draws_widths_within_the_budget(keep: float, client: int) -> No
 def test_heterofl_scales_hidden_layers_and_no_others() -> None:
     policy = fc.heterofl().bind(fc.trace(*mlp(6, 4)))
     cohort = [fc.Client(0, 0, fc.Budget(0.25)), fc.Client(1, 1, fc.Budget())]
-    quarter, whole = policy.drills({}, cohort, [{}, {}], fc.Round(1, 0), {})
+    quarter, whole = policy.training_options({}, cohort, [{}, {}], fc.Round(1, 0), {})
     assert whole is None
     assert quarter is not None
     assert quarter.gains == dict.fromkeys(("0.weight", "0.bias", "2.weight", "2.bias"), 4.0)
     moving = fc.heterofl(dynamic=True).bind(fc.trace(*mlp(6, 4)))
     for index in range(1, 9):
         rate = moving.rate(cohort[0], fc.Round(index, 1))
-        (drill, _) = moving.drills({}, cohort, [{}, {}], fc.Round(index, 1), {})
-        assert drill is not None
-        assert set(drill.gains.values()) == {1 / rate}
+        (options, _) = moving.training_options({}, cohort, [{}, {}], fc.Round(index, 1), {})
+        assert options is not None
+        assert set(options.gains.values()) == {1 / rate}
     assert (
-        fc.heterofl(scaler=False).bind(fc.trace(*mlp(6, 4))).drills({}, cohort, [{}, {}], fc.Round(1, 0), {})[0] is None
+        fc.heterofl(scaler=False)
+        .bind(fc.trace(*mlp(6, 4)))
+        .training_options({}, cohort, [{}, {}], fc.Round(1, 0), {})[0]
+        is None
     )
 
 
@@ -332,7 +335,9 @@ def test_policies_that_are_not_bound_say_so(name: str, keep: float) -> None:
 @pytest.mark.parametrize("name", ["FIARSE", "FjORD"])
 def test_drills_of_policies_that_are_not_bound_say_so(name: str) -> None:
     with pytest.raises(fc.InputError, match=f"{name} is not bound to a network; call policy.bind"):
-        POLICIES[name]().drills({"w": torch.zeros(2)}, [fc.Client(0, 0, fc.Budget(0.5))], [{}], fc.Round(1, 0), {})
+        POLICIES[name]().training_options(
+            {"w": torch.zeros(2)}, [fc.Client(0, 0, fc.Budget(0.5))], [{}], fc.Round(1, 0), {}
+        )
 
 
 @pytest.mark.parametrize("name", NEW)

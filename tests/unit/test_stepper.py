@@ -152,7 +152,7 @@ def train(name: str, traced: bool, masked: bool, momentum: float = 0.5) -> tuple
 def test_a_traced_step_is_autograds(name: str, masked: bool, momentum: float) -> None:
     expected, expected_losses, _ = train(name, False, masked, momentum)
     found, losses, stepper = train(name, True, masked, momentum)
-    assert all((program is None) == (name == "undecided") for program in stepper._programs.values())
+    assert all((traced is None) == (name == "undecided") for traced in stepper._traced_steps.values())
     assert losses == pytest.approx(expected_losses, rel=1e-5, abs=1e-6)
     before = params_of(net(name))
     for key, tensor in expected.items():

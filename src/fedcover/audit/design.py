@@ -14,13 +14,13 @@ from fedcover.budgets import Budget, share
 from fedcover.clients import Client
 from fedcover.errors import InputError, check_whole
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, uncovered
-from fedcover.masks.design import Frontier, Holding, Point, Segment, deal, frontier, profile, uniform_weights
+from fedcover.masks.design import Frontier, Point, Segment, SegmentShare, deal, frontier, profile, uniform_weights
 from fedcover.masks.design.frontier import RankedList, noise_of
 from fedcover.params import Mask, Params, params_of
 from fedcover.policies.optimal import Optimal, Stock, lists_of
 from fedcover.policies.ranked import rank
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network, trace
+from fedcover.structure.trace import ModelStructure, trace
 from fedcover.structure.units import find_groups
 from fedcover.theory import Constants, Steps, theorem1
 
@@ -62,7 +62,7 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class DesignReport:
     """A design in plain data."""
 
     weights: str
@@ -74,7 +74,7 @@ class Blueprint:
     why: str
     given: Point | None
     """The coverage and noise of the budgets' own patterns, if they have any, as those of a code do."""
-    holdings: list[Holding]
+    holdings: list[SegmentShare]
     units: bool = False
     """Whether coverage and holdings are those of whole units."""
     window: Rounds | None = None
@@ -85,7 +85,7 @@ class Blueprint:
         return asdict(self)
 
 
-def blueprint(
+def design_report(
     budgets: Sequence[Budget],
     gamma: int | None = None,
     noise: float | None = None,
@@ -95,13 +95,13 @@ def blueprint(
     units: bool = False,
     window: int = WINDOW,
     known: tuple[Constants, Steps] | None = None,
-) -> Blueprint:
+) -> DesignReport:
     """The design for these budgets: for uniform weights, or for the present weights of a model, or its units.
 
     With units the policy's masks are planned over a window of rounds besides, to see how often weights are held. With
     the constants of the bound and the local steps ``known``, the whole bound chooses rather than its pruning term.
 
-    >>> [(p.gamma, round(p.noise_factor, 4)) for p in blueprint([Budget(k) for k in (1, 1, 0.75, 0.5)]).frontier]
+    >>> [(p.gamma, round(p.noise_factor, 4)) for p in design_report([Budget(k) for k in (1, 1, 0.75, 0.5)]).frontier]
     [(2, 0.0703), (3, 0.1406)]
     """
     if gamma is not None and noise is not None:
@@ -129,7 +129,7 @@ def blueprint(
         found = _bounded(found, *known, theta, len(budgets))
     chosen, why = _choose(found, by_energy, gamma, noise, known[1] if known else None)
     dealt = [(stock.block.name, len(stock.ranking), stock.counts) for stock in stocks]
-    return Blueprint(
+    return DesignReport(
         weights,
         keeps,
         list(found.points),
@@ -212,7 +212,7 @@ def _bounded(found: Frontier, constants: Constants, steps: Steps, theta: Params,
 
 
 def _rounds_of(
-    network: Network, policy: Optimal, theta: Params, budgets: Sequence[Budget], gamma: int, rounds: int
+    network: ModelStructure, policy: Optimal, theta: Params, budgets: Sequence[Budget], gamma: int, rounds: int
 ) -> Rounds:
     """Masks of whole units as the policy plans them for these clients in so many rounds, with theta as it is."""
     total = {name: torch.zeros_like(tensor, dtype=torch.int32) for name, tensor in theta.items()}
@@ -260,10 +260,10 @@ def _given(budgets: Sequence[Budget], lists: Sequence[RankedList]) -> Point | No
     return Point(least, noise, len(budgets) / least * noise if least else None)
 
 
-def _holdings(name: str, size: int, counts: Sequence[int], gamma: int) -> list[Holding]:
+def _holdings(name: str, size: int, counts: Sequence[int], gamma: int) -> list[SegmentShare]:
     segments = profile(counts, gamma, size)
     return [
-        Holding(
+        SegmentShare(
             name,
             segment.start / size,
             segment.end / size,

@@ -16,7 +16,7 @@ from fedcover.errors import InputError, check_whole
 from fedcover.models import usual
 from fedcover.policies.base import Policy
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network, trace
+from fedcover.structure.trace import ModelStructure, trace
 
 EXACT = 2**24
 """Counts below this are exact in single precision."""
@@ -73,7 +73,7 @@ class RoundsAudit:
 
 def audit_rounds(
     policy: str | Policy,
-    model: str | Network,
+    model: str | ModelStructure,
     budgets: BudgetSpec,
     rounds: int = 100,
     window: int | None = None,
@@ -97,7 +97,7 @@ def audit_rounds(
     check_whole("window", window, 1)
     if window > rounds:
         raise InputError(f"a window of {window} rounds is longer than the {rounds} that are played; raise rounds")
-    network = model if isinstance(model, Network) else _traced(model, seed)
+    network = model if isinstance(model, ModelStructure) else _traced(model, seed)
     choice = choose(policy, settings) if isinstance(policy, str) else Choice(str(policy), lambda: policy, {})
     bound = choice.policy().bind(network)
     parsed = budgets_of(budgets, bound.codebook)
@@ -186,5 +186,5 @@ def _played(tally: Tally, rounds: int, window: int, times: int, seed: int) -> _F
     return _Found(each, least, reached, total)
 
 
-def _traced(model: str, seed: int) -> Network:
+def _traced(model: str, seed: int) -> ModelStructure:
     return trace(*usual(model, seed))

@@ -19,7 +19,7 @@ from fedcover.policies.base import Policy
 from fedcover.policies.heterofl import HeteroFL
 from fedcover.policies.unit_policy import UnitPolicy
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import UnitGroup, find_groups
 
 Cells = Mapping[Any, Tensor]
@@ -29,7 +29,7 @@ Cells = Mapping[Any, Tensor]
 class Tally(ABC):
     """A policy's rounds, played without training, as counts of cells."""
 
-    def __init__(self, policy: Policy, network: Network, cohort: Sequence[Client]) -> None:
+    def __init__(self, policy: Policy, network: ModelStructure, cohort: Sequence[Client]) -> None:
         self.policy, self.cohort = policy, cohort
         self.theta: Params = params_of(network.model)
         self.state = policy.start()
@@ -54,15 +54,17 @@ class Tally(ABC):
 class EntryTally(Tally):
     """Every entry is a cell of its own: right for any policy."""
 
-    def __init__(self, policy: Policy, network: Network, cohort: Sequence[Client]) -> None:
+    def __init__(self, policy: Policy, network: ModelStructure, cohort: Sequence[Client]) -> None:
         super().__init__(policy, network, cohort)
         self._groups = find_groups(network)
 
     def play(self, this_round: Round) -> dict[str, Tensor]:
         """The coverage of every entry by those who train, in one byte each if that is enough."""
         masks, self.state = self.policy.plan(self.theta, self.cohort, this_round, self.state)
-        drills = self.policy.drills(self.theta, self.cohort, masks, this_round, self.state)
-        masks = [mask for mask, drill in zip(masks, drills, strict=True) if drill is None or not drill.rest]
+        training_options = self.policy.training_options(self.theta, self.cohort, masks, this_round, self.state)
+        masks = [
+            mask for mask, options in zip(masks, training_options, strict=True) if options is None or not options.rest
+        ]
         kind = torch.uint8 if len(self.cohort) < 256 else torch.int32
         return {name: counts.to(kind) for name, counts in coverage_of(masks, self.theta).items()}
 
@@ -93,7 +95,7 @@ class UnitTally(Tally):
 
     policy: UnitPolicy
 
-    def __init__(self, policy: UnitPolicy, network: Network, cohort: Sequence[Client]) -> None:
+    def __init__(self, policy: UnitPolicy, network: ModelStructure, cohort: Sequence[Client]) -> None:
         super().__init__(policy, network, cohort)
         self._places = {name: _place(name, tensor, policy.groups) for name, tensor in self.theta.items()}
         singles = {(number,) for number in range(len(policy.groups))}
@@ -150,14 +152,14 @@ def _place(name: str, tensor: Tensor, groups: Sequence[UnitGroup]) -> tuple[tupl
     return tuple(number for number, _, _ in found), entries * each
 
 
-def tally_of(policy: Policy, network: Network, cohort: Sequence[Client]) -> Tally:
+def tally_of(policy: Policy, network: ModelStructure, cohort: Sequence[Client]) -> Tally:
     """The quickest tally that is right for a policy, which is bound to the network."""
     if isinstance(policy, UnitPolicy) and _holds_alone(policy, network, cohort):
         return UnitTally(policy, network, cohort)
     return EntryTally(policy, network, cohort)
 
 
-def _holds_alone(policy: UnitPolicy, network: Network, cohort: Sequence[Client]) -> bool:
+def _holds_alone(policy: UnitPolicy, network: ModelStructure, cohort: Sequence[Client]) -> bool:
     """Whether ``hold`` says all: a policy with masks, groups or drills of its own may hold more or less.
 
     HeteroFL's masks have less for clients whose classes are known alone, and nobody rests under its drills.

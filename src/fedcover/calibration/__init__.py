@@ -5,19 +5,19 @@ entries of every hidden weight tensor, or of the units of every group. The rest 
 come from a ``Calibration``: steps that were timed on the device, and a line through them.
 """
 
-from fedcover.calibration.budget_units import Currency, amounts
+from fedcover.calibration.budget_units import BudgetUnit, amounts
 from fedcover.calibration.calibration import Calibration, Line
-from fedcover.calibration.cost_model import UNITS, Price, Prices, keep_for
+from fedcover.calibration.cost_model import UNITS, CostModel, Price, keep_for
 from fedcover.calibration.timing import calibrate
 from fedcover.calibration.weight_cost import weight_seconds
 
 __all__ = [
     "UNITS",
     "Calibration",
-    "Currency",
+    "BudgetUnit",
     "Line",
     "Price",
-    "Prices",
+    "CostModel",
     "amounts",
     "calibrate",
     "keep_for",

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from fedcover.budgets import MOST_CLIENTS, Budget, parse_code
 from fedcover.calibration.calibration import Calibration
-from fedcover.calibration.cost_model import UNITS, Prices
+from fedcover.calibration.cost_model import UNITS, CostModel
 from fedcover.errors import InputError
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 
 StepsOf = Callable[[int, int], int]
 """The most local steps in a round that a client with the i-th of so many budgets takes."""
 
 
 @dataclass(frozen=True)
-class Currency:
+class BudgetUnit:
     """What budgets are counted in, and for seconds the calibration of the clients' device, as a path."""
 
     unit: str = "fraction"
@@ -34,7 +34,7 @@ class Currency:
         return self.unit == "fraction"
 
     def budgets(
-        self, text: str, network: Network, steps_of: StepsOf, batch: int | None = None, units: bool = False
+        self, text: str, network: ModelStructure, steps_of: StepsOf, batch: int | None = None, units: bool = False
     ) -> tuple[Budget, ...]:
         """Budgets as what they buy of a network of which single weights, or whole units, are pruned.
 
@@ -48,7 +48,7 @@ class Currency:
                 f"{self.calibration} timed batches of {device.batch}, and these clients train on batches of {batch};"
                 f" make another with `fedcover calibrate --batch {batch}`"
             )
-        prices, given = Prices(network, units), amounts(text)
+        prices, given = CostModel(network, units), amounts(text)
         bought: dict[tuple[float, int | None], Budget] = {}
         found = []
         for place, amount in enumerate(given):

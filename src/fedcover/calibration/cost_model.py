@@ -10,7 +10,7 @@ from fedcover.budgets import Budget, share
 from fedcover.calibration.calibration import REMEDY, Calibration
 from fedcover.errors import InputError, check_number, check_whole
 from fedcover.masks.cost import BYTES_PER_VALUE
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import find_groups
 
 UNITS = ("fraction", "parameters", "macs", "bytes", "seconds")
@@ -32,10 +32,10 @@ class Price:
         return self.bytes_down + self.bytes_up
 
 
-class Prices:
+class CostModel:
     """What the sub-models of one network cost, keep by keep; ``units`` prunes whole units instead of weights."""
 
-    def __init__(self, network: Network, units: bool = False) -> None:
+    def __init__(self, network: ModelStructure, units: bool = False) -> None:
         self._network, self._units = network, units
         # For each tensor and axis: the list that decides, and how many indices go with its first 1, 2, ... items.
         self._owned: dict[str, dict[int, tuple[int, Sequence[int]]]] = {}
@@ -138,7 +138,7 @@ def _most_packed(kept: int, shape: Sequence[int], product: bool) -> int:
 
 
 def keep_for(
-    network: Network,
+    network: ModelStructure,
     unit: str,
     amount: float,
     calibration: Calibration | None = None,
@@ -149,7 +149,7 @@ def keep_for(
 
     ``unit`` is fraction, parameters, macs (of one example's forward pass), bytes (down and up in a round, the mask at
     its worst) or seconds (of a round of so many ``steps`` on a calibrated device). For many budgets of one
-    network make ``Prices`` once. A policy that cuts coarser items than single weights, as WP does with the kernels
+    network make ``CostModel`` once. A policy that cuts coarser items than single weights, as WP does with the kernels
     of the paper's LeNet, rounds up and may cost more.
 
     >>> from fedcover.structure.trace import trace
@@ -158,4 +158,4 @@ def keep_for(
     >>> keep_for(network, "parameters", 80_610), keep_for(network, "macs", 1e9)
     (0.5, 1.0)
     """
-    return Prices(network, units).keep_for(unit, amount, calibration, steps)
+    return CostModel(network, units).keep_for(unit, amount, calibration, steps)

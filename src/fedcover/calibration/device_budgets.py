@@ -7,7 +7,7 @@ differ must have one for each place.
 from collections.abc import Hashable, Sequence
 
 from fedcover.budgets import Budget, Budgets, by_client
-from fedcover.data import Member
+from fedcover.data import Device
 from fedcover.errors import InputError
 
 Items = Sequence[Hashable]
@@ -34,49 +34,49 @@ def check_fleet(items: Items, by: str, cohort: int, least: int) -> None:
         )
 
 
-def cohort_of_fleet(items: Items, by: str, cohort: int, members: Sequence[Member]) -> int:
+def cohort_of_fleet(items: Items, by: str, cohort: int, devices: Sequence[Device]) -> int:
     """How many clients a round has: never more than there are, nor than a code that counts has slots, if they differ.
 
-    >>> four = [Member(i, 10) for i in range(4)]
+    >>> four = [Device(i, 10) for i in range(4)]
     >>> cohort_of_fleet("123", "slot", 10, four), cohort_of_fleet("111", "slot", 10, four)
     (3, 4)
-    >>> cohort_of_fleet("123", "slot", 10, [*four, Member(4, 10, capacity=0.5)])
+    >>> cohort_of_fleet("123", "slot", 10, [*four, Device(4, 10, capacity=0.5)])
     5
     """
-    most = min(cohort, len(members))
-    return most if by == "client" or _alike(items) or tells(members) else min(most, len(items))
+    most = min(cohort, len(devices))
+    return most if by == "client" or _alike(items) or tells(devices) else min(most, len(items))
 
 
-def many_of_fleet(items: Items, by: str, cohort: int, members: Sequence[Member]) -> int:
+def many_of_fleet(items: Items, by: str, cohort: int, devices: Sequence[Device]) -> int:
     """How many budgets ``budgets_of_fleet`` gives, before it is known what the code's items buy.
 
-    >>> many_of_fleet("12345", "client", 10, [Member(i, 10) for i in range(4)])
+    >>> many_of_fleet("12345", "client", 10, [Device(i, 10) for i in range(4)])
     4
     """
-    if tells(members):
-        return len(members)
-    return cohort if by == "slot" else min(len(items), len(members))
+    if tells(devices):
+        return len(devices)
+    return cohort if by == "slot" else min(len(items), len(devices))
 
 
-def budgets_of_fleet(members: Sequence[Member], code: Sequence[Budget], by: str, items: Items, cohort: int) -> Budgets:
+def budgets_of_fleet(devices: Sequence[Device], code: Sequence[Budget], by: str, items: Items, cohort: int) -> Budgets:
     """What members say that they can afford; who does not say it gets what the code has at its place.
 
-    >>> few = [Member(0, 10), Member(1, 10, capacity=0.5)]
+    >>> few = [Device(0, 10), Device(1, 10, capacity=0.5)]
     >>> [budget.keep for budget in budgets_of_fleet(few, [Budget()], "slot", "1", 2).spec]
     [1.0, 0.5]
     """
-    ordered = sorted(members, key=lambda member: member.name)
-    if tells(members):
-        said = [None if member.capacity is None else Budget(member.capacity) for member in ordered]
+    ordered = sorted(devices, key=lambda device: device.name)
+    if tells(devices):
+        said = [None if device.capacity is None else Budget(device.capacity) for device in ordered]
         return by_client([own or code[place % len(code)] for place, own in enumerate(said)])
     if by == "slot":
         return Budgets([code[0]] * cohort if _alike(items) else code, by)
-    return by_client(code[: len(members)])
+    return by_client(code[: len(devices)])
 
 
-def tells(members: Sequence[Member]) -> bool:
+def tells(devices: Sequence[Device]) -> bool:
     """Whether any of them says what it can afford: then budgets are by client, whatever the code is by."""
-    return any(member.capacity is not None for member in members)
+    return any(device.capacity is not None for device in devices)
 
 
 def _alike(items: Items) -> bool:

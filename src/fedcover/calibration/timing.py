@@ -21,7 +21,7 @@ from fedcover.params import params_of
 from fedcover.policies import neuron_pruning, weight_pruning
 from fedcover.seeding import Round, generator
 from fedcover.structure.batch_norm import static_form
-from fedcover.structure.trace import Network, trace
+from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training.task import Job, LocalSGD, Task
 
 BATCHES, MOST_STEPS, CALL = 20, 300, 0.05
@@ -77,7 +77,7 @@ def this_device() -> str:
     return f"{platform.platform()}, {platform.machine()}, torch {torch.__version__}, 1 thread"
 
 
-def trained_form(model: nn.Module, example: Tensor) -> Network:
+def trained_form(model: nn.Module, example: Tensor) -> ModelStructure:
     """The network as federations train it: batch norms go by their batch alone."""
     network = trace(model, example)
     return trace(static_form(network, model), example) if network.moving else network
@@ -109,7 +109,7 @@ def seconds_of_step(engine: Serial, job: Job, steps: int) -> float:
     return (time.perf_counter() - begun) / (epochs * batches)
 
 
-def made_up(network: Network, batch: int) -> Population:
+def made_up(network: ModelStructure, batch: int) -> Population:
     """Clients 0, 1, ... with 1, 2, ... batches of data of no meaning."""
     rng, many = generator(0, "calibrate"), BATCHES * batch
     with torch.no_grad():

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedcover import data
 from fedcover.budgets import Budget, Budgets, BudgetSpec
-from fedcover.calibration import Currency, amounts
+from fedcover.calibration import BudgetUnit, amounts
 from fedcover.calibration.budget_units import StepsOf
 from fedcover.calibration.device_budgets import budgets_of_fleet, cohort_of_fleet, many_of_fleet
 from fedcover.config.policy_settings import SECTION, Choice, Typed, choose, options_of
-from fedcover.data import Examples, Member, Population, names
+from fedcover.data import Device, Examples, Population, names
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
@@ -169,22 +169,22 @@ class Config(_Strict):
         return settings
 
     def build(
-        self, folder: str | None = None, keeps: Sequence[float] | None = None, members: Sequence[Member] = ()
+        self, folder: str | None = None, keeps: Sequence[float] | None = None, devices: Sequence[Device] = ()
     ) -> tuple[Federation, Examples]:
         """The federation that this describes, and its test set.
 
         ``folder`` is where data sets lie, ``keeps`` what budgets in another unit than fractions came to before.
-        ``members`` are clients on devices of their own; then what they can afford counts, where they say it.
+        ``devices`` are clients on devices of their own; then what they can afford counts, where they say it.
         """
-        policy, currency = self.policy.choice.policy(), Currency(self.budgets.unit, self.budgets.calibration)
+        policy, currency = self.policy.choice.policy(), BudgetUnit(self.budgets.unit, self.budgets.calibration)
         split = data.load(self.data.name, folder)
         model = build(self.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, self.seed)
-        clients = data.Roster(split.train, members) if members else self.population(split.train)
+        clients = data.DevicePopulation(split.train, devices) if devices else self.population(split.train)
         local, by, items = LocalSGD(**self.local.model_dump()), self.budgets.by, self.items(policy)
-        cohort = cohort_of_fleet(items, by, self.cohort, members) if members else self.cohort
+        cohort = cohort_of_fleet(items, by, self.cohort, devices) if devices else self.cohort
         spec: BudgetSpec = self.budgets.code
         if not currency.plain and keeps is not None:
-            many = many_of_fleet(items, by, cohort, members) if members else len(items)
+            many = many_of_fleet(items, by, cohort, devices) if devices else len(items)
             if len(keeps) != many:
                 raise InputError(f"the run has {len(keeps)} keeps for {many} budgets; start anew in another folder")
             spec = [Budget(keep) for keep in keeps]
@@ -194,9 +194,9 @@ class Config(_Strict):
             units = policy.bind(network).units
             spec = currency.budgets(self.budgets.code, network, steps_of, local.batch_size, units)
         budgets = Budgets(spec, by)
-        if members:
+        if devices:
             code = budgets.resolve(policy.codebook)
-            budgets = budgets_of_fleet(members, code, by, items, cohort)
+            budgets = budgets_of_fleet(devices, code, by, items, cohort)
         if isinstance(policy, FullModels) and not all(b.full for b in budgets.resolve(policy.codebook)):
             raise InputError(
                 f"policy full gives every client the whole model, but the code {self.budgets.code} asks for less;"
@@ -216,7 +216,7 @@ class Config(_Strict):
             cohort=cohort,
             seed=self.seed,
             weighting=self.weighting,
-            engine=Serial() if members else choose_engine(self.engine, self.workers or None, self.shrink, cohort),
+            engine=Serial() if devices else choose_engine(self.engine, self.workers or None, self.shrink, cohort),
             certify=self.certify,
             assign=self.assign,
             require_coverage=self.require_coverage,

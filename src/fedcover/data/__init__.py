@@ -2,7 +2,7 @@
 
 from fedcover.data import partition
 from fedcover.data.catalogue import Source
-from fedcover.data.devices import Member, Roster
+from fedcover.data.devices import Device, DevicePopulation
 from fedcover.data.examples import Examples, as_examples
 from fedcover.data.fetch import get
 from fedcover.data.loading import Description, Split, cache_folder, describe, inputs_like, load, names, shape_of
@@ -11,9 +11,9 @@ from fedcover.data.population import Population, dirichlet, from_parts, iid, sha
 __all__ = [
     "Description",
     "Examples",
-    "Member",
+    "Device",
     "Population",
-    "Roster",
+    "DevicePopulation",
     "Source",
     "Split",
     "as_examples",

@@ -14,7 +14,7 @@ from fedcover.errors import InputError, check_number, check_whole
 
 
 @dataclass(frozen=True)
-class Member:
+class Device:
     """What one client tells of itself."""
 
     name: int
@@ -50,27 +50,27 @@ class Member:
             )
 
 
-class Roster(Population):
+class DevicePopulation(Population):
     """Clients in the order of their numbers. ``examples`` are the server's own, for shapes and statistics alone.
 
     >>> few = Examples(torch.zeros(2, 3), torch.tensor([0, 1]), classes=2)
-    >>> roster = Roster(few, [Member(7, 4, (3, 1)), Member(2, 2, (0, 2))])
-    >>> len(roster), roster.size(0), roster.label_mix(1).tolist(), roster.index_of(7), roster.name_of(1)
+    >>> roster = DevicePopulation(few, [Device(7, 4, (3, 1)), Device(2, 2, (0, 2))])
+    >>> len(roster), roster.size(0), roster.label_mix(1).tolist(), roster.index_of(7), roster.number_of(1)
     (2, 2, [0.75, 0.25], 1, 7)
     """
 
-    def __init__(self, examples: Examples, members: Sequence[Member]) -> None:
-        if not members:
+    def __init__(self, examples: Examples, devices: Sequence[Device]) -> None:
+        if not devices:
             raise InputError("a roster needs at least one client; got none; wait for clients to come")
-        self._examples, self.members = examples, tuple(sorted(members, key=lambda one: one.name))
-        self._index = {one.name: index for index, one in enumerate(self.members)}
-        if len(self._index) != len(members):
+        self._examples, self.devices = examples, tuple(sorted(devices, key=lambda one: one.name))
+        self._index = {one.name: index for index, one in enumerate(self.devices)}
+        if len(self._index) != len(devices):
             raise InputError("two clients of a roster have the same number; give each its own")
-        for one in self.members:
+        for one in self.devices:
             one.check_labels(examples)
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self.devices)
 
     def index_of(self, name: int) -> int:
         """A client's place in the roster."""
@@ -81,37 +81,37 @@ class Roster(Population):
     @property
     def total(self) -> int:
         """The number of examples that all clients have together."""
-        return sum(one.examples for one in self.members)
+        return sum(one.examples for one in self.devices)
 
     @property
     def tells_labels(self) -> bool:
         """Whether all clients tell their labels."""
-        return all(one.labels is not None for one in self.members)
+        return all(one.labels is not None for one in self.devices)
 
     @property
     def parts(self) -> Tensor:
         """What the clients tell, as whole numbers."""
-        told = ((one.name, one.examples, *(one.labels or ())) for one in self.members)
+        told = ((one.name, one.examples, *(one.labels or ())) for one in self.devices)
         return torch.tensor(list(chain.from_iterable(told)))
 
-    def name_of(self, client: int) -> int:
+    def number_of(self, client: int) -> int:
         """The number by which the client in a place is known."""
-        return self.members[client].name
+        return self.devices[client].name
 
     def indices(self, client: int) -> Tensor:
         """Nobody but the client knows."""
-        name = self.name_of(client)
+        name = self.number_of(client)
         raise InputError(f"the examples of client {name} are on its own device; train there, with engine=flower")
 
     def size(self, client: int) -> int:
         """The number of examples a client has."""
-        return self.members[client].examples
+        return self.devices[client].examples
 
     def label_counts(self, client: int) -> Tensor:
         """How many labels of each class a client tells."""
-        counts = self.members[client].labels
+        counts = self.devices[client].labels
         if counts is None:
-            name = self.name_of(client)
+            name = self.number_of(client)
             raise InputError(
                 f"client {name} does not tell its labels, which the policy or the weighting needs; start it with"
                 f" --share-labels, or choose others"

@@ -26,7 +26,7 @@ class _Scratch:
     steppers: dict[object, Stepper] = field(default_factory=dict)
 
 
-class Workbench:
+class ClientTrainer:
     """Trains jobs one at a time, keeping scratch models for each model it has met.
 
     With ``shrink`` sub-models are made smaller; without ``traced`` every step goes through autograd.
@@ -42,7 +42,7 @@ class Workbench:
         if id(original) not in self._scratches:
             self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original))
         scratch = self._scratches[id(original)]
-        if not self._shrink or not job.mask or (job.drill and job.drill.whole):
+        if not self._shrink or not job.mask or (job.options and job.options.whole):
             return train_client(self._stepper(scratch, job), job)
         if scratch.shrinker is None:
             scratch.shrinker = Shrinker(trace(scratch.model, job.clients.examples.inputs[:2]))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from fedcover._threads import one_thread
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.engines.base import Engine
-from fedcover.engines.client_trainer import Workbench, failure
+from fedcover.engines.client_trainer import ClientTrainer, failure
 from fedcover.training.task import Job
 
 
@@ -19,7 +19,7 @@ class Serial(Engine):
     name = "serial"
 
     def __init__(self, shrink: bool = False, traced: bool = True) -> None:
-        self._bench = Workbench(shrink, traced)
+        self._bench = ClientTrainer(shrink, traced)
 
     def __repr__(self) -> str:
         return "serial"

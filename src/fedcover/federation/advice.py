@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from fedcover.budgets import Budget
 from fedcover.policies.base import Policy
 from fedcover.policies.optimal import Optimal
-from fedcover.structure.trace import Network
-from fedcover.structure.units import anatomy
+from fedcover.structure.trace import ModelStructure
+from fedcover.structure.units import unit_structure
 
 DESIGN = "design masks of single weights (--set policy.name=optimal)"
 
@@ -43,7 +43,7 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
     return f"give one client the whole model{design}"
 
 
-def whole_sentence(policy: Policy, network: Network, budgets: Sequence[Budget]) -> str:
+def whole_sentence(policy: Policy, network: ModelStructure, budgets: Sequence[Budget]) -> str:
     """Which layers' units a policy of units never prunes, why, and what would; empty if there are no such layers.
 
     >>> from torch import nn, zeros; from fedcover.structure.trace import trace; from fedcover.policies import heterofl
@@ -53,7 +53,7 @@ def whole_sentence(policy: Policy, network: Network, budgets: Sequence[Budget]) 
     """
     if not policy.units or all(budget.full for budget in budgets):
         return ""
-    left = anatomy(network).left_whole
+    left = unit_structure(network).left_whole
     if not left:
         return ""
     by_reason: dict[str, list[str]] = {}

@@ -28,11 +28,11 @@ from fedcover.errors import ClientError, InputError, check_whole
 from fedcover.federation.advice import remedy
 from fedcover.federation.checkpoint import State
 from fedcover.federation.evaluate import Score, evaluate, local_accuracy
-from fedcover.federation.feedback import Answers
+from fedcover.federation.feedback import FeedbackSum
 from fedcover.federation.history import History, RoundRecord
-from fedcover.federation.planning import ask_plan, tell
+from fedcover.federation.planning import observe_round, plan_round
 from fedcover.federation.recording import Clock, make_record
-from fedcover.federation.runs import Lane, Schedule, run_lanes
+from fedcover.federation.runs import Run, Schedule, run_all_rounds
 from fedcover.masks.cost import Cost, cost_of, costs_of, with_extras
 from fedcover.masks.coverage import coverage_of, norm_and_noise
 from fedcover.params import FULL, Mask, Params, device_of, on_device, params_of, prune
@@ -41,9 +41,9 @@ from fedcover.policies.registry import full
 from fedcover.seeding import Round
 from fedcover.structure.batch_norm import check_batches, has_statistics, spread_over
 from fedcover.structure.trace import carries, trace
-from fedcover.theory import Ledger, Steps, check_coverage, measure
+from fedcover.theory import RunCertifier, Steps, check_coverage, measure
 from fedcover.toml import Settings
-from fedcover.training.options import Drill
+from fedcover.training.options import TrainingOptions
 from fedcover.training.task import Job, LocalSGD, Task
 
 CPU = torch.device("cpu")
@@ -99,7 +99,7 @@ class Federation:
             )
         self.task = task.static(clients.examples.inputs[:2])
         self.network = trace(self.task.model, clients.examples.inputs[:2])
-        sizes = {clients.name_of(client): clients.size(client) for client in range(len(clients))}
+        sizes = {clients.number_of(client): clients.size(client) for client in range(len(clients))}
         check_batches(self.network, sizes, self.local.batch_size)
         if self.network.uncounted:
             names = ", ".join(self.network.uncounted)
@@ -127,31 +127,31 @@ class Federation:
             begun = self.begin_round(state, self.engine.device)
             return self.end_round(begun, self.engine.train(begun.jobs), test, local, self.engine.together)
 
-    def begin_round(self, state: State, device: torch.device = CPU) -> "BegunRound":
+    def begin_round(self, state: State, device: torch.device = CPU) -> "PlannedRound":
         """The first half of a round: a cohort, its masks, and a job for each client, on a device."""
         clock = Clock()
         state = replace(state, theta=on_device(state.theta, device), theory=on_device(state.theory, device))
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
-        sizes, names = [self.clients.size(i) for i in ids], [self.clients.name_of(i) for i in ids]
+        sizes, names = [self.clients.size(i) for i in ids], [self.clients.number_of(i) for i in ids]
         cohort = self._assigned(cohort_of(ids, sizes, self.budgets, self.by, names))
         if self.policy.wants_classes:
             cohort = [replace(client, classes=self.clients.classes_of(client.id)) for client in cohort]
-        cohort, masks, drills, memory = ask_plan(self.policy, state, cohort, this_round)
+        cohort, masks, training_options, memory = plan_round(self.policy, state, cohort, this_round)
         if self.require_coverage:
             check_coverage(coverage_of(masks, state.theta), this_round.index, self.remedy)
         norm2, noise = norm_and_noise(state.theta, masks)
-        costs = self._costs(state.theta, masks, cohort, drills, this_round)
+        costs = self._costs(state.theta, masks, cohort, training_options, this_round)
         jobs = [
-            Job(self.task, self.clients, client, state.theta, mask, self.local, this_round, drill)
-            for client, mask, drill in zip(cohort, masks, drills, strict=True)
+            Job(self.task, self.clients, client, state.theta, mask, self.local, this_round, options)
+            for client, mask, options in zip(cohort, masks, training_options, strict=True)
         ]
         clock.lap("plan")
-        return BegunRound(this_round, state, cohort, masks, memory, norm2, noise, costs, jobs, clock)
+        return PlannedRound(this_round, state, cohort, masks, memory, norm2, noise, costs, jobs, clock)
 
     def end_round(
         self,
-        begun: "BegunRound",
+        begun: "PlannedRound",
         updates: Iterable[ClientUpdate],
         test: Examples | None = None,
         local: bool = False,
@@ -167,8 +167,8 @@ class Federation:
         this_round, state, cohort, clock = begun.this_round, begun.state, begun.cohort, begun.clock
         clock.skip()
         total = region_total(self.average, self.trim, state.theta, self.weighting)
-        ledger = Ledger(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
-        answers, place = Answers(state.theta, begun.masks), places(cohort) if ledger else {}
+        certifier = RunCertifier(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
+        answers, place = FeedbackSum(state.theta, begun.masks), places(cohort) if certifier else {}
         answered: list[Mask] = []
         sizes: set[int] = set()
         waiting: list[ClientUpdate] = []
@@ -186,13 +186,13 @@ class Federation:
                 total.add_together(sound)
             for update in sound:
                 answers.add(update)
-                if ledger:
-                    ledger.add(update, self._steps(update.examples), place[update.client])
+                if certifier:
+                    certifier.add(update, self._steps(update.examples), place[update.client])
                     answered.append(update.mask)
                     sizes.add(update.examples)
             losses += [update.train_loss for update in sound]
             rejected += [
-                {"client": self.clients.name_of(update.client), "reason": "its trained values are not all finite"}
+                {"client": self.clients.number_of(update.client), "reason": "its trained values are not all finite"}
                 for update, fine in zip(group, finite, strict=True)
                 if not fine
             ]
@@ -207,20 +207,20 @@ class Federation:
             total.add_together(weighted)
         step = self.policy.server_step(this_round)
         theta = step_towards(state.theta, total.mean(), step)
-        heard = answers.heard()
-        counts = heard.counts
-        memory = tell(self.policy, theta, heard, this_round, begun.memory)
+        feedback = answers.feedback()
+        counts = feedback.counts
+        memory = observe_round(self.policy, theta, feedback, this_round, begun.memory)
         certificate, theory = None, state.theory
-        if ledger:
+        if certifier:
             facts = measure(state.theta, answered, this_round.index, count_regions=not self._iid)
             beyond = {
                 "weighed": self.weighting == "labels" or (self.weighting == "examples" and len(sizes) > 1),
                 "part": step != 1.0,
                 "robust": self.average != "mean",
-                "drilled": any(job.drill and not job.drill.plain for job in begun.jobs),
+                "drilled": any(job.options and not job.options.plain for job in begun.jobs),
             }
             why = [name for name, so in beyond.items() if so]
-            certificate, theory = ledger.close(facts, counts, theta, self._start_loss(state), why, self.remedy)
+            certificate, theory = certifier.close(facts, counts, theta, self._start_loss(state), why, self.remedy)
         clock.lap("aggregate")
 
         shown = on_device(shown_in(memory), device_of(theta))
@@ -255,8 +255,8 @@ class Federation:
         """
         schedule = Schedule(rounds, evaluate_every, local_every, checkpoint_every)
         test = self.test_set(evaluate_on) if evaluate_on is not None else None
-        lane = Lane(self, test, on_round, out, resume, settings)
-        return run_lanes([lane], schedule, self.engine)[0]
+        run = Run(self, test, on_round, out, resume, settings)
+        return run_all_rounds([run], schedule, self.engine)[0]
 
     def remedy(self, index: int) -> str:
         """What to do about masks that leave part of the model to nobody in this round."""
@@ -318,7 +318,7 @@ class Federation:
         theta: Params,
         masks: Sequence[Mask],
         cohort: Sequence[Client],
-        drills: Sequence[Drill | None],
+        training_options: Sequence[TrainingOptions | None],
         this_round: Round,
     ) -> list[Cost]:
         distinct = {id(mask): (mask, client) for mask, client in zip(masks, cohort, strict=True)}
@@ -333,10 +333,10 @@ class Federation:
                     f" '{client.budget}', or keep at least one entry of each layer in the policy"
                 )
         return [
-            with_extras(known[id(mask)], self._full, bool(drill.report), drill.regrow is not None)
-            if drill
+            with_extras(known[id(mask)], self._full, bool(options.report), options.regrow is not None)
+            if options
             else known[id(mask)]
-            for mask, drill in zip(masks, drills, strict=True)
+            for mask, options in zip(masks, training_options, strict=True)
         ]
 
     def _local_accuracy(
@@ -349,7 +349,7 @@ class Federation:
 
 
 @dataclass(frozen=True)
-class BegunRound:
+class PlannedRound:
     """A round whose clients are about to train."""
 
     this_round: Round

@@ -8,18 +8,18 @@ from torch import Tensor
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params
-from fedcover.policies.base import Heard
+from fedcover.policies.base import RoundFeedback
 
 
-class Answers:
+class FeedbackSum:
     """Coverage by the masks that came back, and the mean of the reports.
 
     >>> theta = {"w": torch.zeros(2)}
-    >>> answers = Answers(theta, [{}, {}])
+    >>> answers = FeedbackSum(theta, [{}, {}])
     >>> for values in ([1.0, 2.0], [3.0, 2.0]):
     ...     answers.add(ClientUpdate(0, theta, {}, report={"w": torch.tensor(values)}))
-    >>> heard = answers.heard()
-    >>> heard.counts["w"].tolist(), heard.report["w"].tolist()
+    >>> feedback = answers.feedback()
+    >>> feedback.counts["w"].tolist(), feedback.report["w"].tolist()
     ([2, 2], [2.0, 2.0])
     """
 
@@ -47,10 +47,10 @@ class Answers:
                 total.add_(update.report[name].to(total.device))
             self._reported += 1
 
-    def heard(self) -> Heard:
+    def feedback(self) -> RoundFeedback:
         """The sums so far."""
         counts = coverage_of(self._masks, self._theta)
         if self._others:
             counts = {name: count + self._others[name] for name, count in counts.items()}
         report = {name: total / self._reported for name, total in self._reports.items()} if self._reports else None
-        return Heard(self.clients, counts, report)
+        return RoundFeedback(self.clients, counts, report)

@@ -10,16 +10,16 @@ from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
 from fedcover.params import FULL, Mask, Params, check_mask, device_of, on_device
-from fedcover.policies.base import Heard, Policy
+from fedcover.policies.base import Policy, RoundFeedback
 from fedcover.seeding import Round
-from fedcover.training.options import Drill, check_drill
+from fedcover.training.options import TrainingOptions, check_options
 
 CPU = torch.device("cpu")
 
 
-def ask_plan(
+def plan_round(
     policy: Policy, state: State, cohort: Sequence[Client], this_round: Round
-) -> tuple[list[Client], list[Mask], list[Drill | None], dict[str, Tensor]]:
+) -> tuple[list[Client], list[Mask], list[TrainingOptions | None], dict[str, Tensor]]:
     """Who trains, under which masks and drills, and the policy's state; a client that may rest is left out.
 
     All of it is where theta is; a policy that knows the CPU alone plans there.
@@ -29,24 +29,24 @@ def ask_plan(
     theta = on_device(state.theta, where)
     masks, memory = policy.plan(theta, cohort, this_round, on_device(state.policy, where))
     _check_masks(policy, masks, theta, cohort, this_round)
-    drills = policy.drills(theta, cohort, masks, this_round, memory)
-    _check_drills(policy, drills, theta, masks, cohort, this_round)
-    at_work = [i for i, drill in enumerate(drills) if drill is None or not drill.rest]
-    masks, drills = [masks[i] for i in at_work], [drills[i] for i in at_work]
+    training_options = policy.training_options(theta, cohort, masks, this_round, memory)
+    _check_drills(policy, training_options, theta, masks, cohort, this_round)
+    at_work = [i for i, options in enumerate(training_options) if options is None or not options.rest]
+    masks, training_options = [masks[i] for i in at_work], [training_options[i] for i in at_work]
     if where != device:
         moved = {id(mask): on_device(mask, device) if mask else FULL for mask in masks}
         masks = [moved[id(mask)] for mask in masks]
-        drills = [drill and drill.on_device(device) for drill in drills]
-    return [cohort[i] for i in at_work], masks, drills, memory
+        training_options = [options and options.on_device(device) for options in training_options]
+    return [cohort[i] for i in at_work], masks, training_options, memory
 
 
-def tell(
-    policy: Policy, theta: Params, heard: Heard, this_round: Round, memory: dict[str, Tensor]
+def observe_round(
+    policy: Policy, theta: Params, feedback: RoundFeedback, this_round: Round, memory: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """The policy's state for the next round, after it has heard of this one."""
     where = device_of(theta) if policy.any_device else CPU
-    report = on_device(heard.report, where) if heard.report is not None else None
-    there = replace(heard, counts=on_device(heard.counts, where), report=report)
+    report = on_device(feedback.report, where) if feedback.report is not None else None
+    there = replace(feedback, counts=on_device(feedback.counts, where), report=report)
     return policy.observe(on_device(theta, where), there, this_round, on_device(memory, where))
 
 
@@ -66,22 +66,22 @@ def _check_masks(
 
 def _check_drills(
     policy: Policy,
-    drills: Sequence[Drill | None],
+    training_options: Sequence[TrainingOptions | None],
     theta: Params,
     masks: Sequence[Mask],
     cohort: Sequence[Client],
     this_round: Round,
 ) -> None:
-    if not isinstance(drills, Sequence) or len(drills) != len(cohort):
-        got = len(drills) if isinstance(drills, Sequence) else type(drills).__name__
+    if not isinstance(training_options, Sequence) or len(training_options) != len(cohort):
+        got = len(training_options) if isinstance(training_options, Sequence) else type(training_options).__name__
         raise InputError(
             f"policy {policy} returned {got} drills for a cohort of {len(cohort)}; return a list, one each"
         )
     seen: set[tuple[int, int]] = set()
-    for drill, mask, client in zip(drills, masks, cohort, strict=True):
-        if drill is not None and (id(drill), id(mask)) not in seen:
+    for options, mask, client in zip(training_options, masks, cohort, strict=True):
+        if options is not None and (id(options), id(mask)) not in seen:
             whose = f"the drill of policy {policy} for client {client.name} in round {this_round.index}"
-            check_drill(drill, theta, mask, whose)
-            seen.add((id(drill), id(mask)))
-    if all(drill is not None and drill.rest for drill in drills):
+            check_options(options, theta, mask, whose)
+            seen.add((id(options), id(mask)))
+    if all(options is not None and options.rest for options in training_options):
         raise InputError(f"policy {policy} lets every client of round {this_round.index} rest; let at least one train")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedcover._threads import one_thread
-from fedcover.data import Examples, Roster
+from fedcover.data import DevicePopulation, Examples
 from fedcover.engines.base import Engine
 from fedcover.errors import CoverageWarning, InputError, StepSizeWarning, WholeLayersWarning, check_whole
 from fedcover.federation.advice import whole_sentence
@@ -66,7 +66,7 @@ class Schedule:
 
 
 @dataclass
-class Lane:
+class Run:
     """One federation on its way through the rounds, with its test set, its folder and who is told."""
 
     federation: "Federation"
@@ -147,7 +147,7 @@ class Lane:
             self._folder.close()
 
 
-def run_lanes(lanes: Sequence[Lane], schedule: Schedule, engine: Engine) -> list[History]:
+def run_all_rounds(runs: Sequence[Run], schedule: Schedule, engine: Engine) -> list[History]:
     """The histories of federations played in lockstep: one call of the engine for all their clients a round.
 
     An engine that can be asked ahead gets the lanes in as many groups, and trains one while the next is planned.
@@ -155,26 +155,26 @@ def run_lanes(lanes: Sequence[Lane], schedule: Schedule, engine: Engine) -> list
     with ExitStack() as stack:
         if not engine.held:
             stack.callback(engine.close)
-        for lane in lanes:  # all of them, before any has a folder
-            lane.check(engine)
-        for lane in lanes:
-            stack.callback(lane.close)  # first, since opening may fail once the folder is locked
-            lane.open(schedule, engine)
+        for run in runs:  # all of them, before any has a folder
+            run.check(engine)
+        for run in runs:
+            stack.callback(run.close)  # first, since opening may fail once the folder is locked
+            run.open(schedule, engine)
         # One thread, so that the records' sums are the same on every machine.
         stack.enter_context(one_thread())
         stack.enter_context(engine.playing())
-        _move_tests(lanes, engine.device)
-        each = -(-len(lanes) // engine.ahead)
-        groups = [lanes[start : start + each] for start in range(0, len(lanes), each)]
+        _move_tests(runs, engine.device)
+        each = -(-len(runs) // engine.ahead)
+        groups = [runs[start : start + each] for start in range(0, len(runs), each)]
         begun: deque[_Begun] = deque()
-        for index in range(min(lane.state.round for lane in lanes) + 1, schedule.rounds + 1):
+        for index in range(min(run.state.round for run in runs) + 1, schedule.rounds + 1):
             for group in groups:
                 if len(begun) == len(groups):
                     begun.popleft().end(schedule)
-                begun.append(_Begun(index, [lane for lane in group if lane.state.round < index], engine))
+                begun.append(_Begun(index, [run for run in group if run.state.round < index], engine))
         for one in begun:
             one.end(schedule)
-        return [lane.finish(engine) for lane in lanes]
+        return [run.finish(engine) for run in runs]
 
 
 def run_many(
@@ -198,8 +198,8 @@ def run_many(
         raise InputError(f"{len(federations)} federations need as many folders; got {len(out)}")
     if not federations:
         return []
-    lanes = [
-        Lane(
+    runs = [
+        Run(
             federation,
             federation.test_set(evaluate_on) if evaluate_on is not None else None,
             partial(on_round, number),
@@ -209,36 +209,36 @@ def run_many(
         for number, federation in enumerate(federations)
     ]
     schedule = Schedule(rounds, evaluate_every, local_every, checkpoint_every)
-    return run_lanes(lanes, schedule, engine or federations[0].engine)
+    return run_all_rounds(runs, schedule, engine or federations[0].engine)
 
 
 class _Begun:
     """A round of several lanes whose clients are being trained."""
 
-    def __init__(self, index: int, lanes: Sequence[Lane], engine: Engine) -> None:
-        self._index, self._lanes, self._together = index, lanes, engine.together
-        self._rounds = [lane.federation.begin_round(lane.state, engine.device) for lane in lanes]
+    def __init__(self, index: int, runs: Sequence[Run], engine: Engine) -> None:
+        self._index, self._runs, self._together = index, runs, engine.together
+        self._rounds = [run.federation.begin_round(run.state, engine.device) for run in runs]
         self._updates = engine.train([job for one in self._rounds for job in one.jobs])
 
     def end(self, schedule: Schedule) -> None:
         """Take the updates in, and write the round down."""
         look, local = schedule.looks(self._index), schedule.looks_locally(self._index)
-        for lane, begun in zip(self._lanes, self._rounds, strict=True):
-            own, test = islice(self._updates, len(begun.jobs)), lane.test if look else None
-            lane.state, record = lane.federation.end_round(begun, own, test, local, self._together)
-            lane.keep(record, schedule)
+        for run, begun in zip(self._runs, self._rounds, strict=True):
+            own, test = islice(self._updates, len(begun.jobs)), run.test if look else None
+            run.state, record = run.federation.end_round(begun, own, test, local, self._together)
+            run.keep(record, schedule)
 
 
-def _move_tests(lanes: Sequence[Lane], device: torch.device) -> None:
+def _move_tests(runs: Sequence[Run], device: torch.device) -> None:
     """Put the lanes' test sets on a device, each once."""
     moved: dict[int, tuple[Examples, Examples]] = {}
-    for lane in lanes:
-        if lane.test is not None:
-            key = id(lane.test.inputs)
+    for run in runs:
+        if run.test is not None:
+            key = id(run.test.inputs)
             if key not in moved:
-                moved[key] = (lane.test, test_on(lane.test, device))  # the first is kept, so that its id stays its own
+                moved[key] = (run.test, test_on(run.test, device))  # the first is kept, so that its id stays its own
             there = moved[key][1]
-            lane.test = replace(lane.test, inputs=there.inputs, labels=there.labels)
+            run.test = replace(run.test, inputs=there.inputs, labels=there.labels)
 
 
 def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def summary(
     last, clients = history.last, federation.clients
     return {
         "name": name,
-        **({"clients": [one.name for one in clients.members]} if isinstance(clients, Roster) else {}),
+        **({"clients": [one.name for one in clients.devices]} if isinstance(clients, DevicePopulation) else {}),
         "rounds": len(history),
         "accuracy": last.accuracy,
         "loss": last.loss,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fedcover.masks.encoding import packed_sizes
 from fedcover.params import Mask
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 
 BYTES_PER_VALUE = 4
 
@@ -36,7 +36,7 @@ class Cost:
         return self.flops_per_example * batch_size
 
 
-def cost_of(network: Network, mask: Mask) -> Cost:
+def cost_of(network: ModelStructure, mask: Mask) -> Cost:
     """The cost of the sub-model that a mask keeps.
 
     >>> import torch; from fedcover.models import MLP; from fedcover.structure.trace import trace
@@ -47,7 +47,7 @@ def cost_of(network: Network, mask: Mask) -> Cost:
     return costs_of(network, [mask])[0]
 
 
-def costs_of(network: Network, masks: Sequence[Mask]) -> list[Cost]:
+def costs_of(network: ModelStructure, masks: Sequence[Mask]) -> list[Cost]:
     """The costs of several sub-models; a GPU is waited for once."""
     sizes = iter(packed_sizes([kept for mask in masks for kept in mask.values()]))
     return [_cost(network, {name: next(sizes) for name in mask}) for mask in masks]
@@ -59,7 +59,7 @@ def with_extras(cost: Cost, full: Cost, report: bool, regrow: bool) -> Cost:
     return replace(cost, bytes_up=up)
 
 
-def _cost(network: Network, masked: Mapping[str, tuple[int, int]]) -> Cost:
+def _cost(network: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> Cost:
     """The cost, given for each masked tensor how many entries are kept and how long its packed mask is."""
     parameters, macs, flops = 0, 0.0, 0.0
     for name, shape in network.shapes.items():

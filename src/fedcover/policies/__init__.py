@@ -1,6 +1,6 @@
 """Pruning policies, each a few lines, and the check that any policy must pass."""
 
-from fedcover.policies.base import Heard, Policy, policy
+from fedcover.policies.base import Policy, RoundFeedback, policy
 from fedcover.policies.check import check_policy
 from fedcover.policies.feddst import feddst
 from fedcover.policies.fedecover import fedecover
@@ -23,7 +23,7 @@ from fedcover.policies.registry import (
 from fedcover.policies.weight_complete import weight_complete
 
 __all__ = [
-    "Heard",
+    "RoundFeedback",
     "POLICIES",
     "Policy",
     "check_policy",

@@ -11,8 +11,8 @@ from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network
-from fedcover.training.options import Drill
+from fedcover.structure.trace import ModelStructure
+from fedcover.training.options import TrainingOptions
 
 State = dict[str, Tensor]
 """What a policy carries from round to round; it goes into checkpoints."""
@@ -27,7 +27,7 @@ def shown_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Heard:
+class RoundFeedback:
     """What a round's clients sent back, apart from the values that were averaged."""
 
     clients: int
@@ -76,7 +76,7 @@ class Policy(ABC):
         """eta of theta' = theta + eta (average - theta); 1 takes the average as it is."""
         return 1.0
 
-    def bind(self, network: Network) -> "Policy":
+    def bind(self, network: ModelStructure) -> "Policy":
         """This policy, ready for one network."""
         return self
 
@@ -90,13 +90,13 @@ class Policy(ABC):
     ) -> tuple[list[Mask], State]:
         """One mask for each client of the cohort, and the state for the next round."""
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> Sequence[Drill | None]:
+    ) -> Sequence[TrainingOptions | None]:
         """How each client trains beyond plain masked SGD; ``masks`` and ``state`` are what ``plan`` returned."""
         return [None] * len(cohort)
 
-    def observe(self, theta: Params, heard: Heard, this_round: Round, state: State) -> State:
+    def observe(self, theta: Params, feedback: RoundFeedback, this_round: Round, state: State) -> State:
         """The state for the next round, once ``theta`` is averaged; ``state`` is what ``plan`` returned."""
         return state
 

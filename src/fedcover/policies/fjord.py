@@ -19,9 +19,9 @@ from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import Units, rank
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import groups_for
-from fedcover.training.options import Drill
+from fedcover.training.options import TrainingOptions
 
 WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -48,7 +48,7 @@ class Fjord(Policy):
         """Whether it distils, which needs two passes for a step."""
         return self.distil > 0
 
-    def bind(self, network: Network) -> "Fjord":
+    def bind(self, network: ModelStructure) -> "Fjord":
         """This policy with the network's own units."""
         return replace(self, blocks=tuple(Units(group, in_order=True) for group in groups_for("FjORD", network)))
 
@@ -60,18 +60,18 @@ class Fjord(Policy):
         made = {keep: self._prefix(theta, keep) for keep in {width_of(client.budget, self) for client in cohort}}
         return [made[client.budget.keep] for client in cohort], state
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[Drill | None]:
+    ) -> list[TrainingOptions | None]:
         """The widths that each client draws from; a client with one width alone trains as ever."""
         check_bound(self.blocks, "FjORD")
         narrow = {width: self._prefix(theta, width) for width in sorted(set(self.widths)) if width < 1}
-        made: dict[float, Drill | None] = {}
+        made: dict[float, TrainingOptions | None] = {}
         for client, mask in zip(cohort, masks, strict=True):
             keep = client.budget.keep
             below = [prefix for width, prefix in narrow.items() if width < keep]
             if keep not in made:
-                made[keep] = Drill(widths=(*below, mask), distil=self.distil) if below else None
+                made[keep] = TrainingOptions(widths=(*below, mask), distil=self.distil) if below else None
         return [made[client.budget.keep] for client in cohort]
 
     def _prefix(self, theta: Params, keep: float) -> Mask:

@@ -18,7 +18,7 @@ from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import rank
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GrowAndPrune(Policy):
     def __repr__(self) -> str:
         return f"{'P' if self.parallel else 'S'}-GaP(kappa={self.kappa}, every={self.every})"
 
-    def bind(self, network: Network) -> "GrowAndPrune":
+    def bind(self, network: ModelStructure) -> "GrowAndPrune":
         """This policy with the network's hidden weight tensors."""
         if not network.hidden:
             name = type(network.model).__name__

@@ -19,9 +19,9 @@ from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import State
 from fedcover.policies.unit_policy import Holding, UnitPolicy, among, units_for, width_of
 from fedcover.seeding import Round, ambient
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.layers import TRANSPOSED
-from fedcover.training.options import Drill
+from fedcover.training.options import TrainingOptions
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """The paper's widths."""
@@ -62,7 +62,7 @@ class HeteroFL(UnitPolicy):
         """Whether rows of classes that a client lacks are left to others."""
         return self.label_aware
 
-    def bind(self, network: Network) -> Self:
+    def bind(self, network: ModelStructure) -> Self:
         """This policy with the network's groups and its output layer."""
         rows, scores = class_rows(network)
         return replace(super().bind(network), rows=rows, scores=scores, output=network.output)
@@ -86,14 +86,14 @@ class HeteroFL(UnitPolicy):
                     found[bias] = 1 / rate
         return found
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[Drill | None]:
+    ) -> list[TrainingOptions | None]:
         """The Scaler: what hidden layers give is divided by the client's width in training, and not in evaluation."""
         if not self.scaler:
             return [None] * len(cohort)
         rates = [self.rate(client, this_round) for client in cohort]
-        made = {rate: Drill(gains=self.gains(rate)) if rate < 1 else None for rate in set(rates)}
+        made = {rate: TrainingOptions(gains=self.gains(rate)) if rate < 1 else None for rate in set(rates)}
         return [made[rate] for rate in rates]
 
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
@@ -127,7 +127,7 @@ class HeteroFL(UnitPolicy):
         return mask or FULL
 
 
-def class_rows(network: Network) -> tuple[tuple[tuple[str, int], ...], int]:
+def class_rows(network: ModelStructure) -> tuple[tuple[tuple[str, int], ...], int]:
     """The axis of each tensor of the output layer along which classes lie, and the number of classes.
 
     The axis is that of the layer's outputs if scores change places as these do; nothing can be told of a network whose
@@ -154,7 +154,7 @@ def class_rows(network: Network) -> tuple[tuple[tuple[str, int], ...], int]:
     return (), before.shape[1] if before.ndim > 1 else 0
 
 
-def _moved_on(network: Network, rows: Sequence[tuple[str, int]]) -> tuple[Any, Any]:
+def _moved_on(network: ModelStructure, rows: Sequence[tuple[str, int]]) -> tuple[Any, Any]:
     """What a network gives for random inputs and values, and once each output row is in the next one's place."""
     with torch.no_grad(), ambient(0, "class rows"):
         model, example = copy.deepcopy(network.model).eval(), network.example

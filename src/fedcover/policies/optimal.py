@@ -25,7 +25,7 @@ from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.policies.ranked import Block, Units, Weights, check_layers
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import groups_for
 
 SHORT = "short of gamma"
@@ -55,7 +55,7 @@ class Optimal(Policy):
         if self.noise is not None:
             check_number("noise", self.noise, -1e-300, math.inf, "0 or more")
 
-    def bind(self, network: Network) -> "Optimal":
+    def bind(self, network: ModelStructure) -> "Optimal":
         """This policy with the network's own layers."""
         found: Sequence[Block] = (
             [Units(group, in_order=False) for group in groups_for("optimal_units", network)]

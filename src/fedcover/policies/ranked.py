@@ -17,7 +17,7 @@ from fedcover.errors import InputError
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import UnitGroup
 
 Ranks = Mapping[str, Tensor]
@@ -134,7 +134,7 @@ class Ranked(Policy):
     any_device = True
     moves = False
     name: str
-    find: Callable[[Network], tuple[tuple[Block, ...], Codebook]] = field(repr=False)
+    find: Callable[[ModelStructure], tuple[tuple[Block, ...], Codebook]] = field(repr=False)
     """The blocks of a network, and what code digits mean on it."""
     blocks: tuple[Block, ...] = field(default=(), repr=False)
     codebook: Codebook = field(default_factory=lambda: QUARTERS, repr=False)
@@ -144,7 +144,7 @@ class Ranked(Policy):
         """Units in their own order are chosen without a look at theta."""
         return not all(isinstance(block, Units) and block.in_order for block in self.blocks)
 
-    def bind(self, network: Network) -> "Ranked":
+    def bind(self, network: ModelStructure) -> "Ranked":
         """This policy with the network's own blocks."""
         blocks, codebook = self.find(network)
         if not blocks:
@@ -203,7 +203,7 @@ class Frozen(Policy):
         """The inner policy's."""
         return self.inner.units
 
-    def bind(self, network: Network) -> "Frozen":
+    def bind(self, network: ModelStructure) -> "Frozen":
         """This policy for one network."""
         return replace(self, inner=self.inner.bind(network))
 

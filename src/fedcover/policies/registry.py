@@ -26,7 +26,7 @@ from fedcover.policies.prunefl import prunefl
 from fedcover.policies.ranked import Block, Frozen, Kernels, Ranked, Units, Weights
 from fedcover.policies.weight_complete import weight_complete
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import groups_for
 
 # CIFAR, WP: kernels in quarters by the digit; the fully connected weights at the digit's keep, largest first.
@@ -50,15 +50,15 @@ _LENET_FS: Codebook = {
 }
 
 
-def _weights(network: Network) -> tuple[tuple[Block, ...], Codebook]:
+def _weights(network: ModelStructure) -> tuple[tuple[Block, ...], Codebook]:
     if not isinstance(network.model, LeNet):
         return tuple(Weights(name) for name in network.hidden), QUARTERS
     kernels = {name for name in network.hidden if len(network.shapes[name]) > 2}
     return tuple(Kernels(name) if name in kernels else Weights(name) for name in network.hidden), _LENET_WP
 
 
-def _units(in_order: bool) -> Callable[[Network], tuple[tuple[Block, ...], Codebook]]:
-    def find(network: Network) -> tuple[tuple[Block, ...], Codebook]:
+def _units(in_order: bool) -> Callable[[ModelStructure], tuple[tuple[Block, ...], Codebook]]:
+    def find(network: ModelStructure) -> tuple[tuple[Block, ...], Codebook]:
         blocks = tuple(Units(group, in_order) for group in groups_for("FS" if in_order else "NP", network))
         return blocks, _LENET_FS if in_order and isinstance(network.model, LeNet) else QUARTERS
 

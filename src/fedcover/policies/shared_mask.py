@@ -15,10 +15,10 @@ from fedcover.params import Mask, Params
 from fedcover.policies.base import SHOWN, State
 from fedcover.policies.ranked import rank
 from fedcover.policies.unit_policy import width_of
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 
 
-def hidden_of(network: Network, name: str) -> tuple[str, ...]:
+def hidden_of(network: ModelStructure, name: str) -> tuple[str, ...]:
     """The weight tensors that may be pruned, or an error that names the policy if there are none."""
     if not network.hidden:
         raise InputError(

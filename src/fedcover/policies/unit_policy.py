@@ -18,7 +18,7 @@ from fedcover.errors import InputError
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import UnitGroup, groups_for
 
 Holding = tuple[Tensor | None, ...]
@@ -34,7 +34,7 @@ class UnitPolicy(Policy):
     reads_theta = False
     groups: tuple[UnitGroup, ...] = field(default=(), repr=False, kw_only=True)
 
-    def bind(self, network: Network) -> Self:
+    def bind(self, network: ModelStructure) -> Self:
         """This policy with the network's own groups of units."""
         return replace(self, groups=groups_for(self, network))
 

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedcover.report import format as cells
-from fedcover.report.loading import Run
+from fedcover.report.loading import LoadedRun
 from fedcover.report.measures import Measures, measure
 from fedcover.report.style import INK, MUTED, RULE, WIDTH, colour, styled
 
@@ -14,7 +14,7 @@ COSTS = {"bytes_share": "bytes sent", "macs_share": "multiply-adds", "kept": "en
 
 
 @styled
-def cost_figure(runs: Sequence[Run]) -> Figure:
+def cost_figure(runs: Sequence[LoadedRun]) -> Figure:
     """Bytes, multiply-adds and entries of the pruned models as bars against the full model's 100 %."""
     numbers = [measure(run.history) for run in runs]
     if len(runs) == 1:

@@ -15,7 +15,7 @@ AnyPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadedRun:
     """One run as its folder tells it; ``summary`` is None until the run has finished."""
 
     path: Path
@@ -32,7 +32,7 @@ class Run:
         return rounds if isinstance(rounds, int) else None
 
 
-def load_run(path: AnyPath) -> Run:
+def load_run(path: AnyPath) -> LoadedRun:
     """The run in a folder, finished or not.
 
     Only ``history.jsonl`` must be there; a missing ``config.toml`` or ``versions.json`` reads as empty.
@@ -55,16 +55,16 @@ def load_run(path: AnyPath) -> Run:
     candidates = ((summary or {}).get("name"), config.get("name"), folder.resolve().name)
     names = [printable(name) for name in candidates if isinstance(name, str)]
     name = next((name for name in names if name), "run")
-    return Run(folder, name, config, versions, history, summary)
+    return LoadedRun(folder, name, config, versions, history, summary)
 
 
-def open_runs(runs: "Iterable[Run | AnyPath] | Run | AnyPath") -> list[Run]:
+def open_runs(runs: "Iterable[LoadedRun | AnyPath] | LoadedRun | AnyPath") -> list[LoadedRun]:
     """The runs, loaded where a path was given, with names that differ from each other.
 
     Runs of one name are told apart by their folders, and failing that by numbers.
     """
-    given: Iterable[Run | AnyPath] = [runs] if isinstance(runs, Run | str | os.PathLike) else runs
-    loaded = [run if isinstance(run, Run) else load_run(run) for run in given]
+    given: Iterable[LoadedRun | AnyPath] = [runs] if isinstance(runs, LoadedRun | str | os.PathLike) else runs
+    loaded = [run if isinstance(run, LoadedRun) else load_run(run) for run in given]
     if not loaded:
         raise InputError("no runs were given; give the folder of at least one fedcover run")
     names = [run.name for run in loaded]

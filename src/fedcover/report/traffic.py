@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fedcover.federation.history import RoundRecord
 from fedcover.report import format as cells
-from fedcover.report.loading import Run
+from fedcover.report.loading import LoadedRun
 
 MOST_ROWS = 1000
 """A table here has at most so many rows."""
@@ -23,7 +23,7 @@ class _Tally:
     full_up: int = 0
 
 
-def client_rows(run: Run) -> list[dict[str, str]]:
+def client_rows(run: LoadedRun) -> list[dict[str, str]]:
     """One row a client: bytes that it got and sent beside those of full models; none if there was no network."""
     found: dict[int, _Tally] = {}
     for record in run.history:
@@ -51,7 +51,7 @@ def client_rows(run: Run) -> list[dict[str, str]]:
     ][:MOST_ROWS]
 
 
-def left_out_rows(run: Run) -> list[dict[str, str]]:
+def left_out_rows(run: LoadedRun) -> list[dict[str, str]]:
     """One row for each time that a client was left out, with the reason."""
     return [
         {"round": f"{record.round}", "client": f"{one.get('client')}", "reason": f"{one.get('reason')}"}

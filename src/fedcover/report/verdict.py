@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 
 from fedcover.report import format as cells
-from fedcover.report.loading import Run
+from fedcover.report.loading import LoadedRun
 from fedcover.report.measures import Measures, measure
 
 
-def title(runs: Sequence[Run]) -> str:
+def title(runs: Sequence[LoadedRun]) -> str:
     """What the page is about, in a few words."""
     return runs[0].name if len(runs) == 1 else f"Comparison of {len(runs)} runs"
 
 
-def verdict(runs: Sequence[Run]) -> str:
+def verdict(runs: Sequence[LoadedRun]) -> str:
     """The outcome in one sentence."""
     return _verdict_on_one(runs[0]) if len(runs) == 1 else _verdict_on_many(runs)
 
 
-def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def warnings(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
     """What a reader must know before trusting the numbers, each as a heading and a sentence."""
     found = []
     for run in runs:
@@ -30,18 +30,18 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return found
 
 
-def notes(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def notes(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
     """What a reader may want to know beside the numbers: runs that have not finished."""
     unfinished = [run for run in runs if run.summary is None]
     return [(f"Unfinished{f': {run.name}' if len(runs) > 1 else ''}", _unfinished(run)) for run in unfinished]
 
 
-def _verdict_on_one(run: Run) -> str:
+def _verdict_on_one(run: LoadedRun) -> str:
     numbers = measure(run.history)
     return f"After {_rounds(numbers.rounds)}: {_accuracy(run, numbers)}; {_coverage(numbers)}; {_cost(numbers)}."
 
 
-def _accuracy(run: Run, numbers: Measures) -> str:
+def _accuracy(run: LoadedRun, numbers: Measures) -> str:
     if numbers.accuracy is None:
         return "the model has not been evaluated"
     text = f"accuracy {cells.percent(numbers.accuracy)} on the test set"
@@ -72,7 +72,7 @@ def _cost(numbers: Measures) -> str:
     return f"{held} and sent {difference} bytes than with full models"
 
 
-def _verdict_on_many(runs: Sequence[Run]) -> str:
+def _verdict_on_many(runs: Sequence[LoadedRun]) -> str:
     numbers = {run.name: measure(run.history) for run in runs}
     parts = []
     ranked = sorted((m.accuracy, name) for name, m in numbers.items() if m.accuracy is not None)
@@ -122,7 +122,7 @@ def _rejected(numbers: Measures) -> str:
     return f"{what} left out of the average; the table of those left out says whose and why."
 
 
-def _unfinished(run: Run) -> str:
+def _unfinished(run: LoadedRun) -> str:
     planned = run.planned_rounds
     done = f"{len(run.history)} of {planned}" if planned else f"{len(run.history)}"
     return f"There is no summary yet; the numbers cover {done} rounds."

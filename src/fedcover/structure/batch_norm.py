@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedcover.errors import InputError
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 
 MOST = 2000
 """Examples over which statistics are gathered, spread evenly over all that the clients have."""
 BATCH = 500
 
 
-def static_form(network: Network, model: nn.Module) -> nn.Module:
+def static_form(network: ModelStructure, model: nn.Module) -> nn.Module:
     """A model as it is trained: itself, or, if it has batch norms with running averages, a copy without them."""
     averaging = {name: layer for name, layer in model.named_modules() if _averages(layer)}
     others = [name for name in network.moving if name.rpartition(".")[0] not in averaging]
@@ -72,7 +72,7 @@ def has_statistics(model: nn.Module) -> bool:
     return bool(_batch_norms(model))
 
 
-def check_batches(network: Network, sizes: Mapping[int, int], batch: int) -> None:
+def check_batches(network: ModelStructure, sizes: Mapping[int, int], batch: int) -> None:
     """Nothing, or an error that names a client whose last batch is one example, which the network cannot normalise."""
     if not has_statistics(network.model):
         return

@@ -13,8 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from fedcover.params import Mask, Params, check_mask
-from fedcover.structure.trace import Network, trace
-from fedcover.structure.units import Anatomy, Cuts, anatomy, cut, cuts_of, layer_of, shape_after, smaller_copy
+from fedcover.structure.trace import ModelStructure, trace
+from fedcover.structure.units import (
+    Cuts,
+    UnitStructure,
+    cut,
+    cuts_of,
+    layer_of,
+    shape_after,
+    smaller_copy,
+    unit_structure,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +81,14 @@ class Shrinker:
     (Linear(in_features=50, out_features=10, bias=True), {}, {})
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: ModelStructure) -> None:
         self._network = network
         self._shapes = {name: torch.empty(shape, device="meta") for name, shape in network.shapes.items()}
         try:
-            found = anatomy(network)
+            found = unit_structure(network)
         except Exception as error:  # an optimisation must not stop a run
             why = "no units were found: " + str(error).partition("\n")[0]
-            found = Anatomy((), {layer_of(name): why for name in network.hidden})
+            found = UnitStructure((), {layer_of(name): why for name in network.hidden})
         self.groups, self.left_whole = found.groups, found.left_whole
 
     def shrink(self, mask: Mask) -> SubModel:

@@ -18,7 +18,7 @@ from fedcover.errors import InputError
 
 
 @dataclass(frozen=True)
-class Network:
+class ModelStructure:
     """The facts about a module that policies and costs need."""
 
     model: nn.Module
@@ -85,7 +85,7 @@ class _Watch(TorchDispatchMode):
         return out
 
 
-def trace(model: nn.Module, example: Tensor) -> Network:
+def trace(model: nn.Module, example: Tensor) -> ModelStructure:
     """The facts about a module, from one forward pass on a copy of it; ``example`` is a batch of inputs.
 
     >>> net = trace(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 4))
@@ -115,10 +115,10 @@ def trace(model: nn.Module, example: Tensor) -> Network:
     macs = {name: watch.macs.get(name, 0.0) / len(example) for name in shapes}
     moving = tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name]))
     silent = tuple(n for n in weights if n in watch.elsewhere and not macs[n])
-    return Network(scratch, example.cpu(), shapes, weights, output, macs, frozenset(watch.first), silent, moving)
+    return ModelStructure(scratch, example.cpu(), shapes, weights, output, macs, frozenset(watch.first), silent, moving)
 
 
-def carries(network: Network, theta: Mapping[str, Tensor]) -> bool:
+def carries(network: ModelStructure, theta: Mapping[str, Tensor]) -> bool:
     """Whether a network with these parameters tells inputs apart; it does not if a layer is gone that all pass through.
 
     >>> net = trace(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(2, 4))

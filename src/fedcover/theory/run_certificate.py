@@ -77,7 +77,7 @@ class Totals:
         return [Facts(when, *common, shares, regions) for when, shares in [(1, {}), *holes, (last, {})]]
 
 
-class Ledger:
+class RunCertifier:
     """One round's entries: updates go in, then a certificate of the rounds so far and the next state come out."""
 
     def __init__(self, theta: Params, state: Mapping[str, Tensor], passes: int, iid: bool) -> None:
@@ -146,7 +146,7 @@ def _doubles(values: Sequence[float]) -> Tensor:
 
 
 def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages, Totals]:
-    """What ``Ledger`` carried over, or a fresh start."""
+    """What ``RunCertifier`` carried over, or a fresh start."""
     if not state:
         return Estimate(passes), Ages(), Totals()
     if not {"places", "ages", "beyond"} <= set(state):

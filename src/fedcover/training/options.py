@@ -1,6 +1,6 @@
 """How a client trains beyond plain masked SGD, and what it sends back beyond its trained values.
 
-Most policies need none of this. Those that do hand out one ``Drill`` for each client.
+Most policies need none of this. Those that do hand out one ``TrainingOptions`` for each client.
 """
 
 import math
@@ -33,10 +33,10 @@ class Regrow:
 
 
 @dataclass(frozen=True, eq=False)
-class Drill:
+class TrainingOptions:
     """One client's training in one round, where it is more than plain masked SGD.
 
-    >>> Drill(thresholds={"fc1.weight": 0.01}).whole, Drill(report=True).whole
+    >>> TrainingOptions(thresholds={"fc1.weight": 0.01}).whole, TrainingOptions(report=True).whole
     (False, True)
     """
 
@@ -80,7 +80,7 @@ class Drill:
         """Whether training is still plain masked SGD, and at most a report is asked for."""
         return not (self.gains or self.thresholds or self.widths or self.regrow)
 
-    def on_device(self, device: torch.device) -> "Drill":
+    def on_device(self, device: torch.device) -> "TrainingOptions":
         """This drill with its masks on a device."""
         return replace(self, widths=tuple(on_device(mask, device) for mask in self.widths)) if self.widths else self
 
@@ -145,17 +145,17 @@ def widths_of(levels: Mapping[str, Tensor], many: int) -> tuple[Mask, ...]:
     return tuple({name: level >= many - i for name, level in levels.items()} for i in range(many))
 
 
-def check_drill(drill: object, theta: Params, mask: Mask, whose: str) -> None:
+def check_options(options: object, theta: Params, mask: Mask, whose: str) -> None:
     """Nothing, or an error that says how a drill does not fit theta and its client's mask."""
-    if drill is None:
+    if options is None:
         return
-    if not isinstance(drill, Drill):
-        raise InputError(f"{whose} is a {type(drill).__name__}; return a fedcover Drill, or None for plain training")
-    for name in (*drill.gains, *drill.thresholds):
+    if not isinstance(options, TrainingOptions):
+        raise InputError(f"{whose} is a {type(options).__name__}; return a fedcover Drill, or None for plain training")
+    for name in (*options.gains, *options.thresholds):
         if name not in theta:
             raise InputError(f"{whose} names '{name}', which the model has not; it has {', '.join(theta)}")
-    wider = [*drill.widths[1:], mask]
-    for number, (narrow, wide) in enumerate(zip(drill.widths, wider, strict=False)):
+    wider = [*options.widths[1:], mask]
+    for number, (narrow, wide) in enumerate(zip(options.widths, wider, strict=False)):
         check_mask(narrow, theta, f"width {number} of {whose}")
         for name, kept in wide.items():
             if name not in narrow or bool((narrow[name] & ~kept).any()):

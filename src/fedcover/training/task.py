@@ -19,9 +19,9 @@ from fedcover.params import Mask, Params, all_finite
 from fedcover.seeding import Round, address, ambient
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.trace import trace
-from fedcover.training.options import Drill
+from fedcover.training.options import TrainingOptions
 from fedcover.training.steps.stepper import Stepper
-from fedcover.training.transforms import train_drilled
+from fedcover.training.transforms import train_with_options
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Job:
     mask: Mask
     recipe: LocalSGD
     this_round: Round
-    drill: Drill | None = None
+    options: TrainingOptions | None = None
     """What training has beyond plain masked SGD; None for nothing."""
 
 
@@ -93,9 +93,9 @@ def shuffle_draws(job: Job, examples: int) -> Tensor:
 
 def width_draws(job: Job, examples: int) -> Tensor:
     """Which of its drill's widths a client trains at each of its steps."""
-    assert job.drill is not None
+    assert job.options is not None
     rng = job.this_round.generator("widths", job.client.id)
-    return torch.randint(len(job.drill.widths), (job.recipe.steps(examples),), generator=rng)
+    return torch.randint(len(job.options.widths), (job.recipe.steps(examples),), generator=rng)
 
 
 def dropout_key(job: Job) -> int:
@@ -106,26 +106,26 @@ def dropout_key(job: Job) -> int:
 def train_client(stepper: Stepper, job: Job) -> ClientUpdate:
     """The client's update; pruned entries are exactly zero from the first step to the last."""
     update = _train(stepper, job)
-    if (job.mask or (job.drill and job.drill.widths)) and not all_finite(update.theta):
+    if (job.mask or (job.options and job.options.widths)) and not all_finite(update.theta):
         # A gradient that is not finite at a pruned entry survives the product with 0.
         update = _train(stepper, job, exact=True)
     return update
 
 
 def _train(stepper: Stepper, job: Job, exact: bool = False) -> ClientUpdate:
-    recipe, client, data, drill = job.recipe, job.client.id, job.clients.examples, job.drill
+    recipe, client, data, options = job.recipe, job.client.id, job.clients.examples, job.options
     owned, mask, report = job.clients.indices(client), job.mask, None
-    gains = drill.gains if drill else {}
+    gains = options.gains if options else {}
     stepper.start(job.theta, mask, recipe.lr, recipe.momentum, dropout_key(job), exact, gains)
     # What is random and is neither shuffling nor nn.Dropout draws from a generator lent for the while.
     with ambient(job.this_round.seed, "round", job.this_round.index, "train", client), torch.no_grad():
         orders = owned[shuffle_draws(job, len(owned)).argsort(stable=True, dim=1)]
-        if drill is None:
+        if options is None:
             losses = stepper.epochs(data.inputs, data.labels, orders, recipe.batch_size)
         else:
-            drawn = width_draws(job, len(owned)).tolist() if drill.widths else []
-            losses, mask, report = train_drilled(
-                stepper, drill, mask, data.inputs, data.labels, orders, recipe.batch_size, drawn
+            drawn = width_draws(job, len(owned)).tolist() if options.widths else []
+            losses, mask, report = train_with_options(
+                stepper, options, mask, data.inputs, data.labels, orders, recipe.batch_size, drawn
             )
         sizes = (len(owned) - torch.arange(0, len(owned), recipe.batch_size)).clamp(max=recipe.batch_size)
         train_loss = float((losses * sizes).sum()) / len(owned)

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcover.params import Mask, Params
-from fedcover.training.options import Drill, Regrow, boost, regrown
+from fedcover.training.options import Regrow, TrainingOptions, boost, regrown
 from fedcover.training.steps.stepper import Flat, Loss, Stepper
 
 
-def train_drilled(
+def train_with_options(
     stepper: Stepper,
-    drill: Drill,
+    options: TrainingOptions,
     mask: Mask,
     inputs: Tensor,
     labels: Tensor,
@@ -27,15 +27,15 @@ def train_drilled(
     ``orders`` has the order of the examples in each epoch; ``drawn`` the width of each step, if there are widths.
     """
     steps = None
-    if drill.thresholds or drill.widths or drill.report:
-        steps = _Steps(stepper, drill, drawn)
+    if options.thresholds or options.widths or options.report:
+        steps = _Steps(stepper, options, drawn)
 
     def train(some: Tensor) -> Tensor:
         if steps is None:
             return stepper.epochs(inputs, labels, some, batch_size)
         return steps.epochs(inputs, labels, some, batch_size)
 
-    regrow = drill.regrow
+    regrow = options.regrow
     if regrow is None or not mask:
         losses = train(orders)
     else:
@@ -101,23 +101,23 @@ class _Still:
 class _Steps:
     """Takes drilled steps: gradients as they are, then what the drill asks for, then momentum and the update."""
 
-    def __init__(self, stepper: Stepper, drill: Drill, drawn: Sequence[int]) -> None:
-        self._stepper, self._drawn, self._distil, self._taken = stepper, drawn, drill.distil, 0
+    def __init__(self, stepper: Stepper, options: TrainingOptions, drawn: Sequence[int]) -> None:
+        self._stepper, self._drawn, self._distil, self._taken = stepper, drawn, options.distil, 0
         self._parts = []
         for flat in stepper.flats:
-            inside = [torch.ones_like(flat.theta) if (h := flat.over(mask)) is None else h for mask in drill.widths]
-            whole = flat.theta.clone() if drill.widths else flat.theta
-            squares = torch.zeros_like(flat.theta) if drill.report else None
+            inside = [torch.ones_like(flat.theta) if (h := flat.over(mask)) is None else h for mask in options.widths]
+            whole = flat.theta.clone() if options.widths else flat.theta
+            squares = torch.zeros_like(flat.theta) if options.report else None
             taus = [
-                (slice(at, at + size), drill.thresholds[name], drill.gains.get(name, 1.0))
+                (slice(at, at + size), options.thresholds[name], options.gains.get(name, 1.0))
                 for name, (at, size) in zip(flat.names, flat.places, strict=True)
-                if drill.thresholds.get(name)
+                if options.thresholds.get(name)
             ]
             self._parts.append(_Part(flat, torch.zeros_like(flat.theta), taus, inside, whole, squares))
         self._still = [
-            _Still(tensor.detach(), tensor.detach().clone(), [mask.get(name) for mask in drill.widths])
+            _Still(tensor.detach(), tensor.detach().clone(), [mask.get(name) for mask in options.widths])
             for name, tensor in stepper.model.named_parameters()
-            if not tensor.requires_grad and any(name in mask for mask in drill.widths)
+            if not tensor.requires_grad and any(name in mask for mask in options.widths)
         ]
 
     def epochs(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor:

@@ -15,7 +15,7 @@ BYTES_AS_PRINTED = 8
 
 
 @dataclass(frozen=True)
-class Cell:
+class PrintedCell:
     """A printed cell that does not add up."""
 
     table: str
@@ -27,7 +27,7 @@ class Cell:
     why: str
 
 
-def wrong_cells() -> list[Cell]:
+def wrong_cells() -> list[PrintedCell]:
     """All cells that do not follow from the row's own code, or from the appendix."""
     return [cell for table in tables().values() for row in table.rows for cell in _wrong(table, row)]
 
@@ -47,11 +47,11 @@ def audit_rows() -> list[dict[str, str]]:
     ]
 
 
-def _wrong(table: Table, row: Row) -> Iterator[Cell]:
+def _wrong(table: Table, row: Row) -> Iterator[PrintedCell]:
     found = audit_row(row.technique, row.code, table.model)
 
-    def cell(column: str, printed: str, correct: str, why: str) -> Cell:
-        return Cell(table.key, row.name, row.code, column, printed, correct, why)
+    def cell(column: str, printed: str, correct: str, why: str) -> PrintedCell:
+        return PrintedCell(table.key, row.name, row.code, column, printed, correct, why)
 
     if not found.gamma_min and "gamma_min" not in row.printed:
         yield cell("gamma_min", "–", "0", "part of the model is in nobody's mask: the condition of convergence fails")

@@ -28,7 +28,7 @@ from fedcover.clients import Client
 from fedcover.data import Examples, load
 from fedcover.engines.base import Engine
 from fedcover.federation.checkpoint import State
-from fedcover.federation.federation import CPU, BegunRound, Federation
+from fedcover.federation.federation import CPU, Federation, PlannedRound
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.runs import run_many
 from fedcover.params import FULL, Mask, Params, on_device, prune
@@ -36,7 +36,7 @@ from fedcover.policies.ranked import Ranked, Ranks
 from fedcover.policies.registry import weight_pruning
 from fedcover.training.task import Job
 from fedcover_experiments.results import Outcome, how_made, outcome_of, save
-from fedcover_experiments.runner import SPLITS, Experiment, Run, settings_of
+from fedcover_experiments.runner import SPLITS, Experiment, ExperimentRun, settings_of
 
 SWITCHES = ("rank", "start", "gradient", "leak")
 VARIANTS = {"none": frozenset[str](), **{name: frozenset({name}) for name in SWITCHES}, "all": frozenset(SWITCHES)}
@@ -80,7 +80,7 @@ class Released(Federation):
         self.begun_from: Params = {}
         """The theta with which the latest round began."""
 
-    def begin_round(self, state: State, device: torch.device = CPU) -> BegunRound:
+    def begin_round(self, state: State, device: torch.device = CPU) -> PlannedRound:
         """A round whose clients start, and are masked, as the script does it."""
         self.begun_from = state.theta
         leaked = self._before if state.round == 0 else None
@@ -93,7 +93,7 @@ class Released(Federation):
             begun = replace(begun, jobs=self._restarted(begun.jobs, planned))
         return begun
 
-    def _restarted(self, jobs: Sequence[Job], planned: BegunRound) -> list[Job]:
+    def _restarted(self, jobs: Sequence[Job], planned: PlannedRound) -> list[Job]:
         """The jobs from the pruned models that the script begins with; clients with one start share it."""
         source, starts = planned.state.theta, dict[int, tuple[Mask, Params]]()
         fifth = self._fifth(planned) if "start" in self._on else FULL
@@ -108,14 +108,14 @@ class Released(Federation):
             made.append(replace(job, theta=starts[id(mask)][1], mask=FULL if "gradient" in self._on else job.mask))
         return made
 
-    def _fifth(self, planned: BegunRound) -> Mask:
+    def _fifth(self, planned: PlannedRound) -> Mask:
         """Policy 5's mask in this round, whether or not a client has it."""
         client = Client(0, 0, QUARTERS["5"])
         return self.policy.plan(planned.state.theta, [client], planned.this_round, planned.memory)[0][0]
 
     def end_round(
         self,
-        begun: BegunRound,
+        begun: PlannedRound,
         updates: Iterable[ClientUpdate],
         test: Examples | None = None,
         local: bool = False,
@@ -138,7 +138,7 @@ def study(
     rounds: int,
     engine: Engine,
     data: str | Path | None = None,
-    on_round: Callable[[Run, RoundRecord], None] = lambda run, record: None,
+    on_round: Callable[[ExperimentRun, RoundRecord], None] = lambda run, record: None,
     command: str = "",
 ) -> float:
     """Run all variants of the weights-pruning column, IID and non-IID, and write their outcomes; the seconds it took.
@@ -146,9 +146,9 @@ def study(
     Where nothing leaks all codes are one batch; where something does each code waits for the one before it.
     """
     split = load("mnist", data)
-    outcomes: dict[Run, Outcome] = {}
+    outcomes: dict[ExperimentRun, Outcome] = {}
 
-    def play(runs: Sequence[Run], before: Sequence[Params | None]) -> list[Params]:
+    def play(runs: Sequence[ExperimentRun], before: Sequence[Params | None]) -> list[Params]:
         made = [
             Released(_switches(run), leaked, **settings)
             for run, leaked, settings in zip(runs, before, settings_of(runs, split), strict=True)
@@ -174,14 +174,14 @@ def study(
     return seconds
 
 
-def runs_of(seeds: int) -> list[Run]:
+def runs_of(seeds: int) -> list[ExperimentRun]:
     """All runs of the study."""
     return _runs(list(VARIANTS), (*CHAIN, *ALONE), seeds)
 
 
-def _runs(variants: Sequence[str], codes: Sequence[str], seeds: int) -> list[Run]:
+def _runs(variants: Sequence[str], codes: Sequence[str], seeds: int) -> list[ExperimentRun]:
     return [
-        Run(Experiment("mnist", split, technique(variant), code), seed)
+        ExperimentRun(Experiment("mnist", split, technique(variant), code), seed)
         for variant in variants
         for split in SPLITS["mnist"]
         for code in codes
@@ -189,5 +189,5 @@ def _runs(variants: Sequence[str], codes: Sequence[str], seeds: int) -> list[Run
     ]
 
 
-def _switches(run: Run) -> frozenset[str]:
+def _switches(run: ExperimentRun) -> frozenset[str]:
     return VARIANTS[run.experiment.technique.partition("+")[2]]

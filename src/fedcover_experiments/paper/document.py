@@ -14,7 +14,7 @@ from fedcover_experiments.paper.experiments import PRETRAINED, UNCOVERED, title
 from fedcover_experiments.paper.figures import drawings
 from fedcover_experiments.paper.published import tables
 from fedcover_experiments.results import Results
-from fedcover_experiments.runner import DATA, Run
+from fedcover_experiments.runner import DATA, ExperimentRun
 
 PAPER = "On the Convergence of Heterogeneous Federated Learning with Arbitrary Adaptive Online Model Pruning"
 AUTHORS = "Hanhan Zhou, Tian Lan, Guru Venkataramani, Wenbo Ding"
@@ -48,7 +48,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """A claim of the paper, what the runs say of it, and the comparisons behind that."""
 
     title: str
@@ -65,7 +65,7 @@ class Pictures:
     drawings: Sequence[Drawing]
 
 
-Part = Heading | Words | Rows | Verdict | Pictures
+Part = Heading | Words | Rows | ClaimVerdict | Pictures
 
 
 def document(results: Results) -> list[Part]:
@@ -107,7 +107,7 @@ def _opening(results: Results) -> Iterator[Part]:
     )
 
 
-def _seeds(results: Results, runs: Sequence[Run]) -> str:
+def _seeds(results: Results, runs: Sequence[ExperimentRun]) -> str:
     counts = sorted({len(results.of(run.experiment)) for run in runs}) or [0]
     many = " to ".join(f"{count}" for count in dict.fromkeys((counts[0], counts[-1])))
     return f"{many} seed{'' if counts[-1] == 1 else 's'}"
@@ -129,7 +129,7 @@ def _claims(results: Results) -> Iterator[Part]:
         marks = {(n, "verdict"): "bad" for n, row in enumerate(rows) if row["verdict"] == "the opposite"}
         marks |= {(n, "published difference"): "bad" for n, c in enumerate(claim.comparisons) if outside(c)}
         behind = Rows(f"{len(rows)} comparisons", rows, marks, prose=("verdict",), folded=True) if rows else None
-        yield Verdict(claim.title, claim.says, claim.verdict, claim.finding, behind)
+        yield ClaimVerdict(claim.title, claim.says, claim.verdict, claim.finding, behind)
 
 
 def _comparison(c: Comparison) -> dict[str, str]:

@@ -7,7 +7,7 @@ from fedcover._files import write_atomically
 from fedcover.report.figures import write_drawings
 from fedcover.report.page import frame
 from fedcover.report.sections import figure, prose, table, text
-from fedcover_experiments.paper.document import TITLE, Heading, Part, Pictures, Rows, Verdict, Words, document
+from fedcover_experiments.paper.document import TITLE, ClaimVerdict, Heading, Part, Pictures, Rows, Words, document
 from fedcover_experiments.results import Results
 
 PAGE, MARKDOWN, FIGURES = "index.html", "README.md", "figures"
@@ -37,7 +37,7 @@ def _html(part: Part) -> str:
         case Words():
             kind = f' class="{part.kind}"' if part.kind else ""
             return f"<p{kind}>{prose(part.text)}</p>"
-        case Verdict():
+        case ClaimVerdict():
             return (
                 f'<section class="claim">\n<h3>{text(part.title)} <span class="tag">{text(part.verdict)}</span></h3>\n'
                 f'<p class="about">The paper: {prose(part.says)}</p>\n<p>{prose(part.finding)}</p>\n'
@@ -62,7 +62,7 @@ def _markdown(part: Part) -> str:
             return f"## {part.text}"
         case Words():
             return f"> {part.text}" if part.kind == "notice" else part.text
-        case Verdict():
+        case ClaimVerdict():
             said = f"### {part.title}: {part.verdict}\n\nThe paper: {_escaped(part.says)}\n\n{_escaped(part.finding)}"
             return f"{said}\n\n{_markdown(part.behind)}" if part.behind else said
         case Rows():

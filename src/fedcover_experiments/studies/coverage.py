@@ -27,8 +27,8 @@ from fedcover.policies.optimal import Optimal
 from fedcover.policies.ranked import Block, Ranked, Weights
 from fedcover.policies.registry import full
 from fedcover.seeding import Round
-from fedcover.structure.trace import Network
-from fedcover_experiments.runner import Experiment, Run
+from fedcover.structure.trace import ModelStructure
+from fedcover_experiments.runner import Experiment, ExperimentRun
 
 BUDGETS = {
     "1x1,3x0.75,6x0.5": "one full client, three at 75 %, six at 50 % (the paper's level S)",
@@ -77,7 +77,7 @@ class RandomWeights(Policy):
     any_device = True
     names: tuple[str, ...] = ()
 
-    def bind(self, network: Network) -> "RandomWeights":
+    def bind(self, network: ModelStructure) -> "RandomWeights":
         """This policy for one network."""
         return replace(self, names=network.hidden)
 
@@ -100,7 +100,7 @@ class RandomWeights(Policy):
         return mask
 
 
-def _single_weights(network: Network) -> tuple[tuple[Block, ...], dict[str, object]]:
+def _single_weights(network: ModelStructure) -> tuple[tuple[Block, ...], dict[str, object]]:
     return tuple(Weights(name) for name in network.hidden), {}
 
 
@@ -118,7 +118,7 @@ def policy_of(kind: str, code: str) -> Policy:
     return made[kind]()
 
 
-def federation_of(run: Run, settings: dict[str, Any]) -> Federation:
+def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """The federation of a run."""
     kind, code = run.experiment.technique, run.experiment.code
     if kind == "star":

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcover.federation.federation import Federation
 from fedcover.policies.registry import weight_pruning
-from fedcover_experiments.runner import FULL, SMALL, STAR_MEDIUM, STAR_SMALL, Experiment, Run
+from fedcover_experiments.runner import FULL, SMALL, STAR_MEDIUM, STAR_SMALL, Experiment, ExperimentRun
 
 KINDS = ("uniform", "labels", "assigned")
 CODES = (FULL, STAR_MEDIUM, STAR_SMALL, SMALL)
@@ -25,7 +25,7 @@ def experiments() -> list[Experiment]:
     ]
 
 
-def federation_of(run: Run, settings: dict[str, Any]) -> Federation:
+def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """The federation of a run: weight pruning by its code."""
     kind = run.experiment.technique
     weighting = "uniform" if kind == "uniform" else "labels"

@@ -13,7 +13,7 @@ from fedcover.federation.federation import Federation
 from fedcover.models import build
 from fedcover.policies.registry import POLICIES, named_policy
 from fedcover.training.task import LocalSGD, Task
-from fedcover_experiments.runner import Experiment, Run
+from fedcover_experiments.runner import Experiment, ExperimentRun
 
 WIDTHS = "2x1,2x0.5,2x0.25,2x0.125,2x0.0625"
 SHARES = "2x1,2x0.25,2x0.0625,2x0.015625,2x0.00390625"
@@ -45,7 +45,7 @@ def _task(data: str, seed: int) -> Task:
     return Task(build(MODEL, IMAGES[data], CLASSES, seed))
 
 
-def federation_of(run: Run, settings: dict[str, Any]) -> Federation:
+def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """The federation of a run."""
     own = {"task": _task(run.experiment.data, run.seed), "local": LOCAL}
     return Federation(policy=named_policy(run.experiment.technique), **{**settings, **own})

@@ -8,10 +8,10 @@ from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError
 from fedcover.federation.history import RoundRecord
 from fedcover_experiments.results import make
-from fedcover_experiments.runner import COHORT, Experiment, Run
+from fedcover_experiments.runner import COHORT, Experiment, ExperimentRun
 from fedcover_experiments.studies import STUDIES
 
-Told = Callable[[Run, RoundRecord], None]
+Told = Callable[[ExperimentRun, RoundRecord], None]
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,11 @@ class Part:
         return found
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[ExperimentRun]:
         """Its runs."""
-        return [Run(e, seed) for e in self.experiments() for seed in range(self.first, self.first + self.seeds)]
+        return [
+            ExperimentRun(e, seed) for e in self.experiments() for seed in range(self.first, self.first + self.seeds)
+        ]
 
     @property
     def options(self) -> str:

@@ -15,13 +15,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedcover import data
-from fedcover.calibration import Currency
+from fedcover.calibration import BudgetUnit
 from fedcover.calibration.device_budgets import check_fleet
 from fedcover.config.schema import Config, keeps_in, parse_config
-from fedcover.data import Examples, Member, Population, as_examples
-from fedcover.deploy.flower.client import Device, app_of, number_of
+from fedcover.data import Device, Examples, Population, as_examples
+from fedcover.deploy.flower.client import LocalClient, app_of, number_of
 from fedcover.deploy.flower.registry import Told
-from fedcover.deploy.flower.round_rules import Rules
+from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.server import Made, play, shown
 from fedcover.deploy.wire import Limits
 from fedcover.errors import InputError
@@ -47,8 +47,8 @@ def play_config(
 
     keeps = keeps_in(out) if resume else None
 
-    def make(members: Sequence[Member]) -> Made:
-        federation, test = config.build(folder, keeps, members)
+    def make(devices: Sequence[Device]) -> Made:
+        federation, test = config.build(folder, keeps, devices)
         return federation, test, config.settings(federation)
 
     schedule = Schedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
@@ -59,43 +59,43 @@ def play_config(
     return play(grid, make, schedule, least, rules, out, resume, config.shrink, told, on_round, fits)
 
 
-def fitting(config: Config, train: Examples) -> Callable[[Member], None]:
+def fitting(config: Config, train: Examples) -> Callable[[Device], None]:
     """What raises an error for a member that the run of these settings, with data like these, cannot have."""
     policy = config.policy.choice.policy()
     asks = policy.wants_classes or config.assign or config.weighting == "labels"
     task = Task(build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed))
     network = trace(task.static(train.inputs[:2]).model, train.inputs[:2])
 
-    def check(member: Member) -> None:
-        member.check_labels(train)
-        check_batches(network, {member.name: member.examples}, config.local.batch_size)
-        if asks and member.labels is None:
+    def check(device: Device) -> None:
+        device.check_labels(train)
+        check_batches(network, {device.name: device.examples}, config.local.batch_size)
+        if asks and device.labels is None:
             raise InputError(
-                f"client {member.name} does not tell its labels, which the run needs; start it with --share-labels"
+                f"client {device.name} does not tell its labels, which the run needs; start it with --share-labels"
             )
-        if isinstance(policy, FullModels) and member.capacity not in (None, 1.0):
+        if isinstance(policy, FullModels) and device.capacity not in (None, 1.0):
             raise InputError(
-                f"client {member.name} can afford {member.capacity:g} of the model, and policy full gives it the whole;"
+                f"client {device.name} can afford {device.capacity:g} of the model, and policy full gives it the whole;"
                 f" choose another policy, such as WP"
             )
 
     return check
 
 
-def rules_of(config: Config) -> Rules:
+def rules_of(config: Config) -> RoundRules:
     """The rules that settings describe."""
     said = config.flower
-    return Rules(said.deadline, said.quorum, said.tries, said.gather, Limits(said.norm))
+    return RoundRules(said.deadline, said.quorum, said.tries, said.gather, Limits(said.norm))
 
 
-def device_of(text: str, folder: str | None, number: int) -> Device:
+def device_of(text: str, folder: str | None, number: int) -> LocalClient:
     """What a node has for a run with these settings: its part of the data set, or its own examples in an .npz file."""
     if folder is not None and folder.endswith(".npz"):
         return _own(parse_config(text), folder)
     task, clients = _prepared(text, folder)
     if number >= len(clients):
         raise InputError(f"client {number} has no part of data for {len(clients)} clients; see data.clients")
-    return Device(task, clients.examples_of(number))
+    return LocalClient(task, clients.examples_of(number))
 
 
 @lru_cache(maxsize=2)
@@ -107,7 +107,7 @@ def _prepared(text: str, folder: str | None) -> tuple[Task, Population]:
     return Task(model).static(train.inputs[:2]), config.population(train)
 
 
-def _own(config: Config, path: str) -> Device:
+def _own(config: Config, path: str) -> LocalClient:
     """A device with an .npz file of ``inputs`` and ``labels``, like those of the run's data set; without pickle."""
     remedy = "write it with numpy.savez(path, inputs=..., labels=...)"
     try:
@@ -120,10 +120,10 @@ def _own(config: Config, path: str) -> Device:
         raise InputError(f"{path} has inputs of shape {has}, and those of {config.data.name} have {shape}; {remedy}")
     found = as_examples((data.inputs_like(config.data.name, given, path), labels))
     examples = Examples(found.inputs, found.labels, classes, Path(path).name, "the device's own")
-    return Device(Task(build(config.model.name, shape, classes, config.seed)), examples)
+    return LocalClient(Task(build(config.model.name, shape, classes, config.seed)), examples)
 
 
-def _device(context: Context) -> Device:
+def _device(context: Context) -> LocalClient:
     folder = context.node_config.get("data")
     text = str(context.run_config.get("settings", ""))
     return device_of(text, str(folder) if folder else None, number_of(context))
@@ -136,7 +136,7 @@ def _capacity(context: Context) -> float | None:
         return None
     config, device = parse_config(str(context.run_config.get("settings", ""))), _device(context)
     network, local = trace(device.task.model, device.examples.inputs[:2]), LocalSGD(**config.local.model_dump())
-    currency = Currency(str(said.get("unit", "seconds")), str(said.get("calibration", "")))
+    currency = BudgetUnit(str(said.get("unit", "seconds")), str(said.get("calibration", "")))
     steps, units = local.steps(len(device.examples)), config.policy.choice.policy().bind(network).units
     return currency.budgets(f"{amount}", network, lambda place, many: steps, local.batch_size, units)[0].keep
 

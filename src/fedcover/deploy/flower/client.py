@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from fedcover.data import Examples
 from fedcover.deploy.flower.messages import ERROR, body_of, content_of, cut_short, facts_content
-from fedcover.deploy.wire import decode_order, encode_answer, job_of, only
+from fedcover.deploy.wire import decode_request, encode_reply, job_of, only
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
 from fedcover.params import params_of
@@ -28,7 +28,7 @@ Capacity = float | Callable[[Context], float | None] | None
 
 
 @dataclass(frozen=True)
-class Device:
+class LocalClient:
     """What a node brings to a federation."""
 
     task: Task
@@ -47,13 +47,15 @@ def client_app(
     say ``share-labels``. The node's number comes from its configuration alone: ``client``.
     """
 
-    def device(context: Context) -> Device:
-        return Device(task if isinstance(task, Task) else task(context), data(context))
+    def device(context: Context) -> LocalClient:
+        return LocalClient(task if isinstance(task, Task) else task(context), data(context))
 
     return app_of(device, capacity, share_labels)
 
 
-def app_of(device: Callable[[Context], Device], capacity: Capacity = None, share_labels: bool = False) -> ClientApp:
+def app_of(
+    device: Callable[[Context], LocalClient], capacity: Capacity = None, share_labels: bool = False
+) -> ClientApp:
     """A ClientApp for what a function finds on its node; another may find what the node can afford."""
     app = ClientApp()
 
@@ -68,12 +70,12 @@ def app_of(device: Callable[[Context], Device], capacity: Capacity = None, share
     return app
 
 
-def trained(body: bytes, device: Device, name: int | None = None) -> bytes:
+def trained(body: bytes, device: LocalClient, name: int | None = None) -> bytes:
     """The answer to an order, by this device; its errors say the ``name`` by which it is known."""
     task = device.task.static(device.examples.inputs[:2])
-    order = decode_order(body, params_of(task.model))
+    order = decode_request(body, params_of(task.model))
     (update,) = _engine(order.shrink).train([job_of(order, task, only(order.client, device.examples, name))])
-    return encode_answer(update, order)
+    return encode_reply(update, order)
 
 
 @lru_cache(maxsize=2)
@@ -91,7 +93,7 @@ def number_of(context: Context) -> int:
     raise InputError("the node's configuration does not say which client it is; start it with client=NUMBER")
 
 
-def _facts(device: Device, context: Context, capacity: Capacity, share_labels: bool) -> dict[str, Any]:
+def _facts(device: LocalClient, context: Context, capacity: Capacity, share_labels: bool) -> dict[str, Any]:
     config: Mapping[str, Any] = context.node_config
     facts: dict[str, Any] = {"client": number_of(context), "examples": len(device.examples)}
     able = config.get("capacity", capacity(context) if callable(capacity) else capacity)

@@ -11,7 +11,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedcover._files import write_atomically
-from fedcover.data import Member
+from fedcover.data import Device
 from fedcover.deploy.flower.messages import ERROR, cut_short, facts_of, pulled, pushed
 from fedcover.deploy.flower.registry_file import FILE, NODE
 from fedcover.errors import InputError
@@ -28,10 +28,10 @@ Told = Callable[[str], None]
 
 
 @dataclass
-class Census:
+class ClientRegistry:
     """The members of a federation, and the nodes through which they are reached now."""
 
-    members: dict[int, Member] = field(default_factory=dict)
+    devices: dict[int, Device] = field(default_factory=dict)
     """By the number by which each is known."""
     node_of: dict[int, int] = field(default_factory=dict)
     """For each member that was met the id of its node."""
@@ -39,7 +39,7 @@ class Census:
     """Nodes that answered and are nobody's: why, and until when they are not asked again."""
     _asked: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Questions that are open, by message: the node, and until when an answer is hoped for."""
-    fits: Callable[[Member], None] = lambda member: None
+    fits: Callable[[Device], None] = lambda device: None
     """Raises an ``InputError`` for a member that a run cannot have."""
     closed: bool = False
     """Whether no new members are taken in: once a run has begun, it has the members that it has."""
@@ -72,10 +72,10 @@ class Census:
                 self._leave_out(node, f"did not answer, and is asked again: {cut_short(reply.error.reason)}", now, told)
                 continue
             try:
-                member = member_of(facts_of(reply))
-                self._take(node, member, online)
+                device = member_of(facts_of(reply))
+                self._take(node, device, online)
                 self._left_out.pop(node, None)
-                told(f"client {member.name} is node {node}")
+                told(f"client {device.name} is node {node}")
             except InputError as error:
                 self._leave_out(node, f"is left out: {error}", now + AGAIN, told)
 
@@ -86,18 +86,18 @@ class Census:
         if why != before:
             told(f"node {node} {why}")
 
-    def _take(self, node: int, member: Member, online: set[int]) -> None:
-        other = self.node_of.get(member.name)
+    def _take(self, node: int, device: Device, online: set[int]) -> None:
+        other = self.node_of.get(device.name)
         if other is not None and other in online:
-            raise InputError(f"client {member.name} is there already, on node {other}; give each client its own number")
-        known = self.members.get(member.name)
+            raise InputError(f"client {device.name} is there already, on node {other}; give each client its own number")
+        known = self.devices.get(device.name)
         if known is None and self.closed:
-            raise InputError(f"client {member.name} came after the run began; it can join the next")
-        if known is not None and known != member:
-            raise InputError(f"client {member.name} tells other facts than before; it can join the next run")
-        self.fits(member)
-        self.members[member.name] = member
-        self.node_of[member.name] = node
+            raise InputError(f"client {device.name} came after the run began; it can join the next")
+        if known is not None and known != device:
+            raise InputError(f"client {device.name} tells other facts than before; it can join the next run")
+        self.fits(device)
+        self.devices[device.name] = device
+        self.node_of[device.name] = node
 
     def gather(self, grid: Grid, wanted: int, seconds: float, told: Told, least: int | None = None) -> None:
         """Wait until so many members are there; ``least`` are enough once nobody has come for a while."""
@@ -121,26 +121,26 @@ class Census:
     def save(self, folder: Path) -> None:
         """Write the members down, so that a run that goes on has the same ones, and their nodes, for people."""
         listed = [
-            {**asdict(self.members[name]), NODE: self.node_of[name]}
+            {**asdict(self.devices[name]), NODE: self.node_of[name]}
             if name in self.node_of
-            else asdict(self.members[name])
-            for name in sorted(self.members)
+            else asdict(self.devices[name])
+            for name in sorted(self.devices)
         ]
         write_atomically(folder / FILE, json.dumps(listed, indent=1) + "\n")
 
     @classmethod
-    def load(cls, folder: Path) -> "Census":
+    def load(cls, folder: Path) -> "ClientRegistry":
         """The members that a run was begun with."""
         path = folder / FILE
         try:
             listed = [{key: one[key] for key in one if key != NODE} for one in json.loads(path.read_text())]
-            members = [Member(**{**one, "labels": one["labels"] and tuple(one["labels"])}) for one in listed]
+            devices = [Device(**{**one, "labels": one["labels"] and tuple(one["labels"])}) for one in listed]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path} is not a readable census ({error}); start anew in another folder") from error
-        return cls({member.name: member for member in members}, closed=True)
+        return cls({device.name: device for device in devices}, closed=True)
 
 
-def member_of(facts: dict[str, Any]) -> Member:
+def member_of(facts: dict[str, Any]) -> Device:
     """The member that a node's answer describes, or an error that says what is wrong with it."""
     if ERROR in facts:
         raise InputError(f"it answers: {cut_short(facts[ERROR])}")
@@ -154,7 +154,7 @@ def member_of(facts: dict[str, Any]) -> Member:
     if labels is not None and not (isinstance(labels, list) and all(map(_whole, labels))):
         raise InputError("its label counts are no whole numbers; run the same fedcover there")
     told = None if capacity is None else float(capacity)
-    return Member(number, examples, None if labels is None else tuple(labels), told)  # type: ignore[arg-type]
+    return Device(number, examples, None if labels is None else tuple(labels), told)  # type: ignore[arg-type]
 
 
 def _whole(value: object) -> bool:

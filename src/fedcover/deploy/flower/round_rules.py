@@ -8,10 +8,10 @@ from fedcover.errors import check_number, check_whole
 
 
 @dataclass(frozen=True)
-class Rules:
+class RoundRules:
     """Rules of rounds over a network.
 
-    >>> Rules(quorum=0.5).needed(cohort=5)
+    >>> RoundRules(quorum=0.5).needed(cohort=5)
     3
     """
 

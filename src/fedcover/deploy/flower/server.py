@@ -12,14 +12,14 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from fedcover.data import Examples, Member
-from fedcover.deploy.flower.registry import Census, Told
+from fedcover.data import Device, Examples
+from fedcover.deploy.flower.registry import ClientRegistry, Told
 from fedcover.deploy.flower.registry_file import FILE
-from fedcover.deploy.flower.round_rules import Rules
+from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FedCover, OverFlower
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
-from fedcover.federation.runs import Lane, Schedule
+from fedcover.federation.runs import Run, Schedule
 from fedcover.toml import Settings
 
 Made = tuple[Federation, Examples | None, Settings | None]
@@ -32,16 +32,16 @@ def shown(line: str) -> None:
 
 def play(
     grid: Grid,
-    make: Callable[[Sequence[Member]], Made],
+    make: Callable[[Sequence[Device]], Made],
     schedule: Schedule,
     least: int,
-    rules: Rules | None = None,
+    rules: RoundRules | None = None,
     out: Path | None = None,
     resume: bool = False,
     shrink: bool = True,
     told: Told = shown,
     on_round: Callable[[RoundRecord], None] | None = None,
-    fits: Callable[[Member], None] = lambda member: None,
+    fits: Callable[[Device], None] = lambda device: None,
 ) -> History:
     """Wait for at least so many clients, then play all rounds with those who came; the history.
 
@@ -50,26 +50,26 @@ def play(
     With ``out`` the run goes into a folder, from which ``resume`` goes on with the members it was begun with, to the
     same bits.
     """
-    rules = rules or Rules()
+    rules = rules or RoundRules()
     begun = resume and out is not None and (out / FILE).exists()
-    census = Census.load(out) if begun and out is not None else Census()
-    known, census.fits = len(census.members), fits
+    registry = ClientRegistry.load(out) if begun and out is not None else ClientRegistry()
+    known, registry.fits = len(registry.devices), fits
     if begun:  # it goes on without those who do not come back
-        census.gather(grid, known, rules.gather, told, 1)
+        registry.gather(grid, known, rules.gather, told, 1)
     else:
-        census.gather(grid, least, rules.gather, told)
-    census.closed = True
-    federation, test, settings = make([census.members[name] for name in sorted(census.members)])
+        registry.gather(grid, least, rules.gather, told)
+    registry.closed = True
+    federation, test, settings = make([registry.devices[name] for name in sorted(registry.devices)])
     tell = on_round or (lambda record: told(line_of(record, schedule.rounds)))
-    lane = Lane(federation, federation.test_set(test) if test is not None else None, tell, out, resume, settings)
-    lane.check(OverFlower())
+    run = Run(federation, federation.test_set(test) if test is not None else None, tell, out, resume, settings)
+    run.check(OverFlower())
     try:
-        lane.open(schedule, OverFlower())
+        run.open(schedule, OverFlower())
         if out is not None:
-            census.save(out)
-        return FedCover(lane, schedule, census, rules, shrink, told).run(grid)
+            registry.save(out)
+        return FedCover(run, schedule, registry, rules, shrink, told).run(grid)
     finally:
-        lane.close()
+        run.close()
 
 
 def line_of(record: RoundRecord, rounds: int) -> str:

@@ -121,11 +121,11 @@ def simulated_client(config: Config, folder: str | None) -> Any:
     from flwr.app import Context
 
     from fedcover.deploy.flower.apps import device_of
-    from fedcover.deploy.flower.client import Device, app_of, number_of
+    from fedcover.deploy.flower.client import LocalClient, app_of, number_of
 
     text = to_toml(config.model_dump())
 
-    def device(context: Context) -> Device:
+    def device(context: Context) -> LocalClient:
         return device_of(text, folder, number_of(context))
 
     return app_of(device, share_labels=True)

@@ -12,15 +12,15 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedcover._threads import one_thread
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.deploy.flower.messages import ERROR, body_of, content_of, cut_short, facts_of, pulled, pushed
-from fedcover.deploy.flower.registry import Census, Told
-from fedcover.deploy.flower.round_rules import Rules
-from fedcover.deploy.wire import Rejected, Sent, encode_order, order_of, read_answer
+from fedcover.deploy.flower.registry import ClientRegistry, Told
+from fedcover.deploy.flower.round_rules import RoundRules
+from fedcover.deploy.wire import Rejected, Sent, encode_request, order_of, read_answer
 from fedcover.deploy.wire.gradient_reports import too_large
 from fedcover.engines.base import Engine
 from fedcover.errors import ClientError, InputError
-from fedcover.federation.federation import BegunRound, Federation
+from fedcover.federation.federation import Federation, PlannedRound
 from fedcover.federation.history import History
-from fedcover.federation.runs import Lane, Schedule
+from fedcover.federation.runs import Run, Schedule
 from fedcover.params import Params
 from fedcover.training.task import Job
 
@@ -45,7 +45,7 @@ class OverFlower(Engine):
 class _Round:
     """A round that is under way."""
 
-    begun: BegunRound
+    begun: PlannedRound
     sent: dict[int, Sent] = field(default_factory=dict)
     """By node."""
     down: dict[int, int] = field(default_factory=dict)
@@ -67,23 +67,23 @@ class FedCover(Strategy):
 
     def __init__(
         self,
-        lane: Lane,
+        run: Run,
         schedule: Schedule,
-        census: Census,
-        rules: Rules | None = None,
+        registry: ClientRegistry,
+        rules: RoundRules | None = None,
         shrink: bool = True,
         told: Told = lambda line: None,
     ) -> None:
-        self.lane, self.schedule, self.census = lane, schedule, census
-        self.rules, self.shrink, self._told = rules or Rules(), shrink, told
+        self.played_run, self.schedule, self.registry = run, schedule, registry
+        self.rules, self.shrink, self._told = rules or RoundRules(), shrink, told
         self._round: _Round | None = None
         self._attempts, self._seconds = 0, self.rules.deadline
-        self._names = sorted(census.members)  # a roster is in this order
+        self._names = sorted(registry.devices)  # a roster is in this order
 
     @property
     def federation(self) -> Federation:
         """The federation that is played."""
-        return self.lane.federation
+        return self.played_run.federation
 
     # What Flower calls -----------------------------------------------------------------------------------------------
 
@@ -92,9 +92,9 @@ class FedCover(Strategy):
     ) -> Iterable[Message]:
         """One order for each client of the cohort that is online; a list, since Flower goes through it twice."""
         online = set(grid.get_node_ids())
-        self.census.ask(grid, online, self._told)
+        self.registry.ask(grid, online, self._told)
         with one_thread():
-            begun = self.federation.begin_round(self.lane.state)
+            begun = self.federation.begin_round(self.played_run.state)
         self._attempts += 1
         self._round = now = _Round(begun)
         messages = []
@@ -104,7 +104,7 @@ class FedCover(Strategy):
                 now.reasons[job.client.id] = "it was not online"
                 continue
             order = order_of(job, self.shrink)
-            body = encode_order(order)
+            body = encode_request(order)
             now.sent[node] = Sent.of(order, job.client.examples)
             now.down[job.client.id] = len(body)
             messages.append(
@@ -157,7 +157,7 @@ class FedCover(Strategy):
         few answers uses up one of ``num_rounds``, so those that are missing in the end are played by ``run``, and
         Flower's metrics have nothing of them. The lane must be open for its folder to be written to.
         """
-        left = self.schedule.rounds - self.lane.state.round
+        left = self.schedule.rounds - self.played_run.state.round
         if num_rounds != left:
             raise InputError(
                 f"start is asked for {num_rounds} rounds, and the schedule has {left}; say num_rounds={left}"
@@ -182,9 +182,9 @@ class FedCover(Strategy):
 
     def run(self, grid: Grid) -> History:
         """Play all rounds of the schedule that are not played yet, and write the summary; the history."""
-        if self.lane.state.round < self.schedule.rounds:
+        if self.played_run.state.round < self.schedule.rounds:
             self.summary()
-        while self.lane.state.round < self.schedule.rounds:
+        while self.played_run.state.round < self.schedule.rounds:
             messages = list(self.configure_train(0, ArrayRecord(), ConfigRecord(), grid))
             self._exchange(grid, messages)
             done, _ = self._end()
@@ -192,7 +192,7 @@ class FedCover(Strategy):
                 if self._attempts >= self.rules.tries:
                     raise ClientError(self._given_up())
                 self._await(grid)
-        return self.lane.finish(OverFlower())
+        return self.played_run.finish(OverFlower())
 
     def _await(self, grid: Grid) -> None:
         """Before a round is tried again: wait until enough of its cohort are online, a round's time at most."""
@@ -200,7 +200,7 @@ class FedCover(Strategy):
         cohort, until = self._round.begun.cohort, time.monotonic() + self.rules.deadline
         while time.monotonic() < until:
             online = set(grid.get_node_ids())
-            self.census.ask(grid, online, self._told)
+            self.registry.ask(grid, online, self._told)
             here = sum(self._node(client.id) in online for client in cohort)
             if here >= self.rules.needed(len(cohort)):
                 return
@@ -208,7 +208,7 @@ class FedCover(Strategy):
 
     def _node(self, client: int) -> int | None:
         """The node through which a client is reached, if it was met."""
-        return self.census.node_of.get(self._names[client])
+        return self.registry.node_of.get(self._names[client])
 
     def _exchange(self, grid: Grid, messages: list[Message]) -> None:
         """Send the orders and hear the answers, until all are there or the round is over."""
@@ -252,7 +252,7 @@ class FedCover(Strategy):
             now.reasons[sent.client] = f"its answer is not readable: {cut_short(error)}"
 
     def _end(self) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        now, lane = self._round, self.lane
+        now, run = self._round, self.played_run
         assert now is not None
         cohort = [client.id for client in now.begun.cohort]
         reports = {client: update.report for client, update in now.updates.items() if update.report is not None}
@@ -277,23 +277,23 @@ class FedCover(Strategy):
         wire = {
             "down": [now.down.get(client, 0) for client in cohort],
             "up": [now.up.get(client, 0) for client in cohort],
-            "full": sum(t.numel() * t.element_size() for t in lane.state.theta.values()),
+            "full": sum(t.numel() * t.element_size() for t in run.state.theta.values()),
             "attempts": self._attempts,
         }
         now.begun.clock.lap("train")
-        test = lane.test if self.schedule.looks(index) else None
+        test = run.test if self.schedule.looks(index) else None
         with one_thread():
-            lane.state, record = self.federation.end_round(
+            run.state, record = self.federation.end_round(
                 now.begun, updates, test, self.schedule.looks_locally(index), left_out=left_out, wire=wire
             )
         self._round, self._attempts = None, 0
-        lane.keep(record, self.schedule)
+        run.keep(record, self.schedule)
         measured: dict[str, Any] = {
             "gamma_min": record.gamma_min,
             "uncovered": record.uncovered,
             "answers": len(cohort) - len(left_out),
         }
-        return arrays_of(lane.state.theta), MetricRecord(measured)
+        return arrays_of(run.state.theta), MetricRecord(measured)
 
     def _given_up(self) -> str:
         now, names = self._round, self._names

@@ -21,7 +21,7 @@ NOISE = re.compile(
 )
 
 
-class Program(Closing):
+class ChildProcess(Closing):
     """A program of Flower's as a process that ends with this one; a context manager.
 
     ``lines`` gives what it printed since the last call, ``code`` its exit code, None as long as it goes on.
@@ -34,7 +34,7 @@ class Program(Closing):
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self._read = self.log.stat().st_size if self.log.exists() else 0
             with open(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
-                self._warden = subprocess.Popen(
+                self._supervisor = subprocess.Popen(
                     [sys.executable, "-I", supervisor.__file__, str(os.getpid()), "--", *command],
                     stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=dict(environment),
                     start_new_session=True,  # Ctrl-C is for the starter, who then ends this
@@ -46,12 +46,12 @@ class Program(Closing):
     @property
     def pid(self) -> int:
         """The warden's process id; the program and all it starts are below it."""
-        return self._warden.pid
+        return self._supervisor.pid
 
     @property
     def code(self) -> int | None:
         """The program's exit code; None as long as it goes on."""
-        return self._warden.poll()
+        return self._supervisor.poll()
 
     def processes(self) -> list[int]:
         """The ids of all processes of this program, the warden first; none when it has ended."""
@@ -60,7 +60,7 @@ class Program(Closing):
     def wait(self, seconds: float) -> int | None:
         """The exit code, after so many seconds at most."""
         try:
-            return self._warden.wait(seconds)
+            return self._supervisor.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
@@ -84,7 +84,7 @@ class Program(Closing):
     def ask_to_end(self) -> None:
         """Have it end, without waiting for that."""
         if self.code is None:
-            self._warden.send_signal(signal.SIGTERM)
+            self._supervisor.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
         """End the program and every process that it started, and wait until they are gone."""
@@ -96,7 +96,7 @@ class Program(Closing):
             raise FedcoverError(f"processes {left} did not end and were killed; see {self.log}")
 
 
-def close_all(programs: Sequence[Program]) -> None:
+def close_all(programs: Sequence[ChildProcess]) -> None:
     """End programs at the same time."""
     for program in programs:
         program.ask_to_end()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from fedcover._files import write_atomically
-from fedcover.deploy.processes.child import Program, readable
+from fedcover.deploy.processes.child import ChildProcess, readable
 from fedcover.deploy.processes.closing import Closing
 from fedcover.deploy.processes.environment import flower_environment, program
 from fedcover.deploy.processes.keys import NodeKeys, ServerKeys
@@ -55,7 +55,7 @@ def check_free(host: str, port: int) -> None:
 class _Served(Closing):
     """What both kinds have: a folder, a program, an end."""
 
-    program: Program
+    program: ChildProcess
 
     def __init__(self, folder: str | Path | None, kind: str) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix=f"fedcover-{kind}-") if folder is None else None
@@ -123,7 +123,9 @@ class SuperLink(_Served):
             reached = EVERYWHERE.get(self.host, self.host)
             self.address = f"[{reached}]:{self.port}" if ":" in reached else f"{reached}:{self.port}"
             environment = flower_environment(self.folder / "flwr-home")
-            self.program = Program([*command, "--port", str(self.port)], self.folder / "superlink.log", environment)
+            self.program = ChildProcess(
+                [*command, "--port", str(self.port)], self.folder / "superlink.log", environment
+            )
             try:
                 wait_for_answer(self.address, self._ca, START, going_on=lambda: self.program.code is None)
                 return
@@ -198,7 +200,7 @@ class SuperNode(_Served):
     def _start(self) -> None:
         (port,) = free_ports(1)
         environment = flower_environment(self.folder / "flwr-home")
-        self.program = Program([*self._command, "--port", str(port)], self.folder / "supernode.log", environment)
+        self.program = ChildProcess([*self._command, "--port", str(port)], self.folder / "supernode.log", environment)
 
     def join(self, seconds: float = START) -> int:
         """The id under which the SuperLink knows this node, as soon as it has joined; else an error with the remedy."""
@@ -275,7 +277,7 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _telling(program: Program) -> str:
+def _telling(program: ChildProcess) -> str:
     lines = [text for line in program.printed().splitlines() if (text := readable(line).strip())]
     wrong = [line for line in lines if re.search(r"error|exception|exit code", line, re.IGNORECASE)]
     return (wrong or lines or ["it printed nothing"])[-1]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedcover.calibration import Calibration, Currency
+from fedcover.calibration import BudgetUnit, Calibration
 from fedcover.deploy.processes.launch import checked_key
 from fedcover.errors import InputError
 
@@ -40,7 +40,7 @@ def spending(budget: float | None, unit: str, calibration: str, capacity: float 
         return {}
     if capacity is not None:
         raise InputError("--capacity and --budget both say what the node can afford; give one of them")
-    currency = Currency(unit, calibration)
+    currency = BudgetUnit(unit, calibration)
     if currency.plain:
         raise InputError("--budget is in seconds, macs, bytes or parameters; give a share of the model with --capacity")
     if calibration:

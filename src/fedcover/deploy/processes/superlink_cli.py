@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcover.deploy.processes.child import Program
+from fedcover.deploy.processes.child import ChildProcess
 from fedcover.deploy.processes.closing import Closing
 from fedcover.deploy.processes.environment import flower_environment, program
 from fedcover.errors import FedcoverError, InputError
@@ -125,10 +125,10 @@ class Control(Closing):
         """Stop a run."""
         self._call("stop", str(run), HERE)
 
-    def logs(self, run: int) -> Program:
+    def logs(self, run: int) -> ChildProcess:
         """A program that prints the log of a run's server side until the run ends."""
         command = [program("flwr"), "log", str(run), HERE, "--stream"]
-        return Program(command, self._folder / f"run-{run}.log", self._environment)
+        return ChildProcess(command, self._folder / f"run-{run}.log", self._environment)
 
     def follow(self, run: int, on_line: Callable[[str], None] = lambda line: None, every: float = 5.0) -> RunState:
         """How a run ended, its log's lines told on the way; its state is asked for ``every`` so many seconds."""
@@ -182,7 +182,7 @@ class Control(Closing):
         return answer
 
 
-def _tell(log: Program, on_line: Callable[[str], None]) -> None:
+def _tell(log: ChildProcess, on_line: Callable[[str], None]) -> None:
     for line in log.lines():
         on_line(line)
 

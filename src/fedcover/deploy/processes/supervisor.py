@@ -1,6 +1,6 @@
 """A small parent for one Flower program that ends with it, with its starter or by a signal, and leaves nothing behind.
 
-Run as a script of its own, with the standard library alone: ``warden.py STARTER -- COMMAND...``. Flower's programs
+Run as a script of its own, with the standard library alone: ``supervisor.py STARTER -- COMMAND...``. Flower's programs
 start others in sessions of their own and now and then leave some behind. On Linux the warden adopts every process below
 it that loses its parent, so all of them can be found; elsewhere it finds those whose parents live. It ends the program,
 then the rest, when

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.deploy.wire.fields import nothing_left, number, whole
 from fedcover.deploy.wire.frame import open_frame, pack_frame, shown
-from fedcover.deploy.wire.request import Order
+from fedcover.deploy.wire.request import TrainRequest
 from fedcover.deploy.wire.tensors import (
     Parts,
     bytes_of,
@@ -27,7 +27,7 @@ from fedcover.deploy.wire.tensors import (
 )
 from fedcover.errors import FedcoverError, InputError
 from fedcover.params import Mask, Params, all_finite, numbers
-from fedcover.training.options import Drill
+from fedcover.training.options import TrainingOptions
 
 NOT_FINITE = "its trained values are not all finite"
 """What a federation's record says of such a client too."""
@@ -65,24 +65,24 @@ class Sent:
     round: int
     mask: Mask
     theta: Params
-    drill: Drill | None = None
+    options: TrainingOptions | None = None
     examples: int | None = None
     """How many examples the client has, if the server knows."""
 
     @staticmethod
-    def of(order: Order, examples: int | None = None) -> "Sent":
+    def of(order: TrainRequest, examples: int | None = None) -> "Sent":
         """The record of an order."""
-        return Sent(order.client, order.round, order.mask, order.theta, order.drill, examples)
+        return Sent(order.client, order.round, order.mask, order.theta, order.options, examples)
 
     @property
     def regrows(self) -> bool:
         """Whether the answer carries a mask."""
-        return self.drill is not None and self.drill.regrow is not None
+        return self.options is not None and self.options.regrow is not None
 
     @property
     def reports(self) -> bool:
         """Whether the answer carries a report."""
-        return self.drill is not None and self.drill.report
+        return self.options is not None and self.options.report
 
     @property
     def most(self) -> int:
@@ -91,7 +91,7 @@ class Sent:
         return head_bytes_of(self.theta) + values + masks
 
 
-def encode_answer(update: ClientUpdate, order: Order) -> bytes:
+def encode_reply(update: ClientUpdate, order: TrainRequest) -> bytes:
     """The answer to an order as a frame: kept values; a mask and a report only if the order asks for them."""
     sent = Sent.of(order)
     parts = {f"theta/{name}": put_values(tensor, update.mask.get(name)) for name, tensor in update.theta.items()}

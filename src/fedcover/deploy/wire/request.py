@@ -9,11 +9,11 @@ from fedcover.data import Population
 from fedcover.deploy.wire.fields import nothing_left, number, truth, whole
 from fedcover.deploy.wire.frame import MOST_WHOLE, open_frame, pack_frame, shown
 from fedcover.deploy.wire.tensors import difference, put_mask, put_values, table_of, take_mask, take_values
-from fedcover.deploy.wire.training_options import put_drill, take_drill
+from fedcover.deploy.wire.training_options import put_options, take_options
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params, check_mask
 from fedcover.seeding import Round
-from fedcover.training.options import Drill
+from fedcover.training.options import TrainingOptions
 from fedcover.training.task import Job, LocalSGD, Task
 
 MOST_ORDER = 1 << 40
@@ -21,7 +21,7 @@ MOST_ORDER = 1 << 40
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
+class TrainRequest:
     """One client's training in one round; with its own examples it has all that training depends on."""
 
     client: int
@@ -34,24 +34,24 @@ class Order:
     theta: Params
     """In the whole model's shapes; values outside the mask do not travel, and are 0 after it."""
     mask: Mask
-    drill: Drill | None = None
+    options: TrainingOptions | None = None
 
 
-def order_of(job: Job, shrink: bool) -> Order:
+def order_of(job: Job, shrink: bool) -> TrainRequest:
     """The order that asks a client for what a job asks an engine for."""
     here, now = job.client, job.this_round
-    return Order(here.id, here.slot, now.index, now.seed, job.recipe, shrink, job.theta, job.mask, job.drill)
+    return TrainRequest(here.id, here.slot, now.index, now.seed, job.recipe, shrink, job.theta, job.mask, job.options)
 
 
-def job_of(order: Order, task: Task, clients: Population) -> Job:
-    """The job of an order, for a ``Workbench``; ``clients`` need hold nobody else."""
+def job_of(order: TrainRequest, task: Task, clients: Population) -> Job:
+    """The job of an order, for a ``ClientTrainer``; ``clients`` need hold nobody else."""
     who = order.client
-    client = Client(who, order.slot, Budget(), clients.size(who), name=clients.name_of(who))
+    client = Client(who, order.slot, Budget(), clients.size(who), name=clients.number_of(who))
     this_round = Round(order.round, order.seed)
-    return Job(task, clients, client, order.theta, order.mask, order.recipe, this_round, order.drill)
+    return Job(task, clients, client, order.theta, order.mask, order.recipe, this_round, order.options)
 
 
-def encode_order(order: Order) -> bytes:
+def encode_request(order: TrainRequest) -> bytes:
     """The order as a frame: values of kept entries, row by row, and packed masks."""
     check_mask(order.mask, order.theta, "the mask of an order")
     if not -MOST_WHOLE < order.seed < MOST_WHOLE:
@@ -71,12 +71,12 @@ def encode_order(order: Order) -> bytes:
         "shrink": order.shrink,
         "tensors": table_of(order.theta),
         "mask": put_mask(order.mask, parts),
-        "drill": put_drill(order.drill, order.theta, order.mask, parts),
+        "drill": put_options(order.options, order.theta, order.mask, parts),
     }
     return pack_frame(head, parts)
 
 
-def decode_order(data: bytes | memoryview, like: Params) -> Order:
+def decode_request(data: bytes | memoryview, like: Params) -> TrainRequest:
     """The order in a frame, for a client whose own model's parameters are ``like``."""
     head, parts = open_frame(data, MOST_ORDER)  # whose model may be another and larger, which is then said
     if (kind := head.pop("kind", None)) != "order":
@@ -85,7 +85,7 @@ def decode_order(data: bytes | memoryview, like: Params) -> Order:
         raise InputError(f"the order is for another model: {why}; server and client must run the same model")
     mask = take_mask(parts, head.pop("mask", None), like)
     theta = {name: take_values(parts, "theta", name, tensor, mask.get(name)) for name, tensor in like.items()}
-    order = Order(
+    order = TrainRequest(
         client=whole(head, "client", 0),
         slot=whole(head, "slot", 0),
         round=whole(head, "round", 1),
@@ -96,7 +96,7 @@ def decode_order(data: bytes | memoryview, like: Params) -> Order:
         shrink=truth(head, "shrink"),
         theta=theta,
         mask=mask,
-        drill=take_drill(head.pop("drill", None), theta, mask, parts),
+        options=take_options(head.pop("drill", None), theta, mask, parts),
     )
     nothing_left(head, parts)
     return order

@@ -25,7 +25,7 @@ class Own(Population):
         self._check(client)
         return super().size(0)
 
-    def name_of(self, client: int) -> int:
+    def number_of(self, client: int) -> int:
         """The number by which it is known."""
         self._check(client)
         return self.name

@@ -11,42 +11,44 @@ from fedcover.deploy.wire.tensors import Parts, take_kept
 from fedcover.errors import InputError
 from fedcover.masks.encoding import pack
 from fedcover.params import Mask, Params
-from fedcover.training.options import MOST_WIDTHS, Drill, Regrow, check_drill
+from fedcover.training.options import MOST_WIDTHS, Regrow, TrainingOptions, check_options
 
 WHOSE = "the drill of an order"
 
 
-def put_drill(drill: Drill | None, theta: Params, mask: Mask, parts: dict[str, bytes]) -> dict[str, Any] | None:
+def put_options(
+    options: TrainingOptions | None, theta: Params, mask: Mask, parts: dict[str, bytes]
+) -> dict[str, Any] | None:
     """What the head says of a drill; masks of its widths go into the parts."""
-    if drill is None:
+    if options is None:
         return None
-    check_drill(drill, theta, mask, WHOSE)
+    check_options(options, theta, mask, WHOSE)
     wider: Mask = mask
-    for i in reversed(range(len(drill.widths))):
-        for name, kept in drill.widths[i].items():
+    for i in reversed(range(len(options.widths))):
+        for name, kept in options.widths[i].items():
             if not bool(kept.all() if name not in wider else torch.equal(kept, wider[name])):
                 parts[f"width/{i}/{name}"] = pack(kept)
-        wider = drill.widths[i]
+        wider = options.widths[i]
     return {
-        "gains": dict(drill.gains),
-        "thresholds": dict(drill.thresholds),
-        "widths": len(drill.widths),
+        "gains": dict(options.gains),
+        "thresholds": dict(options.thresholds),
+        "widths": len(options.widths),
         # Names of a wider mask are in a narrower one too, so a number for each says which masks have it.
-        "in_widths": {name: sum(name in held for held in drill.widths) for name in (drill.widths or ({},))[0]},
-        "distil": drill.distil,
-        "regrow": [drill.regrow.share, drill.regrow.after] if drill.regrow else None,
-        "report": drill.report,
-        "rest": drill.rest,
+        "in_widths": {name: sum(name in held for held in options.widths) for name in (options.widths or ({},))[0]},
+        "distil": options.distil,
+        "regrow": [options.regrow.share, options.regrow.after] if options.regrow else None,
+        "report": options.report,
+        "rest": options.rest,
     }
 
 
-def take_drill(head: object, like: Params, mask: Mask, parts: Parts) -> Drill | None:
-    """The drill that ``put_drill`` wrote."""
+def take_options(head: object, like: Params, mask: Mask, parts: Parts) -> TrainingOptions | None:
+    """The drill that ``put_options`` wrote."""
     if head is None:
         return None
     if not isinstance(head, dict):
         raise InputError(f"{WHOSE} is {shown(head)}; send null or its fields")
-    drill = Drill(
+    options = TrainingOptions(
         gains=_by_name(head, "gains", like),
         thresholds=_by_name(head, "thresholds", like),
         widths=_take_widths(head, like, mask, parts),
@@ -57,8 +59,8 @@ def take_drill(head: object, like: Params, mask: Mask, parts: Parts) -> Drill | 
     )
     if head:
         raise InputError(f"{WHOSE} has {shown(next(iter(head)))}, which is unknown here; leave it out")
-    check_drill(drill, like, mask, WHOSE)
-    return drill
+    check_options(options, like, mask, WHOSE)
+    return options
 
 
 def _by_name(head: dict[str, Any], key: str, like: Params) -> dict[str, float]:

@@ -20,8 +20,8 @@ import torch
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.data import Population
 from fedcover.engines.base import Engine
-from fedcover.engines.client_trainer import Workbench, failure
-from fedcover.engines.processes.shared_memory import Layout, shared_bytes
+from fedcover.engines.client_trainer import ClientTrainer, failure
+from fedcover.engines.processes.shared_memory import BufferLayout, shared_bytes
 from fedcover.errors import check_whole
 from fedcover.training.options import levels_of, widths_of
 from fedcover.training.steps.native import library
@@ -39,7 +39,7 @@ class Processes(Engine):
         self._pool: _Pool | None = None
         self.workers = workers if workers is not None else len(os.sched_getaffinity(0))
         check_whole("workers", self.workers, 1)
-        self._bench = Workbench(shrink, traced)
+        self._bench = ClientTrainer(shrink, traced)
 
     def __repr__(self) -> str:
         return f"processes, {self.workers} workers"
@@ -74,12 +74,12 @@ class Processes(Engine):
 class _Worker:
     process: Any
     pipe: Connection
-    desk: "_Desk"
+    desk: "_SharedBuffers"
     job: int | None = None
 
 
 @dataclass(frozen=True)
-class _Desk:
+class _SharedBuffers:
     """What a worker shares with its parent; memory that nobody touches takes no room."""
 
     mask: torch.Tensor
@@ -89,20 +89,20 @@ class _Desk:
     report: torch.Tensor
 
     @classmethod
-    def of(cls, size: int, entries: int) -> "_Desk":
+    def of(cls, size: int, entries: int) -> "_SharedBuffers":
         return cls(shared_bytes(entries), shared_bytes(entries), shared_bytes(size), shared_bytes(size))
 
 
 class _Pool:
     """Workers forked for certain sites (tasks with their data) and a certain number of models at once."""
 
-    def __init__(self, jobs: Sequence[Job], workers: int, bench: Workbench) -> None:
+    def __init__(self, jobs: Sequence[Job], workers: int, bench: ClientTrainer) -> None:
         import torch._inductor  # noqa: F401 - tracing needs it; workers would each spend seconds to import it
 
         library()  # compiled, if it must be, and loaded once for all workers
 
         self._sites = _distinct([(job.task, job.clients) for job in jobs])
-        self._layouts = [Layout(dict(task.model.named_parameters())) for task, _ in self._sites]
+        self._layouts = [BufferLayout(dict(task.model.named_parameters())) for task, _ in self._sites]
         self._models = len({id(job.theta) for job in jobs})
         size, entries = (max(getattr(layout, key) for layout in self._layouts) for key in ("size", "entries"))
         self._theta = [shared_bytes(size) for _ in range(self._models)]
@@ -110,7 +110,7 @@ class _Pool:
         self._workers: list[_Worker] = []
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            desk = _Desk.of(size, entries)
+            desk = _SharedBuffers.of(size, entries)
             others = [worker.pipe for worker in self._workers]
             inherited = (theirs, [ours, *others], self._sites, self._layouts, self._theta, desk, bench)
             process = context.Process(target=_work, args=inherited, daemon=True)
@@ -152,15 +152,15 @@ class _Pool:
                 taken += 1
 
     def _give(self, worker: _Worker, number: int, job: Job, site: int, slot: int) -> None:
-        layout, drill = self._layouts[site], job.drill
+        layout, options = self._layouts[site], job.options
         names, widths = layout.put_mask(worker.desk.mask, job.mask), None
-        if drill is not None and drill.widths:
-            widths = layout.put_levels(worker.desk.levels, levels_of(drill.widths)), len(drill.widths)
-            drill = replace(drill, widths=(), distil=0.0)
-        distil = job.drill.distil if job.drill else 0.0
+        if options is not None and options.widths:
+            widths = layout.put_levels(worker.desk.levels, levels_of(options.widths)), len(options.widths)
+            options = replace(options, widths=(), distil=0.0)
+        distil = job.options.distil if job.options else 0.0
         worker.job = number
         try:
-            worker.pipe.send((site, slot, names, job.client, job.recipe, job.this_round, drill, widths, distil))
+            worker.pipe.send((site, slot, names, job.client, job.recipe, job.this_round, options, widths, distil))
         except OSError as error:
             raise failure(job, _death(worker)) from error
 
@@ -184,9 +184,9 @@ class _Pool:
         if error is not None:
             raise failure(job, error)
         layout, desk, mask, report = self._layouts[site], worker.desk, job.mask, None
-        if job.drill is not None and job.drill.regrow:
+        if job.options is not None and job.options.regrow:
             mask = {name: kept.clone() for name, kept in layout.mask(desk.mask, tuple(mask)).items()}
-        if job.drill is not None and job.drill.report:
+        if job.options is not None and job.options.report:
             report = {name: view.clone() for name, view in layout.params(desk.report).items()}
         return ClientUpdate(job.client.id, layout.kept(desk.out, mask), mask, examples, train_loss, report=report)
 
@@ -217,10 +217,10 @@ def _work(
     pipe: Connection,
     unused: Sequence[Connection],
     sites: Sequence[Site],
-    layouts: Sequence[Layout],
+    layouts: Sequence[BufferLayout],
     thetas: Sequence[torch.Tensor],
-    desk: _Desk,
-    bench: Workbench,
+    desk: _SharedBuffers,
+    bench: ClientTrainer,
 ) -> None:
     """The life of a worker: train what comes over the pipe until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is the parent's business
@@ -231,7 +231,7 @@ def _work(
     answer: tuple[int, float, str | None]
     while True:
         try:
-            site, slot, names, client, recipe, this_round, drill, widths, distil = pipe.recv()
+            site, slot, names, client, recipe, this_round, options, widths, distil = pipe.recv()
         except (EOFError, OSError):
             return
         try:
@@ -239,8 +239,8 @@ def _work(
             theta, mask = layout.params(thetas[slot]), layout.mask(desk.mask, names)
             if widths is not None:
                 nested = widths_of(layout.levels(desk.levels, widths[0]), widths[1])
-                drill = replace(drill, widths=nested, distil=distil)
-            update = bench.train(Job(task, clients, client, theta, mask, recipe, this_round, drill))
+                options = replace(options, widths=nested, distil=distil)
+            update = bench.train(Job(task, clients, client, theta, mask, recipe, this_round, options))
             layout.put_kept(desk.out, update.theta, update.mask)
             if update.mask is not mask:
                 layout.put_mask(desk.mask, update.mask)

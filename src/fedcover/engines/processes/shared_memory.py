@@ -11,7 +11,7 @@ from fedcover.params import Mask, Params
 ALIGN = 64
 
 
-class Layout:
+class BufferLayout:
     """Where each tensor of a model lies in one flat stretch of bytes."""
 
     def __init__(self, theta: Mapping[str, Tensor]) -> None:

@@ -42,11 +42,11 @@ class Buffers:
     keys: Tensor
     step: Tensor
     losses: Tensor
-    drills: Params
+    training_options: Params
     """What drills need; empty without them."""
 
 
-class Machine:
+class BatchedStep:
     """A step for a fixed number of clients, captured once and replayed."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Machine:
         jobs: Sequence[Job],
         table: BatchTable,
         masked: bool,
-        drills: DrillKind,
+        training_options: DrillKind,
         inputs: Tensor,
         labels: Tensor,
         device: torch.device,
@@ -84,7 +84,7 @@ class Machine:
             torch.zeros(n, dtype=torch.long, device=device),
             torch.zeros((), dtype=torch.long, device=device),
             torch.zeros((steps, n), device=device),
-            drill_buffers(drills, self._trained, steps, theta),
+            drill_buffers(training_options, self._trained, steps, theta),
         )
         self._gradients = _gradients_function(self._model, self._stream, loss, self._full)
         self._update = _update_function(self._gradients, self._recipe, self._trained)
@@ -111,7 +111,7 @@ class Machine:
             self._regrow(step, turns.get(step, []))
             take()
         self._regrow(steps, turns.get(steps, []))
-        theta, reports = finished(self._at.theta, self._at.drills)
+        theta, reports = finished(self._at.theta, self._at.training_options)
         theta |= self._still
         masks = {name: stack.clone() for name, stack in self._at.masks.items()} if turns else {}
         return theta, self._at.losses.clone(), reports, masks
@@ -127,9 +127,9 @@ class Machine:
             _deal([mask.get(name, whole) for mask in masks], mask_of, stack)
             at.theta[name].masked_fill_(~stack, 0.0)
         # A product with a gain and a division by it may round, and what is not trained stays as it is.
-        still = [name for name in at.theta if name not in self._trained and f"gain/{name}" in at.drills]
+        still = [name for name in at.theta if name not in self._trained and f"gain/{name}" in at.training_options]
         self._still = {name: at.theta[name].clone() for name in still}
-        load_drills(at.drills, jobs, at.theta)
+        load_drills(at.training_options, jobs, at.theta)
         for velocity in at.velocity.values():
             velocity.zero_()
         at.index.copy_(table.index)
@@ -141,7 +141,7 @@ class Machine:
         at = self._at
         index = at.index.index_select(0, at.step.view(1)).squeeze(0)
         batch = self._batch(index)
-        return at.theta, at.velocity, at.masks, *batch, at.keys, at.step, at_step(at.drills, at.step)
+        return at.theta, at.velocity, at.masks, *batch, at.keys, at.step, at_step(at.training_options, at.step)
 
     def _batch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, labels, and which of them are real."""

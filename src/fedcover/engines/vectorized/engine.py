@@ -17,8 +17,8 @@ from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import failure
 from fedcover.engines.vectorized.batch_table import batch_table
-from fedcover.engines.vectorized.batched_step import Machine
-from fedcover.engines.vectorized.transforms import drill_kinds
+from fedcover.engines.vectorized.batched_step import BatchedStep
+from fedcover.engines.vectorized.transforms import option_kinds
 from fedcover.errors import InputError
 from fedcover.params import Params
 from fedcover.training.task import Job, Task
@@ -46,7 +46,7 @@ class Vectorized(Engine):
         self._compile = self.device.type == "cuda" if compile is None else compile
         self._most = most
         self._data: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
-        self._machines: dict[Any, Machine] = {}
+        self._machines: dict[Any, BatchedStep] = {}
         self._training: Any = None
         if self.device.type == "cuda":
             self.together, self.ahead = 16, 2
@@ -68,8 +68,8 @@ class Vectorized(Engine):
         """
         kinds = {key: _kind(task) for key, task in {id(job.task): job.task for job in jobs}.items()}
         groups: dict[Any, list[int]] = {}
-        for number, (job, drills) in enumerate(zip(jobs, drill_kinds(jobs), strict=True)):
-            groups.setdefault((drills, kinds[id(job.task)], *_part(job)), []).append(number)
+        for number, (job, training_options) in enumerate(zip(jobs, option_kinds(jobs), strict=True)):
+            groups.setdefault((training_options, kinds[id(job.task)], *_part(job)), []).append(number)
         batches = [
             (kind, numbers[start : start + self._most])
             for kind, numbers in groups.items()
@@ -150,7 +150,7 @@ class Vectorized(Engine):
             self._machines.pop(key, None)  # one with masks serves for jobs without them too
             while len(self._machines) >= self.ahead:  # no more: each holds whole stacks of models
                 del self._machines[next(iter(self._machines))]
-            self._machines[key] = Machine(jobs, table, masked, kind[0], inputs, labels, self.device, self._compile)
+            self._machines[key] = BatchedStep(jobs, table, masked, kind[0], inputs, labels, self.device, self._compile)
         theta, losses, reports, masks = self._machines[key].run(jobs, table)
         counts = (table.index >= 0).sum(2) * table.last_epoch
         means = (losses * counts).sum(0) / counts.sum(0)
@@ -199,7 +199,7 @@ def _updates(
         ClientUpdate(
             job.client.id,
             {name: stack[i] for name, stack in theta.items()},
-            {name: masks[name][i] for name in job.mask} if job.drill and job.drill.regrow else job.mask,
+            {name: masks[name][i] for name in job.mask} if job.options and job.options.regrow else job.mask,
             job.clients.size(job.client.id),
             mean,
             fine,

@@ -28,7 +28,7 @@ def turns_of(jobs: Sequence[Job]) -> dict[int, list[Turn]]:
     """Who readjusts, by the number of steps that come before; clients have epochs of different lengths."""
     found: dict[int, list[Turn]] = {}
     for row, job in enumerate(jobs):
-        regrow = job.drill.regrow if job.drill else None
+        regrow = job.options.regrow if job.options else None
         if regrow and job.mask:
             epochs = job.recipe.epochs
             each = job.recipe.steps(job.clients.size(job.client.id)) // epochs

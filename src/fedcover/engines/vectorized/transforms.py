@@ -7,23 +7,23 @@ from torch import Tensor
 
 from fedcover.errors import InputError
 from fedcover.params import Params
-from fedcover.training.options import MOST_WIDTHS, Drill, boost, levels_of
+from fedcover.training.options import MOST_WIDTHS, TrainingOptions, boost, levels_of
 from fedcover.training.task import Job, width_draws
 
 DrillKind = tuple[bool, ...]
 """Whether there are gains, thresholds, widths, and whether the client reports."""
 LEAST = "least"
 """The name of the table that says, for (step, client), the least level of an entry that is inside the drawn width."""
-PLAIN = Drill()
+PLAIN = TrainingOptions()
 
 
-def drill_kinds(jobs: Sequence[Job]) -> list[DrillKind]:
+def option_kinds(jobs: Sequence[Job]) -> list[DrillKind]:
     """What drills must share for their clients to be trained as one batch; all False without drills.
 
     Clients of one federation go together even if only some of them have gains, thresholds or widths: the others have
     a gain of 1, a threshold of 0 and all of their model inside. Otherwise a federation would be cut into small batches.
     """
-    own = [_kind(job.drill or PLAIN) for job in jobs]
+    own = [_kind(job.options or PLAIN) for job in jobs]
     shared: dict[int, list[bool]] = {}
     for job, kind in zip(jobs, own, strict=True):
         before = shared.setdefault(id(job.theta), [False, False, False])
@@ -31,11 +31,11 @@ def drill_kinds(jobs: Sequence[Job]) -> list[DrillKind]:
     return [(*shared[id(job.theta)], kind[-1]) for job, kind in zip(jobs, own, strict=True)]
 
 
-def _kind(drill: Drill) -> DrillKind:
-    if drill.distil:
+def _kind(options: TrainingOptions) -> DrillKind:
+    if options.distil:
         what = "distils from the widest of several widths"
         raise InputError(f"the policy {what}, which engine=vectorized cannot do; use engine=processes or engine=serial")
-    return bool(drill.gains), bool(drill.thresholds), bool(drill.widths), drill.report
+    return bool(options.gains), bool(options.thresholds), bool(options.widths), options.report
 
 
 def drill_buffers(kind: DrillKind, trained: Sequence[str], steps: int, like: Params) -> Params:
@@ -63,33 +63,33 @@ def drill_buffers(kind: DrillKind, trained: Sequence[str], steps: int, like: Par
 
 def load_drills(buffers: Params, jobs: Sequence[Job], theta: Params) -> None:
     """Fill the buffers for these jobs, and make theta what is trained in its place."""
-    drills = [job.drill or PLAIN for job in jobs]
+    training_options = [job.options or PLAIN for job in jobs]
     counted: dict[int, Params] = {}
-    for drill in drills:
-        if drill.widths and id(drill) not in counted:
-            counted[id(drill)] = levels_of(drill.widths)
+    for options in training_options:
+        if options.widths and id(options) not in counted:
+            counted[id(options)] = levels_of(options.widths)
     for key, buffer in buffers.items():
         kind, _, name = key.partition("/")
         if kind == "gain":
-            buffer.copy_(torch.tensor([drill.gains.get(name, 1.0) for drill in drills]))
+            buffer.copy_(torch.tensor([options.gains.get(name, 1.0) for options in training_options]))
             theta[name].mul_(column(buffer, theta[name]))
         elif kind == "tau":
-            buffer.copy_(torch.tensor([drill.thresholds.get(name, 0.0) for drill in drills]))
+            buffer.copy_(torch.tensor([options.thresholds.get(name, 0.0) for options in training_options]))
         elif kind == "squares":
             buffer.zero_()
         elif kind == "still":
             buffer.copy_(theta[name])
         elif kind == "level":
             buffer.fill_(MOST_WIDTHS)
-            for row, drill in zip(buffer, drills, strict=True):
-                if name in counted.get(id(drill), {}):
-                    row.copy_(counted[id(drill)][name])
+            for row, options in zip(buffer, training_options, strict=True):
+                if name in counted.get(id(options), {}):
+                    row.copy_(counted[id(options)][name])
         elif key == LEAST:
             buffer.zero_()
-            for client, (job, drill) in enumerate(zip(jobs, drills, strict=True)):
-                if drill.widths:
+            for client, (job, options) in enumerate(zip(jobs, training_options, strict=True)):
+                if options.widths:
                     drawn = width_draws(job, job.clients.size(job.client.id))
-                    buffer[: len(drawn), client] = (len(drill.widths) - drawn).to(buffer)
+                    buffer[: len(drawn), client] = (len(options.widths) - drawn).to(buffer)
 
 
 def at_step(buffers: Params, step: Tensor) -> Params:

@@ -26,7 +26,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Holding:
+class SegmentShare:
     """A segment of one layer's ranking: from which share to which, how many hold it, and each client's part of it.
 
     A client's part begins at ``begins`` of the segment and goes around its end if need be.

@@ -12,18 +12,18 @@ from torch import nn
 
 from fedcover.errors import InputError
 from fedcover.seeding import ambient
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.dependency_graph import read_graph
 from fedcover.structure.units.group import Member, UnitGroup, layer_of
 from fedcover.structure.units.slicing import Cuts, cut, cuts_of, shape_after, smaller_copy
-from fedcover.structure.units.verify import settle
+from fedcover.structure.units.verify import verify_groups
 
 __all__ = [
-    "Anatomy",
+    "UnitStructure",
     "Cuts",
     "Member",
     "UnitGroup",
-    "anatomy",
+    "unit_structure",
     "cut",
     "cuts_of",
     "find_groups",
@@ -35,38 +35,38 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class UnitStructure:
     """The units of a network, and the layers without any, each with the reason."""
 
     groups: tuple[UnitGroup, ...]
     left_whole: dict[str, str]
 
 
-_known: "WeakKeyDictionary[nn.Module, Anatomy]" = WeakKeyDictionary()
+_known: "WeakKeyDictionary[nn.Module, UnitStructure]" = WeakKeyDictionary()
 
 
-def anatomy(network: Network) -> Anatomy:
+def unit_structure(network: ModelStructure) -> UnitStructure:
     """The hidden unit groups of a network in order of use, and what is left whole; found once for each network."""
     if network.model not in _known:
         with ambient(0, "find units"):
             found, whole = read_graph(network)
-            groups, faults = settle(network, found)
+            groups, faults = verify_groups(network, found)
         followed = {member.tensor for group in groups for member in group.members if member.incoming}
         layers = [layer_of(name) for name in network.hidden if name not in followed]
         reasons = {**whole, **faults}
         left = {layer: reasons.get(layer, "its units could not be followed through the network") for layer in layers}
-        _known[network.model] = Anatomy(groups, left)
+        _known[network.model] = UnitStructure(groups, left)
     return _known[network.model]
 
 
-def find_groups(network: Network) -> tuple[UnitGroup, ...]:
+def find_groups(network: ModelStructure) -> tuple[UnitGroup, ...]:
     """The hidden unit groups of a network, in order of use; the output layer's units are not among them."""
-    return anatomy(network).groups
+    return unit_structure(network).groups
 
 
-def groups_for(policy: object, network: Network) -> tuple[UnitGroup, ...]:
+def groups_for(policy: object, network: ModelStructure) -> tuple[UnitGroup, ...]:
     """The same for a policy that needs some: an error that says why there are none, and what would work."""
-    found = anatomy(network)
+    found = unit_structure(network)
     if found.groups:
         return found.groups
     name = type(network.model).__name__

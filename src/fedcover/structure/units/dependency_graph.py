@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcover.errors import InputError
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.group import Member, UnitGroup, layer_of
 from fedcover.structure.units.layers import axes_of, channels_of_group
-from fedcover.structure.units.timeout import within
+from fedcover.structure.units.timeout import call_with_timeout
 
 Split = tuple[int, ...]
 PATIENCE = 60.0
@@ -52,7 +52,7 @@ def merge(group: UnitGroup, unit: Tensor, size: int) -> UnitGroup:
     return replace(group, size=size, members=members)
 
 
-def read_graph(network: Network) -> tuple[list[Found], dict[str, str]]:
+def read_graph(network: ModelStructure) -> tuple[list[Found], dict[str, str]]:
     """The groups that the graph gives, in order of use, and the layers of those that cannot be cut, with the reason."""
     try:
         import torch_pruning
@@ -67,7 +67,7 @@ def read_graph(network: Network) -> tuple[list[Found], dict[str, str]]:
             return [list(group) for group in graph.get_all_groups()]
 
     try:
-        listed = within(PATIENCE, trace)
+        listed = call_with_timeout(PATIENCE, trace)
     except Exception as error:
         why = f"no units were found: {str(error).partition(chr(10))[0] or type(error).__name__}"
         return [], {layer_of(name): why for name in network.hidden}
@@ -89,7 +89,7 @@ def read_graph(network: Network) -> tuple[list[Found], dict[str, str]]:
 class _Reader:
     """Turns torch-pruning's groups into ours."""
 
-    def __init__(self, model: nn.Module, network: Network) -> None:
+    def __init__(self, model: nn.Module, network: ModelStructure) -> None:
         self._network = network
         self._names: dict[Any, str] = {module: name for name, module in model.named_modules()}
         self._parameters = {id(tensor): name for name, tensor in model.named_parameters()}
@@ -178,7 +178,7 @@ class _Views(TorchDispatchMode):
         return out
 
 
-def _splits(network: Network) -> list[Split]:
+def _splits(network: ModelStructure) -> list[Split]:
     """How a pass splits axes; the largest number of parts first."""
     watch = _Views()
     with torch.no_grad(), watch:

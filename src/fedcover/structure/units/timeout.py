@@ -12,10 +12,10 @@ class TooLongError(Exception):
     """It took longer than it may."""
 
 
-def within(seconds: float, work: Callable[[], T]) -> T:
+def call_with_timeout(seconds: float, work: Callable[[], T]) -> T:
     """What ``work`` returns or raises, in a thread of its own; ``TooLongError`` if it is not done in time.
 
-    >>> within(10, lambda: 7)
+    >>> call_with_timeout(10, lambda: 7)
     7
     """
     results: list[T] = []

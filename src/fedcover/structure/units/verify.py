@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedcover._threads import one_thread
 from fedcover.params import Params, prune, put_params
 from fedcover.seeding import ambient, generator
-from fedcover.structure.trace import Network
+from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.dependency_graph import Found
 from fedcover.structure.units.group import UnitGroup, layer_of
 from fedcover.structure.units.slicing import cuts_of, smaller_copy
@@ -27,13 +27,13 @@ WORK = 3e7
 MIXED = "its outputs differ; units are mixed on their way, as by a softmax or a layer norm"
 
 
-def settle(network: Network, found: Sequence[Found]) -> tuple[tuple[UnitGroup, ...], dict[str, str]]:
+def verify_groups(network: ModelStructure, found: Sequence[Found]) -> tuple[tuple[UnitGroup, ...], dict[str, str]]:
     """The groups that can be cut, and for the layers of all others the reason.
 
     Units that can only go together, such as the channels of an attention head, are first met one by one; where that
     fails, the coarser ones of ``Found.coarser`` are tried.
     """
-    first, stage = tuple(one.finest for one in found), Stage(network)
+    first, stage = tuple(one.finest for one in found), DryRun(network)
     if not first or not stage.fault_of(first):
         return first, {}
     groups: tuple[UnitGroup, ...] = ()
@@ -51,10 +51,10 @@ def settle(network: Network, found: Sequence[Found]) -> tuple[tuple[UnitGroup, .
     return groups, faults
 
 
-class Stage:
+class DryRun:
     """Where units of a network are tried out against the masked model."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: ModelStructure) -> None:
         self._network = network
 
     def fault_of(self, groups: Sequence[UnitGroup]) -> str:
@@ -104,7 +104,7 @@ def _patterns(order: Tensor) -> tuple[Tensor, ...]:
     return torch.arange(size) % 2 == 0, order < max(1, size - 1), order < (size + 1) // 2, order < 1
 
 
-def _parameters(network: Network, rng: torch.Generator) -> Params:
+def _parameters(network: ModelStructure, rng: torch.Generator) -> Params:
     """Random ones, of about the size at which layers start."""
     return {
         name: torch.randn(shape, generator=rng, dtype=torch.float64) / math.sqrt(math.prod(shape[1:]))
@@ -112,7 +112,7 @@ def _parameters(network: Network, rng: torch.Generator) -> Params:
     }
 
 
-def _inputs(network: Network) -> Tensor:
+def _inputs(network: ModelStructure) -> Tensor:
     """The example and random inputs like it: where all inputs or all tokens are alike, attention hides its faults."""
     given = network.example
     shape = (max(len(given), min(MOST_INPUTS, int(WORK / max(1.0, _work(network))))), *given.shape[1:])
@@ -130,12 +130,12 @@ def _inputs(network: Network) -> Tensor:
     return given
 
 
-def _work(network: Network) -> float:
+def _work(network: ModelStructure) -> float:
     """Multiply-adds of one example's pass."""
     return sum(math.prod(shape) * network.macs[name] for name, shape in network.shapes.items())
 
 
-def _characters(network: Network) -> int:
+def _characters(network: ModelStructure) -> int:
     """Whole numbers below this are inputs that a model can read."""
     tables = [layer.num_embeddings for layer in network.model.modules() if isinstance(layer, nn.Embedding)]
     return min(tables, default=int(network.example.max()) + 2)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from fedcover.params import Mask, Params, params_of, prune, put_params
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import Ask, Stream, scales
-from fedcover.training.steps.native import Recogniser, State
-from fedcover.training.steps.traced import Program, find_program
+from fedcover.training.steps.native import ChainState, Matcher
+from fedcover.training.steps.traced import TracedStep, trace_step
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -74,8 +74,8 @@ class Stepper:
         self.model, self.stream, self.loss = model.train(), stream, loss
         self._trace = trace
         self.flats = _lay_out(model)
-        self._recogniser = Recogniser(model, stream, loss)
-        self._programs: dict[object, Program | None] = {}
+        self._recogniser = Matcher(model, stream, loss)
+        self._traced_steps: dict[object, TracedStep | None] = {}
         self.lr = self.momentum = 0.0
         self.exact = False
         self._gains: Mapping[str, float] = NONE
@@ -129,8 +129,8 @@ class Stepper:
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """Take one step on a batch; its loss before the step."""
-        program = None if self.exact else self._program(x, y)
-        loss = self._by_autograd(x, y) if program is None else self._by_program(program, x, y)
+        traced = None if self.exact else self._traced_step(x, y)
+        loss = self._by_autograd(x, y) if traced is None else self._by_traced(traced, x, y)
         for flat in self.flats:
             if flat.kept is None:
                 flat.theta.sub_(flat.velocity, alpha=self.lr)
@@ -159,8 +159,8 @@ class Stepper:
             flat.velocity.zero_()
         self.momentum, self.exact = 0.0, False
         try:
-            program = self._program(x, y) if loss is None else None
-            return self._by_autograd(x, y, loss) if program is None else self._by_program(program, x, y)
+            traced = self._traced_step(x, y) if loss is None else None
+            return self._by_autograd(x, y, loss) if traced is None else self._by_traced(traced, x, y)
         finally:
             self.momentum, self.exact = momentum, exact
 
@@ -181,25 +181,25 @@ class Stepper:
         chain = self._recogniser.find(inputs, labels, orders, batch_size, places)
         if chain is None:
             return None
-        state = State(flat.theta, flat.velocity, flat.kept, self.lr, self.momentum, self.stream.key, self.number)
+        state = ChainState(flat.theta, flat.velocity, flat.kept, self.lr, self.momentum, self.stream.key, self.number)
         losses = chain.epochs(state, inputs, labels, orders, batch_size)
         self.number += 0 if losses is None else len(orders) * len(losses)
         return losses
 
-    def _program(self, x: Tensor, y: Tensor) -> Program | None:
+    def _traced_step(self, x: Tensor, y: Tensor) -> TracedStep | None:
         """The program for batches of this shape, found once; None if steps on them are left to autograd."""
         key = (x.shape, x.dtype, y.shape, y.dtype)
-        if key not in self._programs:
+        if key not in self._traced_steps:
             momenta = {name: v for flat in self.flats for name, v in zip(flat.names, flat.momenta, strict=True)}
-            found = find_program(self.model, self.stream, self.loss, x, y, momenta) if self._trace else None
-            self._programs[key] = found if found is not None and self._agrees(found, x, y) else None
-        return self._programs[key]
+            found = trace_step(self.model, self.stream, self.loss, x, y, momenta) if self._trace else None
+            self._traced_steps[key] = found if found is not None and self._agrees(found, x, y) else None
+        return self._traced_steps[key]
 
-    def _agrees(self, program: Program, x: Tensor, y: Tensor) -> bool:
+    def _agrees(self, traced: TracedStep, x: Tensor, y: Tensor) -> bool:
         """Whether a program's loss and gradients on a batch are autograd's; momenta are left as they were."""
         before = [flat.velocity.clone() for flat in self.flats]
         found = []
-        for take in (self._by_autograd, partial(self._by_program, program)):
+        for take in (self._by_autograd, partial(self._by_traced, traced)):
             for flat in self.flats:
                 flat.velocity.zero_()
             with ambient(0, "agree"):
@@ -213,8 +213,8 @@ class Stepper:
             for a, b in zip(*found, strict=True)
         )
 
-    def _by_program(self, program: Program, x: Tensor, y: Tensor) -> Tensor:
-        return program.run(x, y, self.momentum, *[self._scale(ask, x.device) for ask in program.asks])
+    def _by_traced(self, traced: TracedStep, x: Tensor, y: Tensor) -> Tensor:
+        return traced.run(x, y, self.momentum, *[self._scale(ask, x.device) for ask in traced.asks])
 
     def _scale(self, ask: Ask, device: torch.device) -> Tensor:
         """A layer's dropout at this step, drawn for many steps at once."""

@@ -40,7 +40,7 @@ IN_PLACE = {aten.mul.Tensor: "mul_", aten.add.Tensor: "add_", aten.relu.default:
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedStep:
     """A traced step for one shape of batch, bound to a model's parameters and momenta."""
 
     run: Callable[..., Tensor]
@@ -49,14 +49,14 @@ class Program:
     """The dropout that a step needs."""
 
 
-def find_program(
+def trace_step(
     model: nn.Module,
     stream: Stream,
     loss: Callable[[Tensor, Tensor], Tensor],
     x: Tensor,
     y: Tensor,
     momenta: Mapping[str, Tensor],
-) -> Program | None:
+) -> TracedStep | None:
     """The program of one step on batches like (x, y); None if the model cannot be traced.
 
     ``momenta`` has the velocity of every trained parameter.
@@ -85,7 +85,7 @@ def find_program(
         return None
     finally:
         stream.given = None
-    return Program(_bind(graph, values, [momenta[name] for name in trained], len(asks)), asks)
+    return TracedStep(_bind(graph, values, [momenta[name] for name in trained], len(asks)), asks)
 
 
 def asks_of(model: nn.Module, stream: Stream, x: Tensor) -> tuple[Ask, ...]:

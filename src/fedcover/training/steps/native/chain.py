@@ -45,7 +45,7 @@ class _Job(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class State:
+class ChainState:
     """Where a client stands: parameters, momenta and mask as flat stretches of memory, and its settings."""
 
     theta: Tensor
@@ -66,7 +66,9 @@ class Chain:
         self._work = torch.empty(0)
         self.classes = ops[-1].outputs
 
-    def epochs(self, state: State, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor | None:
+    def epochs(
+        self, state: ChainState, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int
+    ) -> Tensor | None:
         """The losses of the last epoch's steps; None, with nothing done, if a label is out of range.
 
         There is one call for each epoch, so that a run can be interrupted.

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedcover.seeding import ambient, generator
 from fedcover.structure.dropout import Ask, Stream
 from fedcover.training.steps.native.build import library
-from fedcover.training.steps.native.chain import DROPOUT, LINEAR, RELU, Chain, Op, State
+from fedcover.training.steps.native.chain import DROPOUT, LINEAR, RELU, Chain, ChainState, Op
 from fedcover.training.steps.traced import asks_of
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ Places = Mapping[str, tuple[int, int]]
 """Where each parameter begins in a flat stretch, and its size."""
 
 
-class Recogniser:
+class Matcher:
     """Finds the chain that a model is, once for each shape of its inputs and each number of rows."""
 
     def __init__(self, model: nn.Module, stream: Stream, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -167,7 +167,7 @@ def _agree(
         view.copy_(torch.randn(view.shape, generator=rng) / view[0].numel() ** 0.5)
     x = torch.randn(2 * rows, *shape, generator=rng)
     y = torch.randint(chain.classes, (2 * rows,), generator=rng)
-    state = State(theta.clone(), torch.zeros_like(theta), None, lr=0.1, momentum=0.5, key=seed, step=7)
+    state = ChainState(theta.clone(), torch.zeros_like(theta), None, lr=0.1, momentum=0.5, key=seed, step=7)
     losses = chain.epochs(state, x, y, torch.arange(2 * rows).unsqueeze(0), rows)
     if losses is None:
         return False
