@@ -50,7 +50,7 @@ def by_hand(job: Job) -> Params:
     assert job.options is not None
     theta = {name: t * kept_of(job.mask, job.theta)[name] for name, t in job.theta.items()}
     velocity = {name: torch.zeros_like(t) for name, t in theta.items() if name not in FROZEN}
-    data, number = job.clients.examples_of(job.client.id), 0
+    data, number = job.population.examples_of(job.client.id), 0
     drawn = width_draws(job, EXAMPLES).tolist()
     for order in shuffle_draws(job, EXAMPLES).argsort(stable=True, dim=1):
         for batch in order.split(RECIPE.batch_size):

@@ -41,7 +41,7 @@ def job_for(seed: int, options: TrainingOptions | None, masked: bool = True) -> 
 
 def batches(job: Job) -> list[tuple[Tensor, Tensor]]:
     """The batches of a job's steps."""
-    data = job.clients.examples_of(0)
+    data = job.population.examples_of(0)
     orders = shuffle_draws(job, EXAMPLES).argsort(stable=True, dim=1)
     return [(data.inputs[part], data.labels[part]) for order in orders for part in order.split(RECIPE.batch_size)]
 

@@ -62,7 +62,7 @@ def test_training_equals_the_written_formula(seed: int) -> None:
     model.eval()
     model.train = lambda mode=True: model  # type: ignore[assignment,method-assign] # no dropout, to compare
     update = train_client(Stepper(model, stream, F.cross_entropy), job)
-    data = job.clients.examples_of(0)
+    data = job.population.examples_of(0)
     kept = kept_of(job.mask, job.theta)
     with torch.no_grad():
         for name, tensor in reference.named_parameters():

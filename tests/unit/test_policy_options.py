@@ -100,7 +100,7 @@ def made(
     either: int | str = 1,
     pair: tuple[int, int] = (1, 2),
     score: Callable[[float], float] = abs,
-    network: fc.network.ModelStructure | None = None,
+    network: fc.structure.ModelStructure | None = None,
     _private: int = 3,
     name: str = "x",
     *rest: int,

@@ -95,17 +95,17 @@ def audit_code(
     (8, 4)
     """
     module, example = usual(model, seed)
-    network = trace(module, example)
+    structure = trace(module, example)
     choice = choose(technique, settings)
-    policy = choice.policy().bind(network)
+    policy = choice.policy().bind(structure)
     budgets = parse_code(code, policy.codebook)
     theta = params_of(module)
     cohort = cohort_of(range(len(budgets)), [1] * len(budgets), budgets, "slot")
     masks, _ = policy.plan(theta, cohort, Round(1, seed), policy.start())
     counts = coverage_of(masks, theta)
     noise = pruning_noise(theta, masks)
-    whole = cost_of(network, {})
-    costs = [cost_of(network, mask) for mask in {id(m): m for m in masks}.values()]
+    whole = cost_of(structure, {})
+    costs = [cost_of(structure, mask) for mask in {id(m): m for m in masks}.values()]
     cost = dict(zip({id(m): None for m in masks}, costs, strict=True))
     each = [cost[id(mask)] for mask in masks]
     mean = {

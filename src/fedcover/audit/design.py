@@ -108,19 +108,19 @@ def design_report(
         raise InputError("ask for --gamma or for --noise, not for both; the other follows")
     check_whole("window", window, 1)
     keeps = [budget.keep for budget in budgets]
-    network, policy, theta, stocks = None, Optimal(units), Params(), list[Stock]()
+    structure, policy, theta, stocks = None, Optimal(units), Params(), list[Stock]()
     if model is not None and example is not None:
-        network = trace(model, example)
-        policy, theta = policy.bind(network), params_of(network.model)
+        structure = trace(model, example)
+        policy, theta = policy.bind(structure), params_of(structure.model)
         stocks = policy.stocks(theta, budgets)
     elif units:
         raise InputError("a design of whole units needs a model, whose units they are")
     elif known is not None:
         raise InputError("the whole bound needs a model: pruning errors are shares of the squared norm of its weights")
-    lists = lists_of(theta, stocks) if network else [uniform_weights(keeps)]
+    lists = lists_of(theta, stocks) if structure else [uniform_weights(keeps)]
     by_energy = found = frontier(lists)
     given = _given(budgets, lists)
-    if network and units:
+    if structure and units:
         found = Frontier(
             tuple(_measured(point, theta, _plan(policy, theta, budgets, point.gamma, 1)) for point in found.points)
         )
@@ -142,7 +142,7 @@ def design_report(
             for holding in _holdings(name, size, counts, chosen.gamma)
         ],
         units,
-        _rounds_of(network, policy, theta, budgets, chosen.gamma, window) if network and units else None,
+        _rounds_of(structure, policy, theta, budgets, chosen.gamma, window) if structure and units else None,
     )
 
 
@@ -212,7 +212,7 @@ def _bounded(found: Frontier, constants: Constants, steps: Steps, theta: Params,
 
 
 def _rounds_of(
-    network: ModelStructure, policy: Optimal, theta: Params, budgets: Sequence[Budget], gamma: int, rounds: int
+    structure: ModelStructure, policy: Optimal, theta: Params, budgets: Sequence[Budget], gamma: int, rounds: int
 ) -> Rounds:
     """Masks of whole units as the policy plans them for these clients in so many rounds, with theta as it is."""
     total = {name: torch.zeros_like(tensor, dtype=torch.int32) for name, tensor in theta.items()}
@@ -226,7 +226,7 @@ def _rounds_of(
             worst[name] = (min(worst[name][0], share_held), min(worst[name][1], least))
         total = {name: total[name] + counts[name] for name in total}
     together = _covers(total)
-    axes = Counter(member.tensor for group in find_groups(network) for member in group.members)
+    axes = Counter(member.tensor for group in find_groups(structure) for member in group.members)
     layers = [
         LayerRounds(name, axes[name] > 1, *together[name], *worst[name])
         for name, tensor in theta.items()

@@ -97,12 +97,12 @@ def audit_rounds(
     check_whole("window", window, 1)
     if window > rounds:
         raise InputError(f"a window of {window} rounds is longer than the {rounds} that are played; raise rounds")
-    network = model if isinstance(model, ModelStructure) else _traced(model, seed)
+    structure = model if isinstance(model, ModelStructure) else _traced(model, seed)
     choice = choose(policy, settings) if isinstance(policy, str) else Choice(str(policy), lambda: policy, {})
-    bound = choice.policy().bind(network)
+    bound = choice.policy().bind(structure)
     parsed = budgets_of(budgets, bound.codebook)
     cohort = cohort_of(range(len(parsed)), [1] * len(parsed), parsed, "slot")
-    tally = tally_of(bound, network, cohort)
+    tally = tally_of(bound, structure, cohort)
     play = _played if says(bound, "moves") else _still
     found = play(tally, rounds, window, times, seed)
     layers = []

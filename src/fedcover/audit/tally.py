@@ -29,9 +29,9 @@ Cells = Mapping[Any, Tensor]
 class Tally(ABC):
     """A policy's rounds, played without training, as counts of cells."""
 
-    def __init__(self, policy: Policy, network: ModelStructure, cohort: Sequence[Client]) -> None:
+    def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
         self.policy, self.cohort = policy, cohort
-        self.theta: Params = params_of(network.model)
+        self.theta: Params = params_of(structure.model)
         self.state = policy.start()
 
     @abstractmethod
@@ -54,9 +54,9 @@ class Tally(ABC):
 class EntryTally(Tally):
     """Every entry is a cell of its own: right for any policy."""
 
-    def __init__(self, policy: Policy, network: ModelStructure, cohort: Sequence[Client]) -> None:
-        super().__init__(policy, network, cohort)
-        self._groups = find_groups(network)
+    def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
+        super().__init__(policy, structure, cohort)
+        self._groups = find_groups(structure)
 
     def play(self, this_round: Round) -> dict[str, Tensor]:
         """The coverage of every entry by those who train, in one byte each if that is enough."""
@@ -95,8 +95,8 @@ class UnitTally(Tally):
 
     policy: UnitPolicy
 
-    def __init__(self, policy: UnitPolicy, network: ModelStructure, cohort: Sequence[Client]) -> None:
-        super().__init__(policy, network, cohort)
+    def __init__(self, policy: UnitPolicy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
+        super().__init__(policy, structure, cohort)
         self._places = {name: _place(name, tensor, policy.groups) for name, tensor in self.theta.items()}
         singles = {(number,) for number in range(len(policy.groups))}
         self._kinds = sorted(singles | {kind for kind, _ in self._places.values()})
@@ -152,19 +152,19 @@ def _place(name: str, tensor: Tensor, groups: Sequence[UnitGroup]) -> tuple[tupl
     return tuple(number for number, _, _ in found), entries * each
 
 
-def tally_of(policy: Policy, network: ModelStructure, cohort: Sequence[Client]) -> Tally:
+def tally_of(policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> Tally:
     """The quickest tally that is right for a policy, which is bound to the network."""
-    if isinstance(policy, UnitPolicy) and _holds_alone(policy, network, cohort):
-        return UnitTally(policy, network, cohort)
-    return EntryTally(policy, network, cohort)
+    if isinstance(policy, UnitPolicy) and _holds_alone(policy, structure, cohort):
+        return UnitTally(policy, structure, cohort)
+    return EntryTally(policy, structure, cohort)
 
 
-def _holds_alone(policy: UnitPolicy, network: ModelStructure, cohort: Sequence[Client]) -> bool:
+def _holds_alone(policy: UnitPolicy, structure: ModelStructure, cohort: Sequence[Client]) -> bool:
     """Whether ``hold`` says all: a policy with masks, groups or drills of its own may hold more or less.
 
     HeteroFL's masks have less for clients whose classes are known alone, and nobody rests under its drills.
     """
-    known = policy.groups is find_groups(network) and all(client.classes is None for client in cohort)
+    known = policy.groups is find_groups(structure) and all(client.classes is None for client in cohort)
     return known and all(
         getattr(getattr(policy, name), "__func__", None) in (getattr(UnitPolicy, name), getattr(HeteroFL, name))
         for name in ("plan", "mask_of", "drills")

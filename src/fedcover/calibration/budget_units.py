@@ -34,7 +34,7 @@ class BudgetUnit:
         return self.unit == "fraction"
 
     def budgets(
-        self, text: str, network: ModelStructure, steps_of: StepsOf, batch: int | None = None, units: bool = False
+        self, text: str, structure: ModelStructure, steps_of: StepsOf, batch: int | None = None, units: bool = False
     ) -> tuple[Budget, ...]:
         """Budgets as what they buy of a network of which single weights, or whole units, are pruned.
 
@@ -48,7 +48,7 @@ class BudgetUnit:
                 f"{self.calibration} timed batches of {device.batch}, and these clients train on batches of {batch};"
                 f" make another with `fedcover calibrate --batch {batch}`"
             )
-        prices, given = CostModel(network, units), amounts(text)
+        prices, given = CostModel(structure, units), amounts(text)
         bought: dict[tuple[float, int | None], Budget] = {}
         found = []
         for place, amount in enumerate(given):

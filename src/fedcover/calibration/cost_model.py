@@ -35,19 +35,19 @@ class Price:
 class CostModel:
     """What the sub-models of one network cost, keep by keep; ``units`` prunes whole units instead of weights."""
 
-    def __init__(self, network: ModelStructure, units: bool = False) -> None:
-        self._network, self._units = network, units
+    def __init__(self, structure: ModelStructure, units: bool = False) -> None:
+        self._structure, self._units = structure, units
         # For each tensor and axis: the list that decides, and how many indices go with its first 1, 2, ... items.
         self._owned: dict[str, dict[int, tuple[int, Sequence[int]]]] = {}
         sizes: list[int] = []
-        for group in find_groups(network) if units else ():
+        for group in find_groups(structure) if units else ():
             for member in group.members:
                 # Should units own unequal parts, the largest are taken: no choice of units costs more.
                 each = torch.bincount(member.units, minlength=group.size).sort(descending=True).values
                 self._owned.setdefault(member.tensor, {})[member.axis] = (len(sizes), each.cumsum(0).tolist())
             sizes.append(group.size)
-        for name in () if units else network.hidden:
-            size = math.prod(network.shapes[name])
+        for name in () if units else structure.hidden:
+            size = math.prod(structure.shapes[name])
             if size:
                 self._owned[name] = {-1: (len(sizes), range(1, size + 1))}
                 sizes.append(size)
@@ -61,7 +61,7 @@ class CostModel:
     def at(self, keep: float) -> Price:
         """The price at a keep."""
         counts, parameters, macs, masks = self.counts(keep), 0, 0.0, 0
-        for name, shape in self._network.shapes.items():
+        for name, shape in self._structure.shapes.items():
             left = math.prod(shape)
             if name in self._owned and counts != self.sizes:
                 axes = self._owned[name]
@@ -69,7 +69,7 @@ class CostModel:
                 left *= math.prod(indices[counts[which] - 1] for which, indices in axes.values())
                 masks += _most_packed(left, shape, product=self._units)
             parameters += left
-            macs += left * self._network.macs[name]
+            macs += left * self._structure.macs[name]
         values = BYTES_PER_VALUE * parameters
         return Price(parameters, macs, values + masks, values)
 
@@ -82,7 +82,7 @@ class CostModel:
         if unit == "fraction":
             return float(Budget(amount).keep)
         check_number(unit, amount, 0, math.inf, "a positive number")
-        cost, model = self._measure(unit, calibration, steps), type(self._network.model).__name__
+        cost, model = self._measure(unit, calibration, steps), type(self._structure.model).__name__
         if cost(1.0) <= amount:
             return 1.0
         low, high = 1 / max(self.sizes, default=1), 1.0
@@ -138,7 +138,7 @@ def _most_packed(kept: int, shape: Sequence[int], product: bool) -> int:
 
 
 def keep_for(
-    network: ModelStructure,
+    structure: ModelStructure,
     unit: str,
     amount: float,
     calibration: Calibration | None = None,
@@ -154,8 +154,8 @@ def keep_for(
 
     >>> from fedcover.structure.trace import trace
     >>> from fedcover.models import MLP
-    >>> network = trace(MLP(), torch.zeros(2, 1, 28, 28))
-    >>> keep_for(network, "parameters", 80_610), keep_for(network, "macs", 1e9)
+    >>> structure = trace(MLP(), torch.zeros(2, 1, 28, 28))
+    >>> keep_for(structure, "parameters", 80_610), keep_for(structure, "macs", 1e9)
     (0.5, 1.0)
     """
-    return CostModel(network, units).keep_for(unit, amount, calibration, steps)
+    return CostModel(structure, units).keep_for(unit, amount, calibration, steps)

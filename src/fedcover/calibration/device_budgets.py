@@ -65,7 +65,7 @@ def budgets_of_fleet(devices: Sequence[Device], code: Sequence[Budget], by: str,
     >>> [budget.keep for budget in budgets_of_fleet(few, [Budget()], "slot", "1", 2).spec]
     [1.0, 0.5]
     """
-    ordered = sorted(devices, key=lambda device: device.name)
+    ordered = sorted(devices, key=lambda device: device.number)
     if tells(devices):
         said = [None if device.capacity is None else Budget(device.capacity) for device in ordered]
         return by_client([own or code[place % len(code)] for place, own in enumerate(said)])

@@ -49,12 +49,12 @@ def calibrate(
     budgets = [Budget(keep) for keep in sorted(set(keeps))]
     if len(budgets) < 2:
         raise InputError(f"keeps must be two or more different ones, for a line through them; got {list(keeps)}")
-    network = trained_form(model, example)
-    policy = (neuron_pruning() if units else weight_pruning()).bind(network)
-    theta = params_of(network.model)
+    structure = trained_form(model, example)
+    policy = (neuron_pruning() if units else weight_pruning()).bind(structure)
+    theta = params_of(structure.model)
     cohort = [Client(0, slot, budget) for slot, budget in enumerate(budgets)]
     masks, _ = policy.plan(theta, cohort, Round(1, 0), policy.start())
-    task, clients, engine = Task(network.model), made_up(network, batch), Serial(shrink=True)
+    task, clients, engine = Task(structure.model), made_up(structure, batch), Serial(shrink=True)
     jobs = [Job(task, clients, cohort[0], theta, mask, LocalSGD(1, batch, lr=1e-4), Round(1, 0)) for mask in masks]
     times = timed(engine, jobs, repeats)
     medians = [statistics.median(own) for own in times]
@@ -79,8 +79,8 @@ def this_device() -> str:
 
 def trained_form(model: nn.Module, example: Tensor) -> ModelStructure:
     """The network as federations train it: batch norms go by their batch alone."""
-    network = trace(model, example)
-    return trace(static_form(network, model), example) if network.moving else network
+    structure = trace(model, example)
+    return trace(static_form(structure, model), example) if structure.moving else structure
 
 
 def median_seconds(engine: Serial, jobs: Sequence[Job], repeats: int) -> list[float]:
@@ -109,14 +109,14 @@ def seconds_of_step(engine: Serial, job: Job, steps: int) -> float:
     return (time.perf_counter() - begun) / (epochs * batches)
 
 
-def made_up(network: ModelStructure, batch: int) -> Population:
+def made_up(structure: ModelStructure, batch: int) -> Population:
     """Clients 0, 1, ... with 1, 2, ... batches of data of no meaning."""
     rng, many = generator(0, "calibrate"), BATCHES * batch
     with torch.no_grad():
-        scores = copy.deepcopy(network.model).eval()(network.example)
+        scores = copy.deepcopy(structure.model).eval()(structure.example)
     if not isinstance(scores, Tensor) or scores.ndim != 2:
         raise InputError("a model to calibrate must give one row of class scores for each example; wrap it so")
-    like = network.example
+    like = structure.example
     if (size := many * like[0].numel() * like.element_size()) > (most := _memory() // 4):
         raise InputError(
             f"{BATCHES} batches of {batch} examples take {size / 1e9:,.1f} GB, and this machine can spare"

@@ -33,12 +33,12 @@ def weight_seconds(
     check_whole("repeats", repeats, 1)
     if not keeps or any(not 0 < keep < 1 for keep in keeps):
         raise InputError(f"keeps must be one or more numbers between 0 and 1; got {list(keeps)}")
-    network = trained_form(model, example)
-    theta = params_of(network.model)
-    layers = hidden_of(network, "PruneFL")
+    structure = trained_form(model, example)
+    theta = params_of(structure.model)
+    layers = hidden_of(structure, "PruneFL")
     cases: list[tuple[str, int]] = [(n, whole_part(keep, theta[n].numel())) for n in layers for keep in keeps]
     masks: list[Mask] = [largest(magnitudes(theta, [name]), many) for name, many in cases]
-    task, clients, client = Task(network.model), made_up(network, batch), Client(0, 0, Budget())
+    task, clients, client = Task(structure.model), made_up(structure, batch), Client(0, 0, Budget())
     recipe, first = LocalSGD(1, batch, lr=1e-4), Round(1, 0)
     jobs = [Job(task, clients, client, theta, mask, recipe, first) for mask in [*masks, FULL]]
     *each, whole = median_seconds(Serial(), jobs, repeats)

@@ -83,12 +83,12 @@ def design(
             raise InputError(f"budgets in {unit} need --model, the network whose {unit} they are")
         found = design_report(parse_code(budgets), gamma, noise)
     else:
-        network, example = _network(model, folder)
+        module, example = _module(model, folder)
         given = currency.budgets(
-            budgets, trace(network, example), lambda place, many: STEPS if steps is None else steps, units=units
+            budgets, trace(module, example), lambda place, many: STEPS if steps is None else steps, units=units
         )
         about = f"{'units of ' if units else ''}{model}, {folder or 'fresh'}"
-        found = design_report(given, gamma, noise, network, example, about, units, rounds, known)
+        found = design_report(given, gamma, noise, module, example, about, units, rounds, known)
     if figure is not None:
         _draw(found, figure)
     if as_json:
@@ -121,10 +121,10 @@ def _show_step(constants: Constants, steps: Steps) -> None:
         out.print(f"the theorem holds for a step size of {bound.largest_step:.3g} at most; beyond it this is a guide")
 
 
-def _network(model: str, folder: Path | None) -> tuple[nn.Module, Tensor]:
+def _module(model: str, folder: Path | None) -> tuple[nn.Module, Tensor]:
     """A named network, fresh or with the weights of a run, and an example of its inputs."""
-    network, example = usual(model)
-    return load_model(folder, network) if folder is not None else network, example
+    module, example = usual(model)
+    return load_model(folder, module) if folder is not None else module, example
 
 
 def _draw(found: DesignReport, path: Path) -> None:

@@ -189,10 +189,10 @@ class Config(_Strict):
                 raise InputError(f"the run has {len(keeps)} keeps for {many} budgets; start anew in another folder")
             spec = [Budget(keep) for keep in keeps]
         elif not currency.plain:
-            network = trace(model, clients.examples.inputs[:2])
+            structure = trace(model, clients.examples.inputs[:2])
             steps_of = self._most_steps(clients, local)
-            units = policy.bind(network).units
-            spec = currency.budgets(self.budgets.code, network, steps_of, local.batch_size, units)
+            units = policy.bind(structure).units
+            spec = currency.budgets(self.budgets.code, structure, steps_of, local.batch_size, units)
         budgets = Budgets(spec, by)
         if devices:
             code = budgets.resolve(policy.codebook)

@@ -17,7 +17,7 @@ from fedcover.errors import InputError, check_number, check_whole
 class Device:
     """What one client tells of itself."""
 
-    name: int
+    number: int
     """The number by which it is known, whatever node it comes from."""
     examples: int
     labels: tuple[int, ...] | None = None
@@ -26,13 +26,13 @@ class Device:
     """The share of the model that it can afford; None if it does not say."""
 
     def __post_init__(self) -> None:
-        check_whole("a client's number", self.name, 0)
+        check_whole("a client's number", self.number, 0)
         check_whole("a client's number of examples", self.examples, 1)
         if self.capacity is not None:
             most = math.nextafter(1.0, 2.0)
             check_number("a client's capacity", self.capacity, 0, most, "a share of the model in (0, 1]")
         if self.labels is not None and (not self.labels or min(self.labels) < 0 or sum(self.labels) < 1):
-            raise InputError(f"the labels of client {self.name} are no counts; send one count for each class")
+            raise InputError(f"the labels of client {self.number} are no counts; send one count for each class")
 
     def check_labels(self, like: Examples) -> None:
         """Nothing, or an error if its label counts are not those of so many examples of a data set."""
@@ -40,12 +40,12 @@ class Device:
             return
         if len(self.labels) != like.classes:
             raise InputError(
-                f"client {self.name} counts labels of {len(self.labels)} classes, and there are {like.classes};"
+                f"client {self.number} counts labels of {len(self.labels)} classes, and there are {like.classes};"
                 f" see that all have the same data set"
             )
         if sum(self.labels) != (many := self.examples * like.labels[:1].numel()):
             raise InputError(
-                f"client {self.name} counts {sum(self.labels)} labels, and its {self.examples} examples have {many};"
+                f"client {self.number} counts {sum(self.labels)} labels, and its {self.examples} examples have {many};"
                 f" count each once"
             )
 
@@ -54,18 +54,18 @@ class DevicePopulation(Population):
     """Clients in the order of their numbers. ``examples`` are the server's own, for shapes and statistics alone.
 
     >>> few = Examples(torch.zeros(2, 3), torch.tensor([0, 1]), classes=2)
-    >>> roster = DevicePopulation(few, [Device(7, 4, (3, 1)), Device(2, 2, (0, 2))])
-    >>> len(roster), roster.size(0), roster.label_mix(1).tolist(), roster.index_of(7), roster.number_of(1)
+    >>> population = DevicePopulation(few, [Device(7, 4, (3, 1)), Device(2, 2, (0, 2))])
+    >>> len(population), population.size(0), population.label_mix(1).tolist(), population.index_of(7), population.number_of(1)
     (2, 2, [0.75, 0.25], 1, 7)
     """
 
     def __init__(self, examples: Examples, devices: Sequence[Device]) -> None:
         if not devices:
-            raise InputError("a roster needs at least one client; got none; wait for clients to come")
-        self._examples, self.devices = examples, tuple(sorted(devices, key=lambda one: one.name))
-        self._index = {one.name: index for index, one in enumerate(self.devices)}
+            raise InputError("a population needs at least one client; got none; wait for clients to come")
+        self._examples, self.devices = examples, tuple(sorted(devices, key=lambda one: one.number))
+        self._index = {one.number: index for index, one in enumerate(self.devices)}
         if len(self._index) != len(devices):
-            raise InputError("two clients of a roster have the same number; give each its own")
+            raise InputError("two clients of a population have the same number; give each its own")
         for one in self.devices:
             one.check_labels(examples)
 
@@ -73,9 +73,9 @@ class DevicePopulation(Population):
         return len(self.devices)
 
     def index_of(self, name: int) -> int:
-        """A client's place in the roster."""
+        """A client's place in the population."""
         if name not in self._index:
-            raise InputError(f"client {name} is not in the roster; it has {', '.join(map(str, self._index))}")
+            raise InputError(f"client {name} is not in the population; it has {', '.join(map(str, self._index))}")
         return self._index[name]
 
     @property
@@ -91,12 +91,12 @@ class DevicePopulation(Population):
     @property
     def parts(self) -> Tensor:
         """What the clients tell, as whole numbers."""
-        told = ((one.name, one.examples, *(one.labels or ())) for one in self.devices)
+        told = ((one.number, one.examples, *(one.labels or ())) for one in self.devices)
         return torch.tensor(list(chain.from_iterable(told)))
 
     def number_of(self, client: int) -> int:
         """The number by which the client in a place is known."""
-        return self.devices[client].name
+        return self.devices[client].number
 
     def indices(self, client: int) -> Tensor:
         """Nobody but the client knows."""

@@ -45,7 +45,7 @@ class ClientTrainer:
         if not self._shrink or not job.mask or (job.options and job.options.whole):
             return train_client(self._stepper(scratch, job), job)
         if scratch.shrinker is None:
-            scratch.shrinker = Shrinker(trace(scratch.model, job.clients.examples.inputs[:2]))
+            scratch.shrinker = Shrinker(trace(scratch.model, job.population.examples.inputs[:2]))
         sub = scratch.shrinker.shrink(job.mask)
         small = train_client(self._stepper(scratch, job, sub), replace(job, theta=sub.cut(job.theta), mask=sub.mask))
         return replace(small, theta=sub.restore(small.theta, job.theta), mask=job.mask)
@@ -69,4 +69,4 @@ class ClientTrainer:
 
 def failure(job: Job, why: str) -> ClientError:
     """The error that names the client, the round and the stage."""
-    return ClientError(f"client {job.client.name} failed in round {job.this_round.index} while training: {why}")
+    return ClientError(f"client {job.client.number} failed in round {job.this_round.index} while training: {why}")

@@ -43,7 +43,7 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
     return f"give one client the whole model{design}"
 
 
-def whole_sentence(policy: Policy, network: ModelStructure, budgets: Sequence[Budget]) -> str:
+def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[Budget]) -> str:
     """Which layers' units a policy of units never prunes, why, and what would; empty if there are no such layers.
 
     >>> from torch import nn, zeros; from fedcover.structure.trace import trace; from fedcover.policies import heterofl
@@ -53,7 +53,7 @@ def whole_sentence(policy: Policy, network: ModelStructure, budgets: Sequence[Bu
     """
     if not policy.units or all(budget.full for budget in budgets):
         return ""
-    left = unit_structure(network).left_whole
+    left = unit_structure(structure).left_whole
     if not left:
         return ""
     by_reason: dict[str, list[str]] = {}
@@ -62,7 +62,7 @@ def whole_sentence(policy: Policy, network: ModelStructure, budgets: Sequence[Bu
     told = "; ".join(f"{', '.join(layers)}, since {reason}" for reason, layers in by_reason.items())
     name = getattr(policy, "name", None) or str(policy).partition("(")[0]
     return (
-        f"{name} prunes no units of {len(left)} of the {len(network.hidden)} hidden layers: {told}; a policy of single"
+        f"{name} prunes no units of {len(left)} of the {len(structure.hidden)} hidden layers: {told}; a policy of single"
         f" weights, such as WP (--set policy.name=WP), prunes these too, and docs/networks.md says what units can be"
         f" followed through"
     )

@@ -98,13 +98,13 @@ class Federation:
                 f"a cohort of {cohort} cannot be drawn from {len(clients)} clients; make cohort 1 to {len(clients)}"
             )
         self.task = task.static(clients.examples.inputs[:2])
-        self.network = trace(self.task.model, clients.examples.inputs[:2])
+        self.structure = trace(self.task.model, clients.examples.inputs[:2])
         sizes = {clients.number_of(client): clients.size(client) for client in range(len(clients))}
-        check_batches(self.network, sizes, self.local.batch_size)
-        if self.network.uncounted:
-            names = ", ".join(self.network.uncounted)
+        check_batches(self.structure, sizes, self.local.batch_size)
+        if self.structure.uncounted:
+            names = ", ".join(self.structure.uncounted)
             warnings.warn(f"multiply-adds of {names} cannot be counted and are left out of MACs", stacklevel=2)
-        self.policy = (policy or full()).bind(self.network)
+        self.policy = (policy or full()).bind(self.structure)
         self.by = budgets.by if budgets else "slot"
         self.budgets = budgets.resolve(self.policy.codebook) if budgets else (Budget(),) * cohort
         if self.by == "slot" and len(self.budgets) != cohort:
@@ -114,7 +114,7 @@ class Federation:
         if len(self.budgets) > len(clients):
             raise InputError(f"there are {len(self.budgets)} budgets for {len(clients)} clients; give at most one each")
         self.theta0 = params_of(self.task.model)
-        self._full = cost_of(self.network, FULL)
+        self._full = cost_of(self.structure, FULL)
         self._norm_inputs: Tensor | None = None
 
     def start(self) -> State:
@@ -322,12 +322,12 @@ class Federation:
         this_round: Round,
     ) -> list[Cost]:
         distinct = {id(mask): (mask, client) for mask, client in zip(masks, cohort, strict=True)}
-        known = dict(zip(distinct, costs_of(self.network, [mask for mask, _ in distinct.values()]), strict=True))
+        known = dict(zip(distinct, costs_of(self.structure, [mask for mask, _ in distinct.values()]), strict=True))
         for key, (mask, client) in distinct.items():
-            whose = f"the mask of policy {self.policy} for client {client.name} in round {this_round.index}"
+            whose = f"the mask of policy {self.policy} for client {client.number} in round {this_round.index}"
             if known[key].parameters == 0:
                 raise InputError(f"{whose} keeps nothing; keep at least one entry")
-            if (gone := known[key].gone) and not carries(self.network, prune(theta, mask)):
+            if (gone := known[key].gone) and not carries(self.structure, prune(theta, mask)):
                 raise InputError(
                     f"{whose} keeps nothing of '{gone[0]}', so that no input reaches the output; raise the budget"
                     f" '{client.budget}', or keep at least one entry of each layer in the policy"

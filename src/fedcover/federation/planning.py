@@ -59,7 +59,7 @@ def _check_masks(
     seen: set[int] = set()
     for mask, client in zip(masks, cohort, strict=True):
         if id(mask) not in seen:
-            whose = f"the mask of policy {policy} for client {client.name} in round {this_round.index}"
+            whose = f"the mask of policy {policy} for client {client.number} in round {this_round.index}"
             check_mask(mask, theta, whose)
             seen.add(id(mask))
 
@@ -80,7 +80,7 @@ def _check_drills(
     seen: set[tuple[int, int]] = set()
     for options, mask, client in zip(training_options, masks, cohort, strict=True):
         if options is not None and (id(options), id(mask)) not in seen:
-            whose = f"the drill of policy {policy} for client {client.name} in round {this_round.index}"
+            whose = f"the drill of policy {policy} for client {client.number} in round {this_round.index}"
             check_options(options, theta, mask, whose)
             seen.add((id(options), id(mask)))
     if all(options is not None and options.rest for options in training_options):

@@ -55,7 +55,7 @@ def make_record(
     sizes = {name: layer.numel() for name, layer in counts.items()}
     return RoundRecord(
         round=this_round.index,
-        cohort=[client.name for client in cohort],
+        cohort=[client.number for client in cohort],
         gamma_min=min(layer.least for name, layer in coverage.items() if sizes[name]),
         uncovered=sum(layer.uncovered * sizes[name] for name, layer in coverage.items()) / sum(sizes.values()),
         pruning_noise=sum(noise) / len(noise),

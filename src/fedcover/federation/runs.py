@@ -90,7 +90,7 @@ class Run:
         policy = self.federation.policy
         if policy.one_by_one and engine.name == "vectorized":
             raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
-        whole = whole_sentence(policy, self.federation.network, self.federation.budgets)
+        whole = whole_sentence(policy, self.federation.structure, self.federation.budgets)
         if whole:
             # It points at whoever called Federation.run or run_many.
             warnings.warn(whole, WholeLayersWarning, stacklevel=4)
@@ -279,7 +279,7 @@ def summary(
     last, clients = history.last, federation.clients
     return {
         "name": name,
-        **({"clients": [one.name for one in clients.devices]} if isinstance(clients, DevicePopulation) else {}),
+        **({"clients": [one.number for one in clients.devices]} if isinstance(clients, DevicePopulation) else {}),
         "rounds": len(history),
         "accuracy": last.accuracy,
         "loss": last.loss,

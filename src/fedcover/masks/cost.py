@@ -36,7 +36,7 @@ class Cost:
         return self.flops_per_example * batch_size
 
 
-def cost_of(network: ModelStructure, mask: Mask) -> Cost:
+def cost_of(structure: ModelStructure, mask: Mask) -> Cost:
     """The cost of the sub-model that a mask keeps.
 
     >>> import torch; from fedcover.models import MLP; from fedcover.structure.trace import trace
@@ -44,13 +44,13 @@ def cost_of(network: ModelStructure, mask: Mask) -> Cost:
     >>> full.parameters, full.macs, full.bytes_up
     (159010, 158800.0, 636040)
     """
-    return costs_of(network, [mask])[0]
+    return costs_of(structure, [mask])[0]
 
 
-def costs_of(network: ModelStructure, masks: Sequence[Mask]) -> list[Cost]:
+def costs_of(structure: ModelStructure, masks: Sequence[Mask]) -> list[Cost]:
     """The costs of several sub-models; a GPU is waited for once."""
     sizes = iter(packed_sizes([kept for mask in masks for kept in mask.values()]))
-    return [_cost(network, {name: next(sizes) for name in mask}) for mask in masks]
+    return [_cost(structure, {name: next(sizes) for name in mask}) for mask in masks]
 
 
 def with_extras(cost: Cost, full: Cost, report: bool, regrow: bool) -> Cost:
@@ -59,14 +59,14 @@ def with_extras(cost: Cost, full: Cost, report: bool, regrow: bool) -> Cost:
     return replace(cost, bytes_up=up)
 
 
-def _cost(network: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> Cost:
+def _cost(structure: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> Cost:
     """The cost, given for each masked tensor how many entries are kept and how long its packed mask is."""
     parameters, macs, flops = 0, 0.0, 0.0
-    for name, shape in network.shapes.items():
+    for name, shape in structure.shapes.items():
         size = masked[name][0] if name in masked else math.prod(shape)
         parameters += size
-        macs += size * network.macs[name]
-        flops += 2 * size * network.macs[name] * (2 if name in network.first else 3)
+        macs += size * structure.macs[name]
+        flops += 2 * size * structure.macs[name] * (2 if name in structure.first else 3)
     values = BYTES_PER_VALUE * parameters
-    gone = tuple(name for name in network.weights if masked.get(name, (1, 0))[0] == 0)
+    gone = tuple(name for name in structure.weights if masked.get(name, (1, 0))[0] == 0)
     return Cost(parameters, macs, values + sum(length for _, length in masked.values()), values, flops, gone)

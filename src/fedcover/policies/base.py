@@ -76,7 +76,7 @@ class Policy(ABC):
         """eta of theta' = theta + eta (average - theta); 1 takes the average as it is."""
         return 1.0
 
-    def bind(self, network: ModelStructure) -> "Policy":
+    def bind(self, structure: ModelStructure) -> "Policy":
         """This policy, ready for one network."""
         return self
 

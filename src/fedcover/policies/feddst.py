@@ -44,9 +44,9 @@ class FedDst(Policy):
             check_whole(name, getattr(self, name), 1)
         check_number("share", self.share, 0, 1 + 1e-9, "a number in (0, 1]")
 
-    def bind(self, network: ModelStructure) -> "FedDst":
+    def bind(self, structure: ModelStructure) -> "FedDst":
         """This policy for the hidden weight tensors of a network."""
-        return replace(self, shapes={name: network.shapes[name] for name in hidden_of(network, "FedDST")})
+        return replace(self, shapes={name: structure.shapes[name] for name in hidden_of(structure, "FedDST")})
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

@@ -28,9 +28,9 @@ class Fiarse(Policy):
     any_device = True
     layers: tuple[str, ...] = field(default=(), repr=False)
 
-    def bind(self, network: ModelStructure) -> "Fiarse":
+    def bind(self, structure: ModelStructure) -> "Fiarse":
         """This policy for the hidden weight tensors of a network."""
-        return replace(self, layers=hidden_of(network, "FIARSE"))
+        return replace(self, layers=hidden_of(structure, "FIARSE"))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

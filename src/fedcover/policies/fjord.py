@@ -48,9 +48,9 @@ class Fjord(Policy):
         """Whether it distils, which needs two passes for a step."""
         return self.distil > 0
 
-    def bind(self, network: ModelStructure) -> "Fjord":
+    def bind(self, structure: ModelStructure) -> "Fjord":
         """This policy with the network's own units."""
-        return replace(self, blocks=tuple(Units(group, in_order=True) for group in groups_for("FjORD", network)))
+        return replace(self, blocks=tuple(Units(group, in_order=True) for group in groups_for("FjORD", structure)))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

@@ -46,12 +46,12 @@ class GrowAndPrune(Policy):
     def __repr__(self) -> str:
         return f"{'P' if self.parallel else 'S'}-GaP(kappa={self.kappa}, every={self.every})"
 
-    def bind(self, network: ModelStructure) -> "GrowAndPrune":
+    def bind(self, structure: ModelStructure) -> "GrowAndPrune":
         """This policy with the network's hidden weight tensors."""
-        if not network.hidden:
-            name = type(network.model).__name__
+        if not structure.hidden:
+            name = type(structure.model).__name__
             raise InputError(f"{self} finds nothing to prune in {name}; add a hidden layer or use the policy 'full'")
-        return replace(self, layers=network.hidden)
+        return replace(self, layers=structure.hidden)
 
     def partition(self, layer: str) -> int:
         """The partition of a layer; neighbours lie together. With fewer layers than kappa some are empty."""

@@ -62,10 +62,10 @@ class HeteroFL(UnitPolicy):
         """Whether rows of classes that a client lacks are left to others."""
         return self.label_aware
 
-    def bind(self, network: ModelStructure) -> Self:
+    def bind(self, structure: ModelStructure) -> Self:
         """This policy with the network's groups and its output layer."""
-        rows, scores = class_rows(network)
-        return replace(super().bind(network), rows=rows, scores=scores, output=network.output)
+        rows, scores = class_rows(structure)
+        return replace(super().bind(structure), rows=rows, scores=scores, output=structure.output)
 
     def rate(self, client: Client, this_round: Round) -> float:
         """A client's width in a round: its budget, or one of the rates within its budget, drawn anew."""
@@ -127,25 +127,25 @@ class HeteroFL(UnitPolicy):
         return mask or FULL
 
 
-def class_rows(network: ModelStructure) -> tuple[tuple[tuple[str, int], ...], int]:
+def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], int]:
     """The axis of each tensor of the output layer along which classes lie, and the number of classes.
 
     The axis is that of the layer's outputs if scores change places as these do; nothing can be told of a network whose
     scores are made of several layers, or of other numbers than its last layer gives.
     """
-    layer, _, kind = network.output.rpartition(".")
-    first = 1 if isinstance(network.model.get_submodule(layer), TRANSPOSED) and kind == "weight" else 0
-    outputs = network.shapes[network.output][first]
-    bias = network.output.removesuffix("weight") + "bias"
-    more = ((bias, 0),) if network.shapes.get(bias) == (outputs,) else ()
-    rows = ((network.output, first), *more)
-    before, after = _moved_on(network, rows)
+    layer, _, kind = structure.output.rpartition(".")
+    first = 1 if isinstance(structure.model.get_submodule(layer), TRANSPOSED) and kind == "weight" else 0
+    outputs = structure.shapes[structure.output][first]
+    bias = structure.output.removesuffix("weight") + "bias"
+    more = ((bias, 0),) if structure.shapes.get(bias) == (outputs,) else ()
+    rows = ((structure.output, first), *more)
+    before, after = _moved_on(structure, rows)
     if not isinstance(before, Tensor):
         return (), 0
     close = math.sqrt(torch.finfo(before.dtype).eps)
     least = close * float(before.abs().max())
-    weight = network.model.get_parameter(network.output)
-    tied = any(isinstance(one, nn.Embedding) and one.weight is weight for one in network.model.modules())
+    weight = structure.model.get_parameter(structure.output)
+    tied = any(isinstance(one, nn.Embedding) and one.weight is weight for one in structure.model.modules())
     for axis, size in enumerate(before.shape[1:], 1):
         # As many are not enough: a pixel shuffle may make an image as wide as its layer has channels. The rows of a
         # table of characters, though, cannot be moved for the scores alone.
@@ -154,10 +154,10 @@ def class_rows(network: ModelStructure) -> tuple[tuple[tuple[str, int], ...], in
     return (), before.shape[1] if before.ndim > 1 else 0
 
 
-def _moved_on(network: ModelStructure, rows: Sequence[tuple[str, int]]) -> tuple[Any, Any]:
+def _moved_on(structure: ModelStructure, rows: Sequence[tuple[str, int]]) -> tuple[Any, Any]:
     """What a network gives for random inputs and values, and once each output row is in the next one's place."""
     with torch.no_grad(), ambient(0, "class rows"):
-        model, example = copy.deepcopy(network.model).eval(), network.example
+        model, example = copy.deepcopy(structure.model).eval(), structure.example
         inputs = torch.rand_like(example) if example.is_floating_point() else example
         # Other values too: a scale of each class that starts as 1 would seem to be none.
         for parameter in filter(torch.is_floating_point, model.parameters()):

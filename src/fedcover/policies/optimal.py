@@ -55,15 +55,15 @@ class Optimal(Policy):
         if self.noise is not None:
             check_number("noise", self.noise, -1e-300, math.inf, "0 or more")
 
-    def bind(self, network: ModelStructure) -> "Optimal":
+    def bind(self, structure: ModelStructure) -> "Optimal":
         """This policy with the network's own layers."""
         found: Sequence[Block] = (
-            [Units(group, in_order=False) for group in groups_for("optimal_units", network)]
+            [Units(group, in_order=False) for group in groups_for("optimal_units", structure)]
             if self.units
-            else [Weights(name) for name in network.hidden]
+            else [Weights(name) for name in structure.hidden]
         )
         if not found:
-            name = type(network.model).__name__
+            name = type(structure.model).__name__
             raise InputError(f"there is nothing to prune in {name}; add a hidden layer or use the policy 'full'")
         return replace(self, blocks=tuple(found))
 

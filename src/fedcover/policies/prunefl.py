@@ -57,13 +57,13 @@ class PruneFl(Policy):
         if self.fixed is not None:
             check_number("fixed", self.fixed, 0, math.inf, "a positive number of seconds")
 
-    def bind(self, network: ModelStructure) -> "PruneFl":
+    def bind(self, structure: ModelStructure) -> "PruneFl":
         """This policy for the hidden weight tensors of a network."""
-        layers = hidden_of(network, "PruneFL")
+        layers = hidden_of(structure, "PruneFL")
         if self.seconds is None:
-            seconds = {name: network.macs[name] or 1.0 for name in layers}
-            whole = [name for name in network.shapes if name not in layers]
-            fixed = sum(network.macs[name] * math.prod(network.shapes[name]) for name in whole) or 1.0
+            seconds = {name: structure.macs[name] or 1.0 for name in layers}
+            whole = [name for name in structure.shapes if name not in layers]
+            fixed = sum(structure.macs[name] * math.prod(structure.shapes[name]) for name in whole) or 1.0
             return replace(self, layers=layers, seconds=seconds, fixed=fixed)
         if set(self.seconds) != set(layers):
             raise InputError(f"seconds are for {', '.join(self.seconds)}; give them for {', '.join(layers)}")

@@ -144,12 +144,12 @@ class Ranked(Policy):
         """Units in their own order are chosen without a look at theta."""
         return not all(isinstance(block, Units) and block.in_order for block in self.blocks)
 
-    def bind(self, network: ModelStructure) -> "Ranked":
+    def bind(self, structure: ModelStructure) -> "Ranked":
         """This policy with the network's own blocks."""
-        blocks, codebook = self.find(network)
+        blocks, codebook = self.find(structure)
         if not blocks:
             raise InputError(
-                f"{self.name} finds nothing to prune in {type(network.model).__name__}: it has one layer,"
+                f"{self.name} finds nothing to prune in {type(structure.model).__name__}: it has one layer,"
                 f" the output, which stays whole; add a hidden layer or use the policy 'full'"
             )
         return replace(self, blocks=blocks, codebook=codebook)
@@ -203,9 +203,9 @@ class Frozen(Policy):
         """The inner policy's."""
         return self.inner.units
 
-    def bind(self, network: ModelStructure) -> "Frozen":
+    def bind(self, structure: ModelStructure) -> "Frozen":
         """This policy for one network."""
-        return replace(self, inner=self.inner.bind(network))
+        return replace(self, inner=self.inner.bind(structure))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

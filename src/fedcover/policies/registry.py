@@ -50,17 +50,17 @@ _LENET_FS: Codebook = {
 }
 
 
-def _weights(network: ModelStructure) -> tuple[tuple[Block, ...], Codebook]:
-    if not isinstance(network.model, LeNet):
-        return tuple(Weights(name) for name in network.hidden), QUARTERS
-    kernels = {name for name in network.hidden if len(network.shapes[name]) > 2}
-    return tuple(Kernels(name) if name in kernels else Weights(name) for name in network.hidden), _LENET_WP
+def _weights(structure: ModelStructure) -> tuple[tuple[Block, ...], Codebook]:
+    if not isinstance(structure.model, LeNet):
+        return tuple(Weights(name) for name in structure.hidden), QUARTERS
+    kernels = {name for name in structure.hidden if len(structure.shapes[name]) > 2}
+    return tuple(Kernels(name) if name in kernels else Weights(name) for name in structure.hidden), _LENET_WP
 
 
 def _units(in_order: bool) -> Callable[[ModelStructure], tuple[tuple[Block, ...], Codebook]]:
-    def find(network: ModelStructure) -> tuple[tuple[Block, ...], Codebook]:
-        blocks = tuple(Units(group, in_order) for group in groups_for("FS" if in_order else "NP", network))
-        return blocks, _LENET_FS if in_order and isinstance(network.model, LeNet) else QUARTERS
+    def find(structure: ModelStructure) -> tuple[tuple[Block, ...], Codebook]:
+        blocks = tuple(Units(group, in_order) for group in groups_for("FS" if in_order else "NP", structure))
+        return blocks, _LENET_FS if in_order and isinstance(structure.model, LeNet) else QUARTERS
 
     return find
 

@@ -18,14 +18,14 @@ from fedcover.policies.unit_policy import width_of
 from fedcover.structure.trace import ModelStructure
 
 
-def hidden_of(network: ModelStructure, name: str) -> tuple[str, ...]:
+def hidden_of(structure: ModelStructure, name: str) -> tuple[str, ...]:
     """The weight tensors that may be pruned, or an error that names the policy if there are none."""
-    if not network.hidden:
+    if not structure.hidden:
         raise InputError(
-            f"{name} finds nothing to prune in {type(network.model).__name__}: it has one layer, the output, which"
+            f"{name} finds nothing to prune in {type(structure.model).__name__}: it has one layer, the output, which"
             f" stays whole; add a hidden layer or use the policy 'full'"
         )
-    return network.hidden
+    return structure.hidden
 
 
 def whole_part(keep: float, size: int) -> int:

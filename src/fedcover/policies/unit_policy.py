@@ -34,9 +34,9 @@ class UnitPolicy(Policy):
     reads_theta = False
     groups: tuple[UnitGroup, ...] = field(default=(), repr=False, kw_only=True)
 
-    def bind(self, network: ModelStructure) -> Self:
+    def bind(self, structure: ModelStructure) -> Self:
         """This policy with the network's own groups of units."""
-        return replace(self, groups=groups_for(self, network))
+        return replace(self, groups=groups_for(self, structure))
 
     @abstractmethod
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:

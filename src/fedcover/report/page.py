@@ -42,7 +42,7 @@ def page(runs: Sequence[LoadedRun]) -> str:
         sections.comparison(runs) if len(runs) > 1 else "",
         sections.certificates(runs),
         sections.figures(runs),
-        sections.network(runs),
+        sections.traffic(runs),
         sections.rounds(runs),
         sections.settings(runs),
     ]

@@ -208,7 +208,7 @@ def certificates(runs: Sequence[LoadedRun]) -> str:
     return "\n".join([*parts, table(rows, "Certificates", words=("largest", "step size holds")) if rows else ""])
 
 
-def network(runs: Sequence[LoadedRun]) -> str:
+def traffic(runs: Sequence[LoadedRun]) -> str:
     """Bytes that went over the wire, by client, and who was left out of which round and why; empty if neither was."""
     parts = []
     for run in runs:

@@ -21,10 +21,10 @@ MOST = 2000
 BATCH = 500
 
 
-def static_form(network: ModelStructure, model: nn.Module) -> nn.Module:
+def static_form(structure: ModelStructure, model: nn.Module) -> nn.Module:
     """A model as it is trained: itself, or, if it has batch norms with running averages, a copy without them."""
     averaging = {name: layer for name, layer in model.named_modules() if _averages(layer)}
-    others = [name for name in network.moving if name.rpartition(".")[0] not in averaging]
+    others = [name for name in structure.moving if name.rpartition(".")[0] not in averaging]
     if others:
         raise InputError(
             f"buffer '{others[0]}' changes in training, and clients with different sub-models cannot share it;"
@@ -72,16 +72,16 @@ def has_statistics(model: nn.Module) -> bool:
     return bool(_batch_norms(model))
 
 
-def check_batches(network: ModelStructure, sizes: Mapping[int, int], batch: int) -> None:
+def check_batches(structure: ModelStructure, sizes: Mapping[int, int], batch: int) -> None:
     """Nothing, or an error that names a client whose last batch is one example, which the network cannot normalise."""
-    if not has_statistics(network.model):
+    if not has_statistics(structure.model):
         return
     lonely = next((client for client, size in sizes.items() if size % batch == 1 or batch == 1), None)
     if lonely is None:
         return
     try:
         with torch.no_grad():
-            copy.deepcopy(network.model).train()(network.example[:1])
+            copy.deepcopy(structure.model).train()(structure.example[:1])
     except ValueError:
         raise InputError(
             f"client {lonely} has {sizes[lonely]} examples, and in batches of {batch} the last is one alone, which a"

@@ -81,14 +81,14 @@ class Shrinker:
     (Linear(in_features=50, out_features=10, bias=True), {}, {})
     """
 
-    def __init__(self, network: ModelStructure) -> None:
-        self._network = network
-        self._shapes = {name: torch.empty(shape, device="meta") for name, shape in network.shapes.items()}
+    def __init__(self, structure: ModelStructure) -> None:
+        self._structure = structure
+        self._shapes = {name: torch.empty(shape, device="meta") for name, shape in structure.shapes.items()}
         try:
-            found = unit_structure(network)
+            found = unit_structure(structure)
         except Exception as error:  # an optimisation must not stop a run
             why = "no units were found: " + str(error).partition("\n")[0]
-            found = UnitStructure((), {layer_of(name): why for name in network.hidden})
+            found = UnitStructure((), {layer_of(name): why for name in structure.hidden})
         self.groups, self.left_whole = found.groups, found.left_whole
 
     def shrink(self, mask: Mask) -> SubModel:
@@ -96,11 +96,11 @@ class Shrinker:
         meta = {name: kept.to("meta") if isinstance(kept, Tensor) else kept for name, kept in mask.items()}
         check_mask(meta, self._shapes, "the mask to shrink by")
         cuts = cuts_of(self.groups, mask)
-        shapes = {name: shape_after(shape, cuts.get(name)) for name, shape in self._network.shapes.items()}
+        shapes = {name: shape_after(shape, cuts.get(name)) for name, shape in self._structure.shapes.items()}
         left = {name: cut(kept, cuts[name]) if name in cuts else kept for name, kept in mask.items()}
         left = {name: kept for name, kept in left.items() if not bool(kept.all())}
-        macs = sum(math.prod(shape) * self._network.macs[name] for name, shape in shapes.items())
-        return SubModel(self._network.model, left, cuts, macs, tuple(shapes.values()))
+        macs = sum(math.prod(shape) * self._structure.macs[name] for name, shape in shapes.items())
+        return SubModel(self._structure.model, left, cuts, macs, tuple(shapes.values()))
 
 
 def shrink(model: nn.Module, mask: Mask, example: Tensor) -> SubModel:

@@ -118,7 +118,7 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
     return ModelStructure(scratch, example.cpu(), shapes, weights, output, macs, frozenset(watch.first), silent, moving)
 
 
-def carries(network: ModelStructure, theta: Mapping[str, Tensor]) -> bool:
+def carries(structure: ModelStructure, theta: Mapping[str, Tensor]) -> bool:
     """Whether a network with these parameters tells inputs apart; it does not if a layer is gone that all pass through.
 
     >>> net = trace(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(2, 4))
@@ -126,7 +126,7 @@ def carries(network: ModelStructure, theta: Mapping[str, Tensor]) -> bool:
     >>> carries(net, theta), carries(net, {**theta, "0.weight": torch.zeros(3, 4)})
     (True, False)
     """
-    model, like = copy.deepcopy(network.model).eval(), network.example
+    model, like = copy.deepcopy(structure.model).eval(), structure.example
     rng = torch.Generator().manual_seed(0)
     other = torch.rand(like.shape, generator=rng).to(like.dtype) if like.is_floating_point() else torch.ones_like(like)
     here = {name: tensor.to(like.device) for name, tensor in theta.items()}

@@ -42,8 +42,8 @@ class Task:
 
     def static(self, example: Tensor) -> "Task":
         """This task with batch norms that keep no running statistics; ``example`` is a batch of inputs."""
-        network = trace(self.model, example)
-        return replace(self, model=static_form(network, self.model)) if network.moving else self
+        structure = trace(self.model, example)
+        return replace(self, model=static_form(structure, self.model)) if structure.moving else self
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Job:
     """All that one client's training depends on. The data stay where they are: ``clients`` is shared."""
 
     task: Task
-    clients: Population
+    population: Population
     client: Client
     theta: Params
     mask: Mask
@@ -113,8 +113,8 @@ def train_client(stepper: Stepper, job: Job) -> ClientUpdate:
 
 
 def _train(stepper: Stepper, job: Job, exact: bool = False) -> ClientUpdate:
-    recipe, client, data, options = job.recipe, job.client.id, job.clients.examples, job.options
-    owned, mask, report = job.clients.indices(client), job.mask, None
+    recipe, client, data, options = job.recipe, job.client.id, job.population.examples, job.options
+    owned, mask, report = job.population.indices(client), job.mask, None
     gains = options.gains if options else {}
     stepper.start(job.theta, mask, recipe.lr, recipe.momentum, dropout_key(job), exact, gains)
     # What is random and is neither shuffling nor nn.Dropout draws from a generator lent for the while.

@@ -77,9 +77,9 @@ class RandomWeights(Policy):
     any_device = True
     names: tuple[str, ...] = ()
 
-    def bind(self, network: ModelStructure) -> "RandomWeights":
+    def bind(self, structure: ModelStructure) -> "RandomWeights":
         """This policy for one network."""
-        return replace(self, names=network.hidden)
+        return replace(self, names=structure.hidden)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
@@ -100,8 +100,8 @@ class RandomWeights(Policy):
         return mask
 
 
-def _single_weights(network: ModelStructure) -> tuple[tuple[Block, ...], dict[str, object]]:
-    return tuple(Weights(name) for name in network.hidden), {}
+def _single_weights(structure: ModelStructure) -> tuple[tuple[Block, ...], dict[str, object]]:
+    return tuple(Weights(name) for name in structure.hidden), {}
 
 
 def policy_of(kind: str, code: str) -> Policy:

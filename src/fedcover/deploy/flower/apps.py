@@ -64,18 +64,18 @@ def fitting(config: Config, train: Examples) -> Callable[[Device], None]:
     policy = config.policy.choice.policy()
     asks = policy.wants_classes or config.assign or config.weighting == "labels"
     task = Task(build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed))
-    network = trace(task.static(train.inputs[:2]).model, train.inputs[:2])
+    structure = trace(task.static(train.inputs[:2]).model, train.inputs[:2])
 
     def check(device: Device) -> None:
         device.check_labels(train)
-        check_batches(network, {device.name: device.examples}, config.local.batch_size)
+        check_batches(structure, {device.number: device.examples}, config.local.batch_size)
         if asks and device.labels is None:
             raise InputError(
-                f"client {device.name} does not tell its labels, which the run needs; start it with --share-labels"
+                f"client {device.number} does not tell its labels, which the run needs; start it with --share-labels"
             )
         if isinstance(policy, FullModels) and device.capacity not in (None, 1.0):
             raise InputError(
-                f"client {device.name} can afford {device.capacity:g} of the model, and policy full gives it the whole;"
+                f"client {device.number} can afford {device.capacity:g} of the model, and policy full gives it the whole;"
                 f" choose another policy, such as WP"
             )
 
@@ -135,10 +135,10 @@ def _capacity(context: Context) -> float | None:
     if (amount := said.get("budget")) is None:
         return None
     config, device = parse_config(str(context.run_config.get("settings", ""))), _device(context)
-    network, local = trace(device.task.model, device.examples.inputs[:2]), LocalSGD(**config.local.model_dump())
+    structure, local = trace(device.task.model, device.examples.inputs[:2]), LocalSGD(**config.local.model_dump())
     currency = BudgetUnit(str(said.get("unit", "seconds")), str(said.get("calibration", "")))
-    steps, units = local.steps(len(device.examples)), config.policy.choice.policy().bind(network).units
-    return currency.budgets(f"{amount}", network, lambda place, many: steps, local.batch_size, units)[0].keep
+    steps, units = local.steps(len(device.examples)), config.policy.choice.policy().bind(structure).units
+    return currency.budgets(f"{amount}", structure, lambda place, many: steps, local.batch_size, units)[0].keep
 
 
 server = ServerApp()

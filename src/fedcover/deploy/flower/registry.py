@@ -75,7 +75,7 @@ class ClientRegistry:
                 device = member_of(facts_of(reply))
                 self._take(node, device, online)
                 self._left_out.pop(node, None)
-                told(f"client {device.name} is node {node}")
+                told(f"client {device.number} is node {node}")
             except InputError as error:
                 self._leave_out(node, f"is left out: {error}", now + AGAIN, told)
 
@@ -87,17 +87,19 @@ class ClientRegistry:
             told(f"node {node} {why}")
 
     def _take(self, node: int, device: Device, online: set[int]) -> None:
-        other = self.node_of.get(device.name)
+        other = self.node_of.get(device.number)
         if other is not None and other in online:
-            raise InputError(f"client {device.name} is there already, on node {other}; give each client its own number")
-        known = self.devices.get(device.name)
+            raise InputError(
+                f"client {device.number} is there already, on node {other}; give each client its own number"
+            )
+        known = self.devices.get(device.number)
         if known is None and self.closed:
-            raise InputError(f"client {device.name} came after the run began; it can join the next")
+            raise InputError(f"client {device.number} came after the run began; it can join the next")
         if known is not None and known != device:
-            raise InputError(f"client {device.name} tells other facts than before; it can join the next run")
+            raise InputError(f"client {device.number} tells other facts than before; it can join the next run")
         self.fits(device)
-        self.devices[device.name] = device
-        self.node_of[device.name] = node
+        self.devices[device.number] = device
+        self.node_of[device.number] = node
 
     def gather(self, grid: Grid, wanted: int, seconds: float, told: Told, least: int | None = None) -> None:
         """Wait until so many members are there; ``least`` are enough once nobody has come for a while."""
@@ -136,8 +138,10 @@ class ClientRegistry:
             listed = [{key: one[key] for key in one if key != NODE} for one in json.loads(path.read_text())]
             devices = [Device(**{**one, "labels": one["labels"] and tuple(one["labels"])}) for one in listed]
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path} is not a readable census ({error}); start anew in another folder") from error
-        return cls({device.name: device for device in devices}, closed=True)
+            raise InputError(
+                f"{path} is not a readable client registry ({error}); start anew in another folder"
+            ) from error
+        return cls({device.number: device for device in devices}, closed=True)
 
 
 def member_of(facts: dict[str, Any]) -> Device:

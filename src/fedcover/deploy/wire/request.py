@@ -46,7 +46,7 @@ def order_of(job: Job, shrink: bool) -> TrainRequest:
 def job_of(order: TrainRequest, task: Task, clients: Population) -> Job:
     """The job of an order, for a ``ClientTrainer``; ``clients`` need hold nobody else."""
     who = order.client
-    client = Client(who, order.slot, Budget(), clients.size(who), name=clients.number_of(who))
+    client = Client(who, order.slot, Budget(), clients.size(who), number=clients.number_of(who))
     this_round = Round(order.round, order.seed)
     return Job(task, clients, client, order.theta, order.mask, order.recipe, this_round, order.options)
 

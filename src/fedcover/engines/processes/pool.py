@@ -101,7 +101,7 @@ class _Pool:
 
         library()  # compiled, if it must be, and loaded once for all workers
 
-        self._sites = _distinct([(job.task, job.clients) for job in jobs])
+        self._sites = _distinct([(job.task, job.population) for job in jobs])
         self._layouts = [BufferLayout(dict(task.model.named_parameters())) for task, _ in self._sites]
         self._models = len({id(job.theta) for job in jobs})
         size, entries = (max(getattr(layout, key) for layout in self._layouts) for key in ("size", "entries"))
@@ -123,11 +123,11 @@ class _Pool:
         known = {(id(task), id(clients)) for task, clients in self._sites}
         alive = all(worker.process.is_alive() for worker in self._workers)
         few = len({id(job.theta) for job in jobs}) <= self._models
-        return alive and few and all((id(job.task), id(job.clients)) in known for job in jobs)
+        return alive and few and all((id(job.task), id(job.population)) in known for job in jobs)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
         site_of = {(id(task), id(clients)): i for i, (task, clients) in enumerate(self._sites)}
-        sites = [site_of[id(job.task), id(job.clients)] for job in jobs]
+        sites = [site_of[id(job.task), id(job.population)] for job in jobs]
         slots: dict[int, int] = {}
         for job, site in zip(jobs, sites, strict=True):
             if id(job.theta) not in slots:

@@ -28,7 +28,7 @@ def batch_table(jobs: Sequence[Job], device: torch.device) -> BatchTable:
     """The table of these jobs, which share a recipe; its order of examples is that of ``train_client``."""
     recipe = jobs[0].recipe
     batch, epochs = recipe.batch_size, recipe.epochs
-    sizes = [job.clients.size(job.client.id) for job in jobs]
+    sizes = [job.population.size(job.client.id) for job in jobs]
     steps = [-(-size // batch) for size in sizes]
     places = max(steps) * batch
     # Places without an example sort behind all others.
@@ -37,7 +37,7 @@ def batch_table(jobs: Sequence[Job], device: torch.device) -> BatchTable:
     owned = torch.full((len(jobs), places), -1, dtype=torch.long, pin_memory=pin)
     for row, (job, size) in enumerate(zip(jobs, sizes, strict=True)):
         draws[row, :, :size] = shuffle_draws(job, size)
-        owned[row, :size] = job.clients.indices(job.client.id)
+        owned[row, :size] = job.population.indices(job.client.id)
     order = draws.to(device, non_blocking=True).argsort(stable=True, dim=2)
     index = owned.to(device, non_blocking=True).unsqueeze(1).expand(-1, epochs, -1).gather(2, order)
     index = index.view(len(jobs), epochs, max(steps), batch)

@@ -186,7 +186,7 @@ def _refuse_randomness(model: nn.Module, job: Job) -> None:
     """An error if a model draws random numbers of its own, which would depend on who is trained beside it."""
     with ambient(0, "look"), torch.no_grad():
         before = torch.default_generator.get_state()
-        model(job.clients.examples.inputs[:2].clone())
+        model(job.population.examples.inputs[:2].clone())
         if not torch.equal(before, torch.default_generator.get_state()):
             name = type(job.task.model).__name__
             raise InputError(

@@ -158,7 +158,7 @@ class Vectorized(Engine):
         return theta, means, finite, reports, masks
 
     def _data_of(self, job: Job) -> tuple[Tensor, Tensor]:
-        inputs, labels = job.clients.examples.inputs, job.clients.examples.labels
+        inputs, labels = job.population.examples.inputs, job.population.examples.labels
         key = (id(inputs), id(labels))
         if key not in self._data:
             # The first two are kept, so that their ids stay their own.
@@ -188,7 +188,7 @@ def _look(module: nn.Module) -> Any:
 
 def _part(job: Job) -> Any:
     """What their jobs must share beside that."""
-    return job.recipe, id(job.clients.examples.inputs), id(job.clients.examples.labels)
+    return job.recipe, id(job.population.examples.inputs), id(job.population.examples.labels)
 
 
 def _updates(
@@ -200,7 +200,7 @@ def _updates(
             job.client.id,
             {name: stack[i] for name, stack in theta.items()},
             {name: masks[name][i] for name in job.mask} if job.options and job.options.regrow else job.mask,
-            job.clients.size(job.client.id),
+            job.population.size(job.client.id),
             mean,
             fine,
             report={name: stack[i] for name, stack in reports.items()} or None,

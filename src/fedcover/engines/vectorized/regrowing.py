@@ -31,7 +31,7 @@ def turns_of(jobs: Sequence[Job]) -> dict[int, list[Turn]]:
         regrow = job.options.regrow if job.options else None
         if regrow and job.mask:
             epochs = job.recipe.epochs
-            each = job.recipe.steps(job.clients.size(job.client.id)) // epochs
+            each = job.recipe.steps(job.population.size(job.client.id)) // epochs
             turn = Turn(row, min(regrow.after, epochs - 1) * each, regrow.share)
             found.setdefault(min(regrow.after, epochs) * each, []).append(turn)
     return found

@@ -88,7 +88,7 @@ def load_drills(buffers: Params, jobs: Sequence[Job], theta: Params) -> None:
             buffer.zero_()
             for client, (job, options) in enumerate(zip(jobs, training_options, strict=True)):
                 if options.widths:
-                    drawn = width_draws(job, job.clients.size(job.client.id))
+                    drawn = width_draws(job, job.population.size(job.client.id))
                     buffer[: len(drawn), client] = (len(options.widths) - drawn).to(buffer)
 
 

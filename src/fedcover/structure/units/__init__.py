@@ -45,31 +45,31 @@ class UnitStructure:
 _known: "WeakKeyDictionary[nn.Module, UnitStructure]" = WeakKeyDictionary()
 
 
-def unit_structure(network: ModelStructure) -> UnitStructure:
+def unit_structure(structure: ModelStructure) -> UnitStructure:
     """The hidden unit groups of a network in order of use, and what is left whole; found once for each network."""
-    if network.model not in _known:
+    if structure.model not in _known:
         with ambient(0, "find units"):
-            found, whole = read_graph(network)
-            groups, faults = verify_groups(network, found)
+            found, whole = read_graph(structure)
+            groups, faults = verify_groups(structure, found)
         followed = {member.tensor for group in groups for member in group.members if member.incoming}
-        layers = [layer_of(name) for name in network.hidden if name not in followed]
+        layers = [layer_of(name) for name in structure.hidden if name not in followed]
         reasons = {**whole, **faults}
         left = {layer: reasons.get(layer, "its units could not be followed through the network") for layer in layers}
-        _known[network.model] = UnitStructure(groups, left)
-    return _known[network.model]
+        _known[structure.model] = UnitStructure(groups, left)
+    return _known[structure.model]
 
 
-def find_groups(network: ModelStructure) -> tuple[UnitGroup, ...]:
+def find_groups(structure: ModelStructure) -> tuple[UnitGroup, ...]:
     """The hidden unit groups of a network, in order of use; the output layer's units are not among them."""
-    return unit_structure(network).groups
+    return unit_structure(structure).groups
 
 
-def groups_for(policy: object, network: ModelStructure) -> tuple[UnitGroup, ...]:
+def groups_for(policy: object, structure: ModelStructure) -> tuple[UnitGroup, ...]:
     """The same for a policy that needs some: an error that says why there are none, and what would work."""
-    found = unit_structure(network)
+    found = unit_structure(structure)
     if found.groups:
         return found.groups
-    name = type(network.model).__name__
+    name = type(structure.model).__name__
     if not found.left_whole:
         raise InputError(
             f"{policy} finds nothing to prune in {name}: it has one layer, the output, which stays whole; add a hidden"

@@ -52,26 +52,26 @@ def merge(group: UnitGroup, unit: Tensor, size: int) -> UnitGroup:
     return replace(group, size=size, members=members)
 
 
-def read_graph(network: ModelStructure) -> tuple[list[Found], dict[str, str]]:
+def read_graph(structure: ModelStructure) -> tuple[list[Found], dict[str, str]]:
     """The groups that the graph gives, in order of use, and the layers of those that cannot be cut, with the reason."""
     try:
         import torch_pruning
     except ImportError as error:
         raise InputError("pruning whole units needs torch-pruning; run `pip install torch-pruning`") from error
-    model = copy.deepcopy(network.model).eval()
+    model = copy.deepcopy(structure.model).eval()
 
     def trace() -> list[list[Any]]:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=network.example)
+            graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=structure.example)
             return [list(group) for group in graph.get_all_groups()]
 
     try:
         listed = call_with_timeout(PATIENCE, trace)
     except Exception as error:
         why = f"no units were found: {str(error).partition(chr(10))[0] or type(error).__name__}"
-        return [], {layer_of(name): why for name in network.hidden}
-    reader = _Reader(model, network)
+        return [], {layer_of(name): why for name in structure.hidden}
+    reader = _Reader(model, structure)
     found: list[UnitGroup] = []
     left: dict[str, str] = {}
     for items in listed:
@@ -80,17 +80,17 @@ def read_graph(network: ModelStructure) -> tuple[list[Found], dict[str, str]]:
             left |= dict.fromkeys(reader.layers(items), group)
         elif group is not None:
             found.append(group)
-    order = {name: i for i, name in enumerate(network.weights)}
+    order = {name: i for i, name in enumerate(structure.weights)}
     found.sort(key=lambda g: min(order.get(m.tensor, len(order)) for m in g.members if m.incoming))
-    splits = _splits(network)
+    splits = _splits(structure)
     return [Found(group, tuple(s for s in splits if math.prod(s) == group.size)) for group in found], left
 
 
 class _Reader:
     """Turns torch-pruning's groups into ours."""
 
-    def __init__(self, model: nn.Module, network: ModelStructure) -> None:
-        self._network = network
+    def __init__(self, model: nn.Module, structure: ModelStructure) -> None:
+        self._structure = structure
         self._names: dict[Any, str] = {module: name for name, module in model.named_modules()}
         self._parameters = {id(tensor): name for name, tensor in model.named_parameters()}
         every = list(model.named_parameters(remove_duplicate=False))
@@ -124,14 +124,14 @@ class _Reader:
             for tensor, axis in tensors.items():
                 if tensor not in self._tied:
                     continue  # such as a bias that is not there
-                if tensor == self._network.output and axis == 0 and out:
+                if tensor == self._structure.output and axis == 0 and out:
                     return None
                 if list(self._tied.values()).count(self._tied[tensor]) > 1:
                     return f"'{tensor}' is tied to another layer's"
                 units = self._units(tensor, axis, item)
                 if units is None:
                     return f"its units could not be followed into '{tensor}'"
-                members.append(Member(tensor, axis, units, out and len(self._network.shapes[tensor]) > 1))
+                members.append(Member(tensor, axis, units, out and len(self._structure.shapes[tensor]) > 1))
         if not any(member.incoming for member in members):
             return None
         group = UnitGroup(root, size, tuple(members))
@@ -142,7 +142,7 @@ class _Reader:
         return group
 
     def _units(self, tensor: str, axis: int, item: Any) -> Tensor | None:
-        shape = self._network.shapes[tensor]
+        shape = self._structure.shapes[tensor]
         indices, roots = torch.tensor(item.idxs), torch.tensor(item.root_idxs)
         if axis >= len(shape) or len(indices) != len(roots) or int(indices.max()) >= shape[axis]:
             return None
@@ -178,9 +178,9 @@ class _Views(TorchDispatchMode):
         return out
 
 
-def _splits(network: ModelStructure) -> list[Split]:
+def _splits(structure: ModelStructure) -> list[Split]:
     """How a pass splits axes; the largest number of parts first."""
     watch = _Views()
     with torch.no_grad(), watch:
-        copy.deepcopy(network.model).eval()(network.example)
+        copy.deepcopy(structure.model).eval()(structure.example)
     return sorted((s for s in watch.splits if 1 not in s), key=len, reverse=True)

@@ -27,13 +27,13 @@ WORK = 3e7
 MIXED = "its outputs differ; units are mixed on their way, as by a softmax or a layer norm"
 
 
-def verify_groups(network: ModelStructure, found: Sequence[Found]) -> tuple[tuple[UnitGroup, ...], dict[str, str]]:
+def verify_groups(structure: ModelStructure, found: Sequence[Found]) -> tuple[tuple[UnitGroup, ...], dict[str, str]]:
     """The groups that can be cut, and for the layers of all others the reason.
 
     Units that can only go together, such as the channels of an attention head, are first met one by one; where that
     fails, the coarser ones of ``Found.coarser`` are tried.
     """
-    first, stage = tuple(one.finest for one in found), DryRun(network)
+    first, stage = tuple(one.finest for one in found), DryRun(structure)
     if not first or not stage.fault_of(first):
         return first, {}
     groups: tuple[UnitGroup, ...] = ()
@@ -54,8 +54,8 @@ def verify_groups(network: ModelStructure, found: Sequence[Found]) -> tuple[tupl
 class DryRun:
     """Where units of a network are tried out against the masked model."""
 
-    def __init__(self, network: ModelStructure) -> None:
-        self._network = network
+    def __init__(self, structure: ModelStructure) -> None:
+        self._structure = structure
 
     def fault_of(self, groups: Sequence[UnitGroup]) -> str:
         """Why these groups cannot be cut together, by dry runs against the masked model; empty if they can.
@@ -63,13 +63,13 @@ class DryRun:
         Parameters are random, since an output layer that starts at zero would hide every fault, and drawn anew for
         every run: what a maximum mixes shows only where the others are below 0.
         """
-        network, rng = self._network, generator(0, "dry run")
+        structure, rng = self._structure, generator(0, "dry run")
         orders = [torch.randperm(group.size, generator=rng) for group in groups]
         try:
             with torch.no_grad(), one_thread(), ambient(0, "dry run"):
                 dense, inputs, tolerance = self._props
-                for run in range(PATTERNS + (MORE_RUNS if _work(network) < WORK / MOST_INPUTS else 0)):
-                    theta = _parameters(network, rng)
+                for run in range(PATTERNS + (MORE_RUNS if _work(structure) < WORK / MOST_INPUTS else 0)):
+                    theta = _parameters(structure, rng)
                     mask: dict[str, Tensor] = {}
                     for group, order in zip(groups, orders, strict=True):
                         # What a narrow network hides, as behind a ReLU that is 0, shows in one of mixed widths.
@@ -89,7 +89,7 @@ class DryRun:
     @cached_property
     def _props(self) -> tuple[nn.Module, Tensor, float]:
         """A copy of the model in evaluation mode, inputs that differ, and how well results must agree."""
-        model, inputs = copy.deepcopy(self._network.model).eval(), _inputs(self._network)
+        model, inputs = copy.deepcopy(self._structure.model).eval(), _inputs(self._structure)
         try:
             double, precise = copy.deepcopy(model).double(), inputs.double() if inputs.is_floating_point() else inputs
             double(precise)
@@ -104,38 +104,38 @@ def _patterns(order: Tensor) -> tuple[Tensor, ...]:
     return torch.arange(size) % 2 == 0, order < max(1, size - 1), order < (size + 1) // 2, order < 1
 
 
-def _parameters(network: ModelStructure, rng: torch.Generator) -> Params:
+def _parameters(structure: ModelStructure, rng: torch.Generator) -> Params:
     """Random ones, of about the size at which layers start."""
     return {
         name: torch.randn(shape, generator=rng, dtype=torch.float64) / math.sqrt(math.prod(shape[1:]))
-        for name, shape in network.shapes.items()
+        for name, shape in structure.shapes.items()
     }
 
 
-def _inputs(network: ModelStructure) -> Tensor:
+def _inputs(structure: ModelStructure) -> Tensor:
     """The example and random inputs like it: where all inputs or all tokens are alike, attention hides its faults."""
-    given = network.example
-    shape = (max(len(given), min(MOST_INPUTS, int(WORK / max(1.0, _work(network))))), *given.shape[1:])
+    given = structure.example
+    shape = (max(len(given), min(MOST_INPUTS, int(WORK / max(1.0, _work(structure))))), *given.shape[1:])
     blank = given.is_floating_point() and not bool(given.any())
     if given.is_floating_point():
         drawn = [torch.randn(shape).to(given), torch.rand(shape).to(given)]
     else:
-        drawn = [torch.randint(_characters(network), shape).to(given.dtype)]
+        drawn = [torch.randint(_characters(structure), shape).to(given.dtype)]
     for more in drawn:
         found = more if blank else torch.cat([given, more])
         with suppress(Exception):  # a model may not take these, such as one that takes a logarithm of its input
-            scores = copy.deepcopy(network.model).eval()(found)
+            scores = copy.deepcopy(structure.model).eval()(found)
             if all(bool(one.isfinite().all()) for one in ([scores] if isinstance(scores, Tensor) else scores)):
                 return found
     return given
 
 
-def _work(network: ModelStructure) -> float:
+def _work(structure: ModelStructure) -> float:
     """Multiply-adds of one example's pass."""
-    return sum(math.prod(shape) * network.macs[name] for name, shape in network.shapes.items())
+    return sum(math.prod(shape) * structure.macs[name] for name, shape in structure.shapes.items())
 
 
-def _characters(network: ModelStructure) -> int:
+def _characters(structure: ModelStructure) -> int:
     """Whole numbers below this are inputs that a model can read."""
-    tables = [layer.num_embeddings for layer in network.model.modules() if isinstance(layer, nn.Embedding)]
-    return min(tables, default=int(network.example.max()) + 2)
+    tables = [layer.num_embeddings for layer in structure.model.modules() if isinstance(layer, nn.Embedding)]
+    return min(tables, default=int(structure.example.max()) + 2)
