@@ -15,8 +15,9 @@ from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import Round, ambient
+from fedcover.training.client import Job, shuffle_draws, width_draws
 from fedcover.training.options import TrainingOptions
-from fedcover.training.task import Job, LocalSGD, Task, shuffle_draws, width_draws
+from fedcover.training.task import LocalSGD, Task
 from tests.conftest import small_data
 from tests.contracts.federations import DEVICES
 from tests.laws.strategies import kept_of

@@ -12,7 +12,7 @@ from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized import batched_step as machine
 from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.policies.base import shown_in
-from fedcover.training.task import Job
+from fedcover.training.client import Job
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, images
 
 UNEQUAL, EQUAL = (5, 16, 3, 9, 20), (8, 8, 8, 8, 8)

@@ -18,7 +18,7 @@ from fedcover.models import MLP
 from fedcover.policies import POLICIES
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import with_keyed_dropout
-from fedcover.training.task import Job
+from fedcover.training.client import Job
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images
 
 

@@ -13,8 +13,9 @@ from fedcover.data import from_parts
 from fedcover.params import params_of
 from fedcover.seeding import Round
 from fedcover.structure.dropout import with_keyed_dropout
+from fedcover.training.client import Job, train_client
 from fedcover.training.steps.stepper import Stepper
-from fedcover.training.task import Job, LocalSGD, Task, train_client
+from fedcover.training.task import LocalSGD, Task
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import kept_of, random_mask, seeds
 

@@ -15,7 +15,7 @@ from fedcover.clients import Client
 from fedcover.data import Split
 from fedcover.params import Params, prune
 from fedcover.policies.ranked import Weights
-from fedcover.policies.registry import weight_pruning
+from fedcover.policies.weight_pruning import weight_pruning
 from fedcover.seeding import Round
 from fedcover_experiments.paper import authors_script as release
 from fedcover_experiments.paper.authors_script import SWITCHES, VARIANTS, Misranked, Released

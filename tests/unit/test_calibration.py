@@ -25,7 +25,7 @@ from fedcover.models import IMAGES, build
 from fedcover.params import params_of
 from fedcover.policies.prunefl import PruneFl
 from fedcover.structure.trace import trace
-from fedcover.training.task import Job
+from fedcover.training.client import Job
 
 PAPER = {name: trace(build(name, IMAGES[name], 10, 0), torch.zeros(2, *IMAGES[name])) for name in ("mlp", "lenet")}
 MLP = PAPER["mlp"]

@@ -10,7 +10,7 @@ import fedcover as fc
 from fedcover.engines.serial import Serial
 from fedcover.federation.evaluate import evaluate, local_accuracy
 from fedcover.params import params_of, prune
-from fedcover.training.task import Job
+from fedcover.training.client import Job
 from tests.conftest import small_data, small_net
 
 Make = Callable[..., fc.Federation]

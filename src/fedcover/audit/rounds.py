@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.audit.tally import Tally, says, tally_of
+from fedcover.audit.tally import Tally, may, tally_of
 from fedcover.budgets import BudgetSpec, budgets_of
 from fedcover.clients import cohort_of
 from fedcover.config.policy_settings import Choice, choose
@@ -103,7 +103,7 @@ def audit_rounds(
     parsed = budgets_of(budgets, bound.codebook)
     cohort = cohort_of(range(len(parsed)), [1] * len(parsed), parsed, "slot")
     tally = tally_of(bound, structure, cohort)
-    play = _played if says(bound, "moves") else _still
+    play = _played if may(bound, "moves") else _still
     found = play(tally, rounds, window, times, seed)
     layers = []
     for name, tensor in tally.theta.items():
@@ -117,7 +117,7 @@ def audit_rounds(
         clients=len(parsed),
         keeps=[budget.keep for budget in parsed],
         rounds=rounds,
-        reads_theta=says(bound, "reads_theta"),
+        reads_theta=may(bound, "reads_theta"),
         gamma_min=min(found.each),
         gamma_rounds=found.each,
         window=window,

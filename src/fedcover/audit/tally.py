@@ -16,7 +16,6 @@ from fedcover.clients import Client
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Params, params_of
 from fedcover.policies.base import Policy
-from fedcover.policies.heterofl import HeteroFL
 from fedcover.policies.unit_policy import UnitPolicy
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
@@ -153,43 +152,25 @@ def _place(name: str, tensor: Tensor, groups: Sequence[UnitGroup]) -> tuple[tupl
 
 
 def tally_of(policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> Tally:
-    """The quickest tally that is right for a policy, which is bound to the network."""
-    if isinstance(policy, UnitPolicy) and _holds_alone(policy, structure, cohort):
-        return UnitTally(policy, structure, cohort)
+    """Return the fastest tally that is right for a bound policy.
+
+    A policy that declares ``holds_whole_units`` is counted by units, except for clients whose classes the policy sees:
+    they may hold fewer output rows.
+    """
+    whole = isinstance(policy, UnitPolicy) and declares(policy, "holds_whole_units")
+    if whole and all(client.classes is None for client in cohort):
+        return UnitTally(policy, structure, cohort)  # type: ignore[arg-type]
     return EntryTally(policy, structure, cohort)
 
 
-def _holds_alone(policy: UnitPolicy, structure: ModelStructure, cohort: Sequence[Client]) -> bool:
-    """Whether ``hold`` says all: a policy with masks, groups or drills of its own may hold more or less.
+def declares(policy: Policy, trait: str) -> bool:
+    """Return a trait that the policy's own class declares; False if it only inherits it.
 
-    HeteroFL's masks have less for clients whose classes are known alone, and nobody rests under its drills.
+    A trait describes the methods of the class that declares it. A class that derives from it may have other methods.
     """
-    known = policy.groups is find_groups(structure) and all(client.classes is None for client in cohort)
-    return known and all(
-        getattr(getattr(policy, name), "__func__", None) in (getattr(UnitPolicy, name), getattr(HeteroFL, name))
-        for name in ("plan", "mask_of", "drills")
-    )
+    return trait in vars(type(policy)) and bool(getattr(policy, trait))
 
 
-GIVEN_THETA = ("plan", "mask_of", "drills", "observe", "ranks", "masks")
-"""The methods of policies that are given theta."""
-
-
-def says(policy: Policy, what: str) -> bool:
-    """What a policy says of itself, ``moves`` or ``reads_theta``; True where what it says may no longer hold.
-
-    A class speaks of its own methods. One that derives from it and has others must say it again: any method may make
-    masks move, and those that are given theta may read it.
-    """
-    if what in vars(policy):
-        return bool(getattr(policy, what))
-    for kind in type(policy).__mro__:
-        if what in vars(kind):
-            return bool(getattr(policy, what))
-        if any(_matters(name, what) for name, value in vars(kind).items() if callable(value)):
-            return True
-    return True
-
-
-def _matters(method: str, what: str) -> bool:
-    return method in GIVEN_THETA if what == "reads_theta" else not method.startswith("__")
+def may(policy: Policy, trait: str) -> bool:
+    """Return ``moves`` or ``reads_theta`` as the policy's own class declares it; True if it only inherits it."""
+    return trait not in vars(type(policy)) or bool(getattr(policy, trait))

@@ -18,11 +18,13 @@ from fedcover.data import Population, from_parts
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError, check_whole
 from fedcover.params import params_of
-from fedcover.policies import neuron_pruning, weight_pruning
+from fedcover.policies.neuron_pruning import neuron_pruning
+from fedcover.policies.weight_pruning import weight_pruning
 from fedcover.seeding import Round, generator
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.trace import ModelStructure, trace
-from fedcover.training.task import Job, LocalSGD, Task
+from fedcover.training.client import Job
+from fedcover.training.task import LocalSGD, Task
 
 BATCHES, MOST_STEPS, CALL = 20, 300, 0.05
 """Batches of made-up data, the most steps of one timed call, and the seconds that a call is to last."""

@@ -13,7 +13,8 @@ from fedcover.errors import InputError, check_whole
 from fedcover.params import FULL, Mask, params_of
 from fedcover.policies.shared_mask import hidden_of, largest, magnitudes, whole_part
 from fedcover.seeding import Round
-from fedcover.training.task import Job, LocalSGD, Task
+from fedcover.training.client import Job
+from fedcover.training.task import LocalSGD, Task
 
 LEAST_FIXED = 1e-3
 """The least share of a step's seconds that counts as fixed, since timings are noisy."""

@@ -15,7 +15,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Federated learning where each client trains a **pruned** model cut from one shared model.\n\n"
-    "Start with `fedcover demo`. Then `fedcover audit 1111223344` to see what a code means, "
+    "Start with `fedcover demo`. Then `fedcover audit code 1111223344` to see what a code means, "
     "`fedcover run --set budgets.code=1111223344 --set rounds=20` to train, "
     "`fedcover report runs/A runs/B --out ab.html` to compare.\n\n"
     "Exit codes: 0 done, 2 bad input (one sentence says what and how to mend it), 1 failed, 130 interrupted.",
@@ -39,11 +39,11 @@ def top(
 
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
-app.command("audit")(audit.audit)
 app.command("design")(design.design)
 app.command("calibrate")(calibrate.calibrate)
 app.command("report")(report.report)
 app.command("list")(list_command.list_)
+app.add_typer(audit.app, name="audit")
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
 

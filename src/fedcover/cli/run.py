@@ -85,7 +85,8 @@ def run(
         if summary["certificate"]:
             out.print(f"certificate: {summary['certificate']['sentence']}")
         out.print(f"data: {summary['data']}")
-        out.print(f"report: {where / 'report.html'}")
+        if (where / "report.html").exists():
+            out.print(f"report: {where / 'report.html'}")
 
 
 def train(
@@ -105,7 +106,7 @@ def train(
         )
     federation, test = settings.build(data, keeps)
     note = "\n".join(line for line in (settings.bought(federation), f"engine: {federation.engine}") if line)
-    return federation.run(
+    history = federation.run(
         settings.rounds,
         evaluate_on=test,
         evaluate_every=settings.evaluate.every,
@@ -116,6 +117,17 @@ def train(
         settings=settings.settings(federation),
         on_round=progress.follow(settings.title, settings.rounds, note),
     )
+    write_page(where)
+    return history
+
+
+def write_page(folder: Path) -> None:
+    """Write the report page into a run folder, if the report extra is installed."""
+    try:
+        from fedcover.report import write_report
+    except ImportError:
+        return
+    write_report([folder])
 
 
 def unused(path: Path) -> Path:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from fedcover.config.policy_file import load_maker
 from fedcover.errors import InputError
 from fedcover.policies.base import Policy
-from fedcover.policies.registry import POLICIES, factory_of
+from fedcover.policies.registry import POLICIES, find_policy
 
 SECTION = "policy"
 """Where the settings of a policy are among all settings; ``policy.name`` says which policy."""
@@ -96,7 +96,7 @@ def choose(name: str, given: Mapping[str, Any] | None = None) -> Choice:
     >>> choose("HeteroFL", {"dynamic": Typed("true"), "rates": Typed("[1, 0.5]")}).policy()
     HeteroFL(dynamic=True, rates=(1.0, 0.5), label_aware=True, scaler=True)
     """
-    shown, make = (name, load_maker(name)) if ":" in name else factory_of(name)
+    shown, make = (name, load_maker(name)) if ":" in name else find_policy(name)
     options, given = options_of(make), given or {}
     if lacking := [one for one in _required(make) if one not in options]:
         raise InputError(

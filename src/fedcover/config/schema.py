@@ -24,8 +24,7 @@ from fedcover.federation.federation import Federation
 from fedcover.federation.run_folder import read_settings
 from fedcover.models import MODELS, build
 from fedcover.policies.base import Policy
-from fedcover.policies.optimal import Optimal
-from fedcover.policies.registry import POLICIES, FullModels
+from fedcover.policies.registry import POLICIES
 from fedcover.structure.trace import trace
 from fedcover.toml import Settings, flatten
 from fedcover.training.task import LocalSGD, Task
@@ -197,12 +196,12 @@ class Config(_Strict):
         if devices:
             code = budgets.resolve(policy.codebook)
             budgets = budgets_of_fleet(devices, code, by, items, cohort)
-        if isinstance(policy, FullModels) and not all(b.full for b in budgets.resolve(policy.codebook)):
+        if policy.ignores_budgets and not all(b.full for b in budgets.resolve(policy.codebook)):
             raise InputError(
-                f"policy full gives every client the whole model, but the code {self.budgets.code} asks for less;"
-                f" choose another policy, such as WP, or a code of 1s"
+                f"policy {self.policy.name} gives every client the whole model, but the code"
+                f" {self.budgets.code} asks for less; choose another policy, such as WP, or a code of 1s"
             )
-        if isinstance(policy, Optimal) and self.assign:
+        if not policy.follows_patterns and self.assign:
             raise InputError(
                 "assign does nothing with masks by design, which look at the sizes of budgets alone; leave assign out,"
                 " or use a policy whose masks follow the patterns of a code, such as WP"
@@ -223,8 +222,8 @@ class Config(_Strict):
             average=self.average,
             trim=self.trim,
         )
-        if isinstance(federation.policy, Optimal) and federation.by == "slot":  # every cohort has these budgets
-            federation.policy.check_reach(federation.theta0, federation.budgets)
+        if federation.by == "slot":  # every cohort has these budgets
+            federation.policy.check_budgets(federation.theta0, federation.budgets)
         return federation, split.test
 
     def bought(self, federation: Federation) -> str:

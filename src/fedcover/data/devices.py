@@ -55,8 +55,10 @@ class DevicePopulation(Population):
 
     >>> few = Examples(torch.zeros(2, 3), torch.tensor([0, 1]), classes=2)
     >>> population = DevicePopulation(few, [Device(7, 4, (3, 1)), Device(2, 2, (0, 2))])
-    >>> len(population), population.size(0), population.label_mix(1).tolist(), population.index_of(7), population.number_of(1)
-    (2, 2, [0.75, 0.25], 1, 7)
+    >>> len(population), population.size(0), population.label_mix(1).tolist()
+    (2, 2, [0.75, 0.25])
+    >>> population.index_of(7), population.number_of(1)
+    (1, 7)
     """
 
     def __init__(self, examples: Examples, devices: Sequence[Device]) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from fedcover.aggregation.region_mean import ClientUpdate
-from fedcover.training.task import Job
+from fedcover.training.client import Job
 
 
 class Engine(ABC):

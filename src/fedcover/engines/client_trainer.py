@@ -10,8 +10,8 @@ from fedcover.errors import ClientError
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.structure.submodel import Shrinker, SubModel
 from fedcover.structure.trace import trace
+from fedcover.training.client import Job, train_client
 from fedcover.training.steps.stepper import Stepper
-from fedcover.training.task import Job, train_client
 
 MOST_STEPPERS = 32
 """How many shapes of sub-model are kept ready for each model."""

@@ -6,7 +6,7 @@ from fedcover._threads import one_thread
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import ClientTrainer, failure
-from fedcover.training.task import Job
+from fedcover.training.client import Job
 
 
 class Serial(Engine):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from fedcover.budgets import Budget
 from fedcover.policies.base import Policy
-from fedcover.policies.optimal import Optimal
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import unit_structure
 
@@ -17,11 +16,12 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
     Masks of single weights by design cover the model as soon as the budgets come to one model in all; a client that
     holds everything covers it under nearly every policy, as long as it is in the cohort.
 
-    >>> remedy(Optimal(), [Budget(0.25)] * 3, [Budget(0.25)] * 3, "slot")[:68]
+    >>> from fedcover.policies import optimal_masks
+    >>> remedy(optimal_masks(), [Budget(0.25)] * 3, [Budget(0.25)] * 3, "slot")[:68]
     'the budgets come to 0.75 models in all: raise them (budgets.code) to'
     """
     total = sum(budget.keep for budget in cohort)
-    designed = isinstance(policy, Optimal) and not policy.units
+    designed = policy.designs_coverage
     design = "" if designed else f", or {DESIGN}"
     if total < 1 - 1e-9:
         also = "" if designed else f", and {DESIGN}"
@@ -59,10 +59,10 @@ def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[
     by_reason: dict[str, list[str]] = {}
     for layer, reason in left.items():
         by_reason.setdefault(reason, []).append(f"'{layer}'")
-    told = "; ".join(f"{', '.join(layers)}, since {reason}" for reason, layers in by_reason.items())
+    reasons = "; ".join(f"{', '.join(layers)}, since {reason}" for reason, layers in by_reason.items())
     name = getattr(policy, "name", None) or str(policy).partition("(")[0]
     return (
-        f"{name} prunes no units of {len(left)} of the {len(structure.hidden)} hidden layers: {told}; a policy of single"
-        f" weights, such as WP (--set policy.name=WP), prunes these too, and docs/networks.md says what units can be"
-        f" followed through"
+        f"{name} prunes no units of {len(left)} of the {len(structure.hidden)} hidden layers: {reasons}; a policy of"
+        f" single weights, such as WP (--set policy.name=WP), prunes these too; docs/networks.md lists the units that"
+        f" can be followed"
     )

@@ -8,7 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -31,20 +31,21 @@ from fedcover.federation.evaluate import Score, evaluate, local_accuracy
 from fedcover.federation.feedback import FeedbackSum
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planning import observe_round, plan_round
-from fedcover.federation.recording import Clock, make_record
+from fedcover.federation.round import Clock, PlannedRound, make_record
 from fedcover.federation.runs import Run, Schedule, run_all_rounds
 from fedcover.masks.cost import Cost, cost_of, costs_of, with_extras
 from fedcover.masks.coverage import coverage_of, norm_and_noise
 from fedcover.params import FULL, Mask, Params, device_of, on_device, params_of, prune
 from fedcover.policies.base import Policy, shown_in
-from fedcover.policies.registry import full
+from fedcover.policies.fedavg import full
 from fedcover.seeding import Round
 from fedcover.structure.batch_norm import check_batches, has_statistics, spread_over
 from fedcover.structure.trace import carries, trace
 from fedcover.theory import RunCertifier, Steps, check_coverage, measure
 from fedcover.toml import Settings
+from fedcover.training.client import Job
 from fedcover.training.options import TrainingOptions
-from fedcover.training.task import Job, LocalSGD, Task
+from fedcover.training.task import LocalSGD, Task
 
 CPU = torch.device("cpu")
 START_EXAMPLES = 2000
@@ -127,7 +128,7 @@ class Federation:
             begun = self.begin_round(state, self.engine.device)
             return self.end_round(begun, self.engine.train(begun.jobs), test, local, self.engine.together)
 
-    def begin_round(self, state: State, device: torch.device = CPU) -> "PlannedRound":
+    def begin_round(self, state: State, device: torch.device = CPU) -> PlannedRound:
         """The first half of a round: a cohort, its masks, and a job for each client, on a device."""
         clock = Clock()
         state = replace(state, theta=on_device(state.theta, device), theory=on_device(state.theory, device))
@@ -151,7 +152,7 @@ class Federation:
 
     def end_round(
         self,
-        begun: "PlannedRound",
+        begun: PlannedRound,
         updates: Iterable[ClientUpdate],
         test: Examples | None = None,
         local: bool = False,
@@ -346,20 +347,3 @@ class Federation:
         sizes = [client.examples for client in cohort]
         norms = self._norms_from(theta)
         return local_accuracy(self.task.model, self.task.loss, theta, masks, mixes, sizes, test, norms)
-
-
-@dataclass(frozen=True)
-class PlannedRound:
-    """A round whose clients are about to train."""
-
-    this_round: Round
-    state: State
-    cohort: list[Client]
-    masks: list[Mask]
-    memory: dict[str, Tensor]
-    """The policy's state for the next round."""
-    norm2: float
-    noise: list[float]
-    costs: list[Cost]
-    jobs: list[Job]
-    clock: Clock

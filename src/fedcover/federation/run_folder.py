@@ -4,7 +4,7 @@
 
     config.toml      the settings in full            history.jsonl   one record a round
     versions.json    what ran it                     summary.json    when finished: the outcome
-    checkpoints/     round-000012.safetensors        report.html     when finished: the page
+    checkpoints/     round-000012.safetensors        report.html     written by `fedcover run` and `report`
 """
 
 import fcntl
@@ -23,10 +23,11 @@ from fedcover._files import write_atomically
 from fedcover.errors import InputError
 from fedcover.federation import checkpoint
 from fedcover.federation.checkpoint import State
+from fedcover.federation.fingerprint import differences
 from fedcover.federation.history import History, RoundRecord
 from fedcover.params import prune, put_params
 from fedcover.policies.base import shown_in
-from fedcover.toml import Settings, differences, to_toml
+from fedcover.toml import Settings, to_toml
 from fedcover.version import __version__
 
 KEPT_CHECKPOINTS = 2
@@ -156,13 +157,8 @@ class RunFolder:
             old.unlink()
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write the summary and, where matplotlib is installed, the report."""
+        """Write the summary."""
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
-        try:
-            from fedcover.report import write_report
-        except ImportError:
-            return
-        write_report([self.path])
 
     def _take_lock(self) -> None:
         # The kernel drops the lock with the process, so a killed run leaves nothing stale behind.

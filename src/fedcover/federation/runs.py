@@ -19,12 +19,13 @@ from fedcover.errors import CoverageWarning, InputError, StepSizeWarning, WholeL
 from fedcover.federation.advice import whole_sentence
 from fedcover.federation.checkpoint import digest_of
 from fedcover.federation.evaluate import test_on
+from fedcover.federation.fingerprint import fingerprint
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.run_folder import RunFolder
 from fedcover.params import on_device, prune
 from fedcover.policies.base import shown_in
 from fedcover.theory import step_sentence, uncovered_sentence
-from fedcover.toml import Settings, fingerprint
+from fedcover.toml import Settings
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation

@@ -1,9 +1,32 @@
-"""The paper's two networks."""
+"""The paper's two models, and what its code digits mean on LeNet."""
+
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.errors import InputError
+
+LENET_WP: Codebook = {
+    digit: budget
+    if budget.full
+    else Budget(
+        bands=budget.bands,
+        name=digit,
+        layers=(("fc1.weight", Budget(budget.keep)), ("fc2.weight", Budget(budget.keep))),
+    )
+    for digit, budget in QUARTERS.items()
+}
+"""WP on LeNet: kernels in quarters by the digit; fully connected weights at the digit's keep, largest first."""
+
+LENET_FS: Codebook = {
+    "1": Budget(name="1"),
+    "2": Budget(name="2", layers=(("conv1", 5), ("conv2", 12), ("fc1", 100), ("fc2", 84))),
+    "3": Budget(name="3", layers=(("conv1", 5), ("conv2", 12))),
+    "4": Budget(name="4", layers=(("fc1", 100), ("fc2", 84))),
+}
+"""FS on LeNet: 2 prunes every layer, 3 the convolutions, 4 the fully connected layers."""
 
 
 class MLP(nn.Module):
@@ -26,6 +49,11 @@ class MLP(nn.Module):
 
 class LeNet(nn.Module):
     """Two convolutions and 400-120-100-10: 64,102 parameters, 653,800 multiply-adds on 3 x 32 x 32."""
+
+    prunes_kernels = True
+    """WP ranks and prunes whole kernels of its convolutions."""
+    codebooks: ClassVar[dict[str, Codebook]] = {"WP": LENET_WP, "FS": LENET_FS}
+    """What code digits mean to a policy on this model; any model may declare this."""
 
     def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedcover.budgets import QUARTERS, Codebook
+from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params
@@ -66,6 +66,12 @@ class Policy(ABC):
     """Whether masks may change from round to round while theta and the cohort stay the same."""
     wants_classes: bool = False
     """Whether ``plan`` asks for the classes that each client has examples of."""
+    ignores_budgets: bool = False
+    """Whether every client holds the whole model, whatever its budget."""
+    follows_patterns: bool = True
+    """Whether the bands of a budget decide which items a client holds, and not only how many."""
+    designs_coverage: bool = False
+    """Whether masks cover every entry as soon as the budgets of a cohort add up to one model."""
     dense_in_turn: bool = False
     """Whether clients hold some tensors whole in turn, whatever their budgets, as grow-and-prune does."""
 
@@ -79,6 +85,14 @@ class Policy(ABC):
     def bind(self, structure: ModelStructure) -> "Policy":
         """This policy, ready for one network."""
         return self
+
+    def check_budgets(self, theta: Params, budgets: Sequence[Budget]) -> None:
+        """Raise InputError if what the policy was asked for is out of reach of cohorts with these budgets."""
+        return
+
+    def item_ranks(self, theta: Params) -> Mapping[str, Tensor] | None:
+        """Return the rank of every item by layer, if budgets choose items by rank; None otherwise."""
+        return None
 
     def start(self) -> State:
         """The state before the first round."""

@@ -42,7 +42,7 @@ def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 
     ``example`` is a batch of inputs for the model. The rounds are played without training; theta is
     shaken a little between them.
 
-    >>> from fedcover.policies.registry import weight_pruning
+    >>> from fedcover.policies.weight_pruning import weight_pruning
     >>> check_policy(weight_pruning(), nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)), torch.zeros(2, 8))
     """
     bound = policy.bind(trace(model, example))

@@ -21,6 +21,7 @@ from fedcover.clients import Client
 from fedcover.errors import check_number, check_whole
 from fedcover.params import Mask, Params
 from fedcover.policies.base import Policy, RoundFeedback, State, check_bound, shown_in
+from fedcover.policies.registry import register
 from fedcover.policies.shared_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
@@ -122,6 +123,7 @@ def erk_counts(shapes: Mapping[str, tuple[int, ...]], keep: float) -> dict[str, 
     return counts
 
 
+@register("FedDST")
 def feddst(every: int = 10, share: float = 0.5, until: int = 100, after: int = 1) -> FedDst:
     """FedDST: one sparse mask for all, as dense as the least able can hold, that drops and grows as it trains."""
     return FedDst(every, share, until, after)

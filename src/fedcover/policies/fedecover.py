@@ -14,6 +14,7 @@ from torch import Tensor
 from fedcover.clients import Client
 from fedcover.errors import check_number, check_whole
 from fedcover.policies.base import State
+from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import Holding, UnitPolicy, among, units_for, width_of
 from fedcover.seeding import Round
 
@@ -26,6 +27,9 @@ class FedEcover(UnitPolicy):
     eta_q (average - theta), eta_q = step * decay^floor((q - 1) / every). The buffers are the state, which checkpoints
     carry.
     """
+
+    holds_whole_units = True
+    reads_theta = False
 
     step: float = 1.0
     decay: float = 0.5
@@ -75,6 +79,7 @@ def draw(unused: Tensor, amount: int, rng: torch.Generator) -> tuple[Tensor, Ten
     return held, unused
 
 
+@register("FedEcover")
 def fedecover(step: float = 1.0, decay: float = 0.5, every: int = 100) -> FedEcover:
     """FedEcover: units drawn without replacement from a buffer for each layer; the server's step decays."""
     return FedEcover(step, decay, every)

@@ -1,4 +1,4 @@
-"""Sub-models that move from round to round: random ones, and FedRolex's rolling window."""
+"""FedRolex: a window of units that rolls through every layer, one unit per round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,31 +7,9 @@ import torch
 
 from fedcover.clients import Client
 from fedcover.policies.base import State
+from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import Holding, UnitPolicy, among, units_for, width_of
 from fedcover.seeding import Round
-
-
-@dataclass(frozen=True)
-class RandomSubmodels(UnitPolicy):
-    """A fresh uniform subset of ceil(r K) units of every group, for each client and round.
-
-    Caldas, Konečný, McMahan and Talwalkar, "Expanding the reach of federated learning by reducing client resource
-    requirements", 2018 (Federated Dropout).
-    """
-
-    def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
-        """Units drawn without replacement, at each client's own address."""
-        found: list[Holding] = []
-        for client in cohort:
-            rng = this_round.generator("mask", client.id)
-            width = width_of(client.budget, self)
-            found.append(
-                tuple(
-                    among(g.size, torch.randperm(g.size, generator=rng)[: units_for(width, g.size)])
-                    for g in self.groups
-                )
-            )
-        return found, state
 
 
 @dataclass(frozen=True)
@@ -44,6 +22,9 @@ class FedRolex(UnitPolicy):
     clients at r = 1/4 and K = L about half of the weights between them are never trained.
     """
 
+    holds_whole_units = True
+    reads_theta = False
+
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
         """The round's window, as wide as each client can afford."""
         made: dict[float, Holding] = {}
@@ -55,11 +36,7 @@ class FedRolex(UnitPolicy):
         return [made[width] for width in widths], state
 
 
-def random_submodels() -> RandomSubmodels:
-    """Random sub-models (Federated Dropout): fresh random units for each client and round."""
-    return RandomSubmodels()
-
-
+@register("FedRolex")
 def fedrolex() -> FedRolex:
     """FedRolex: a window of units that rolls by one a round, in all layers together."""
     return FedRolex()

@@ -14,6 +14,7 @@ import torch
 from fedcover.clients import Client
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
+from fedcover.policies.registry import register
 from fedcover.policies.shared_mask import hidden_of, largest, magnitudes, whole_part
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
@@ -58,6 +59,7 @@ class Fiarse(Policy):
         return [made[id(mask)] for mask in masks]
 
 
+@register("FIARSE")
 def fiarse() -> Fiarse:
     """FIARSE: the largest weights of all layers together; gradients scaled by how near they are to the threshold."""
     return Fiarse()

@@ -17,6 +17,7 @@ from fedcover.errors import check_number
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import Units, rank
+from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
@@ -84,6 +85,7 @@ class Fjord(Policy):
         return mask
 
 
+@register("FjORD")
 def fjord(widths: Sequence[float] = WIDTHS, distil: float = 0.0) -> Fjord:
     """FjORD: the first units of each hidden layer; every batch draws a width and trains that prefix."""
     return Fjord(tuple(widths), distil)

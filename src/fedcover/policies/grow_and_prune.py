@@ -16,6 +16,7 @@ from fedcover.errors import InputError, check_whole
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import rank
+from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
@@ -101,11 +102,13 @@ def _ranks(weight: Tensor) -> Tensor:
     return rank(weight.abs().flatten()).to(torch.int32)
 
 
+@register("S-GaP")
 def s_gap(kappa: int = 4, every: int = 1) -> GrowAndPrune:
     """S-GaP: layers in partitions, one of them dense in turn, the rest at each client's budget by magnitude."""
     return GrowAndPrune(False, kappa, every)
 
 
+@register("P-GaP")
 def p_gap(kappa: int = 4, every: int = 1) -> GrowAndPrune:
     """P-GaP: each client of a cohort holds another partition of the layers dense, the rest by magnitude."""
     return GrowAndPrune(True, kappa, every)

@@ -17,6 +17,7 @@ from fedcover.clients import Client
 from fedcover.errors import InputError, check_number
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import State
+from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import Holding, UnitPolicy, among, units_for, width_of
 from fedcover.seeding import Round, ambient
 from fedcover.structure.trace import ModelStructure
@@ -35,6 +36,7 @@ class HeteroFL(UnitPolicy):
     have its class alone, which is the paper's aggregation of output rows. The Scaler is a drill.
     """
 
+    holds_whole_units = True
     reads_theta = False
     dynamic: bool = False
     rates: tuple[float, ...] = RATES
@@ -170,6 +172,7 @@ def _moved_on(structure: ModelStructure, rows: Sequence[tuple[str, int]]) -> tup
         return before, model(inputs.clone())
 
 
+@register("HeteroFL")
 def heterofl(
     dynamic: bool = False, rates: Sequence[float] = RATES, label_aware: bool = True, scaler: bool = True
 ) -> HeteroFL:

@@ -24,6 +24,7 @@ from fedcover.masks.design.ranking import Ranking
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.policies.ranked import Block, Units, Weights, check_layers
+from fedcover.policies.registry import register
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import groups_for
@@ -42,6 +43,7 @@ class Optimal(Policy):
     """
 
     any_device = True
+    follows_patterns = False
     units: bool = False
     gamma: int | None = None
     noise: float | None = None
@@ -54,6 +56,11 @@ class Optimal(Policy):
             check_whole("gamma", self.gamma, 0)
         if self.noise is not None:
             check_number("noise", self.noise, -1e-300, math.inf, "0 or more")
+
+    @property
+    def designs_coverage(self) -> bool:  # type: ignore[override]
+        """True for masks of single weights; units that cover every unit may leave pairs of units uncovered."""
+        return not self.units
 
     def bind(self, structure: ModelStructure) -> "Optimal":
         """This policy with the network's own layers."""
@@ -98,7 +105,7 @@ class Optimal(Policy):
             for block, ranking in zip(self.blocks, rankings, strict=True)
         ]
 
-    def check_reach(self, theta: Params, budgets: Sequence[Budget]) -> None:
+    def check_budgets(self, theta: Params, budgets: Sequence[Budget]) -> None:
         """Nothing, or an error if the coverage that is asked for is out of reach of a cohort with these budgets."""
         if self.gamma is None:
             return
@@ -160,11 +167,13 @@ def lists_of(theta: Params, stocks: Sequence[Stock]) -> list[RankedList]:
     ]
 
 
+@register("optimal", "optimal_masks")
 def optimal_masks(gamma: int | None = None, noise: float | None = None, units: bool = False) -> Optimal:
     """Masks by design, of weights or of whole units: with this coverage, within this noise, or least pruning term."""
     return Optimal(units, gamma, noise)
 
 
+@register("optimal_units")
 def optimal_units(gamma: int | None = None, noise: float | None = None) -> Optimal:
     """Masks of whole units by design: with this coverage of units, within this noise, or least pruning term."""
     return Optimal(True, gamma, noise)

@@ -21,6 +21,7 @@ from fedcover.clients import Client
 from fedcover.errors import InputError, check_number, check_whole
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, RoundFeedback, State, check_bound, shown_in
+from fedcover.policies.registry import register
 from fedcover.policies.shared_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
@@ -159,6 +160,7 @@ def best_kept(
     return {name: part.view(squares[name].shape).clone() for name, part in zip(names, parts, strict=True)}
 
 
+@register("PruneFL")
 def prunefl(
     every: int = 10,
     free: float = 0.3,

@@ -18,7 +18,7 @@ from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
-from fedcover.structure.units import UnitGroup
+from fedcover.structure.units import UnitGroup, groups_for
 
 Ranks = Mapping[str, Tensor]
 
@@ -120,6 +120,17 @@ class Units(Block):
         self.group.restrict(mask, theta, held)
 
 
+def codebook_of(structure: ModelStructure, policy: str) -> Codebook:
+    """Return what code digits mean to a policy on a model: the model's own ``codebooks[policy]``, or quarters."""
+    codebooks: Mapping[str, Codebook] = getattr(structure.model, "codebooks", {})
+    return codebooks.get(policy, QUARTERS)
+
+
+def unit_blocks(structure: ModelStructure, policy: str, in_order: bool) -> tuple[tuple[Block, ...], Codebook]:
+    """Return one block per group of units, and what code digits mean on the model."""
+    return tuple(Units(group, in_order) for group in groups_for(policy, structure)), codebook_of(structure, policy)
+
+
 def check_layers(budget: Budget, blocks: Sequence[Block]) -> None:
     """Nothing, or an error if a budget speaks of a layer that is not among those that are pruned."""
     names = [block.name for block in blocks]
@@ -164,6 +175,10 @@ class Ranked(Policy):
         check_bound(self.blocks, self.name)
         return {block.name: rank(block.scores(theta)) for block in self.blocks}
 
+    def item_ranks(self, theta: Params) -> Ranks:
+        """Return the ranks that budgets choose by."""
+        return self.ranks(theta)
+
     def masks(self, theta: Params, cohort: Sequence[Client], ranks: Ranks) -> list[Mask]:
         """The masks that these ranks give; clients with equal budgets share one."""
         made: dict[Budget, Mask] = {}
@@ -202,6 +217,10 @@ class Frozen(Policy):
     def units(self) -> bool:  # type: ignore[override]
         """The inner policy's."""
         return self.inner.units
+
+    def item_ranks(self, theta: Params) -> Ranks:
+        """Return the ranks of a first round."""
+        return self.inner.ranks(theta)
 
     def bind(self, structure: ModelStructure) -> "Frozen":
         """This policy for one network."""

@@ -32,6 +32,8 @@ class UnitPolicy(Policy):
     any_device = True
     units = True
     reads_theta = False
+    holds_whole_units = False
+    """Whether masks follow from ``hold`` only; False for a class with its own ``plan``, ``mask_of`` or ``bind``."""
     groups: tuple[UnitGroup, ...] = field(default=(), repr=False, kw_only=True)
 
     def bind(self, structure: ModelStructure) -> Self:

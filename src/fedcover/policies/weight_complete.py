@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.policies.base import State
+from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import Holding, UnitPolicy, among, units_for, width_of
 from fedcover.seeding import Round
 from fedcover.structure.units import UnitGroup
@@ -147,6 +148,9 @@ class WeightComplete(UnitPolicy):
     Each width has a cycle of its own; how far it has been dealt is the state, which checkpoints carry.
     """
 
+    holds_whole_units = True
+    reads_theta = False
+
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
         """The next sub-models of each width's cycle."""
         cycles: dict[float, Cycle] = {}
@@ -163,6 +167,7 @@ class WeightComplete(UnitPolicy):
         return found, after
 
 
+@register("weight_complete")
 def weight_complete() -> WeightComplete:
     """Weight-complete rolling: blocks of units so chosen that every weight is held once per cycle of 1/r^2."""
     return WeightComplete()

@@ -28,13 +28,13 @@ from fedcover.clients import Client
 from fedcover.data import Examples, load
 from fedcover.engines.base import Engine
 from fedcover.federation.checkpoint import State
-from fedcover.federation.federation import CPU, Federation, PlannedRound
 from fedcover.federation.history import RoundRecord
+from fedcover.federation.round import PlannedRound  # CPU, Federation,
 from fedcover.federation.runs import run_many
 from fedcover.params import FULL, Mask, Params, on_device, prune
 from fedcover.policies.ranked import Ranked, Ranks
-from fedcover.policies.registry import weight_pruning
-from fedcover.training.task import Job
+from fedcover.policies.weight_pruning import weight_pruning
+from fedcover.training.client import Job
 from fedcover_experiments.results import Outcome, how_made, outcome_of, save
 from fedcover_experiments.runner import SPLITS, Experiment, ExperimentRun, settings_of
 

@@ -165,4 +165,4 @@ def _names(row: Row) -> dict[str, str]:
 
 def _flops(found: Audit) -> float:
     """FLOPs of a training step on a batch of 10, the mean over the cohort."""
-    return sum(len(policy.slots) * policy.flops_of_step for policy in found.policies) / found.clients
+    return sum(len(policy.slots) * policy.flops_of_step for policy in found.patterns) / found.clients

@@ -23,9 +23,9 @@ from fedcover.federation.federation import Federation
 from fedcover.masks.design import most_coverage
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
+from fedcover.policies.fedavg import full
 from fedcover.policies.optimal import Optimal
 from fedcover.policies.ranked import Block, Ranked, Weights
-from fedcover.policies.registry import full
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
 from fedcover_experiments.runner import Experiment, ExperimentRun

@@ -8,7 +8,7 @@ assigned  besides, patterns of equal size go to the clients that complement each
 from typing import Any
 
 from fedcover.federation.federation import Federation
-from fedcover.policies.registry import weight_pruning
+from fedcover.policies.weight_pruning import weight_pruning
 from fedcover_experiments.runner import FULL, SMALL, STAR_MEDIUM, STAR_SMALL, Experiment, ExperimentRun
 
 KINDS = ("uniform", "labels", "assigned")

@@ -7,6 +7,7 @@ can afford: ``capacity``, or a ``budget`` in a ``unit``, with a ``calibration`` 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,7 +29,6 @@ from fedcover.errors import InputError
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.runs import Schedule
 from fedcover.models import build
-from fedcover.policies.registry import FullModels
 from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.trace import trace
 from fedcover.training.task import LocalSGD, Task
@@ -56,7 +56,12 @@ def play_config(
     if not resume:
         check_fleet(config.items(config.policy.choice.policy()), config.budgets.by, config.cohort, least)
     rules, fits = rules_of(config), fitting(config, data.load(config.data.name, folder).train)
-    return play(grid, make, schedule, least, rules, out, resume, config.shrink, told, on_round, fits)
+    history = play(grid, make, schedule, least, rules, out, resume, config.shrink, told, on_round, fits)
+    with suppress(ImportError):  # without the report extra a run has no page
+        from fedcover.report import write_report
+
+        write_report([out])
+    return history
 
 
 def fitting(config: Config, train: Examples) -> Callable[[Device], None]:
@@ -73,9 +78,9 @@ def fitting(config: Config, train: Examples) -> Callable[[Device], None]:
             raise InputError(
                 f"client {device.number} does not tell its labels, which the run needs; start it with --share-labels"
             )
-        if isinstance(policy, FullModels) and device.capacity not in (None, 1.0):
+        if policy.ignores_budgets and device.capacity not in (None, 1.0):
             raise InputError(
-                f"client {device.number} can afford {device.capacity:g} of the model, and policy full gives it the whole;"
+                f"client {device.number} can afford {device.capacity:g} of the model; the policy gives it the whole;"
                 f" choose another policy, such as WP"
             )
 

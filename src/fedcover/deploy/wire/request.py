@@ -13,8 +13,9 @@ from fedcover.deploy.wire.training_options import put_options, take_options
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params, check_mask
 from fedcover.seeding import Round
+from fedcover.training.client import Job
 from fedcover.training.options import TrainingOptions
-from fedcover.training.task import Job, LocalSGD, Task
+from fedcover.training.task import LocalSGD, Task
 
 MOST_ORDER = 1 << 40
 """The most bytes of an order; nothing in it takes up memory before its model is known to be the client's own."""

@@ -23,9 +23,10 @@ from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import ClientTrainer, failure
 from fedcover.engines.processes.shared_memory import BufferLayout, shared_bytes
 from fedcover.errors import check_whole
+from fedcover.training.client import Job
 from fedcover.training.options import levels_of, widths_of
 from fedcover.training.steps.native import library
-from fedcover.training.task import Job, Task
+from fedcover.training.task import Task
 
 Site = tuple[Task, Population]
 

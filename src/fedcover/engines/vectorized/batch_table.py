@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcover.training.task import Job, shuffle_draws
+from fedcover.training.client import Job, shuffle_draws
 
 
 @dataclass(frozen=True)

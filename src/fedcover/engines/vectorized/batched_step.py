@@ -28,7 +28,7 @@ from fedcover.params import Params
 from fedcover.seeding import ambient
 from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.dropout import Stream, with_keyed_dropout
-from fedcover.training.task import Job, dropout_key
+from fedcover.training.client import Job, dropout_key
 
 
 @dataclass

@@ -21,7 +21,8 @@ from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.engines.vectorized.transforms import option_kinds
 from fedcover.errors import InputError
 from fedcover.params import Params
-from fedcover.training.task import Job, Task
+from fedcover.training.client import Job
+from fedcover.training.task import Task
 
 _Batch = tuple[Any, list[int]]
 """What its jobs share, and their numbers."""

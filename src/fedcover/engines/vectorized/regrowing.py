@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedcover.params import Params
+from fedcover.training.client import Job
 from fedcover.training.options import regrown_each
-from fedcover.training.task import Job
 
 TOGETHER = 64
 """So many clients readjust at once: sorting takes several times the memory of what is sorted."""

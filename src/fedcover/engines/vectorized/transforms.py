@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fedcover.errors import InputError
 from fedcover.params import Params
+from fedcover.training.client import Job, width_draws
 from fedcover.training.options import MOST_WIDTHS, TrainingOptions, boost, levels_of
-from fedcover.training.task import Job, width_draws
 
 DrillKind = tuple[bool, ...]
 """Whether there are gains, thresholds, widths, and whether the client reports."""

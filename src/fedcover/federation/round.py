@@ -1,18 +1,21 @@
-"""What is written down of a round."""
+"""The parts of a round: what is planned, how long its stages take, and what is recorded of it."""
 
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from fedcover.clients import Client
+from fedcover.federation.checkpoint import State
 from fedcover.federation.evaluate import Score
 from fedcover.federation.history import LayerCoverage, RoundRecord
 from fedcover.masks.cost import Cost
-from fedcover.params import numbers
+from fedcover.params import Mask, numbers
 from fedcover.seeding import Round
+from fedcover.training.client import Job
 
 
 class Clock:
@@ -31,6 +34,23 @@ class Clock:
         now = time.perf_counter()
         self.seconds[stage] += now - self._last
         self._last = now
+
+
+@dataclass(frozen=True)
+class PlannedRound:
+    """A round whose clients are about to train."""
+
+    this_round: Round
+    state: State
+    cohort: list[Client]
+    masks: list[Mask]
+    memory: dict[str, Tensor]
+    """The policy's state for the next round."""
+    norm2: float
+    noise: list[float]
+    costs: list[Cost]
+    jobs: list[Job]
+    clock: Clock
 
 
 def make_record(
