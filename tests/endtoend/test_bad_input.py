@@ -69,12 +69,12 @@ def test_keep_outside_its_range(cli: Cli, keep: str) -> None:
 
 def test_cohort_larger_than_the_population(cli: Cli, tmp_path: Path) -> None:
     run = ["run", *QUICK, "--set", "cohort=30", "--set", "budgets.by=client", "--out", str(tmp_path / "x")]
-    refuses(cli, run, "a cohort of 30 cannot be drawn from 20 clients", "make cohort 1 to 20")
+    refuses(cli, run, "cohort must be from 1 to the number of clients, 20; got 30")
 
 
 def test_code_and_cohort_of_different_lengths(cli: Cli, tmp_path: Path) -> None:
     run = ["run", *QUICK, "--set", "cohort=5", "--out", str(tmp_path / "x")]
-    refuses(cli, run, "the code has 10 slots but the cohort is 5", "by_client")
+    refuses(cli, run, "the code has 10 slots but cohort is 5", "by_client")
 
 
 def test_policy_with_a_wrong_shape(small_federation: Callable[..., fc.Federation]) -> None:
@@ -189,7 +189,7 @@ def test_resume_with_other_settings(cli: Cli, finished: Path) -> None:
 
 def test_resume_to_fewer_rounds(cli: Cli, finished: Path) -> None:
     before = snapshot(finished)
-    refuses(cli, ["run", "--resume", "--out", str(finished), "--set", "rounds=1"], "has played 2 rounds already")
+    refuses(cli, ["run", "--resume", "--out", str(finished), "--set", "rounds=1"], "rounds must be at least 2")
     assert snapshot(finished) == before
 
 
