@@ -137,7 +137,7 @@ def test_damaged_checkpoint(cli: Cli, finished: Path, damage: str) -> None:
     newest.write_bytes(damaged[damage])
     before = snapshot(finished)
     run = ["run", "--resume", "--out", str(finished), "--set", "rounds=4", "--quiet"]
-    refuses(cli, run, str(newest), "corrupt", "delete it to resume from the checkpoint before it")
+    refuses(cli, run, str(newest), "corrupt", "delete it to resume")
     assert snapshot(finished) == before
     newest.unlink()  # the remedy
     code, _, err = cli(*run)
@@ -174,7 +174,7 @@ def test_run_folder_that_is_something_else(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("precious")
     run = ["run", *QUICK, "--out", str(tmp_path / "thesis")]
-    refuses(cli, run, "is not empty and no run folder (it holds chapter.tex)", "name a new folder")
+    refuses(cli, run, "it holds chapter.tex", "name a new folder")
     assert snapshot(tmp_path / "thesis") == {"chapter.tex": b"precious"}
     refuses(cli, ["run", *QUICK, "--out", str(tmp_path / "thesis" / "chapter.tex")], "is a file; name a folder")
 
@@ -275,7 +275,7 @@ def test_a_mask_that_removes_a_whole_layer(layer: str) -> None:
     if layer == "branch":
         assert federation.run(1).gamma_min == 1  # there is a way around it
         return
-    with pytest.raises(fc.InputError, match=r"keeps nothing of 'first.weight', so that no input.*keep at least one"):
+    with pytest.raises(fc.InputError, match=r"keeps nothing of 'first.weight'.*keep at least one"):
         federation.run(1)
 
 
