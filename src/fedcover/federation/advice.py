@@ -24,7 +24,7 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
 
     >>> from fedcover.policies import optimal_masks
     >>> remedy(optimal_masks(), [Budget(0.25)] * 3, [Budget(0.25)] * 3, "slot")[:70]
-    'the budgets add up to 0.75 models: raise them (budgets.code) to 1 or mo'
+    'the budgets add up to 0.75 models: raise them (budgets.code) to 1 or m'
     """
     total = sum(budget.keep for budget in cohort)
     designed = policy.designs_coverage
