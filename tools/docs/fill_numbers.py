@@ -16,7 +16,7 @@ The rows of a whole table come from a list, one row for each object, by a templa
 All marks are HTML comments, so readers see only the numbers. An expression has attributes and items of the JSON value,
 numbers, ``+ - * /``, and ``min``, ``max``, ``mean``, ``sum``, ``len`` and ``abs``. A list of objects is also indexed
 by the name, label or code of an object: ``flower.rounds["Flower, FedAvg"].median``. What follows the last colon is a
-format as in Python's f-strings.
+format as in Python's f-strings. A source may be a part of a file: ``<!-- numbers: rounds = FILE.json#rounds -->``.
 
 ``python tools/docs/fill_numbers.py`` fills every page in place; with ``--check`` it reports pages that would change.
 """
@@ -36,7 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from repository import ROOT, outside_fences
 
-SOURCE = re.compile(r"^<!-- numbers: (\w+) = (\S+) -->\n", re.MULTILINE)
+SOURCE = re.compile(r"^<!-- numbers: (\w+) = ([^\s#]+)(?:#(.+?))? -->\n", re.MULTILINE)
 NUMBER = re.compile(r"<!--= (.+?) -->(.*?)<!--/-->", re.DOTALL)
 ROWS = re.compile(r"^(<!-- rows: (\S+) as (\|.+\|) -->\n)(\n.*\n\|[-|]+\n)((?:\|.*\n)*)", re.MULTILINE)
 FIELD = re.compile(r"\{(.+?)\}")
@@ -49,7 +49,8 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "mean": fmean, "sum": sum, "len": len, "abs": abs}
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {"min": min, "max": max, "mean": fmean, "sum": sum, "len": len, "abs": abs}
+"""Functions of one list, or of the values of one object; ``abs`` of one number."""
 
 
 def value_of(expression: str, sources: Mapping[str, Any]) -> Any:
@@ -75,8 +76,11 @@ def _evaluate(node: ast.expr, sources: Mapping[str, Any]) -> Any:
             return -_evaluate(inner, sources)
         case ast.BinOp(left, kind, right):
             return OPERATORS[type(kind)](_evaluate(left, sources), _evaluate(right, sources))
-        case ast.Call(ast.Name(name), arguments, []):
-            return FUNCTIONS[name](*(_evaluate(argument, sources) for argument in arguments))
+        case ast.Call(ast.Name(name), [inner], []):
+            value = _evaluate(inner, sources)
+            return FUNCTIONS[name](list(value.values()) if isinstance(value, dict) else value)
+        case ast.List(inner):
+            return [_evaluate(item, sources) for item in inner]
     raise ValueError(f"'{ast.unparse(node)}' is not part of this language; see tools/docs/fill_numbers.py")
 
 
@@ -105,17 +109,19 @@ def filled(text: str, load: Callable[[str], Any]) -> str:
     <!-- numbers: a = a.json -->
     It is <!--= a.b:.1f -->0.2<!--/-->.
     """
-    sources = {name: load(path) for name, path in SOURCE.findall(text)}
+    sources = {}
+    for name, path, part in SOURCE.findall(text):
+        sources[name] = value_of(f"file.{part}", {"file": load(path)}) if part else load(path)
 
     def number(match: re.Match[str]) -> str:
         return f"<!--= {match[1]} -->{written(match[1], sources)}<!--/-->"
 
     def table(match: re.Match[str]) -> str:
         mark, items, template, head, _ = match.groups()
-        rows = [
-            FIELD.sub(lambda field: written(field[1], sources | item), template) for item in value_of(items, sources)
-        ]
-        return mark + head + "".join(f"{row}\n" for row in rows)
+        return mark + head + "".join(row(template, sources | item) for item in value_of(items, sources))
+
+    def row(template: str, values: Mapping[str, Any]) -> str:
+        return FIELD.sub(lambda field: written(field[1], values), template) + "\n"
 
     parts = ((ROWS.sub(table, NUMBER.sub(number, part)) if prose else part) for part, prose in outside_fences(text))
     return "".join(parts)
