@@ -28,7 +28,8 @@ import json
 import operator
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -164,8 +165,8 @@ def stale(write: bool) -> list[str]:
 
 
 def _first_change(before: str, after: str) -> str:
-    pairs: Sequence[tuple[str, str]] = list(zip(before.splitlines(), after.splitlines(), strict=True))
-    old, new = next((old, new) for old, new in pairs if old != new)
+    lines = zip_longest(before.splitlines(), after.splitlines(), fillvalue="")
+    old, new = next((old, new) for old, new in lines if old != new)
     return f"{old.strip()!r} should be {new.strip()!r}"
 
 
