@@ -15,8 +15,9 @@ The rows of a whole table come from a list, one row for each object, by a templa
 
 All marks are HTML comments, so readers see only the numbers. An expression has attributes and items of the JSON value,
 numbers, ``+ - * /``, and ``min``, ``max``, ``mean``, ``sum``, ``len`` and ``abs``. A list of objects is also indexed
-by the name, label or code of an object: ``flower.rounds["Flower, FedAvg"].median``. What follows the last colon is a
-format as in Python's f-strings. A source may be a part of a file: ``<!-- numbers: rounds = FILE.json#rounds -->``.
+by the name, label or code of an object, as in ``flower.rounds["Flower, FedAvg"].median``. ``each(flower.rounds,
+"median")`` is one field of all of them. What follows the last colon is a format as in Python's f-strings. A source may
+be a part of a file: ``<!-- numbers: rounds = FILE.json#rounds -->``.
 
 ``python tools/docs/fill_numbers.py`` fills every page in place; with ``--check`` it reports pages that would change.
 """
@@ -80,8 +81,9 @@ def _evaluate(node: ast.expr, sources: Mapping[str, Any]) -> Any:
         case ast.Call(ast.Name(name), [inner], []):
             value = _evaluate(inner, sources)
             return FUNCTIONS[name](list(value.values()) if isinstance(value, dict) else value)
-        case ast.List(inner):
-            return [_evaluate(item, sources) for item in inner]
+        case ast.Call(ast.Name("each"), [inner, ast.Constant(key)], []):
+            value = _evaluate(inner, sources)
+            return [item[key] for item in (value.values() if isinstance(value, dict) else value)]
     raise ValueError(f"'{ast.unparse(node)}' is not part of this language; see tools/docs/fill_numbers.py")
 
 

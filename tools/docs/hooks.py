@@ -51,8 +51,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def project_links() -> str:
+    """Return links to those of the repository's own documents that exist."""
+    lines = [f"- [{title}]({Path(PAGES[name]).name})" for name, title in TITLES.items() if (ROOT / name).exists()]
+    return "\n" + "\n".join(lines)
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in generated parts, take out the marks of numbers, and point links at the site."""
-    makers = {**PARTS, "command-line": command_line}
+    makers = {**PARTS, "command-line": command_line, "project": project_links}
     text = GENERATED.sub(lambda match: makers[match[1]](), without_marks(markdown))
     return for_site(text, f"docs/{page.file.src_uri}")
