@@ -18,8 +18,8 @@ from torch import nn
 import fedcover as fc
 from benchmarks import machine
 from benchmarks.contest import ROOT
-from fedcover.buffers import static_form
 from fedcover.models import usual
+from fedcover.structure.batch_norm import static_form
 
 KEEPS = (1.0, 0.5, 0.25)
 BATCH = 32

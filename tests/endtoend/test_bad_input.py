@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.runfolder import newest_checkpoint
+from fedcover.federation.run_folder import newest_checkpoint
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -151,7 +151,8 @@ def test_run_folder_that_holds_a_run(cli: Cli, finished: Path) -> None:
 
 def test_run_folder_in_use(cli: Cli, finished: Path) -> None:
     before = snapshot(finished)
-    take = f"from fedcover.runfolder import RunFolder\nfolder = RunFolder({str(finished)!r})\nfolder._take_lock()\n"
+    take = "from fedcover.federation.run_folder import RunFolder\n"
+    take += f"folder = RunFolder({str(finished)!r})\nfolder._take_lock()\n"
     hold = take + "print(flush=True)\ninput()"
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None

@@ -13,14 +13,14 @@ import fedcover as fc
 from fedcover.budgets import QUARTERS
 from fedcover.clients import Client
 from fedcover.data import Split
-from fedcover.paper import release
-from fedcover.paper.published import tables
-from fedcover.paper.release import SWITCHES, VARIANTS, Misranked, Released
-from fedcover.paper.results import load
 from fedcover.params import Params, prune
 from fedcover.policies.ranked import Weights
-from fedcover.policies.techniques import weight_pruning
+from fedcover.policies.weight_pruning import weight_pruning
 from fedcover.seeding import Round
+from fedcover_experiments.paper import authors_script as release
+from fedcover_experiments.paper.authors_script import SWITCHES, VARIANTS, Misranked, Released
+from fedcover_experiments.paper.published import tables
+from fedcover_experiments.results import load
 from tests.conftest import small_data, small_net
 
 SOURCE = Path(fc.__file__).parent

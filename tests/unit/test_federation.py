@@ -8,9 +8,9 @@ import torch
 
 import fedcover as fc
 from fedcover.engines.serial import Serial
-from fedcover.evaluate import evaluate, local_accuracy
-from fedcover.local import Job
+from fedcover.federation.evaluate import evaluate, local_accuracy
 from fedcover.params import params_of, prune
+from fedcover.training.client import Job
 from tests.conftest import small_data, small_net
 
 Make = Callable[..., fc.Federation]

@@ -6,10 +6,10 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 import fedcover as fc
-from fedcover.data import Roster
-from fedcover.flower.client import client_app, number_of
-from fedcover.flower.server import Made, play
-from fedcover.runs import Schedule
+from fedcover.data import DevicePopulation
+from fedcover.deploy.flower.client import client_app, number_of
+from fedcover.deploy.flower.server import Made, play
+from fedcover.federation.runs import Schedule
 
 torch.manual_seed(0)
 task = fc.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10)))
@@ -33,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
 
     def make(members: list[fc.data.Member]) -> Made:
         budgets = fc.by_client([KEEPS[place % len(KEEPS)] for place in range(len(members))])
-        clients = Roster(split.train, members)
+        clients = DevicePopulation(split.train, members)
         return fc.Federation(task, clients, fc.neuron_pruning(), budgets, cohort=nodes), split.test, None
 
     history = play(grid, make, Schedule(rounds), least=nodes)

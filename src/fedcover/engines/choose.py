@@ -5,9 +5,9 @@ import os
 import torch
 
 from fedcover.engines.base import Engine
-from fedcover.engines.processes import Processes
+from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized
+from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.errors import InputError
 
 ENGINES = ("auto", "serial", "processes", "vectorized")
