@@ -86,7 +86,7 @@ def studies() -> dict[str, Any]:
     results = {name: load(STUDY / f"{name}.json") for name in STUDIES}
     study = STUDIES["methods"]
     methods = {
-        _key(place): {row["masks"]: _numbers(row) for row in rows(study, results["methods"], place)}
+        _key(place): dict(sorted((row["masks"], _numbers(row)) for row in rows(study, results["methods"], place)))
         for place in places(study, results["methods"])
     }
     return {

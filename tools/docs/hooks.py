@@ -19,8 +19,6 @@ from reference import PARTS, page_of, room_page, rooms
 from repository import PAGES, ROOT, copied_files, for_site, site_path
 
 GENERATED = re.compile(r"<!-- generated: ([\w-]+) -->")
-RENAMED = {"paper/README.md": "paper/report.html"}
-"""Pages whose usual name a file beside them has already: ``paper/index.html`` is the report as one file."""
 TITLES = {"CONTRIBUTING.md": "Contributing", "CHANGELOG.md": "Changelog", "SECURITY.md": "Security"}
 
 
@@ -45,9 +43,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     wanted = {path for source, text in texts.items() for path in copied_files(text, source)}
     for path in sorted(wanted):
         files.append(File.generated(config, site_path(path), content=(ROOT / path).read_bytes()))
-    for source, destination in RENAMED.items():
-        if file := files.get_file_from_path(source):
-            file.dest_uri = file.url = destination
     return files
 
 

@@ -20,8 +20,9 @@ PAGES = {
     "SECURITY.md": "project/security.md",
     "benchmarks/README.md": "results/benchmarks.md",
     "benchmarks/results/cpu.md": "results/cpu.md",
+    "docs/paper/README.md": "paper/report.md",
 }
-"""Files outside ``docs/`` and the page of the site that shows each of them."""
+"""Files that are pages of the site at another path, below ``docs/``. ``paper/index.html`` is a file of its own."""
 SHOWN_BY_BROWSERS = {".json", ".svg", ".png", ".html", ".txt"}
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.DOTALL | re.MULTILINE)
@@ -79,7 +80,7 @@ def for_site(text: str, source: str) -> str:
     def rewritten(match: re.Match[str]) -> str:
         opening, target, closing = match.groups()
         path = resolve(target, source) if is_relative(target) else ""
-        if not path or (path.startswith(f"{DOCS}/") and source.startswith(f"{DOCS}/")) or not (ROOT / path).exists():
+        if not (ROOT / path).is_file():  # mkdocs reports it, unless it is a page that is generated
             return match.group()
         anchor = target.partition("#")[1:]
         return f"{opening}{posixpath.relpath(site_path(path), folder or '.')}{''.join(anchor)}{closing}"
