@@ -11,6 +11,7 @@ import fedcover as fc
 from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized.engine import Vectorized
+from fedcover.federation.evaluate import evaluate
 from fedcover.params import Mask, Params
 from fedcover.policies.base import shown_in
 from fedcover.seeding import ambient
@@ -178,10 +179,10 @@ def test_a_policy_with_one_mask_is_evaluated_under_it() -> None:
     playing = federation(Serial(), fc.feddst(every=2))
     state, record = playing.play_round(playing.start(), test)
     mask = shown_in(state.policy)
-    pruned = fc.federation.evaluate(
+    pruned = evaluate(
         playing.task.model, playing.task.loss, {n: t * mask.get(n, 1) for n, t in state.theta.items()}, test
     )
-    whole = fc.federation.evaluate(playing.task.model, playing.task.loss, state.theta, test)
+    whole = evaluate(playing.task.model, playing.task.loss, state.theta, test)
     assert record.loss == pytest.approx(pruned.loss)
     assert record.loss != pytest.approx(whole.loss)
 

@@ -40,7 +40,7 @@ def test_a_run_that_goes_on_has_the_budgets_it_was_begun_with(tmp_path: Path, mo
     def gone(*given: Any) -> Any:
         raise fc.InputError("the calibration is gone")
 
-    monkeypatch.setattr("fedcover.config.schema.Currency.budgets", gone)
+    monkeypatch.setattr("fedcover.config.schema.BudgetUnit.budgets", gone)
     longer = config.model_copy(update={"rounds": 2})
     assert len(play_config(grid, longer, out, resume=True, told=lambda line: None)) == 2
 
@@ -66,7 +66,7 @@ def test_budgets_that_nodes_told_are_recorded_and_taken_up_again(
     def gone(*given: Any) -> Any:
         raise fc.InputError("the calibration is gone")
 
-    monkeypatch.setattr("fedcover.config.schema.Currency.budgets", gone)
+    monkeypatch.setattr("fedcover.config.schema.BudgetUnit.budgets", gone)
     longer = config.model_copy(update={"rounds": 2})
     history = play_config(grid, longer, out, resume=True, told=lambda line: None)
     assert [sorted(record.kept) for record in history] == [sorted(first.last.kept)] * 2

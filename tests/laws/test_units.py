@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedcover._threads import one_thread
-from fedcover.models.transformer import Block
+from fedcover.models.transformer import TransformerBlock
 from fedcover.params import Mask, params_of, prune, put_params
 from fedcover.structure.submodel import Shrinker
 from fedcover.structure.trace import ModelStructure, trace
@@ -62,7 +62,7 @@ class Reader(nn.Module):
 
     def __init__(self, blocks: int, heads: int, head: int) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*[Block(heads * head, head) for _ in range(blocks)])
+        self.blocks = nn.Sequential(*[TransformerBlock(heads * head, head) for _ in range(blocks)])
         self.out = nn.Linear(heads * head, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:

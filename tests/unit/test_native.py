@@ -96,7 +96,7 @@ def train(
 
 def by_torch(stepper: Stepper) -> bool:
     """Whether steps were left to torch."""
-    return bool(stepper._programs)
+    return bool(stepper._traced_steps)
 
 
 def assert_same_but_for_rounding(found: tuple[Params, Tensor], expected: tuple[Params, Tensor]) -> None:

@@ -13,6 +13,7 @@ from fedcover.models import MLP, LeNet
 from fedcover.params import Params, params_of
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import LOW, Ask, KeyedDropout, Stream, mix, mix_int32, scales, with_keyed_dropout
+from fedcover.training.client import Job
 from fedcover.training.steps.stepper import Stepper
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import random_mask
@@ -197,7 +198,7 @@ def test_infinite_gradients_at_pruned_entries_are_cut_out() -> None:
     mask = {"0.weight": torch.arange(6).expand(8, 6) < 5}
     clients = fc.data.from_parts(data, [torch.arange(20)])
     theta = {name: tensor * 1e3 for name, tensor in params_of(small_net()).items()}
-    job = fc.local.Job(
+    job = Job(
         fc.Task(small_net()),
         clients,
         fc.Client(0, 0, fc.Budget()),

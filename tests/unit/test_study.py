@@ -11,7 +11,7 @@ from fedcover.data import Split
 from fedcover.models import MLP, build
 from fedcover.params import count, params_of
 from fedcover.policies import POLICIES
-from fedcover_experiments.paper import experiments
+from fedcover_experiments import runner
 from fedcover_experiments.results import Outcome, Results, load
 from fedcover_experiments.runner import Experiment, ExperimentRun
 from fedcover_experiments.studies import STUDIES, coverage, methods
@@ -77,7 +77,7 @@ def test_the_verdict_follows_the_numbers() -> None:
 def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = torch.randn(500, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     examples = fc.Examples(inputs, inputs.flatten(1)[:, :10].argmax(1), classes=10)
-    monkeypatch.setattr(experiments, "load", lambda name, folder: Split(examples, examples))
+    monkeypatch.setattr(runner, "load", lambda name, folder: Split(examples, examples))
     code, _, err = cli("study", "labels", "--seeds", "2", "--rounds", "1", "--out", str(tmp_path))
     assert code == 0, err
     text = (tmp_path / "labels.md").read_text()

@@ -31,9 +31,9 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     nodes, rounds = int(context.run_config["nodes"]), int(context.run_config["rounds"])
 
-    def make(members: list[fc.data.Member]) -> Made:
-        budgets = fc.by_client([KEEPS[place % len(KEEPS)] for place in range(len(members))])
-        clients = DevicePopulation(split.train, members)
+    def make(devices: list[fc.data.Device]) -> Made:
+        budgets = fc.by_client([KEEPS[place % len(KEEPS)] for place in range(len(devices))])
+        clients = DevicePopulation(split.train, devices)
         return fc.Federation(task, clients, fc.neuron_pruning(), budgets, cohort=nodes), split.test, None
 
     history = play(grid, make, Schedule(rounds), least=nodes)

@@ -10,6 +10,7 @@ import torch
 from fedcover.budgets import Budget, parse_code
 from fedcover.clients import cohort_of
 from fedcover.config.policy_settings import choose
+from fedcover.errors import InputError
 from fedcover.masks.cost import cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.models import usual
@@ -102,6 +103,9 @@ def audit_code(
     theta = params_of(module)
     cohort = cohort_of(range(len(budgets)), [1] * len(budgets), budgets, "slot")
     masks, _ = bound.plan(theta, cohort, Round(1, seed), bound.start())
+    options = bound.training_options(theta, cohort, masks, Round(1, seed), bound.start())
+    if any(one is not None and one.rest for one in options):
+        raise InputError(f"{choice.name} lets clients rest, so one round shows little; use `fedcover audit rounds`")
     counts = coverage_of(masks, theta)
     noise = pruning_noise(theta, masks)
     whole = cost_of(structure, {})

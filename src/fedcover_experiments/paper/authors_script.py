@@ -28,8 +28,9 @@ from fedcover.clients import Client
 from fedcover.data import Examples, load
 from fedcover.engines.base import Engine
 from fedcover.federation.checkpoint import State
+from fedcover.federation.federation import CPU, Federation
 from fedcover.federation.history import RoundRecord
-from fedcover.federation.round import PlannedRound  # CPU, Federation,
+from fedcover.federation.round import PlannedRound
 from fedcover.federation.runs import run_many
 from fedcover.params import FULL, Mask, Params, on_device, prune
 from fedcover.policies.ranked import Ranked, Ranks

@@ -18,8 +18,9 @@ from fedcover.deploy.wire import Rejected, Sent, encode_request, order_of, read_
 from fedcover.deploy.wire.gradient_reports import too_large
 from fedcover.engines.base import Engine
 from fedcover.errors import ClientError, InputError
+from fedcover.federation.federation import Federation
 from fedcover.federation.history import History
-from fedcover.federation.round import PlannedRound  # Federation,
+from fedcover.federation.round import PlannedRound
 from fedcover.federation.runs import Run, Schedule
 from fedcover.params import Params
 from fedcover.training.client import Job
