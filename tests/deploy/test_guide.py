@@ -1,4 +1,4 @@
-"""docs/tutorials/deploy.md, followed to the letter: the commands of its shell blocks, one after another, in an empty folder."""
+"""docs/tutorials/deploy.md, followed to the letter: its commands, one after another, in an empty folder."""
 
 import json
 import os

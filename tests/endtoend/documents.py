@@ -1,6 +1,6 @@
 """What tests of documents share: which files there are, the blocks in them, and the tools that build the site."""
 
-import importlib.util
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -25,11 +25,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def tool(name: str) -> ModuleType:
-    """Return a module of ``tools/docs``, which is not a package that can be imported."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    """Return a module of ``tools/docs``; they import each other by these names."""
+    if str(TOOLS) not in sys.path:
+        sys.path.append(str(TOOLS))
+    return importlib.import_module(name)
