@@ -13,8 +13,8 @@ from tests.endtoend.site import build, clicks, linked_pages, log_of, pages, pars
 SCROLL = "const page = document.documentElement; return page.scrollWidth - page.clientWidth"
 OUTSIDE = """
 const limit = document.documentElement.clientWidth + 1;
-const scrolls = (element) => element && (/auto|scroll|hidden/.test(getComputedStyle(element).overflowX)
-  || scrolls(element.parentElement));
+const scrolls = (element) => element.localName !== "article"
+  && (/auto|scroll|hidden/.test(getComputedStyle(element).overflowX) || scrolls(element.parentElement));
 return [...document.querySelectorAll("article *")]
   .filter((e) => e.getBoundingClientRect().right > limit && e.checkVisibility() && !scrolls(e.parentElement))
   .map((e) => `<${e.localName}> ${e.textContent.slice(0, 40)}`).slice(0, 3)

@@ -140,11 +140,16 @@ def policies_table() -> str:
         (
             f"`{name}`",
             cell(what),
-            "<br>".join(f"`policy.{key}` = `{json.dumps(value)}`" for key, value in settings.items()),
+            "<br>".join(f"`policy.{key}`" + _default(value) for key, value in settings.items()),
         )
         for name, what, settings in (row.values() for row in listed("policies"))
     ]
     return table(rows, "policy", "what it does", "settings and defaults")
+
+
+def _default(value: Any) -> str:
+    """Return how the default of a policy's setting is shown, as TOML has it."""
+    return "" if value is None else f" = `{json.dumps(value)}`"
 
 
 def models_table() -> str:
