@@ -25,6 +25,7 @@ PAGES = {
 """Files that are pages of the site at another path, below ``docs/``. ``paper/index.html`` is a file of its own."""
 SHOWN_BY_BROWSERS = {".json", ".svg", ".png", ".html", ".txt"}
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+WHOLE_LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.DOTALL | re.MULTILINE)
 
 
@@ -74,8 +75,15 @@ def site_path(path: str) -> str:
 
 
 def for_site(text: str, source: str) -> str:
-    """Return a Markdown text whose relative links are those of the site; ``source`` is its path in the repository."""
+    """Return a Markdown text whose relative links are those of the site; ``source`` is its path in the repository.
+
+    Of a link to a folder only the text stays, since the site has no page for it.
+    """
     folder = posixpath.dirname(site_path(source))
+
+    def without_folder(match: re.Match[str]) -> str:
+        words, target = match.groups()
+        return words if is_relative(target) and (ROOT / resolve(target, source)).is_dir() else match.group()
 
     def rewritten(match: re.Match[str]) -> str:
         opening, target, closing = match.groups()
@@ -85,7 +93,10 @@ def for_site(text: str, source: str) -> str:
         anchor = target.partition("#")[1:]
         return f"{opening}{posixpath.relpath(site_path(path), folder or '.')}{''.join(anchor)}{closing}"
 
-    return "".join(LINK.sub(rewritten, part) if prose else part for part, prose in outside_fences(text))
+    def changed(part: str) -> str:
+        return LINK.sub(rewritten, WHOLE_LINK.sub(without_folder, part))
+
+    return "".join(changed(part) if prose else part for part, prose in outside_fences(text))
 
 
 def copied_files(text: str, source: str) -> set[str]:
