@@ -1,6 +1,7 @@
 """Documents are executed: Python blocks, commands, settings, outputs and links."""
 
 import ast
+import dataclasses
 import os
 import re
 import runpy
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 
+import fedcover as fc
 from fedcover.cli import app
 from fedcover.config.schema import parse_config, read_config
 from tests.endtoend.documents import DOCUMENTS, PAGES, ROOT, blocks, name_of, tool
@@ -183,3 +185,21 @@ def test_language_of_documents() -> None:
         words = set(re.findall(r"\w+", path.read_text().lower()))
         wrong = {old: new for old, new in replaced.items() if {old, f"{old}s"} & words}
         assert not wrong, f"{name_of(path)}: {wrong}"
+
+
+def test_fields_of_a_record_in_the_reference_exist() -> None:
+    names = {field.name for field in dataclasses.fields(fc.RoundRecord)}
+    text = (ROOT / "docs" / "reference" / "run-folders.md").read_text().partition("## Fields of a record")[2]
+    rows = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} <= names
+
+
+def test_attributes_and_options_in_the_tutorial_on_policies_exist() -> None:
+    text = (ROOT / "docs" / "tutorials" / "write-a-policy.md").read_text()
+    options = {field.name for field in dataclasses.fields(fc.TrainingOptions)}
+    attributes, table = text.split("| training option | effect |")
+    rows = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == options
+    declared = re.findall(r"^\| `(\w+) = \w+` \|", attributes, re.MULTILINE)
+    assert declared
+    assert all(hasattr(fc.Policy, name) for name in declared)
