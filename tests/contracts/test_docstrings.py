@@ -13,8 +13,8 @@ from fedcover.policies import FACTORIES
 
 FOLDERS = [Path(package.__file__ or "").parent for package in (fc, fedcover_experiments)]
 NOT_IMPERATIVE = {
-    "A", "All", "An", "And", "Each", "For", "How", "In", "It", "Its", "No", "Nothing", "One", "So", "Such", "The", "These",
-    "This", "What", "Whether", "Who",
+    "A", "All", "An", "And", "Each", "For", "How", "In", "It", "Its", "No", "Nothing", "One", "So", "Such", "The",
+    "These", "This", "What", "Whether", "Who",
 }  # fmt: skip
 """First words of a docstring that describes a thing instead of saying what the function does."""
 NOUNS = {"property", "cached_property"}
