@@ -8,8 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-
 from fedcover import data
 from fedcover.afford import Currency, amounts
 from fedcover.afford.currency import StepsOf
@@ -18,7 +16,7 @@ from fedcover.budgets import Budget, Budgets, BudgetSpec
 from fedcover.data import Examples, Member, Population, names
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.serial import Serial
-from fedcover.errors import InputError
+from fedcover.errors import InputError, check_extra
 from fedcover.federation import Federation
 from fedcover.local import LocalSGD, Task
 from fedcover.models import MODELS, build
@@ -29,6 +27,9 @@ from fedcover.policies.options import SECTION, Choice, Typed, choose, options_of
 from fedcover.policies.techniques import POLICIES, FullModels
 from fedcover.runfolder import read_settings
 from fedcover.settings import Settings, flatten
+
+check_extra("cli", "reading settings", "pydantic")
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator  # noqa: E402
 
 
 class _Strict(BaseModel):

@@ -7,11 +7,11 @@
     checkpoints/     round-000012.safetensors        report.html     when finished: the page
 """
 
-import fcntl
 import json
 import os
 import platform
 import tomllib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,18 @@ from torch import nn
 
 from fedcover import checkpoint
 from fedcover.checkpoint import State
-from fedcover.errors import InputError
+from fedcover.errors import InputError, MissingExtraError
 from fedcover.files import write_atomically
 from fedcover.history import History, RoundRecord
 from fedcover.params import prune, put_params
 from fedcover.policies.base import shown_in
 from fedcover.settings import Settings, differences, to_toml
 from fedcover.version import __version__
+
+try:
+    import fcntl
+except ImportError:  # only POSIX systems have it
+    fcntl = None  # type: ignore[assignment]
 
 KEPT_CHECKPOINTS = 2
 
@@ -63,7 +68,11 @@ def load_model(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
 
 
 class RunFolder:
-    """A folder that one process at a time writes a run into."""
+    """A folder that one process at a time writes a run into.
+
+    A file lock keeps other processes out. Systems without ``fcntl``, such as Windows, get a warning instead: there
+    the caller must make sure that no other process writes into the folder.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -156,15 +165,19 @@ class RunFolder:
             old.unlink()
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write the summary and, where matplotlib is installed, the report."""
+        """Write the summary and, if the extra for reports is installed, the report."""
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
         try:
             from fedcover.report import write_report
-        except ImportError:
+        except MissingExtraError:
             return
         write_report([self.path])
 
     def _take_lock(self) -> None:
+        if fcntl is None:
+            note = f"this system has no file locks; make sure that no other process writes to {self.path}"
+            warnings.warn(note, RuntimeWarning, stacklevel=2)
+            return
         # The kernel drops the lock with the process, so a killed run leaves nothing stale behind.
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -16,7 +16,6 @@ from threading import Thread
 import pytest
 
 from fedcover.cli import deploy
-from fedcover.deploy.environment import MISSING
 from fedcover.deploy.keys import NodeKeys, make_keys, node_keys, server_keys
 from fedcover.deploy.node_config import node_config
 from fedcover.deploy.probe import check_answers
@@ -208,8 +207,8 @@ def test_what_is_missing_is_told_and_nothing_of_flower_imported(cli: Cli, monkey
     ends["run"] = ["c.toml", "--server", "x:1", "--out", "x"]
     for command, options in ends.items():
         code, _, err = cli("deploy", command, *options)
-        assert (code, err) == (2, f"error: {MISSING}\n")
-    assert MISSING.endswith("pip install 'fedcover[flower]'")
+        assert code == 2
+        assert err.endswith("pip install 'fedcover[flower]'\n")
     look = "import fedcover.cli, sys; print({'flwr', 'ray', 'cryptography'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

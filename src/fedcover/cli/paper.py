@@ -10,7 +10,7 @@ import typer
 from fedcover.cli.console import BatchProgress, friendly, out, show_table
 from fedcover.cli.options import DataOption, EngineOption, QuietOption, RoundsOption, SeedsOption
 from fedcover.engines.choose import choose_engine
-from fedcover.errors import InputError, check_whole
+from fedcover.errors import InputError, check_extra, check_whole
 from fedcover.paper.arithmetic import audit_rows, wrong_cells
 from fedcover.paper.compare import departure_rows
 from fedcover.paper.experiments import COHORT, ROUNDS, SEEDS, Run, experiments, names, title
@@ -76,6 +76,7 @@ def report(
     folder: Annotated[Path, typer.Option("--out", help="Where the page goes.")] = Path("runs/paper/report"),
 ) -> None:
     """Write one page, the same as Markdown, and every figure as SVG and PNG: ours beside the published numbers."""
+    check_extra("report", "drawing a report", "matplotlib", "PIL")
     from fedcover.paper.page import PAGE, write_paper_report
 
     written = write_paper_report(load_all(results or _newest()), folder)

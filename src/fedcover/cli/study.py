@@ -7,7 +7,7 @@ import typer
 
 from fedcover.cli.console import BatchProgress, friendly, out, show_table
 from fedcover.cli.options import DataOption, EngineOption, QuietOption, RoundsOption, SeedsOption
-from fedcover.errors import InputError, check_whole
+from fedcover.errors import InputError, check_extra, check_whole
 from fedcover.files import write_atomically
 from fedcover.paper.experiments import ROUNDS
 from fedcover.paper.results import load_all
@@ -54,6 +54,7 @@ def study(
 
 
 def _report(name: str, chosen: Study, path: Path, folder: Path, quiet: bool) -> None:
+    check_extra("report", "drawing a report", "matplotlib", "PIL")
     from fedcover.report.svg import file_bytes
     from fedcover.study.verdict import figure_of, places, rows, tally
 

@@ -1,14 +1,13 @@
 """Which engine, when the user leaves it open."""
 
-import os
-
 import torch
 
 from fedcover.engines.base import Engine
-from fedcover.engines.processes import Processes
+from fedcover.engines.processes import Processes, can_fork
 from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized import Vectorized
 from fedcover.errors import InputError
+from fedcover.threads import usable_cores
 
 ENGINES = ("auto", "serial", "processes", "vectorized")
 
@@ -28,7 +27,7 @@ def choose_engine(name: str, workers: int | None = None, shrink: bool = True, co
         raise InputError(f"there is no engine '{name}'; use one of {', '.join(ENGINES)}")
     if name == "vectorized" or (name == "auto" and torch.cuda.is_available() and cohort > 1):
         return Vectorized()
-    cores = workers or len(os.sched_getaffinity(0))
-    if name == "serial" or (name == "auto" and min(cores, cohort) == 1):
+    cores = workers or usable_cores()
+    if name == "serial" or (name == "auto" and (min(cores, cohort) == 1 or not can_fork())):
         return Serial(shrink)
     return Processes(min(cores, cohort) if name == "auto" else cores, shrink)
