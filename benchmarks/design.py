@@ -13,9 +13,9 @@ import torch
 
 import fedcover as fc
 from benchmarks.output import add_out, result_path, write_result
-from fedcover.design import frontier
-from fedcover.design.frontier import RankedList
-from fedcover.design.ranking import Ranking
+from fedcover.masks.design import frontier
+from fedcover.masks.design.frontier import RankedList
+from fedcover.masks.design.ranking import Ranking
 from fedcover.models import build
 from fedcover.policies.optimal import designed
 

@@ -17,8 +17,8 @@ from benchmarks.contenders.fedcover_ray import config_of
 from benchmarks.contest import Entry, hold
 from benchmarks.output import add_out, result_path, write_result
 from benchmarks.workload import WORKLOADS
+from fedcover.deploy.wire import Limits, Sent, decode_request, encode_reply, encode_request, order_of, read_answer
 from fedcover.engines.serial import Serial
-from fedcover.flower.wire import Limits, Sent, decode_order, encode_answer, encode_order, order_of, read_answer
 
 CODES = {"full": "1111111111", "NP": "1111444444", "WP": "1111223344"}
 
@@ -40,16 +40,16 @@ def overheads(policy: str) -> dict[str, float]:
     state = federation.start()
     begun = federation.begin_round(state)
     orders = [order_of(job, True) for job in begun.jobs]
-    frames = [encode_order(order) for order in orders]
+    frames = [encode_request(order) for order in orders]
     updates = list(Serial(shrink=True).train(begun.jobs))
-    answers = [encode_answer(update, order) for update, order in zip(updates, orders, strict=True)]
+    answers = [encode_reply(update, order) for update, order in zip(updates, orders, strict=True)]
     sent = [Sent.of(order) for order in orders]
     return {
         "plan": seconds_of(lambda: federation.begin_round(state)),
-        "encode orders": seconds_of(lambda: [encode_order(order) for order in orders]),
-        "decode orders": seconds_of(lambda: [decode_order(frame, federation.theta0) for frame in frames]),
+        "encode orders": seconds_of(lambda: [encode_request(order) for order in orders]),
+        "decode orders": seconds_of(lambda: [decode_request(frame, federation.theta0) for frame in frames]),
         "encode answers": seconds_of(
-            lambda: [encode_answer(update, order) for update, order in zip(updates, orders, strict=True)]
+            lambda: [encode_reply(update, order) for update, order in zip(updates, orders, strict=True)]
         ),
         "check answers": seconds_of(
             lambda: [read_answer(answer, one, Limits()) for answer, one in zip(answers, sent, strict=True)]

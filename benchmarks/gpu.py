@@ -11,10 +11,10 @@ import torch
 
 import fedcover as fc
 from benchmarks.output import add_out, result_path, write_result
-from fedcover.engines.vectorized import Vectorized
-from fedcover.local import Job
+from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.models import build
 from fedcover.params import params_of
+from fedcover.training.client import Job
 
 WORK = {"mlp": ((1, 28, 28), 600), "lenet": ((3, 32, 32), 500), "resnet18_gn": ((3, 32, 32), 50)}
 """For each network the shape of an image and how many a client has."""

@@ -14,11 +14,11 @@ import torch
 
 import fedcover as fc
 from benchmarks.output import add_out, result_path, write_result
-from fedcover.balance import assign_patterns, chance, population_mix, region_weights
+from fedcover.aggregation.label_weights import assign_patterns, chance, population_mix, region_weights
 from fedcover.clients import cohort_of, sample_ids
 from fedcover.models import MLP
 from fedcover.params import params_of
-from fedcover.study.labels import CODES
+from fedcover_experiments.studies.labels import CODES
 
 
 def distances(code: str, train: fc.Examples, seeds: int, rounds: int) -> dict[str, float]:

@@ -15,17 +15,17 @@ import torch
 
 import fedcover as fc
 from fedcover.engines.choose import choose_engine
-from fedcover.paper.experiments import CLIENTS, COHORT, SPLITS, Experiment, Run, run_all
-from fedcover.paper.published import tables
+from fedcover_experiments.paper.published import tables
+from fedcover_experiments.runner import CLIENTS, COHORT, SPLITS, Experiment, ExperimentRun, run_all
 
 STEPS = fc.LocalSGD().steps(60_000 // CLIENTS)
 TABLES = ("mnist-wp", "mnist-np", "mnist-fs")
 
 
-def runs_of(seeds: int, rows: int | None) -> list[Run]:
+def runs_of(seeds: int, rows: int | None) -> list[ExperimentRun]:
     """Every row of every table as it stands there, full models in each of them too."""
     return [
-        Run(Experiment("mnist", split, row.technique, row.code), seed)
+        ExperimentRun(Experiment("mnist", split, row.technique, row.code), seed)
         for seed in range(seeds)
         for split in SPLITS["mnist"]
         for key in TABLES
@@ -49,7 +49,7 @@ def main() -> None:
     engine = choose_engine(args.engine, cohort=COHORT * len(runs))
     print(f"{len(runs)} runs on {engine}", flush=True)
 
-    def told(run: Run, record: fc.RoundRecord) -> None:
+    def told(run: ExperimentRun, record: fc.RoundRecord) -> None:
         if run == runs[-1] and record.round in (1, 2, 3, 5, 10, 20, 50, args.rounds):
             print(f"round {record.round}: {time.perf_counter() - began:.2f} s", flush=True)
 

@@ -8,7 +8,7 @@ import torch
 from benchmarks.workload import Prepared, Workload
 from fedcover import data
 from fedcover.clients import sample_ids
-from fedcover.data.table import SOURCES
+from fedcover.data.catalogue import SOURCES
 from fedcover.errors import InputError
 from fedcover.models import build
 from fedcover.seeding import Round

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.contenders.ours import federation_of, find_engine
 from benchmarks.workload import Workload
 from fedcover import by_slot, data
-from fedcover.policies.techniques import named_policy
+from fedcover.policies.registry import named_policy
 
 KEEPS = (1.0, 0.75, 0.5, 0.25)
 

@@ -17,8 +17,8 @@ from torch import nn
 import fedcover as fc
 from benchmarks import machine
 from benchmarks.output import add_out, result_path, write_result
-from fedcover.buffers import static_form
 from fedcover.models import usual
+from fedcover.structure.batch_norm import static_form
 
 KEEPS = (1.0, 0.5, 0.25)
 BATCH = 32

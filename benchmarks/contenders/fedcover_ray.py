@@ -12,12 +12,12 @@ from flwr.simulation import run_simulation
 
 from benchmarks.player import Player
 from benchmarks.workload import WORKLOADS
-from fedcover.config import Config, check_config
-from fedcover.evaluate import evaluate
-from fedcover.flower.census import Census
-from fedcover.flower.simulate import simulated_client
-from fedcover.flower.strategy import FedCover, OverFlower
-from fedcover.runs import Lane, Schedule
+from fedcover.config.schema import Config, check_config
+from fedcover.deploy.flower.registry import ClientRegistry
+from fedcover.deploy.flower.simulate import simulated_client
+from fedcover.deploy.flower.strategy import FedCover, OverFlower
+from fedcover.federation.evaluate import evaluate
+from fedcover.federation.runs import Run, Schedule
 
 
 def config_of(workload: str, policy: str, code: str) -> Config:
@@ -48,13 +48,13 @@ def main() -> None:
 
     @server.main()
     def play(grid: Grid, context: Context) -> None:
-        census = Census()
-        census.gather(grid, config.data.clients, 120, lambda line: print(line, file=sys.stderr))
-        federation, test = config.build(members=list(census.members.values()))
+        registry = ClientRegistry()
+        registry.gather(grid, config.data.clients, 120, lambda line: print(line, file=sys.stderr))
+        federation, test = config.build(members=list(registry.members.values()))
         schedule = Schedule(10**6, 10**6, 0, 10**6)
 
         def score() -> float:
-            return evaluate(federation.task.model, federation.task.loss, lane.state.theta, test).accuracy
+            return evaluate(federation.task.model, federation.task.loss, run.state.theta, test).accuracy
 
         def between(record: object) -> None:
             player.done()
@@ -63,11 +63,11 @@ def main() -> None:
 
         player = Player(score, packages=("flwr", "ray"))
         with tempfile.TemporaryDirectory() as folder:
-            lane = Lane(federation, None, between, Path(folder) / "run")
-            lane.open(schedule, OverFlower())
+            run = Run(federation, None, between, Path(folder) / "run")
+            run.open(schedule, OverFlower())
             player.ready()
             if player.wait():
-                FedCover(lane, schedule, census, shrink=config.shrink).run(grid)
+                FedCover(run, schedule, registry, shrink=config.shrink).run(grid)
 
     run_simulation(
         server,

@@ -9,7 +9,7 @@ from benchmarks.player import Player
 from benchmarks.workload import WORKLOADS, Workload
 from fedcover import Federation, LocalSGD, Task, data
 from fedcover.engines.base import Engine
-from fedcover.evaluate import evaluate
+from fedcover.federation.evaluate import evaluate
 from fedcover.models import build
 
 

@@ -1,14 +1,12 @@
 """fedcover: federated learning where each client trains a sub-model, and coverage is measured and designed."""
 
+from typing import TYPE_CHECKING, Any
+
 from fedcover import data
-from fedcover.aggregate import ClientUpdate, RegionSum, average
+from fedcover.aggregation.region_mean import ClientUpdate, RegionSum, average
 from fedcover.budgets import Budget, by_client, by_slot, parse_code
-from fedcover.buffers import gather_statistics
 from fedcover.clients import Client
-from fedcover.cost import Cost, cost_of
-from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.data import Examples, Population
-from fedcover.drill import Drill, Regrow
 from fedcover.engines import Engine, Processes, Serial, Vectorized
 from fedcover.errors import (
     ClientError,
@@ -19,38 +17,28 @@ from fedcover.errors import (
     StepSizeWarning,
     WholeLayersWarning,
 )
-from fedcover.federation import Federation
-from fedcover.history import History, RoundRecord
-from fedcover.local import LocalSGD, Task
-from fedcover.network import Network, trace
-from fedcover.policies import (
-    Heard,
-    Policy,
-    check_policy,
-    feddst,
-    fedecover,
-    fedrolex,
-    fiarse,
-    fixed_subnetwork,
-    fjord,
-    full,
-    heterofl,
-    neuron_pruning,
-    optimal_masks,
-    p_gap,
-    policy,
-    pretrained_mask,
-    prunefl,
-    random_submodels,
-    s_gap,
-    weight_complete,
-    weight_pruning,
-)
-from fedcover.runfolder import load_model
-from fedcover.runs import run_many
+from fedcover.federation.federation import Federation
+from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.run_folder import load_model
+from fedcover.federation.runs import run_many
+from fedcover.masks.cost import Cost, cost_of
+from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
+from fedcover.policies import FACTORIES, Policy, RoundFeedback, check_policy, policy
 from fedcover.seeding import Round
-from fedcover.submodel import SubModel, shrink
+from fedcover.structure.batch_norm import gather_statistics
+from fedcover.structure.submodel import SubModel, shrink
+from fedcover.structure.trace import ModelStructure, trace
+from fedcover.training.options import Regrow, TrainingOptions
+from fedcover.training.task import LocalSGD, Task
 from fedcover.version import __version__
+
+globals().update(FACTORIES)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Let type checkers accept the policies of the registry, such as ``fedcover.heterofl``."""
+
 
 __all__ = [
     "Budget",
@@ -60,16 +48,16 @@ __all__ = [
     "Cost",
     "CoverageWarning",
     "DesignWarning",
-    "Drill",
+    "TrainingOptions",
     "Engine",
     "Examples",
     "FedcoverError",
     "Federation",
-    "Heard",
+    "RoundFeedback",
     "History",
     "InputError",
     "LocalSGD",
-    "Network",
+    "ModelStructure",
     "Policy",
     "Population",
     "Processes",
@@ -91,32 +79,16 @@ __all__ = [
     "cost_of",
     "coverage_of",
     "data",
-    "fedecover",
-    "fedrolex",
-    "feddst",
-    "fiarse",
-    "fixed_subnetwork",
-    "fjord",
-    "full",
     "gamma_min",
     "gather_statistics",
-    "heterofl",
     "load_model",
-    "neuron_pruning",
-    "optimal_masks",
-    "p_gap",
     "parse_code",
     "policy",
-    "pretrained_mask",
-    "prunefl",
     "pruning_noise",
-    "random_submodels",
     "regions",
     "run_many",
     "shrink",
-    "s_gap",
     "trace",
     "uncovered",
-    "weight_complete",
-    "weight_pruning",
 ]
+__all__ += list(FACTORIES)

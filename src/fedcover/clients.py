@@ -22,12 +22,12 @@ class Client:
     """How many training examples it has."""
     classes: tuple[int, ...] | None = None
     """The classes that it has examples of; None if the policy does not ask for them."""
-    name: int = -1
+    number: int = -1
     """The number by which people know it: its device's own; its id if none is given."""
 
     def __post_init__(self) -> None:
-        if self.name < 0:
-            object.__setattr__(self, "name", self.id)
+        if self.number < 0:
+            object.__setattr__(self, "number", self.id)
 
 
 def sample_ids(population: int, size: int, this_round: Round) -> list[int]:
@@ -48,16 +48,16 @@ def sample_ids(population: int, size: int, this_round: Round) -> list[int]:
 
 
 def cohort_of(
-    ids: Sequence[int], sizes: Sequence[int], budgets: Sequence[Budget], by: str, names: Sequence[int] | None = None
+    ids: Sequence[int], sizes: Sequence[int], budgets: Sequence[Budget], by: str, numbers: Sequence[int] | None = None
 ) -> list[Client]:
-    """The cohort's clients with their budgets, attached by slot or by client; their names are their ids if not given.
+    """The cohort's clients with their budgets, attached by slot or by client; their numbers are their ids by default.
 
-    >>> [client.name for client in cohort_of([1, 0], [5, 5], [Budget()], "slot", names=[70, 30])]
+    >>> [client.number for client in cohort_of([1, 0], [5, 5], [Budget()], "slot", numbers=[70, 30])]
     [70, 30]
     """
     return [
-        Client(id, slot, budgets[(slot if by == "slot" else id) % len(budgets)], examples, name=name)
-        for slot, (id, examples, name) in enumerate(zip(ids, sizes, ids if names is None else names, strict=True))
+        Client(id, slot, budgets[(slot if by == "slot" else id) % len(budgets)], examples, number=number)
+        for slot, (id, examples, number) in enumerate(zip(ids, sizes, ids if numbers is None else numbers, strict=True))
     ]
 
 

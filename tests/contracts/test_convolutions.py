@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedcover.engines import convolutions
-from fedcover.engines.convolutions import DirectConv2d, MatmulConv2d, use_stacked_convolutions
+from fedcover.engines.vectorized import convolutions
+from fedcover.engines.vectorized.convolutions import DirectConv2d, MatmulConv2d, use_stacked_convolutions
 from tests.contracts.federations import DEVICES
 
 

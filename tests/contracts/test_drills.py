@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import fedcover as fc
-from fedcover.engines.processes import Processes
+from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized
+from fedcover.engines.vectorized.engine import Vectorized
+from fedcover.federation.evaluate import evaluate
 from fedcover.params import Mask, Params
 from fedcover.policies.base import shown_in
 from fedcover.seeding import ambient
@@ -27,7 +28,7 @@ class Mixed(fc.Policy):
     def __init__(self, report: bool = True) -> None:
         self._report = report
 
-    def bind(self, network: fc.Network) -> "Mixed":
+    def bind(self, network: fc.ModelStructure) -> "Mixed":
         self._inner = fc.weight_pruning().bind(network)
         return self
 
@@ -36,12 +37,12 @@ class Mixed(fc.Policy):
     ) -> tuple[list[Mask], State]:
         return self._inner.plan(theta, cohort, this_round, {})[0], state
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[fc.Client], masks: Sequence[Mask], this_round: fc.Round, state: State
-    ) -> list[fc.Drill | None]:
+    ) -> list[fc.TrainingOptions | None]:
         names = list(theta)
         return [
-            fc.Drill(
+            fc.TrainingOptions(
                 gains=dict.fromkeys(names[:2], 1 / client.budget.keep),
                 thresholds={names[0]: 0.1 + client.slot / 10} if client.slot % 2 else {},
                 report=self._report,
@@ -49,12 +50,12 @@ class Mixed(fc.Policy):
             for client in cohort
         ]
 
-    def observe(self, theta: Params, heard: fc.Heard, this_round: fc.Round, state: State) -> State:
+    def observe(self, theta: Params, feedback: fc.RoundFeedback, this_round: fc.Round, state: State) -> State:
         if not self._report:
-            assert heard.report is None
+            assert feedback.report is None
             return state
-        assert heard.report is not None
-        return {name: squares + state.get(name, 0.0) for name, squares in heard.report.items()}
+        assert feedback.report is not None
+        return {name: squares + state.get(name, 0.0) for name, squares in feedback.report.items()}
 
 
 POLICIES: dict[str, Callable[[], fc.Policy]] = {
@@ -178,10 +179,10 @@ def test_a_policy_with_one_mask_is_evaluated_under_it() -> None:
     playing = federation(Serial(), fc.feddst(every=2))
     state, record = playing.play_round(playing.start(), test)
     mask = shown_in(state.policy)
-    pruned = fc.federation.evaluate(
+    pruned = evaluate(
         playing.task.model, playing.task.loss, {n: t * mask.get(n, 1) for n, t in state.theta.items()}, test
     )
-    whole = fc.federation.evaluate(playing.task.model, playing.task.loss, state.theta, test)
+    whole = evaluate(playing.task.model, playing.task.loss, state.theta, test)
     assert record.loss == pytest.approx(pruned.loss)
     assert record.loss != pytest.approx(whole.loss)
 
@@ -254,22 +255,22 @@ class Broken(fc.Policy):
     ) -> tuple[list[Mask], State]:
         return [{} for _ in cohort], state
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[fc.Client], masks: Sequence[Mask], this_round: fc.Round, state: State
-    ) -> list[fc.Drill | None]:
+    ) -> list[fc.TrainingOptions | None]:
         self._calls += 1
-        made: dict[str, list[fc.Drill | None]] = {
+        made: dict[str, list[fc.TrainingOptions | None]] = {
             "one short": [None],
-            "everyone rests": [fc.Drill(rest=True)] * len(cohort),
-            "no such tensor": [fc.Drill(gains={"x": 2.0})] * len(cohort),
-            "not the same": [fc.Drill(gains={"0.bias": float(self._calls)})] * len(cohort),
-            "not nested": [fc.Drill(widths=({}, {"0.bias": torch.arange(9) < 3}))] * len(cohort),
+            "everyone rests": [fc.TrainingOptions(rest=True)] * len(cohort),
+            "no such tensor": [fc.TrainingOptions(gains={"x": 2.0})] * len(cohort),
+            "not the same": [fc.TrainingOptions(gains={"0.bias": float(self._calls)})] * len(cohort),
+            "not nested": [fc.TrainingOptions(widths=({}, {"0.bias": torch.arange(9) < 3}))] * len(cohort),
         }
         if self._law == "changes theta":
             theta["0.bias"].mul_(0.5)
         return made.get(self._law, [None] * len(cohort))
 
-    def observe(self, theta: Params, heard: fc.Heard, this_round: fc.Round, state: State) -> State:
+    def observe(self, theta: Params, feedback: fc.RoundFeedback, this_round: fc.Round, state: State) -> State:
         self._calls += 1
         if self._law == "fails":
             raise RuntimeError("deaf")
@@ -325,7 +326,7 @@ def test_drills_refuse_what_makes_no_sense() -> None:
         ({"widths": (whole,) * 256}, "give at most 255"),
     ):
         with pytest.raises(fc.InputError, match=why):
-            fc.Drill(**settings)  # type: ignore[arg-type]
+            fc.TrainingOptions(**settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", [lambda: Serial(), lambda: Serial(shrink=True), lambda: Vectorized("cpu")])

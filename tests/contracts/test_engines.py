@@ -8,9 +8,9 @@ import pytest
 
 import fedcover as fc
 from fedcover.engines.choose import choose_engine
-from fedcover.engines.processes import Processes
+from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized
+from fedcover.engines.vectorized.engine import Vectorized
 from tests.contracts.federations import TOLERANCE, furthest, images
 
 

@@ -9,14 +9,15 @@ from torch import Tensor, nn
 
 import fedcover as fc
 from fedcover.data import from_parts
-from fedcover.drill import Drill
 from fedcover.engines.base import Engine
-from fedcover.engines.processes import Processes
+from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized
-from fedcover.local import Job, LocalSGD, Task, shuffle_draws, width_draws
+from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import Round, ambient
+from fedcover.training.client import Job, shuffle_draws, width_draws
+from fedcover.training.options import TrainingOptions
+from fedcover.training.task import LocalSGD, Task
 from tests.conftest import small_data
 from tests.contracts.federations import DEVICES
 from tests.laws.strategies import kept_of
@@ -36,27 +37,27 @@ def net() -> nn.Sequential:
     return made
 
 
-def jobs_of(drills: list[Drill | None], masks: list[Mask]) -> list[Job]:
+def jobs_of(training_options: list[TrainingOptions | None], masks: list[Mask]) -> list[Job]:
     task, theta = Task(net()), params_of(net())
-    data = from_parts(small_data(EXAMPLES), [torch.arange(EXAMPLES)] * len(drills))
+    data = from_parts(small_data(EXAMPLES), [torch.arange(EXAMPLES)] * len(training_options))
     return [
-        Job(task, data, fc.Client(place, place, fc.Budget()), theta, mask, RECIPE, Round(2, 3), drill)
-        for place, (drill, mask) in enumerate(zip(drills, masks, strict=True))
+        Job(task, data, fc.Client(place, place, fc.Budget()), theta, mask, RECIPE, Round(2, 3), options)
+        for place, (options, mask) in enumerate(zip(training_options, masks, strict=True))
     ]
 
 
 def by_hand(job: Job) -> Params:
     """Each batch on theta inside the drawn width; only what is trained and inside it moves."""
-    assert job.drill is not None
+    assert job.options is not None
     theta = {name: t * kept_of(job.mask, job.theta)[name] for name, t in job.theta.items()}
     velocity = {name: torch.zeros_like(t) for name, t in theta.items() if name not in FROZEN}
-    data, number = job.clients.examples_of(job.client.id), 0
+    data, number = job.population.examples_of(job.client.id), 0
     drawn = width_draws(job, EXAMPLES).tolist()
     for order in shuffle_draws(job, EXAMPLES).argsort(stable=True, dim=1):
         for batch in order.split(RECIPE.batch_size):
-            inside = kept_of(job.drill.widths[drawn[number]], theta)
+            inside = kept_of(job.options.widths[drawn[number]], theta)
             number += 1
-            gains = job.drill.gains
+            gains = job.options.gains
             seen = {name: t * inside[name] for name, t in theta.items()}
             leaves = {name: seen[name].requires_grad_() for name in velocity}
             used = {name: t * gains.get(name, 1.0) for name, t in {**seen, **leaves}.items()}
@@ -75,12 +76,15 @@ GAINS = dict.fromkeys(("0.weight", "0.bias", "2.weight", "2.bias"), 2.0)
 def check(engine: Engine, gains: dict[str, float]) -> None:
     """Two rounds of jobs on one engine: what an earlier one narrowed is whole again."""
     widths = prefixes()
-    jobs = jobs_of([Drill(widths=widths, gains=gains), None, Drill(widths=widths)], [widths[-1], {}, widths[-1]])
+    jobs = jobs_of(
+        [TrainingOptions(widths=widths, gains=gains), None, TrainingOptions(widths=widths)],
+        [widths[-1], {}, widths[-1]],
+    )
     for _ in range(2):
         for job, update in zip(jobs, engine.train(jobs), strict=True):
             kept = kept_of(job.mask, job.theta)
             assert all(torch.equal(update.theta[name].cpu(), job.theta[name] * kept[name]) for name in FROZEN)
-            if job.drill is not None:
+            if job.options is not None:
                 for name, tensor in by_hand(job).items():
                     torch.testing.assert_close(update.theta[name].cpu(), tensor, rtol=2e-4, atol=2e-6)
     engine.close()
@@ -103,7 +107,7 @@ def test_fjords_prefixes_do_not_see_more_of_a_frozen_layer(distil: float) -> Non
     """What lies outside the narrowest prefix of a frozen layer changes nothing at that width."""
     theta, masks = params_of(net()), prefixes()
     narrow = (masks[0], masks[0])  # both widths are one: all steps are at it
-    (job,) = jobs_of([Drill(widths=narrow, distil=distil)], [masks[-1]])
+    (job,) = jobs_of([TrainingOptions(widths=narrow, distil=distil)], [masks[-1]])
     other = {name: torch.where(kept_of(masks[0], theta)[name], t, t + 1.0) for name, t in theta.items()}
     (one,), (two,) = Serial().train([job]), Serial().train([replace(job, theta=other)])
     inside = kept_of(masks[0], theta)

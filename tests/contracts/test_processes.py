@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import fedcover as fc
-from fedcover.engines.processes import Processes
+from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
 from fedcover.policies import POLICIES
 from tests.conftest import small_data

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.aggregate import ClientUpdate
-from fedcover.engines import machine
+from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized
-from fedcover.local import Job
+from fedcover.engines.vectorized import batched_step as machine
+from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.policies.base import shown_in
+from fedcover.training.client import Job
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, images
 
 UNEQUAL, EQUAL = (5, 16, 3, 9, 20), (8, 8, 8, 8, 8)
@@ -20,17 +20,20 @@ UNEQUAL, EQUAL = (5, 16, 3, 9, 20), (8, 8, 8, 8, 8)
 
 
 def jobs_of(
-    network: str, drills: Sequence[fc.Drill | None], recipe: fc.LocalSGD, sizes: tuple[int, ...] = UNEQUAL
+    network: str,
+    training_options: Sequence[fc.TrainingOptions | None],
+    recipe: fc.LocalSGD,
+    sizes: tuple[int, ...] = UNEQUAL,
 ) -> list[Job]:
     """A client for each drill, each under a random mask of its own; the last holds its first tensor whole."""
     playing = images(Serial(), network, "full", sizes)
     theta, rng = playing.start().theta, torch.Generator().manual_seed(7)
     weights = [name for name, tensor in theta.items() if tensor.ndim > 1]
-    masks = [{name: torch.rand(theta[name].shape, generator=rng) < 0.4 for name in weights} for _ in drills]
+    masks = [{name: torch.rand(theta[name].shape, generator=rng) < 0.4 for name in weights} for _ in training_options]
     masks[-1].pop(weights[0])
     return [
-        Job(playing.task, playing.clients, fc.Client(i, i, fc.Budget()), theta, mask, recipe, fc.Round(3, 2), drill)
-        for i, (mask, drill) in enumerate(zip(masks, drills, strict=True))
+        Job(playing.task, playing.clients, fc.Client(i, i, fc.Budget()), theta, mask, recipe, fc.Round(3, 2), options)
+        for i, (mask, options) in enumerate(zip(masks, training_options, strict=True))
     ]
 
 
@@ -65,8 +68,8 @@ def moved(jobs: Sequence[Job], updates: Sequence[ClientUpdate]) -> list[bool]:
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_regrowth_agrees_with_serial(network: str, epochs: int, sizes: tuple[int, ...], device: str) -> None:
-    drills = [fc.Drill(regrow=fc.Regrow(0.3, after=1))] * 5
-    jobs = jobs_of(network, drills, fc.LocalSGD(epochs, 4, 0.05, 0.9), sizes)
+    training_options = [fc.TrainingOptions(regrow=fc.Regrow(0.3, after=1))] * 5
+    jobs = jobs_of(network, training_options, fc.LocalSGD(epochs, 4, 0.05, 0.9), sizes)
     assert all(moved(jobs, assert_alike(jobs, Vectorized(device))))
 
 
@@ -77,33 +80,35 @@ def test_regrowth_agrees_with_serial(network: str, epochs: int, sizes: tuple[int
 def test_regrowth_goes_with_all_else_of_a_drill(
     gains: dict[str, float], thresholds: dict[str, float], report: bool, device: str
 ) -> None:
-    drill = fc.Drill(gains=gains, thresholds=thresholds, report=report, regrow=fc.Regrow(0.3))
-    jobs = jobs_of("mlp", [drill] * 5, fc.LocalSGD(2, 4, 0.05, 0.5))
+    options = fc.TrainingOptions(gains=gains, thresholds=thresholds, report=report, regrow=fc.Regrow(0.3))
+    jobs = jobs_of("mlp", [options] * 5, fc.LocalSGD(2, 4, 0.05, 0.5))
     assert all(moved(jobs, assert_alike(jobs, Vectorized(device))))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_clients_that_regrow_otherwise_or_not_at_all_are_trained_together(device: str) -> None:
-    first, second, last = (fc.Drill(regrow=fc.Regrow(share, after)) for share, after in ((0.2, 1), (0.5, 2), (1.0, 9)))
+    first, second, last = (
+        fc.TrainingOptions(regrow=fc.Regrow(share, after)) for share, after in ((0.2, 1), (0.5, 2), (1.0, 9))
+    )
     jobs = jobs_of("mlp", [second, None, first, None, last], fc.LocalSGD(3, 4, 0.05, 0.5))
     jobs[2] = replace(jobs[2], mask={})
     engine = Vectorized(device)
     assert moved(jobs, assert_alike(jobs, engine)) == [True, False, False, False, True]
     assert len(engine._machines) == 1
-    again = [replace(job, drill=None) for job in jobs]  # the same machine, and nothing is left of the masks before
+    again = [replace(job, options=None) for job in jobs]  # the same machine, and nothing is left of the masks before
     assert not any(moved(again, assert_alike(again, engine)))
     assert len(engine._machines) == 1
 
 
 def test_many_clients_regrow_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "TOGETHER", 2)
-    jobs = jobs_of("mlp", [fc.Drill(regrow=fc.Regrow(0.3))] * 5, fc.LocalSGD(2, 4, 0.05, 0.5), EQUAL)
+    jobs = jobs_of("mlp", [fc.TrainingOptions(regrow=fc.Regrow(0.3))] * 5, fc.LocalSGD(2, 4, 0.05, 0.5), EQUAL)
     assert_alike(jobs, Vectorized("cpu"))
 
 
 @pytest.mark.filterwarnings("default")  # the compiler's own
 def test_regrowth_between_compiled_steps() -> None:
-    jobs = jobs_of("mlp", [fc.Drill(regrow=fc.Regrow(0.3))] * 5, fc.LocalSGD(2, 4, 0.05, 0.5))
+    jobs = jobs_of("mlp", [fc.TrainingOptions(regrow=fc.Regrow(0.3))] * 5, fc.LocalSGD(2, 4, 0.05, 0.5))
     assert_alike(jobs, Vectorized("cpu", compile=True))
 
 

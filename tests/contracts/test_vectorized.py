@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedcover as fc
-from fedcover.dropout import with_keyed_dropout
-from fedcover.engines import vectorized
-from fedcover.engines.machine import Machine
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized, _updates
-from fedcover.local import Job
+from fedcover.engines.vectorized import engine as vectorized
+from fedcover.engines.vectorized.batched_step import BatchedStep
+from fedcover.engines.vectorized.engine import Vectorized, _updates
 from fedcover.models import MLP
 from fedcover.policies import POLICIES
 from fedcover.seeding import ambient
+from fedcover.structure.dropout import with_keyed_dropout
+from fedcover.training.client import Job
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images
 
 
@@ -201,9 +201,9 @@ def _machines_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counting(jobs, *given):  # type: ignore[no-untyped-def]
         made.append(len(jobs))
-        return Machine(jobs, *given)
+        return BatchedStep(jobs, *given)
 
-    monkeypatch.setattr(vectorized, "Machine", counting)
+    monkeypatch.setattr(vectorized, "BatchedStep", counting)
     return made
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.deploy.keys import make_keys
+from fedcover.deploy.processes.keys import make_keys
 
 SKIP = pytest.mark.skipif(not os.environ.get("FEDCOVER_SLOW"), reason="takes minutes: make test-slow")
 

@@ -9,9 +9,9 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedcover.flower import apps as stock
-from fedcover.flower.messages import body_of, content_of
-from fedcover.flower.wire import open_frame, pack_frame
+from fedcover.deploy.flower import apps as stock
+from fedcover.deploy.flower.messages import body_of, content_of
+from fedcover.deploy.wire import open_frame, pack_frame
 
 PAUSES = {"pause": 10.0, "late": 55.0}
 """Seconds; who is late misses the deadline of the round, and answers all the same."""

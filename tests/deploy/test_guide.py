@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.deploy.processes import check_free, free_ports
+from fedcover.deploy.processes.launch import check_free, free_ports
 from fedcover.errors import InputError
 from tests.deploy.conftest import Marked, slow
 

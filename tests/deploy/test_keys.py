@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
-from fedcover.deploy.keys import add_nodes, authority, check_certificate, make_keys, node_keys, server_keys
+from fedcover.deploy.processes.keys import add_nodes, authority, check_certificate, make_keys, node_keys, server_keys
 from fedcover.errors import InputError
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -16,11 +16,11 @@ from threading import Thread
 import pytest
 
 from fedcover.cli import deploy
-from fedcover.deploy.keys import NodeKeys, make_keys, node_keys, server_keys
-from fedcover.deploy.node_config import node_config
-from fedcover.deploy.probe import check_answers
-from fedcover.deploy.processes import SuperLink, SuperNode, check_free, free_ports
-from fedcover.deploy.program import close_all
+from fedcover.deploy.processes.child import close_all
+from fedcover.deploy.processes.keys import NodeKeys, make_keys, node_keys, server_keys
+from fedcover.deploy.processes.launch import SuperLink, SuperNode, check_free, free_ports
+from fedcover.deploy.processes.node_config import node_config
+from fedcover.deploy.processes.probe import check_answers
 from fedcover.errors import FedcoverError, InputError
 from tests.deploy.conftest import SKIP, Marked, slow
 
@@ -202,7 +202,7 @@ def test_a_server_and_a_client_end_with_all_they_started(
 
 
 def test_what_is_missing_is_told_and_nothing_of_flower_imported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcover.deploy.environment.shutil.which", lambda *name, **where: None)
+    monkeypatch.setattr("fedcover.deploy.processes.environment.shutil.which", lambda *name, **where: None)
     ends = {"server": [], "client": ["--server", "x:1"], "status": ["--server", "x:1"]}
     ends["run"] = ["c.toml", "--server", "x:1", "--out", "x"]
     for command, options in ends.items():

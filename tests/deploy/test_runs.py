@@ -12,20 +12,20 @@ from threading import Thread
 import pytest
 
 import fedcover as fc
-from fedcover import checkpoint
+from fedcover._threads import one_thread
 from fedcover.cli.deploy import submit
-from fedcover.config import Config, parse_config
-from fedcover.data import Member
-from fedcover.deploy.census_file import nodes_in
-from fedcover.deploy.keys import make_keys, node_keys, server_keys
-from fedcover.deploy.node_config import node_config
-from fedcover.deploy.processes import SuperLink, SuperNode
-from fedcover.deploy.program import close_all
+from fedcover.config.schema import Config, parse_config
+from fedcover.data import Device
+from fedcover.deploy.flower.registry_file import nodes_in
+from fedcover.deploy.processes.child import close_all
+from fedcover.deploy.processes.keys import make_keys, node_keys, server_keys
+from fedcover.deploy.processes.launch import SuperLink, SuperNode
+from fedcover.deploy.processes.node_config import node_config
 from fedcover.engines.serial import Serial
 from fedcover.errors import FedcoverError
-from fedcover.history import History
+from fedcover.federation import checkpoint
+from fedcover.federation.history import History
 from fedcover.params import Params
-from fedcover.threads import one_thread
 from tests.deploy.conftest import Marked, slow
 from tests.laws.strategies import same
 
@@ -99,10 +99,10 @@ def place(tmp_path_factory: pytest.TempPathFactory, marked: Marked) -> Iterator[
 def alone(config: Config, rejected: list[list[dict[str, object]]]) -> tuple[list[fc.RoundRecord], Params]:
     """The same run in this process by the serial engine, with those left out who were."""
     clients = config.population(fc.data.load(config.data.name).train)
-    members = [
-        Member(i, clients.size(i), tuple(clients.label_counts(i).tolist()), CAPACITIES[i]) for i in range(len(clients))
+    devices = [
+        Device(i, clients.size(i), tuple(clients.label_counts(i).tolist()), CAPACITIES[i]) for i in range(len(clients))
     ]
-    remote, test = config.build(members=members)
+    remote, test = config.build(devices=devices)
     local, _ = config.model_copy(update={"engine": "serial"}).build()
     state, records = remote.start(), []
     for left_out in rejected:

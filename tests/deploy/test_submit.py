@@ -9,9 +9,9 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedcover.cli.deploy import submit
-from fedcover.deploy.app_folder import KEYS
-from fedcover.deploy.control import Control, RunState
-from fedcover.flower import apps
+from fedcover.deploy.flower import apps
+from fedcover.deploy.processes.flower_app import KEYS
+from fedcover.deploy.processes.superlink_cli import Control, RunState
 from tests.flower.loop import LoopGrid
 
 

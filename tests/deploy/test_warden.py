@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.deploy.closing import Closing
-from fedcover.deploy.control import Control
-from fedcover.deploy.environment import flower_environment
-from fedcover.deploy.processes import SuperLink, SuperNode
-from fedcover.deploy.program import Program, readable
+from fedcover.deploy.processes.child import ChildProcess, readable
+from fedcover.deploy.processes.closing import Closing
+from fedcover.deploy.processes.environment import flower_environment
+from fedcover.deploy.processes.launch import SuperLink, SuperNode
+from fedcover.deploy.processes.superlink_cli import Control
 from tests.deploy.conftest import Marked
 
 
-def start(script: str, folder: Path) -> Program:
-    return Program(["bash", "-c", script], folder / "log", flower_environment(folder))
+def start(script: str, folder: Path) -> ChildProcess:
+    return ChildProcess(["bash", "-c", script], folder / "log", flower_environment(folder))
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill $$", 143)])
@@ -45,7 +45,7 @@ def test_one_that_will_not_end_is_killed(tmp_path: Path, marked: Marked) -> None
 def test_all_ends_when_the_starter_does(tmp_path: Path, marked: Marked) -> None:
     """A starter that ends without a word, as by SIGKILL: nobody asks the warden to end."""
     code = (
-        "import os, sys; from fedcover.deploy.program import Program;"
+        "import os, sys; from fedcover.deploy.processes.child import Program;"
         "Program(['bash', '-c', 'setsid sleep 600 & sleep 600'], sys.argv[1], os.environ); os._exit(9)"
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code, str(tmp_path / "log")]) == 9
@@ -72,7 +72,7 @@ def test_what_tells_users_nothing_is_left_out() -> None:
 
 def test_what_has_an_end_comes_to_it_whatever_happens() -> None:
     """Connections, programs, servers and nodes all end by the same few lines."""
-    for kind in (Control, Program, SuperLink, SuperNode):
+    for kind in (Control, ChildProcess, SuperLink, SuperNode):
         assert issubclass(kind, Closing)
         assert not {"__enter__", "__exit__"} & {
             name for one in kind.__mro__ if one is not Closing for name in vars(one)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.runfolder import newest_checkpoint
+from fedcover.federation.run_folder import newest_checkpoint
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -54,7 +54,9 @@ def finished(cli: Cli, tmp_path: Path) -> Path:
 
 
 def test_wrong_code_digit(cli: Cli, tmp_path: Path) -> None:
-    refuses(cli, ["audit", "1111223894"], "digit 8 of code '1111223894' is '8'", "use one of 1, 2, 3, 4, 5, 6, 7")
+    refuses(
+        cli, ["audit", "code", "1111223894"], "digit 8 of code '1111223894' is '8'", "use one of 1, 2, 3, 4, 5, 6, 7"
+    )
     run = ["run", *QUICK, "--set", "budgets.code=1111220000", "--out", str(tmp_path / "x")]
     refuses(cli, run, "digit 7 of code '1111220000' is '0'", "use one of")
     assert not (tmp_path / "x").exists()
@@ -62,7 +64,7 @@ def test_wrong_code_digit(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", ["0.0", "1.5", "-0.5"])
 def test_keep_outside_its_range(cli: Cli, keep: str) -> None:
-    refuses(cli, ["audit", f"1,{keep}"], f"keep must be in (0, 1]; got {float(keep)}", "0.75 prunes a quarter")
+    refuses(cli, ["audit", "code", f"1,{keep}"], f"keep must be in (0, 1]; got {float(keep)}", "0.75 prunes a quarter")
 
 
 def test_cohort_larger_than_the_population(cli: Cli, tmp_path: Path) -> None:
@@ -151,7 +153,8 @@ def test_run_folder_that_holds_a_run(cli: Cli, finished: Path) -> None:
 
 def test_run_folder_in_use(cli: Cli, finished: Path) -> None:
     before = snapshot(finished)
-    take = f"from fedcover.runfolder import RunFolder\nfolder = RunFolder({str(finished)!r})\nfolder._take_lock()\n"
+    take = "from fedcover.federation.run_folder import RunFolder\n"
+    take += f"folder = RunFolder({str(finished)!r})\nfolder._take_lock()\n"
     hold = take + "print(flush=True)\ninput()"
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None
@@ -312,13 +315,24 @@ def test_own_policy_from_the_command_line(cli: Cli, tmp_path: Path) -> None:
 def test_odd_input(cli: Cli, tmp_path: Path, finished: Path) -> None:
     refuses(cli, ["run", *QUICK, "--set", "name=../../x"], "setting name should be at most 100 printable characters")
     refuses(cli, ["run", *QUICK, "--set", "rounds=true"], "setting rounds", "got True")
-    refuses(cli, ["audit", "1000000000000000x1"], "repeats too often")
-    refuses(cli, ["audit", "--policy", "fedrolex"], "nothing says what clients can keep", "--budgets 4x0.25")
-    refuses(cli, ["audit", "11", "--budgets", "1,1"], "give the code or --budgets, not both")
-    refuses(cli, ["audit", "11", "--policy", "fedrollex"], "there is no policy 'fedrollex'", "did you mean 'FedRolex'?")
-    refuses(cli, ["audit", "11", "--rounds", "0"], "rounds must be a whole number of 1 or more; got 0")
-    refuses(cli, ["audit", "11", "--rounds", "2", "--window", "3"], "a window of 3 rounds is longer than the 2")
-    refuses(cli, ["audit", "0000001", "--technique", "FS"], "digit 1 of code '0000001' is '0'")
+    refuses(cli, ["audit", "code", "1000000000000000x1"], "repeats too often")
+    refuses(
+        cli,
+        ["audit", "code", "11", "--policy", "fedrollex"],
+        "there is no policy 'fedrollex'",
+        "did you mean 'FedRolex'?",
+    )
+    refuses(
+        cli,
+        ["audit", "rounds", "--budgets", "11", "--rounds", "0"],
+        "rounds must be a whole number of 1 or more; got 0",
+    )
+    refuses(
+        cli,
+        ["audit", "rounds", "--budgets", "11", "--rounds", "2", "--window", "3"],
+        "a window of 3 rounds is longer than the 2",
+    )
+    refuses(cli, ["audit", "code", "0000001", "--policy", "FS"], "digit 1 of code '0000001' is '0'")
     full = ["--set", "policy.name=full", "--set", "budgets.code=1111223344"]
     refuses(cli, ["run", *QUICK, *full], "policy full gives every client the whole model")
     many = ["--set", "budgets.by=client", "--set", "budgets.code=30x1"]
@@ -352,7 +366,7 @@ def test_a_run_that_diverges_fails_and_says_why(cli: Cli, tmp_path: Path) -> Non
 def test_the_real_command_exits_with_2_and_no_traceback(
     fedcover_cli: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    done = fedcover_cli("audit", "19")
+    done = fedcover_cli("audit", "code", "19")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: digit 2 of code '19' is '9'")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.afford import Calibration, Prices
-from fedcover.config import check_config
+from fedcover.calibration import Calibration, CostModel
+from fedcover.config.schema import check_config
 from fedcover.models import build
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -46,7 +46,7 @@ def test_amounts_become_keeps_once_and_are_written_down(cli: Cli, tmp_path: Path
 def test_nobody_gets_more_than_it_can_afford(policy: str, unit: str) -> None:
     """A policy of whole units buys units; one weight more in every layer would be too much."""
     units = policy in ("NP", "FS", "optimal_units")
-    price = Prices(NETWORK, units).at(0.5)
+    price = CostModel(NETWORK, units).at(0.5)
     amount = float(getattr(price, unit))
     settings = {
         "cohort": 3, "data": {"name": "digits", "clients": 20}, "policy": {"name": policy},

@@ -77,17 +77,17 @@ def test_every_command_explains_itself(cli: Cli) -> None:
 
 
 def test_audit_reads_well(cli: Cli) -> None:
-    code, out, _ = cli("audit", "1111444444")
+    code, out, _ = cli("audit", "code", "1111444444")
     assert code == 0
     assert "Γmin 4" in out
     assert "S1 10  S2 10  S3 10  S4 4" in out
-    code, out, _ = cli("audit", "4444444444", "--technique", "FS")
+    code, out, _ = cli("audit", "code", "4444444444", "--policy", "FS")
     assert code == 0
     assert "FAILS" in out
 
 
 def test_audit_over_rounds(cli: Cli) -> None:
-    asked = ["audit", "--policy", "fedrolex", "--model", "lenet", "--budgets", "10x0.25", "--rounds", "60"]
+    asked = ["audit", "rounds", "--policy", "fedrolex", "--model", "lenet", "--budgets", "10x0.25", "--rounds", "60"]
     code, out, err = cli(*asked, "--window", "20", "--json")
     assert code == 0, err
     found = json.loads(out)
@@ -99,20 +99,27 @@ def test_audit_over_rounds(cli: Cli) -> None:
     assert code == 0
     assert "fedrolex on lenet, 10 clients in each of 60 rounds" in out
     assert "every weight covered 2 times or more: not within 60 rounds" in out
-    assert "initial theta alone" not in out
-    code, out, _ = cli("audit", "1144", "--technique", "NP", "--rounds", "3")
+    assert "initial theta" not in out
+    code, out, _ = cli("audit", "rounds", "--budgets", "1144", "--policy", "NP", "--rounds", "3")
     assert code == 0
-    assert "so all this holds for the initial theta alone" in out
-    code, out, _ = cli("audit", "4x0.5", "--policy", "weight_complete")  # a policy that moves has no code of its own
+    assert "initial theta" in out
+    code, out, _ = cli("audit", "rounds", "--budgets", "4x0.5", "--policy", "weight_complete")
     assert code == 0
     assert "every weight covered once or more: by round 1" in out
 
 
-def test_policy_and_technique_are_the_same_option(cli: Cli) -> None:
-    old, new = (json.loads(cli("audit", "1144", how, "FS", "--json")[1]) for how in ("--technique", "--policy"))
-    assert old == new
-    assert old["technique"] == "FS"
-    assert len(old["regions"]) == 2
+def test_audit_of_a_code_names_its_policy(cli: Cli) -> None:
+    audit = json.loads(cli("audit", "code", "1144", "--policy", "fs", "--json")[1])
+    assert audit["policy"] == "FS"
+    assert len(audit["regions"]) == 2
+
+
+def test_audit_of_a_code_shows_bands_only_where_items_are_ranked(cli: Cli) -> None:
+    ranked, whole, designed = (
+        json.loads(cli("audit", "code", "1444777777", "--policy", policy, "--json")[1])["coverage"]
+        for policy in ("PT", "full", "optimal")
+    )
+    assert (ranked, whole, designed) == ([10, 10, 4, 1], [10] * 4, [])
 
 
 def test_demo(fedcover_cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, mnist_folder: str) -> None:

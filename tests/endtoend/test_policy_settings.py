@@ -102,20 +102,22 @@ def test_a_policy_of_ones_own_takes_what_its_maker_takes(cli: Cli, tmp_path: Pat
     assert code == 0, err
     assert policy_in(tmp_path / "run") == {"name": name, "dynamic": True, "rates": [1.0, 0.5]}
     refuses(cli, [*run, *sets("policy.gamma=0")], f"policy {name} takes no policy.gamma; leave it out")
-    code, out, err = cli("audit", "--policy", name, "--budgets", "4x0.25", "--set", "policy.dynamic=true", "--json")
+    code, out, err = cli(
+        "audit", "rounds", "--policy", name, "--budgets", "4x0.25", "--set", "policy.dynamic=true", "--json"
+    )
     assert code == 0, err
     assert json.loads(out)["settings"] == {"dynamic": True, "rates": [1.0, 0.5]}
 
 
 def test_an_audit_takes_a_policys_settings(cli: Cli) -> None:
-    gap = ["audit", "--policy", "s_gap", "--budgets", "4x0.5", "--rounds", "4"]
+    gap = ["audit", "rounds", "--policy", "s_gap", "--budgets", "4x0.5", "--rounds", "4"]
     code, out, err = cli(*gap, "--set", "policy.kappa=2", "--set", "policy.every=2")
     assert code == 0, err
     assert "s_gap on mlp, 4 clients in each of 4 rounds, with kappa = 2, every = 2" in out
     turns = [json.loads(cli(*gap, *sets(*changes), "--json")[1]) for changes in ([], ["policy.kappa=1"])]
     assert [one["settings"]["kappa"] for one in turns] == [4, 1]
     assert min(turns[0]["gamma_rounds"]) < min(turns[1]["gamma_rounds"]) == 4  # one partition: all of it is dense
-    code, out, err = cli("audit", "4x0.75", "--policy", "optimal", "--set", "policy.gamma=3", "--json")
+    code, out, err = cli("audit", "code", "4x0.75", "--policy", "optimal", "--set", "policy.gamma=3", "--json")
     assert code == 0, err
     found = json.loads(out)
     assert (found["gamma_min"], found["settings"]) == (3, {"gamma": 3, "units": False})

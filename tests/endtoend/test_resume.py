@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedcover as fc
-from fedcover.runfolder import newest_checkpoint
+from fedcover.federation.run_folder import newest_checkpoint
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import same
 

@@ -1,6 +1,6 @@
 """Fuzzing of what comes from outside: ``python -m tests.flower.fuzz --seconds 600 --seed 0``, or ``--inputs N``.
 
-Whatever the bytes are, ``decode_order`` gives a sound order or an InputError, and ``read_answer`` a sound update or
+Whatever the bytes are, ``decode_request`` gives a sound order or an InputError, and ``read_answer`` a sound update or
 Rejected; neither takes a second or memory out of proportion. Anything else is printed with the input and ends it.
 """
 
@@ -23,12 +23,21 @@ from typing import Any
 
 import torch
 
-from fedcover.aggregate import ClientUpdate
-from fedcover.drill import check_drill
+from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.deploy.wire import (
+    Limits,
+    Rejected,
+    Sent,
+    TrainRequest,
+    decode_request,
+    encode_reply,
+    encode_request,
+    read_answer,
+)
+from fedcover.deploy.wire.frame import MAGIC
 from fedcover.errors import InputError
-from fedcover.flower.frame import MAGIC
-from fedcover.flower.wire import Limits, Order, Rejected, Sent, decode_order, encode_answer, encode_order, read_answer
 from fedcover.params import Mask, Params, all_finite, check_mask
+from fedcover.training.options import check_options
 from tests.flower.orders import answer_to, random_order
 
 SEEDS = 60
@@ -61,7 +70,7 @@ def targets() -> list[Target]:
         sent, limits = Sent.of(order, update.examples if seed % 2 else None), Limits(10.0 if seed % 3 else float("inf"))
 
         def decode(data: bytes, like: Params = order.theta) -> None:
-            order = decode_order(data, like)
+            order = decode_request(data, like)
             try:
                 check_order(order, like)
             except InputError as error:  # which would pass for a refusal
@@ -70,12 +79,12 @@ def targets() -> list[Target]:
         def read(data: bytes, sent: Sent = sent, limits: Limits = limits) -> None:
             check_update(read_answer(data, sent, limits), sent)
 
-        made.append(Target("decode_order", decode, InputError, encode_order(order)))
-        made.append(Target("read_answer", read, Rejected, encode_answer(update, order)))
+        made.append(Target("decode_request", decode, InputError, encode_request(order)))
+        made.append(Target("read_answer", read, Rejected, encode_reply(update, order)))
     return made
 
 
-def check_order(order: Order, like: Params) -> None:
+def check_order(order: TrainRequest, like: Params) -> None:
     """What a client relies on."""
     recipe = order.recipe
     for value in (order.client, order.slot, order.round, order.seed, recipe.epochs, recipe.batch_size):
@@ -86,11 +95,11 @@ def check_order(order: Order, like: Params) -> None:
     assert 0 <= recipe.momentum < 1
     check_theta(order.theta, like, order.mask)
     check_mask(order.mask, like, "it")
-    check_drill(order.drill, like, order.mask, "it")
-    if order.drill:
-        numbers = [*order.drill.gains.values(), *order.drill.thresholds.values(), order.drill.distil]
+    check_options(order.options, like, order.mask, "it")
+    if order.options:
+        numbers = [*order.options.gains.values(), *order.options.thresholds.values(), order.options.distil]
         assert all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
-        assert type(order.drill.report) is type(order.drill.rest) is bool
+        assert type(order.options.report) is type(order.options.rest) is bool
 
 
 def check_update(update: ClientUpdate, sent: Sent) -> None:
@@ -294,7 +303,7 @@ def main() -> None:
     made = fuzz(options.seed, options.inputs, options.seconds)
     took = time.monotonic() - begun
     total = 0
-    for name in ("decode_order", "read_answer"):
+    for name in ("decode_request", "read_answer"):
         found = sum((target.found for target in made if target.name == name), Counter[str]())
         total += found.total()
         print(f"{name}: {found['taken']} taken, {found['refused']} refused")

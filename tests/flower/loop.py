@@ -8,8 +8,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity  # a real run's process has it from Flower; the test stands in
 
-from fedcover.federation import Federation
-from fedcover.flower.client import client_app
+from fedcover.deploy.flower.client import client_app
+from fedcover.federation.federation import Federation
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 Tamper = Callable[[int, int, Message], Message | None]

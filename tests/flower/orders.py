@@ -4,11 +4,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedcover.aggregate import ClientUpdate
-from fedcover.drill import Drill, Regrow
-from fedcover.flower.wire import Order
-from fedcover.local import LocalSGD
+from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.deploy.wire import TrainRequest
 from fedcover.params import Mask, Params
+from fedcover.training.options import Regrow, TrainingOptions
+from fedcover.training.task import LocalSGD
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (3, 4), (0, 5), (2, 3, 2), (9, 17))
@@ -42,7 +42,7 @@ def random_mask(theta: Params, rng: torch.Generator) -> Mask:
     return {name: random_kept(t.shape, rng) for name, t in theta.items() if _below(4, rng)}
 
 
-def random_drill(theta: Params, mask: Mask, rng: torch.Generator) -> Drill | None:
+def random_drill(theta: Params, mask: Mask, rng: torch.Generator) -> TrainingOptions | None:
     """Any drill: gains and thresholds, and nested widths or a regrowth."""
     kind = _below(4, rng)
     if kind == 0:
@@ -52,10 +52,10 @@ def random_drill(theta: Params, mask: Mask, rng: torch.Generator) -> Drill | Non
     thresholds = {name: float(torch.rand((), generator=rng)) / 3 for name in names if _below(2, rng)}
     report, rest = bool(_below(2, rng)), bool(_below(2, rng))
     if kind == 1:
-        return Drill(gains, thresholds, report=report, rest=rest)
+        return TrainingOptions(gains, thresholds, report=report, rest=rest)
     if kind == 2:
         regrow = Regrow(float(torch.rand((), generator=rng)), 1 + _below(3, rng))
-        return Drill(gains, thresholds, regrow=regrow, report=report)
+        return TrainingOptions(gains, thresholds, regrow=regrow, report=report)
     widths: list[Mask] = []
     wider: Mask = mask
     for _ in range(1 + _below(4, rng)):
@@ -63,25 +63,25 @@ def random_drill(theta: Params, mask: Mask, rng: torch.Generator) -> Drill | Non
         more = {n: random_kept(theta[n].shape, rng) for n in names if n not in wider and _below(2, rng)}
         wider = {**new, **more}
         widths.insert(0, wider)
-    return Drill(gains, thresholds, tuple(widths), distil=0.0 if _below(2, rng) else 0.25, report=report)
+    return TrainingOptions(gains, thresholds, tuple(widths), distil=0.0 if _below(2, rng) else 0.25, report=report)
 
 
-def random_order(seed: int) -> Order:
+def random_order(seed: int) -> TrainRequest:
     rng = torch.Generator().manual_seed(seed)
     theta = random_params(rng)
     mask = random_mask(theta, rng)
     lr, momentum = (float(torch.rand((), generator=rng, dtype=torch.float64)) for _ in range(2))
     recipe = LocalSGD(1 + _below(9, rng), 1 + _below(99, rng), lr + 1e-9, momentum)
-    drill = random_drill(theta, mask, rng)
+    options = random_drill(theta, mask, rng)
     numbers = _below(99, rng), _below(9, rng), 1 + _below(999, rng), _below(2**40, rng) - 2**39
-    return Order(*numbers, recipe, bool(_below(2, rng)), theta, mask, drill)
+    return TrainRequest(*numbers, recipe, bool(_below(2, rng)), theta, mask, options)
 
 
-def answer_to(order: Order, seed: int = 0) -> ClientUpdate:
+def answer_to(order: TrainRequest, seed: int = 0) -> ClientUpdate:
     """A sound update, as a client might send it."""
     rng = torch.Generator().manual_seed(seed)
     mask = order.mask
-    if order.drill and order.drill.regrow:
+    if order.options and order.options.regrow:
         mask = {name: _shuffled(kept, rng) for name, kept in mask.items()}
     theta = {}
     for name, tensor in order.theta.items():
@@ -89,7 +89,7 @@ def answer_to(order: Order, seed: int = 0) -> ClientUpdate:
         moved = tensor + (torch.rand(tensor.shape, generator=rng) / 100).to(tensor.dtype)
         theta[name] = torch.where(held, moved, torch.zeros_like(tensor))
     report = None
-    if order.drill and order.drill.report:
+    if order.options and order.options.report:
         report = {name: torch.rand(t.shape, generator=rng).to(t.dtype) for name, t in order.theta.items()}
     loss = float(torch.rand((), generator=rng))
     return ClientUpdate(order.client, theta, mask, 1 + _below(50, rng), loss, report=report)

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.config import check_config
-from fedcover.data import Member, Roster
-from fedcover.deploy.census_file import nodes_in
+from fedcover.config.schema import check_config
+from fedcover.data import Device, DevicePopulation
+from fedcover.deploy.flower.apps import client as stock_client
+from fedcover.deploy.flower.apps import fitting, play_config
+from fedcover.deploy.flower.client import client_app
+from fedcover.deploy.flower.registry import ClientRegistry, member_of
+from fedcover.deploy.flower.registry_file import nodes_in
+from fedcover.deploy.flower.round_rules import RoundRules
+from fedcover.deploy.flower.strategy import FedCover
 from fedcover.engines.serial import Serial
-from fedcover.flower.apps import client as stock_client
-from fedcover.flower.apps import fitting, play_config
-from fedcover.flower.census import Census, member_of
-from fedcover.flower.client import client_app
-from fedcover.flower.rules import Rules
-from fedcover.flower.strategy import FedCover
-from fedcover.runs import Lane, Schedule
-from fedcover.settings import to_toml
+from fedcover.federation.runs import Run, Schedule
+from fedcover.toml import to_toml
 from tests.contracts.federations import federation
 from tests.flower.loop import LoopGrid, failed, grid_of
 from tests.flower.playing import gathered
@@ -31,17 +31,17 @@ Cli = Callable[..., tuple[int, str, str]]
 
 def test_nodes_become_clients_by_what_they_tell() -> None:
     playing = federation(Serial())
-    census, _ = gathered(grid_of(playing))
-    assert sorted(census.members) == list(range(8))
-    for number, member in census.members.items():
-        assert member.examples == playing.clients.size(number)
-        assert member.labels == tuple(playing.clients.label_counts(number).tolist())
-    assert len(set(census.node_of.values())) == 8
+    registry, _ = gathered(grid_of(playing))
+    assert sorted(registry.devices) == list(range(8))
+    for number, device in registry.devices.items():
+        assert device.examples == playing.clients.size(number)
+        assert device.labels == tuple(playing.clients.label_counts(number).tolist())
+    assert len(set(registry.node_of.values())) == 8
 
 
 def test_a_roster_tells_what_the_population_would() -> None:
     clients = federation(Serial()).clients
-    roster = Roster(clients.examples, list(gathered(grid_of(federation(Serial())))[0].members.values()))
+    roster = DevicePopulation(clients.examples, list(gathered(grid_of(federation(Serial())))[0].devices.values()))
     assert len(roster) == len(clients)
     assert roster.total == clients.total
     assert torch.equal(roster.label_totals(), clients.label_totals())
@@ -55,9 +55,9 @@ def test_a_roster_tells_what_the_population_would() -> None:
 
 def test_clients_that_keep_their_labels_to_themselves() -> None:
     playing = federation(Serial())
-    census, _ = gathered(grid_of(playing, share_labels=False))
-    assert {member.labels for member in census.members.values()} == {None}
-    roster = Roster(playing.clients.examples, list(census.members.values()))
+    registry, _ = gathered(grid_of(playing, share_labels=False))
+    assert {device.labels for device in registry.devices.values()} == {None}
+    roster = DevicePopulation(playing.clients.examples, list(registry.devices.values()))
     assert not roster.tells_labels
     with pytest.raises(fc.InputError, match=r"client 2 does not tell its labels.* --share-labels"):
         roster.label_mix(2)
@@ -93,8 +93,8 @@ def test_two_nodes_that_claim_one_client() -> None:
     playing = federation(Serial())
     app = client_app(playing.task, lambda context: playing.clients.examples_of(0))
     grid = LoopGrid({0: app, 1: app}, {1: {"client": 0}})
-    census, lines = gathered(grid, 1)
-    assert list(census.members) == [0]
+    registry, lines = gathered(grid, 1)
+    assert list(registry.devices) == [0]
     assert any("client 0 is there already, on node" in line for line in lines)
 
 
@@ -102,15 +102,15 @@ def test_a_client_whose_node_is_new_keeps_its_place_and_a_stranger_waits() -> No
     playing = federation(Serial())
     grid = grid_of(playing)
     grid.offline = {7}
-    census, lines = gathered(grid, 7)
-    census.closed = True
+    registry, lines = gathered(grid, 7)
+    registry.closed = True
     (old,) = (node for node, client in grid.nodes.items() if client == 3)
     del grid.nodes[old]
     grid.nodes[5] = 3
     grid.offline = set()
-    census.ask(grid, grid.get_node_ids(), lines.append)
-    assert census.node_of[3] == 5
-    assert 7 not in census.members
+    registry.ask(grid, grid.get_node_ids(), lines.append)
+    assert registry.node_of[3] == 5
+    assert 7 not in registry.devices
     assert any("client 7 came after the run began; it can join the next" in line for line in lines)
 
 
@@ -120,56 +120,56 @@ def test_too_few_clients_is_one_sentence() -> None:
 
 
 def test_a_census_is_kept_for_the_run_that_goes_on(tmp_path: Path) -> None:
-    census = Census({3: Member(3, 5, (2, 3), 0.5), 1: Member(1, 4)})
-    census.save(tmp_path)
-    again = Census.load(tmp_path)
-    assert again.members == census.members
+    registry = ClientRegistry({3: Device(3, 5, (2, 3), 0.5), 1: Device(1, 4)})
+    registry.save(tmp_path)
+    again = ClientRegistry.load(tmp_path)
+    assert again.devices == registry.devices
     assert again.closed
     (tmp_path / "census.json").write_text('[{"name": 1}]')
     with pytest.raises(fc.InputError, match="is not a readable census"):
-        Census.load(tmp_path)
+        ClientRegistry.load(tmp_path)
 
 
 def test_a_run_that_goes_on_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcover.flower.census.SETTLED", 0.2)
-    grid, census = grid_of(federation(Serial())), Census()
+    monkeypatch.setattr("fedcover.deploy.flower.registry.SETTLED", 0.2)
+    grid, registry = grid_of(federation(Serial())), ClientRegistry()
     grid.offline = {2, 5}
-    census.gather(grid, 8, 60, lambda line: None, least=1)
-    assert len(census.node_of) == 6
+    registry.gather(grid, 8, 60, lambda line: None, least=1)
+    assert len(registry.node_of) == 6
 
 
 @pytest.mark.parametrize(
     ("settings", "member", "reason"),
     [
-        ({}, Member(1, 3, (1, 2)), "counts labels of 2 classes, and there are 10"),
-        ({}, Member(1, 10, (10**9,) * 10), "counts 10000000000 labels, and its 10 examples have 10"),
-        ({"weighting": "labels"}, Member(1, 3), "does not tell its labels"),
-        ({"policy": {"name": "HeteroFL"}}, Member(1, 3), "does not tell its labels"),
-        ({"policy": {"name": "full"}}, Member(1, 3, None, 0.5), "can afford 0.5 of the model"),
-        ({"model": {"name": "cnn"}}, Member(1, 1), "client 1 has 1 examples, .* a batch norm cannot normalise"),
-        ({"model": {"name": "cnn"}}, Member(1, 31), "client 1 has 31 examples, .* a batch norm cannot normalise"),
+        ({}, Device(1, 3, (1, 2)), "counts labels of 2 classes, and there are 10"),
+        ({}, Device(1, 10, (10**9,) * 10), "counts 10000000000 labels, and its 10 examples have 10"),
+        ({"weighting": "labels"}, Device(1, 3), "does not tell its labels"),
+        ({"policy": {"name": "HeteroFL"}}, Device(1, 3), "does not tell its labels"),
+        ({"policy": {"name": "full"}}, Device(1, 3, None, 0.5), "can afford 0.5 of the model"),
+        ({"model": {"name": "cnn"}}, Device(1, 1), "client 1 has 1 examples, .* a batch norm cannot normalise"),
+        ({"model": {"name": "cnn"}}, Device(1, 31), "client 1 has 31 examples, .* a batch norm cannot normalise"),
     ],
 )
 def test_what_one_client_tells_does_not_end_the_others_run(
-    settings: dict[str, Any], member: Member, reason: str
+    settings: dict[str, Any], device: Device, reason: str
 ) -> None:
     config = check_config({"data": {"name": "digits"}, **settings})
-    census = Census(fits=fitting(config, fc.data.load("digits").train))
+    registry = ClientRegistry(fits=fitting(config, fc.data.load("digits").train))
     with pytest.raises(fc.InputError, match=reason):
-        census._take(7, member, {7})
-    assert not census.members
-    census._take(7, Member(1, 10, (1,) * 10, 1.0), {7})
-    assert list(census.members) == [1]
+        registry._take(7, device, {7})
+    assert not registry.devices
+    registry._take(7, Device(1, 10, (1,) * 10, 1.0), {7})
+    assert list(registry.devices) == [1]
 
 
 def test_a_client_cannot_afford_more_than_the_model() -> None:
     with pytest.raises(fc.InputError, match="capacity must be a share of the model"):
-        Member(1, 3, None, 1 + 1e-13)  # a budget of this would be an error when the run is built
-    assert Member(1, 3, None, 1.0).capacity == 1.0
+        Device(1, 3, None, 1 + 1e-13)  # a budget of this would be an error when the run is built
+    assert Device(1, 3, None, 1.0).capacity == 1.0
 
 
 def test_answers_that_cannot_be_read_or_were_not_asked_for_make_no_members() -> None:
-    playing, lines, census = federation(Serial()), list[str](), Census()
+    playing, lines, registry = federation(Serial()), list[str](), ClientRegistry()
     grid = grid_of(playing)
     pull = grid.pull_messages
 
@@ -177,7 +177,7 @@ def test_answers_that_cannot_be_read_or_were_not_asked_for_make_no_members() -> 
         raise ValueError("Error parsing message")
 
     grid.pull_messages = torn  # type: ignore[method-assign]
-    census.ask(grid, grid.get_node_ids(), lines.append)
+    registry.ask(grid, grid.get_node_ids(), lines.append)
     assert lines == ["answers that cannot be read are left out: ValueError: Error parsing message"]
 
     def strange(keys: Any) -> Any:
@@ -187,8 +187,8 @@ def test_answers_that_cannot_be_read_or_were_not_asked_for_make_no_members() -> 
         return replies
 
     grid.pull_messages = strange  # type: ignore[method-assign]
-    census.ask(grid, grid.get_node_ids(), lines.append)
-    assert not census.members
+    registry.ask(grid, grid.get_node_ids(), lines.append)
+    assert not registry.devices
 
 
 def test_a_node_that_was_left_out_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,58 +200,58 @@ def test_a_node_that_was_left_out_is_asked_again(monkeypatch: pytest.MonkeyPatch
             raise OSError("no such folder")
         return playing.clients.examples_of(0)
 
-    grid, census, lines = LoopGrid({0: client_app(playing.task, data)}), Census(), list[str]()
+    grid, registry, lines = LoopGrid({0: client_app(playing.task, data)}), ClientRegistry(), list[str]()
     for _ in range(3):
-        census.ask(grid, grid.get_node_ids(), lines.append)
+        registry.ask(grid, grid.get_node_ids(), lines.append)
     assert [line for line in lines if "no such folder" in line] == lines
     assert len(lines) == 1
     good[0] = True
-    census.ask(grid, grid.get_node_ids(), lines.append)
-    assert not census.members  # not at every look
-    census.ask(grid, [], lines.append)
-    census.ask(grid, grid.get_node_ids(), lines.append)
-    assert list(census.members) == [0]
-    good[0], census = False, Census()
-    census.ask(grid, grid.get_node_ids(), lines.append)
+    registry.ask(grid, grid.get_node_ids(), lines.append)
+    assert not registry.devices  # not at every look
+    registry.ask(grid, [], lines.append)
+    registry.ask(grid, grid.get_node_ids(), lines.append)
+    assert list(registry.devices) == [0]
+    good[0], registry = False, ClientRegistry()
+    registry.ask(grid, grid.get_node_ids(), lines.append)
     good[0] = True
     now = time.monotonic()
-    monkeypatch.setattr("fedcover.flower.census.time.monotonic", lambda: now + 60)
-    census.ask(grid, grid.get_node_ids(), lines.append)
-    assert list(census.members) == [0]
+    monkeypatch.setattr("fedcover.deploy.flower.registry.time.monotonic", lambda: now + 60)
+    registry.ask(grid, grid.get_node_ids(), lines.append)
+    assert list(registry.devices) == [0]
 
 
 def test_a_client_on_a_new_node_is_known_once_the_old_one_is_gone() -> None:
     """A server takes a minute to see that a node has died; a new one may be there before that."""
     playing = federation(Serial())
     grid = grid_of(playing)
-    census, lines = gathered(grid)
+    registry, lines = gathered(grid)
     (old,) = (node for node, client in grid.nodes.items() if client == 3)
     grid.nodes[5] = 3
-    census.ask(grid, grid.get_node_ids(), lines.append)
+    registry.ask(grid, grid.get_node_ids(), lines.append)
     assert "client 3 is there already" in lines[-1]
     del grid.nodes[old]
-    census._left_out = {node: (why, 0.0) for node, (why, _) in census._left_out.items()}  # time goes by
-    census.ask(grid, grid.get_node_ids(), lines.append)
-    assert census.node_of[3] == 5
+    registry._left_out = {node: (why, 0.0) for node, (why, _) in registry._left_out.items()}  # time goes by
+    registry.ask(grid, grid.get_node_ids(), lines.append)
+    assert registry.node_of[3] == 5
     grid.nodes[old] = 3
     del grid.nodes[5]
-    census.ask(grid, grid.get_node_ids(), lines.append)
-    assert census.node_of[3] == old
+    registry.ask(grid, grid.get_node_ids(), lines.append)
+    assert registry.node_of[3] == old
 
 
 def test_time_that_is_up_is_no_error_when_enough_are_there() -> None:
-    grid, census = grid_of(federation(Serial())), Census()
+    grid, registry = grid_of(federation(Serial())), ClientRegistry()
     grid.offline = {2, 5}
-    census.gather(grid, 8, 0.1, lambda line: None, least=1)
-    assert len(census.node_of) == 6
+    registry.gather(grid, 8, 0.1, lambda line: None, least=1)
+    assert len(registry.node_of) == 6
 
 
 def test_a_node_that_fails_is_told_of_once_and_a_lost_connection_is_an_error() -> None:
-    grid, census, lines = grid_of(federation(Serial())), Census(), list[str]()
+    grid, registry, lines = grid_of(federation(Serial())), ClientRegistry(), list[str]()
     pull = grid.pull_messages
     grid.pull_messages = lambda keys: [failed(reply, "no such app") for reply in pull(keys)]  # type: ignore[method-assign]
     for _ in range(3):
-        census.ask(grid, grid.get_node_ids(), lines.append)
+        registry.ask(grid, grid.get_node_ids(), lines.append)
     assert len(lines) == 8
     assert all(line.endswith("did not answer, and is asked again: no such app") for line in lines)
 
@@ -260,10 +260,10 @@ def test_a_node_that_fails_is_told_of_once_and_a_lost_connection_is_an_error() -
 
     grid.pull_messages = lost  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
-        census.ask(grid, grid.get_node_ids(), lines.append)
+        registry.ask(grid, grid.get_node_ids(), lines.append)
     grid.pull_messages = pull  # type: ignore[method-assign]
-    census.ask(grid, grid.get_node_ids(), lines.append)
-    assert len(census.members) == 8
+    registry.ask(grid, grid.get_node_ids(), lines.append)
+    assert len(registry.devices) == 8
 
 
 def test_records_and_lines_name_clients_as_their_nodes_do(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_records_and_lines_name_clients_as_their_nodes_do(tmp_path: Path) -> Non
         assert sorted(one["client"] for one in record.rejected) == [7, 52]
     assert json.loads((out / "summary.json").read_text())["clients"] == list(names)
     assert nodes_in(out) == grid.nodes
-    assert Census.load(out).members.keys() == set(names)
+    assert ClientRegistry.load(out).devices.keys() == set(names)
     for name, node in ((name, node) for node, name in grid.nodes.items()):
         assert f"client {name} is node {node}" in lines
     assert any(line.startswith("round 1: client 7 is left out") for line in lines)
@@ -304,11 +304,11 @@ def test_a_device_that_fails_says_its_own_number() -> None:
         for n in range(40, 48)
     }
     grid, lines = LoopGrid(apps), list[str]()
-    census, _ = gathered(grid)
-    roster = Roster(playing.clients.examples, list(census.members.values()))
+    registry, _ = gathered(grid)
+    roster = DevicePopulation(playing.clients.examples, list(registry.devices.values()))
     remote = fc.Federation(playing.task, roster, fc.weight_pruning(), fc.by_slot("1" * 8), playing.local, 8)
-    lane, rules = Lane(remote, None, lambda record: None), Rules(deadline=1.0)
-    record = FedCover(lane, Schedule(1), census, rules, told=lines.append).run(grid).last
+    run, rules = Run(remote, None, lambda record: None), RoundRules(deadline=1.0)
+    record = FedCover(run, Schedule(1), registry, rules, told=lines.append).run(grid).last
     (left,) = record.rejected
     assert left["client"] == 45
     assert "client 45 failed in round 1 while training" in left["reason"]

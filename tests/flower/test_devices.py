@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.data.sources import source_of
-from fedcover.flower.apps import client as stock_client
-from fedcover.flower.apps import device_of
+from fedcover.data.loading import source_of
+from fedcover.deploy.flower.apps import client as stock_client
+from fedcover.deploy.flower.apps import device_of
 from tests.flower.loop import LoopGrid
 from tests.flower.playing import gathered
 
@@ -45,8 +45,8 @@ def test_a_budget_of_a_node_is_what_it_buys_of_the_runs_model() -> None:
         {0: {"budget": whole.macs / 2, "unit": "macs"}, 1: {"budget": float(whole.parameters), "unit": "parameters"}},
         {"settings": text},
     )
-    census, _ = gathered(grid, 2)
-    half, full = census.members[0].capacity, census.members[1].capacity
+    registry, _ = gathered(grid, 2)
+    half, full = registry.devices[0].capacity, registry.devices[1].capacity
     assert half == pytest.approx(0.5, abs=0.01)
     assert full == 1.0
 

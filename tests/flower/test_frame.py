@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedcover.deploy.wire.frame import MAGIC, MOST_HEAD, open_frame, pack_frame
 from fedcover.errors import InputError
-from fedcover.flower.frame import MAGIC, MOST_HEAD, open_frame, pack_frame
 
 plain = (
     st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)

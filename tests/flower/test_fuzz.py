@@ -10,7 +10,7 @@ from tests.flower.fuzz import Target
 @pytest.mark.filterwarnings("error")
 def test_no_bytes_do_harm() -> None:
     made = fuzz.fuzz(seed=1, inputs=15_000, seconds=20)
-    for name in ("decode_order", "read_answer"):
+    for name in ("decode_request", "read_answer"):
         found = [target.found for target in made if target.name == name]
         assert sum(count["taken"] for count in found) > 50
         assert sum(count["refused"] for count in found) > 500

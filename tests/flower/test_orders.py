@@ -8,65 +8,65 @@ import torch
 from hypothesis import given
 
 import fedcover as fc
-from fedcover.cost import cost_of
-from fedcover.drill import Drill
-from fedcover.engines import Serial
-from fedcover.engines.workbench import Workbench
-from fedcover.errors import InputError
-from fedcover.flower.frame import open_frame, pack_frame
-from fedcover.flower.wire import (
+from fedcover._threads import one_thread
+from fedcover.deploy.wire import (
     Limits,
-    Order,
     Sent,
-    decode_order,
-    encode_answer,
-    encode_order,
+    TrainRequest,
+    decode_request,
+    encode_reply,
+    encode_request,
     job_of,
     only,
     order_of,
     read_answer,
 )
-from fedcover.local import LocalSGD
+from fedcover.deploy.wire.frame import open_frame, pack_frame
+from fedcover.engines import Serial
+from fedcover.engines.client_trainer import ClientTrainer
+from fedcover.errors import InputError
+from fedcover.masks.cost import cost_of
 from fedcover.models import MLP, LeNet
-from fedcover.network import trace
 from fedcover.params import params_of, prune
 from fedcover.policies import POLICIES
-from fedcover.submodel import Shrinker
-from fedcover.threads import one_thread
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import trace
+from fedcover.training.options import TrainingOptions
+from fedcover.training.task import LocalSGD
 from tests.contracts.federations import federation, images
 from tests.flower.orders import orders, random_order, same_bits, same_masks
 
 
 @given(orders)
-def test_an_order_comes_out_as_it_went_in(order: Order) -> None:
-    found = decode_order(encode_order(order), order.theta)
+def test_an_order_comes_out_as_it_went_in(order: TrainRequest) -> None:
+    found = decode_request(encode_request(order), order.theta)
     for name in ("client", "slot", "round", "seed", "recipe", "shrink"):
         assert getattr(found, name) == getattr(order, name)
     assert same_masks(found.mask, order.mask)
     pruned = prune(order.theta, order.mask)
     assert list(found.theta) == list(order.theta)
     assert all(same_bits(found.theta[name], pruned[name]) for name in pruned)
-    assert (found.drill is None) == (order.drill is None)
-    if found.drill and order.drill:
+    assert (found.options is None) == (order.options is None)
+    if found.options and order.options:
         for name in ("gains", "thresholds", "distil", "regrow", "report", "rest"):
-            assert getattr(found.drill, name) == getattr(order.drill, name)
-        assert len(found.drill.widths) == len(order.drill.widths)
-        assert all(same_masks(a, b) for a, b in zip(found.drill.widths, order.drill.widths, strict=True))
+            assert getattr(found.options, name) == getattr(order.options, name)
+        assert len(found.options.widths) == len(order.options.widths)
+        assert all(same_masks(a, b) for a, b in zip(found.options.widths, order.options.widths, strict=True))
 
 
 @given(orders)
-def test_values_outside_the_mask_do_not_travel(order: Order) -> None:
+def test_values_outside_the_mask_do_not_travel(order: TrainRequest) -> None:
     elsewhere = {}
     for name, tensor in order.theta.items():
         kept = order.mask.get(name, torch.tensor(True))
         elsewhere[name] = torch.where(kept, tensor, torch.full_like(tensor, float("nan")))
-    assert encode_order(replace(order, theta=elsewhere)) == encode_order(order)
+    assert encode_request(replace(order, theta=elsewhere)) == encode_request(order)
 
 
 def test_not_a_number_and_minus_zero_travel_bit_by_bit() -> None:
     bits = torch.tensor([0x7FC00001, -(2**31), 0x7F800000, 1], dtype=torch.int32).view(torch.float32)
-    order = Order(0, 0, 1, 0, LocalSGD(), False, {"w": bits}, {})
-    assert same_bits(decode_order(encode_order(order), {"w": torch.zeros(4)}).theta["w"], bits)
+    order = TrainRequest(0, 0, 1, 0, LocalSGD(), False, {"w": bits}, {})
+    assert same_bits(decode_request(encode_request(order), {"w": torch.zeros(4)}).theta["w"], bits)
 
 
 @pytest.mark.parametrize("keep", [0.75, 0.5, 0.25])
@@ -77,11 +77,11 @@ def test_bytes_saved_are_real(model: torch.nn.Module, keep: float) -> None:
     theta = params_of(model)
     client = fc.Client(0, 0, fc.Budget(keep))
     (mask,), _ = policy.plan(theta, [client], fc.Round(1, 0), policy.start())
-    order = Order(0, 0, 1, 0, LocalSGD(), True, theta, mask)
-    cost, data = cost_of(network, mask), encode_order(order)
+    order = TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, mask)
+    cost, data = cost_of(network, mask), encode_request(order)
     overhead = 300 + 100 * len(theta)
     assert cost.bytes_down - len(mask) <= len(data) <= cost.bytes_down + overhead
-    up = encode_answer(fc.ClientUpdate(0, theta, mask, 5, 0.5), order)
+    up = encode_reply(fc.ClientUpdate(0, theta, mask, 5, 0.5), order)
     assert cost.bytes_up <= len(up) <= cost.bytes_up + overhead
     small = Shrinker(network).shrink(mask).cut(theta)  # what travels is the smaller model, bit for bit
     _, parts = open_frame(data, 1 << 30)
@@ -93,11 +93,11 @@ def test_fjords_widths_take_few_bytes() -> None:
     policy, theta = fc.fjord().bind(network), params_of(network.model)
     cohort = [fc.Client(0, 0, fc.Budget(0.75))]
     masks, state = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
-    (drill,) = policy.drills(theta, cohort, masks, fc.Round(1, 0), state)
-    assert drill is not None
-    drilled, plain = (Order(0, 0, 1, 0, LocalSGD(), True, theta, masks[0], some) for some in (drill, None))
-    assert len(drill.widths) == 4
-    assert len(encode_order(drilled)) < len(encode_order(plain)) + 1000
+    (options,) = policy.training_options(theta, cohort, masks, fc.Round(1, 0), state)
+    assert options is not None
+    drilled, plain = (TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, masks[0], some) for some in (options, None))
+    assert len(options.widths) == 4
+    assert len(encode_request(drilled)) < len(encode_request(plain)) + 1000
 
 
 MAKERS: dict[str, Callable[[], fc.Policy]] = {
@@ -130,15 +130,15 @@ def _follow(playing: fc.Federation, shrink: bool, rounds: int, apart: bool) -> N
             back = []
             for job, update in zip(begun.jobs, updates, strict=True):
                 order = order_of(job, shrink)
-                bench = benches.setdefault(job.client.id if apart else 0, Workbench(shrink))
-                followed = decode_order(encode_order(order), playing.theta0)
+                bench = benches.setdefault(job.client.id if apart else 0, ClientTrainer(shrink))
+                followed = decode_request(encode_request(order), playing.theta0)
                 own = only(job.client.id, playing.clients.examples_of(job.client.id))
                 found = bench.train(job_of(followed, playing.task, own))
                 sent = Sent.of(order, playing.clients.size(job.client.id))
-                back.append(read_answer(encode_answer(found, followed), sent, Limits()))
+                back.append(read_answer(encode_reply(found, followed), sent, Limits()))
                 _same_update(found, update)
                 _same_update(back[-1], update)
-                if not (job.drill and job.drill.regrow):
+                if not (job.options and job.options.regrow):
                     assert back[-1].mask is job.mask
             expected, record = playing.end_round(begun, updates)
             state, again = playing.end_round(playing.begin_round(state), back)
@@ -167,7 +167,7 @@ def test_a_client_has_its_own_examples_alone() -> None:
             ask(0)
 
 
-ORDER = Order(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": torch.ones(3)}, {})
+ORDER = TrainRequest(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": torch.ones(3)}, {})
 
 
 @pytest.mark.parametrize(
@@ -182,13 +182,13 @@ ORDER = Order(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": torch.o
 )
 def test_another_model_is_named(like: dict[str, torch.Tensor], why: str) -> None:
     with pytest.raises(InputError, match=f"{why}; server and client must run the same model"):
-        decode_order(encode_order(ORDER), like)
+        decode_request(encode_request(ORDER), like)
 
 
 def test_another_and_much_larger_model_is_named_too() -> None:
     large = {f"layer{i}.weight": torch.ones(10) for i in range(3000)}
     with pytest.raises(InputError, match=r"it has no 'a', which .*; server and client must run the same model"):
-        decode_order(encode_order(replace(ORDER, theta=large)), ORDER.theta)
+        decode_request(encode_request(replace(ORDER, theta=large)), ORDER.theta)
 
 
 @pytest.mark.parametrize(
@@ -211,31 +211,33 @@ def test_another_and_much_larger_model_is_named_too() -> None:
     ],
 )
 def test_odd_orders_are_refused(changes: dict[str, object], why: str) -> None:
-    head, parts = open_frame(encode_order(ORDER), 1 << 20)
+    head, parts = open_frame(encode_request(ORDER), 1 << 20)
     data = pack_frame({**head, **changes}, {name: bytes(part) for name, part in parts.items()})
     with pytest.raises(InputError, match=why):
-        decode_order(data, ORDER.theta)
+        decode_request(data, ORDER.theta)
 
 
 @pytest.mark.parametrize("name", ["theta/a", "theta/b", "round", "seed", "mask", "tensors"])
 def test_nothing_may_be_missing(name: str) -> None:
-    head, parts = open_frame(encode_order(ORDER), 1 << 20)
+    head, parts = open_frame(encode_request(ORDER), 1 << 20)
     head.pop(name, None)
     with pytest.raises(InputError):
-        decode_order(pack_frame(head, {n: bytes(p) for n, p in parts.items() if n != name}), ORDER.theta)
+        decode_request(pack_frame(head, {n: bytes(p) for n, p in parts.items() if n != name}), ORDER.theta)
 
 
 def test_what_cannot_travel_is_refused_by_the_sender() -> None:
-    nested = Drill(widths=({"b": torch.tensor([True, True, True])}, {"b": torch.tensor([True, False, False])}))
+    nested = TrainingOptions(
+        widths=({"b": torch.tensor([True, True, True])}, {"b": torch.tensor([True, False, False])})
+    )
     for order, why in (
         (replace(ORDER, seed=2**64), "must fit into 64 bits"),
         (replace(ORDER, mask={"c": torch.ones(1).bool()}), "names 'c', which the model has not"),
-        (replace(ORDER, drill=nested), "give nested masks"),
+        (replace(ORDER, options=nested), "give nested masks"),
         (replace(ORDER, theta={"a": torch.ones(2, dtype=torch.complex64)}), "does not travel"),
     ):
         with pytest.raises(InputError, match=why):
-            encode_order(order)
+            encode_request(order)
 
 
 def test_the_same_order_is_the_same_bytes() -> None:
-    assert all(encode_order(random_order(seed)) == encode_order(random_order(seed)) for seed in range(20))
+    assert all(encode_request(random_order(seed)) == encode_request(random_order(seed)) for seed in range(20))

@@ -8,11 +8,11 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 import fedcover as fc
+from fedcover.deploy.flower.registry import ClientRegistry
+from fedcover.deploy.flower.strategy import FedCover, OverFlower
 from fedcover.engines.serial import Serial
-from fedcover.flower.census import Census
-from fedcover.flower.strategy import FedCover, OverFlower
+from fedcover.federation.runs import Run, Schedule
 from fedcover.policies import POLICIES
-from fedcover.runs import Lane, Schedule
 from tests.contracts.federations import federation
 from tests.flower.loop import LoopGrid, failed, grid_of
 from tests.flower.playing import QUICK, remote
@@ -26,15 +26,15 @@ def by_flower(
 ) -> tuple[fc.History, dict[str, torch.Tensor]]:
     """The history and the model of a run in Flower's own loop."""
     told = (lines if lines is not None else []).append
-    census, schedule = Census(), Schedule(rounds)
-    census.gather(grid, len(playing.clients), 5, told)
-    lane = Lane(playing, None, lambda record: None, out)
+    registry, schedule = ClientRegistry(), Schedule(rounds)
+    registry.gather(grid, len(playing.clients), 5, told)
+    run = Run(playing, None, lambda record: None, out)
     try:
-        lane.open(schedule, OverFlower())
-        result = FedCover(lane, schedule, census, QUICK, told=told).start(grid, ArrayRecord(), rounds, timeout=1)
+        run.open(schedule, OverFlower())
+        result = FedCover(run, schedule, registry, QUICK, told=told).start(grid, ArrayRecord(), rounds, timeout=1)
     finally:
-        lane.close()
-    return lane.history, {name: torch.from_numpy(array.numpy()) for name, array in result.arrays.items()}
+        run.close()
+    return run.history, {name: torch.from_numpy(array.numpy()) for name, array in result.arrays.items()}
 
 
 @pytest.mark.parametrize("name", ["NP", "PruneFL"])
@@ -76,6 +76,8 @@ def test_rounds_that_flowers_own_loop_could_not_play_are_played_after_it() -> No
     assert len(history) == 2
     assert sum(record.wire["attempts"] for record in history) > 2
     assert {client for record in history for client in record.cohort} == {c for r in expected for c in r.cohort}
-    strategy = FedCover(Lane(remote(playing, fc.weight_pruning()), None, lambda record: None), Schedule(1), Census())
+    strategy = FedCover(
+        Run(remote(playing, fc.weight_pruning()), None, lambda record: None), Schedule(1), ClientRegistry()
+    )
     with pytest.raises(fc.InputError, match=r"asked for 3 rounds, and the schedule has 1; say num_rounds=1"):
         strategy.start(grid, ArrayRecord())

@@ -12,67 +12,67 @@ from hypothesis import given
 from torch import Tensor
 
 import fedcover as fc
-from fedcover.aggregate import ClientUpdate, RegionSum
-from fedcover.drill import Drill, Regrow
+from fedcover.aggregation.region_mean import ClientUpdate, RegionSum
+from fedcover.deploy.wire import Limits, Rejected, Sent, TrainRequest, encode_reply, encode_request, read_answer
+from fedcover.deploy.wire.frame import open_frame, pack_frame
 from fedcover.errors import InputError
-from fedcover.flower.frame import open_frame, pack_frame
-from fedcover.flower.wire import Limits, Order, Rejected, Sent, encode_answer, encode_order, read_answer
-from fedcover.local import LocalSGD
-from fedcover.packing import pack
+from fedcover.masks.encoding import pack
+from fedcover.training.options import Regrow, TrainingOptions
+from fedcover.training.task import LocalSGD
 from tests.flower.orders import answer_to, orders, same_bits, same_masks
 
 FREE = Limits(norm=math.inf)
 
 
 @given(orders)
-def test_an_answer_comes_out_as_it_went_in(order: Order) -> None:
+def test_an_answer_comes_out_as_it_went_in(order: TrainRequest) -> None:
     update = answer_to(order)
-    found = read_answer(encode_answer(update, order), Sent.of(order, update.examples), FREE)
+    found = read_answer(encode_reply(update, order), Sent.of(order, update.examples), FREE)
     assert (found.client, found.examples, found.train_loss) == (update.client, update.examples, update.train_loss)
     assert found.finite is True
     assert all(same_bits(found.theta[name], update.theta[name]) for name in order.theta)
     assert same_masks(found.mask, update.mask)
-    assert (found.mask is order.mask) == (order.drill is None or order.drill.regrow is None)
+    assert (found.mask is order.mask) == (order.options is None or order.options.regrow is None)
     assert (found.report is None) == (update.report is None)
     if found.report is not None and update.report is not None:
         assert all(same_bits(found.report[name], update.report[name]) for name in order.theta)
 
 
 @given(orders)
-def test_what_lies_outside_the_mask_does_not_travel(order: Order) -> None:
+def test_what_lies_outside_the_mask_does_not_travel(order: TrainRequest) -> None:
     update = answer_to(order)
     junk = {}
     for name, tensor in update.theta.items():
         kept = update.mask.get(name, torch.tensor(True))
         junk[name] = torch.where(kept, tensor, torch.full_like(tensor, float("nan")))
-    assert encode_answer(replace(update, theta=junk), order) == encode_answer(update, order)
+    assert encode_reply(replace(update, theta=junk), order) == encode_reply(update, order)
 
 
 def test_answers_are_averaged_as_the_updates_are() -> None:
     theta = {"w": torch.randn(5, 4)}
     masks = [{"w": torch.rand(5, 4) < 0.5} for _ in range(3)]
-    made = [Order(i, i, 1, 0, LocalSGD(), False, theta, mask) for i, mask in enumerate(masks)]
+    made = [TrainRequest(i, i, 1, 0, LocalSGD(), False, theta, mask) for i, mask in enumerate(masks)]
     updates = [answer_to(order, seed) for seed, order in enumerate(made)]
     totals = RegionSum(theta), RegionSum(theta)
     totals[0].add_together(updates)
     totals[1].add_together(
-        [read_answer(encode_answer(u, o), Sent.of(o), FREE) for u, o in zip(updates, made, strict=True)]
+        [read_answer(encode_reply(u, o), Sent.of(o), FREE) for u, o in zip(updates, made, strict=True)]
     )
     assert torch.equal(totals[0].mean()["w"], totals[1].mean()["w"])
 
 
 THETA = {"a": torch.ones(2, 3), "b": torch.ones(4)}
 MASK = {"a": torch.tensor([[True, False, True], [False, False, True]])}
-PLAIN = Order(4, 1, 5, 0, LocalSGD(), True, THETA, MASK)
-REGROW = replace(PLAIN, drill=Drill(regrow=Regrow(0.5)))
-REPORT = replace(PLAIN, drill=Drill(report=True))
+PLAIN = TrainRequest(4, 1, 5, 0, LocalSGD(), True, THETA, MASK)
+REGROW = replace(PLAIN, options=TrainingOptions(regrow=Regrow(0.5)))
+REPORT = replace(PLAIN, options=TrainingOptions(report=True))
 
 Change = Callable[[dict[str, Any], dict[str, bytes]], None]
 
 
-def changed(order: Order, change: Change) -> bytes:
+def changed(order: TrainRequest, change: Change) -> bytes:
     """A sound answer with something changed in its head or its parts."""
-    head, views = open_frame(encode_answer(answer_to(order), order), 1 << 20)
+    head, views = open_frame(encode_reply(answer_to(order), order), 1 << 20)
     parts = {name: bytes(view) for name, view in views.items()}
     change(head, parts)
     return pack_frame(head, parts)
@@ -153,7 +153,7 @@ TABLE = [["a", "float32", [2, 3]], ["b", "float32", [4]]]
         (REPORT, head(report=TABLE[:1]), "its report is of another model: it has no 'b'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_an_answer_is_said(order: Order, change: Change, why: str) -> None:
+def test_what_is_wrong_with_an_answer_is_said(order: TrainRequest, change: Change, why: str) -> None:
     sent = Sent.of(order, answer_to(order).examples)
     read_answer(changed(order, lambda head, parts: None), sent, Limits())
     with pytest.raises(Rejected, match=why) as caught:
@@ -163,12 +163,12 @@ def test_what_is_wrong_with_an_answer_is_said(order: Order, change: Change, why:
 
 
 def test_what_is_no_answer_at_all_is_rejected() -> None:
-    sound = encode_answer(answer_to(PLAIN), PLAIN)
+    sound = encode_reply(answer_to(PLAIN), PLAIN)
     for data, why in (
         (b"", "no fedcover frame"),
         (b"fedcover-wire-7\n" + sound[16:], "the peer speaks version 7"),
         (sound[:-1], "damaged"),
-        (encode_order(PLAIN), "it sends 'order', not an answer"),
+        (encode_request(PLAIN), "it sends 'order', not an answer"),
         (sound + bytes(100_000), "over the limit"),
     ):
         with pytest.raises(Rejected, match=why):
@@ -178,12 +178,12 @@ def test_what_is_no_answer_at_all_is_rejected() -> None:
 def test_a_diverged_client_is_rejected_as_any_engine_rejects_it() -> None:
     update = ClientUpdate(4, {"a": THETA["a"] * math.nan, "b": THETA["b"]}, MASK, 3, math.nan)
     with pytest.raises(Rejected, match=r"^its trained values are not all finite$"):
-        read_answer(encode_answer(update, PLAIN), Sent.of(PLAIN), Limits())
+        read_answer(encode_reply(update, PLAIN), Sent.of(PLAIN), Limits())
 
 
 def moved(theta: Tensor, by: Tensor, mask: dict[str, Tensor] | None = None) -> tuple[bytes, Sent]:
-    order = Order(0, 0, 1, 0, LocalSGD(), False, {"w": theta}, mask or {})
-    return encode_answer(ClientUpdate(0, {"w": theta + by}, order.mask, 1, 0.0), order), Sent.of(order)
+    order = TrainRequest(0, 0, 1, 0, LocalSGD(), False, {"w": theta}, mask or {})
+    return encode_reply(ClientUpdate(0, {"w": theta + by}, order.mask, 1, 0.0), order), Sent.of(order)
 
 
 def test_a_change_too_large_is_rejected() -> None:
@@ -232,7 +232,7 @@ def test_what_was_read_can_be_written_to() -> None:
     """The message's own memory is not shared: aggregation may work in place."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        update = read_answer(encode_answer(answer_to(REPORT), REPORT), Sent.of(REPORT), Limits())
+        update = read_answer(encode_reply(answer_to(REPORT), REPORT), Sent.of(REPORT), Limits())
     assert update.report is not None
     for tensor in (*update.theta.values(), *update.report.values()):
         tensor.add_(1)

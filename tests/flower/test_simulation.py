@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import fedcover as fc
-from fedcover.config import Config, check_config
-from fedcover.deploy.environment import LOOPBACK, flower_environment
-from fedcover.deploy.processes import free_ports
-from fedcover.flower import simulate as simulation
-from fedcover.history import History
-from fedcover.settings import to_toml
+from fedcover.config.schema import Config, check_config
+from fedcover.deploy.flower import simulate as simulation
+from fedcover.deploy.processes.environment import LOOPBACK, flower_environment
+from fedcover.deploy.processes.launch import free_ports
+from fedcover.federation.history import History
+from fedcover.toml import to_toml
 from tests.deploy.conftest import slow
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -108,7 +108,7 @@ def test_a_simulation_that_goes_on_has_the_budgets_it_was_begun_with(
     def gone(*given: object) -> object:
         raise fc.InputError("the calibration is gone")
 
-    monkeypatch.setattr("fedcover.config.Currency.budgets", gone)
+    monkeypatch.setattr("fedcover.config.schema.BudgetUnit.budgets", gone)
     monkeypatch.setattr(simulation, "_simulated", lambda *given: seen.append(given) or {"history": History()})
     simulation.simulate(check_config({**raw, "engine": "flower-sim"}), out, resume=True)
     assert seen
@@ -132,7 +132,7 @@ def test_ray_is_started_on_loopback_unless_a_cluster_is_named(monkeypatch: pytes
         tried.append(address)
         return socket.socket()
 
-    monkeypatch.setattr("fedcover.flower.simulate.socket.create_connection", connect)
+    monkeypatch.setattr("fedcover.deploy.flower.simulate.socket.create_connection", connect)
     for address in ("", near, far):
         simulation.simulate(check_config({**raw, "flower": {"ray_address": address}}), tmp_path / "x")
     assert tried == [("127.0.0.1", 6379), ("cluster", 6379)]

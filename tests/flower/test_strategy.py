@@ -10,11 +10,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import fedcover as fc
+from fedcover.deploy.flower.messages import body_of, content_of, facts_content
+from fedcover.deploy.flower.round_rules import RoundRules
+from fedcover.deploy.flower.strategy import OverFlower
+from fedcover.deploy.wire import Limits, open_frame, pack_frame
 from fedcover.engines.serial import Serial
-from fedcover.flower.messages import body_of, content_of, facts_content
-from fedcover.flower.rules import Rules
-from fedcover.flower.strategy import OverFlower
-from fedcover.flower.wire import Limits, open_frame, pack_frame
 from fedcover.policies import POLICIES
 from tests.conftest import small_data
 from tests.contracts.federations import federation
@@ -200,7 +200,7 @@ def test_a_report_far_larger_than_the_others_is_left_out() -> None:
     playing = federation(Serial(shrink=True), POLICIES["PruneFL"](every=1))
     liar: list[int] = []
 
-    def history(factor: float, rules: Rules = QUICK) -> fc.History:
+    def history(factor: float, rules: RoundRules = QUICK) -> fc.History:
         grid = grid_of(playing)
 
         def tamper(client: int, number: int, reply: Message) -> Message:

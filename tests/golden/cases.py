@@ -47,9 +47,9 @@ RUNS: dict[str, tuple[str, ...]] = {
 ROUNDS = 3
 
 REPORTS: dict[str, tuple[str, ...]] = {
-    "audit code": ("audit", "1111223344", "--json"),
-    "audit rounds": ("audit", "--policy", "fedrolex", "--model", "lenet", "--budgets", "10x0.25", "--rounds", "40",
-                     "--json"),
+    "audit code": ("audit", "code", "1111223344", "--json"),
+    "audit rounds": ("audit", "rounds", "--policy", "fedrolex", "--model", "lenet", "--budgets", "10x0.25", "--rounds",
+                     "40", "--json"),
     "design": ("design", "--budgets", "1,3x0.75,6x0.5", "--json"),
     "design units": ("design", "--budgets", "1,3x0.75,6x0.5", "--model", "mlp", "--units", "--window", "5", "--json"),
     "paper audit": ("paper", "audit", "--json"),

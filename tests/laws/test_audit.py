@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import fedcover as fc
 from fedcover.audit import RoundsAudit, audit_rounds
 from fedcover.clients import cohort_of
-from fedcover.coverage import coverage_of
+from fedcover.masks.coverage import coverage_of
 from fedcover.params import params_of
 from fedcover.policies import POLICIES
 from tests.laws.policy_networks import Case, mlp, networks
@@ -26,8 +26,10 @@ def counted(policy: fc.Policy, case: Case, keeps: list[float], rounds: int) -> l
     found = []
     for index in range(1, rounds + 1):
         masks, state = bound.plan(theta, cohort, fc.Round(index, 0), state)
-        drills = bound.drills(theta, cohort, masks, fc.Round(index, 0), state)
-        at_work = [mask for mask, drill in zip(masks, drills, strict=True) if drill is None or not drill.rest]
+        training_options = bound.training_options(theta, cohort, masks, fc.Round(index, 0), state)
+        at_work = [
+            mask for mask, options in zip(masks, training_options, strict=True) if options is None or not options.rest
+        ]
         found.append(coverage_of(at_work, theta))
     return found
 

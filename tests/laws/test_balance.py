@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedcover as fc
-from fedcover.aggregate import ClientUpdate, RegionSum, average
-from fedcover.balance import assign_patterns, chance, nearest_weights, noisy_counts, region_weights
-from fedcover.balance.sets import SetSolver
-from fedcover.coverage import regions
+from fedcover.aggregation.label_weights import assign_patterns, chance, nearest_weights, noisy_counts, region_weights
+from fedcover.aggregation.label_weights.batch_solver import SetSolver
+from fedcover.aggregation.region_mean import ClientUpdate, RegionSum, average
+from fedcover.masks.coverage import regions
 from fedcover.params import Mask, Params
 from fedcover.seeding import generator
 from tests.laws.strategies import kept_of, same, seeds, theta_and_masks, theta_and_updates
@@ -178,14 +178,14 @@ def test_sets_that_need_too_many_steps_are_solved_one_by_one(monkeypatch: pytest
     mixes, target = random_mixes(9, 4, 1, "any")
     members = torch.rand(20, 9, generator=torch.Generator().manual_seed(0)) < 0.6
     expected = SetSolver(mixes, target, 1e-3).weights(members)
-    monkeypatch.setattr("fedcover.balance.sets.MOST_STEPS", 0)
+    monkeypatch.setattr("fedcover.aggregation.label_weights.batch_solver.MOST_STEPS", 0)
     assert torch.allclose(SetSolver(mixes, target, 1e-3).weights(members), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("numbers", [2**21, 2**14])
 def test_every_set_of_very_many_is_solved(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With random masks nearly every entry is a region of its own; the work is done in parts of any size."""
-    monkeypatch.setattr("fedcover.balance.sets.MOST_NUMBERS", numbers)
+    monkeypatch.setattr("fedcover.aggregation.label_weights.batch_solver.MOST_NUMBERS", numbers)
     rng = torch.Generator().manual_seed(0)
     theta, clients = {"v": torch.zeros(30, 100), "w": torch.zeros(2000), "b": torch.zeros(7)}, 80
     masks = [{name: torch.rand(theta[name].shape, generator=rng) < 0.5 for name in "vw"} for _ in range(clients)]

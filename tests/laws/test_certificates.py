@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedcover as fc
-from fedcover.aggregate import ClientUpdate, average
-from fedcover.coverage import coverage_of, pruning_error
+from fedcover.aggregation.region_mean import ClientUpdate, average
 from fedcover.errors import InputError
+from fedcover.masks.coverage import coverage_of, pruning_error
 from fedcover.theory import (
     Ages,
     Constants,
     Estimate,
     Facts,
-    Ledger,
+    RunCertifier,
     Spread,
     Steps,
     certificate,
@@ -360,17 +360,17 @@ def played(
     state, made = state or {}, []
     for q, counts in enumerate(rounds, start=first):
         theta = {"w": torch.linspace(1.0, 2.0, 50, dtype=torch.float64) * 0.9 ** (q - 1)}
-        ledger = Ledger(theta, state, 1, iid=regions is None)
+        certifier = RunCertifier(theta, state, 1, iid=regions is None)
         rng = torch.Generator().manual_seed(q)
         new = {"w": theta["w"] * 0.9}
         for client, count in enumerate(counts):
             noise = 1e-3 * torch.randn(50, generator=rng, dtype=torch.float64)
-            ledger.add(
+            certifier.add(
                 ClientUpdate(client, {"w": theta["w"] * (1 - 0.1 * count / counts[0]) + noise}, {}),
                 Steps(count, 0.1 / counts[0]),
             )
         facts = Facts(q, len(counts), len(counts), 0.0, {}, regions[q - first] if regions else None)
-        one, state = ledger.close(facts, {"w": torch.full((50,), len(counts))}, new, 1.0 if q == 1 else math.nan)
+        one, state = certifier.close(facts, {"w": torch.full((50,), len(counts))}, new, 1.0 if q == 1 else math.nan)
         made.append(one)
     return made, state
 

@@ -9,9 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcover.design import Frontier, Segment, deal, frontier, most_coverage, nested, profile, spread, uniform_weights
-from fedcover.design.frontier import RankedList, noise_of
 from fedcover.errors import InputError
+from fedcover.masks.design import (
+    Frontier,
+    Segment,
+    deal,
+    frontier,
+    most_coverage,
+    nested,
+    profile,
+    spread,
+    uniform_weights,
+)
+from fedcover.masks.design.frontier import RankedList, noise_of
 
 budgets_and_size = st.integers(1, 40).flatmap(
     lambda size: st.tuples(st.lists(st.integers(0, size), min_size=1, max_size=8), st.just(size))

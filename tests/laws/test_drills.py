@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.data import from_parts
-from fedcover.drill import Drill, Regrow, levels_of, regrown, regrown_each, widths_of
 from fedcover.engines import Serial
-from fedcover.local import Job, LocalSGD, Task, shuffle_draws, width_draws
 from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import Round, ambient
+from fedcover.training.client import Job, shuffle_draws, width_draws
+from fedcover.training.options import Regrow, TrainingOptions, levels_of, regrown, regrown_each, widths_of
+from fedcover.training.task import LocalSGD, Task
 from tests.conftest import small_data
 from tests.laws.strategies import kept_of, random_mask, same, seeds, thetas
 
@@ -32,16 +33,16 @@ TASK, ENGINE = Task(net()), Serial()
 """Shared, so that steps are traced once."""
 
 
-def job_for(seed: int, drill: Drill | None, masked: bool = True) -> Job:
+def job_for(seed: int, options: TrainingOptions | None, masked: bool = True) -> Job:
     theta = params_of(net(seed))
     clients = from_parts(small_data(EXAMPLES), [torch.arange(EXAMPLES)])
     mask = random_mask(theta, seed) if masked else {}
-    return Job(TASK, clients, Client(0, 0, Budget()), theta, mask, RECIPE, Round(2, seed), drill)
+    return Job(TASK, clients, Client(0, 0, Budget()), theta, mask, RECIPE, Round(2, seed), options)
 
 
 def batches(job: Job) -> list[tuple[Tensor, Tensor]]:
     """The batches of a job's steps."""
-    data = job.clients.examples_of(0)
+    data = job.population.examples_of(0)
     orders = shuffle_draws(job, EXAMPLES).argsort(stable=True, dim=1)
     return [(data.inputs[part], data.labels[part]) for order in orders for part in order.split(RECIPE.batch_size)]
 
@@ -66,7 +67,7 @@ def close(found: Params, expected: Params) -> None:
 @given(seeds, st.booleans())
 @settings(max_examples=15)
 def test_a_drill_that_asks_for_nothing_changes_no_bit(seed: int, masked: bool) -> None:
-    theta, mask, report = trained(job_for(seed, Drill(), masked))
+    theta, mask, report = trained(job_for(seed, TrainingOptions(), masked))
     plain, plain_mask, _ = trained(job_for(seed, None, masked))
     assert same(theta, plain)
     assert same(dict(mask), dict(plain_mask))
@@ -77,7 +78,7 @@ def test_a_drill_that_asks_for_nothing_changes_no_bit(seed: int, masked: bool) -
 @settings(max_examples=15)
 def test_gains_are_a_layer_whose_output_is_multiplied_in_training(seed: int, gain: float, masked: bool) -> None:
     gains = {"0.weight": gain, "0.bias": gain, "2.weight": 2.0, "2.bias": 2.0}
-    job = job_for(seed, Drill(gains=gains), masked)
+    job = job_for(seed, TrainingOptions(gains=gains), masked)
     kept = kept_of(job.mask, job.theta)
     theta = {name: tensor * kept[name] for name, tensor in job.theta.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
@@ -92,7 +93,7 @@ def test_gains_are_a_layer_whose_output_is_multiplied_in_training(seed: int, gai
 @settings(max_examples=15)
 def test_thresholds_scale_kept_gradients_at_the_present_theta(seed: int, tau: float, gained: bool) -> None:
     gains = {"0.weight": 3.0} if gained else {}
-    job = job_for(seed, Drill(thresholds={"0.weight": tau, "2.weight": tau}, gains=gains))
+    job = job_for(seed, TrainingOptions(thresholds={"0.weight": tau, "2.weight": tau}, gains=gains))
     kept = kept_of(job.mask, job.theta)
     theta = {name: tensor * kept[name] for name, tensor in job.theta.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
@@ -109,7 +110,7 @@ def test_thresholds_scale_kept_gradients_at_the_present_theta(seed: int, tau: fl
 @settings(max_examples=15)
 def test_reports_are_the_squared_gradients_of_all_entries(seed: int, gained: bool) -> None:
     gains = {"2.weight": 1.5} if gained else {}
-    job = job_for(seed, Drill(report=True, gains=gains))
+    job = job_for(seed, TrainingOptions(report=True, gains=gains))
     kept = kept_of(job.mask, job.theta)
     theta = {name: tensor * kept[name] for name, tensor in job.theta.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
@@ -139,7 +140,7 @@ def prefixes() -> tuple[Mask, ...]:
 @settings(max_examples=15)
 def test_each_batch_trains_one_width_and_the_rest_stands_still(seed: int) -> None:
     widths = prefixes()
-    job = replace(job_for(seed, Drill(widths=widths), masked=False), mask=widths[-1])
+    job = replace(job_for(seed, TrainingOptions(widths=widths), masked=False), mask=widths[-1])
     theta = {name: t * kept_of(widths[-1], job.theta)[name] for name, t in job.theta.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
     drawn = width_draws(job, EXAMPLES).tolist()
@@ -154,8 +155,8 @@ def test_each_batch_trains_one_width_and_the_rest_stands_still(seed: int) -> Non
 
 
 def test_widths_are_drawn_evenly_and_anew_for_each_client_and_round() -> None:
-    drill = Drill(widths=prefixes())
-    job = job_for(0, drill, masked=False)
+    options = TrainingOptions(widths=prefixes())
+    job = job_for(0, options, masked=False)
     job = replace(job, recipe=LocalSGD(200, 5))
     others = [replace(job, client=Client(i, 0, Budget()), this_round=Round(q, 0)) for i in (0, 1) for q in (1, 2)]
     drawn = [width_draws(other, EXAMPLES) for other in others]
@@ -202,7 +203,7 @@ def test_a_stack_regrows_as_each_of_it_alone_ties_and_all(many: int, entries: in
 @given(seeds, st.integers(1, 3), st.floats(0.1, 0.9))
 @settings(max_examples=15)
 def test_a_regrown_client_goes_on_under_its_new_mask(seed: int, after: int, share: float) -> None:
-    job = job_for(seed, Drill(regrow=Regrow(share, after)))
+    job = job_for(seed, TrainingOptions(regrow=Regrow(share, after)))
     kept = kept_of(job.mask, job.theta)
     theta = {name: tensor * kept[name] for name, tensor in job.theta.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
@@ -245,9 +246,9 @@ def test_a_gradient_that_is_not_finite_at_a_pruned_entry_does_no_harm() -> None:
     mask = {"0.weight": torch.arange(6).expand(8, 6) < 5}
     theta = {name: tensor * 1e3 for name, tensor in params_of(net()).items()}
     clients = from_parts(data, [torch.arange(20)])
-    drill = Drill(thresholds={"0.weight": 0.1}, report=True)
+    options = TrainingOptions(thresholds={"0.weight": 0.1}, report=True)
     recipe = LocalSGD(1, 5, 1e-3)
-    job = Job(Task(net()), clients, Client(0, 0, Budget()), theta, mask, recipe, Round(1, 0), drill)
+    job = Job(Task(net()), clients, Client(0, 0, Budget()), theta, mask, recipe, Round(1, 0), options)
     (update,) = Serial().train([job])
     assert update.report is not None
     for tensors in (update.theta, update.report):

@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 
 from fedcover.budgets import Budget, pattern
 from fedcover.clients import cohort_of
-from fedcover.coverage import coverage_of, gamma_min, pruning_error, pruning_noise, regions, uncovered
-from fedcover.holders import holder_sets
+from fedcover.masks.coverage import coverage_of, gamma_min, pruning_error, pruning_noise, regions, uncovered
+from fedcover.masks.encoding import pack, packed_sizes, unpack
+from fedcover.masks.holders import holder_sets
 from fedcover.models import MLP
-from fedcover.network import trace
-from fedcover.packing import pack, packed_sizes, unpack
 from fedcover.params import Mask, Params, count, norm2, params_of, prune
 from fedcover.policies import fixed_subnetwork, neuron_pruning, weight_pruning
 from fedcover.policies.ranked import rank
 from fedcover.seeding import Round
+from fedcover.structure.trace import trace
 from tests.laws.strategies import kept_of, random_mask, seeds, theta_and_masks, thetas
 
 keeps = st.floats(0.01, 1.0)

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 import fedcover as fc
 from fedcover.clients import cohort_of
-from fedcover.coverage import coverage_of
-from fedcover.drill import regrown
-from fedcover.network import Network, trace
+from fedcover.masks.coverage import coverage_of
 from fedcover.params import Params
 from fedcover.policies.base import shown_in
 from fedcover.policies.feddst import erk_counts
-from fedcover.policies.one_mask import largest
 from fedcover.policies.prunefl import best_kept
+from fedcover.policies.shared_mask import largest
+from fedcover.structure.trace import ModelStructure, trace
+from fedcover.training.options import regrown
 from tests.laws.strategies import kept_of, seeds
 
 keeps = st.floats(0.05, 1.0)
 
 
-def network() -> Network:
+def network() -> ModelStructure:
     net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 6), nn.Tanh(), nn.Linear(6, 2))
     return trace(net, torch.zeros(2, 7))
 
@@ -68,15 +68,15 @@ def test_the_largest_of_all_tensors_together_are_kept(scores: list[int], many: i
 def test_fiarse_keeps_the_largest_and_scales_by_the_smallest_of_them(seed: int, each: list[float], ties: bool) -> None:
     policy, theta, cohort = fc.fiarse().bind(NETWORK), random_theta(seed, ties), clients(each)
     masks, state = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
-    drills = policy.drills(theta, cohort, masks, fc.Round(1, 0), state)
+    training_options = policy.training_options(theta, cohort, masks, fc.Round(1, 0), state)
     size = flat(theta).abs()
-    for keep, mask, drill in zip(each, masks, drills, strict=True):
+    for keep, mask, options in zip(each, masks, training_options, strict=True):
         assert set(mask) in ({*HIDDEN}, set())
         held, many = flat(kept_of(mask, theta)), max(1, math.floor(keep * D + 1e-9))
         assert int(held.sum()) == many
         tau = float(size.sort(descending=True).values[many - 1])
-        assert drill is not None
-        assert dict(drill.thresholds) == dict.fromkeys(HIDDEN, pytest.approx(tau))
+        assert options is not None
+        assert dict(options.thresholds) == dict.fromkeys(HIDDEN, pytest.approx(tau))
         assert many < 2 or all(bool(kept.any()) for kept in mask.values())
         if all(bool((theta[name].abs() > tau).any()) for name in HIDDEN):
             assert bool((size[held] >= tau).all())
@@ -88,11 +88,11 @@ def test_fiarse_keeps_the_largest_and_scales_by_the_smallest_of_them(seed: int, 
 def test_fjord_draws_prefixes_up_to_the_clients_own(widths: list[float], each: list[float]) -> None:
     policy, theta, cohort = fc.fjord(widths).bind(NETWORK), random_theta(0), clients(each)
     masks, state = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
-    drills = policy.drills(theta, cohort, masks, fc.Round(1, 0), state)
-    for keep, mask, drill in zip(each, masks, drills, strict=True):
+    training_options = policy.training_options(theta, cohort, masks, fc.Round(1, 0), state)
+    for keep, mask, options in zip(each, masks, training_options, strict=True):
         below = sorted({width for width in widths if width < keep})
-        assert (drill is None) == (not below)
-        found = drill.widths if drill is not None else (mask,)
+        assert (options is None) == (not below)
+        found = options.widths if options is not None else (mask,)
         assert found[-1] is mask
         assert len(found) == len(below) + 1
         for width, prefix in zip([*below, keep], found, strict=True):
@@ -127,15 +127,15 @@ def test_feddst_has_the_density_of_the_least_able_after_every_round(
         least = min(least, *each)
         assert all(mask is masks[0] for mask in masks)
         assert int(flat(dict(masks[0])).sum()) == max(2, math.floor(least * D + 1e-9))
-        (drill, *_) = policy.drills(theta, cohort, masks, fc.Round(index, seed), state)
-        assert drill is not None
-        assert drill.regrow is not None
+        (options, *_) = policy.training_options(theta, cohort, masks, fc.Round(index, seed), state)
+        assert options is not None
+        assert options.regrow is not None
         sent = []
         for number in range(len(cohort)):
             grads = random_theta(seed + 100 * index + number)
-            sent.append({n: regrown(theta[n], masks[0][n], grads[n], drill.regrow.share) for n in HIDDEN})
+            sent.append({n: regrown(theta[n], masks[0][n], grads[n], options.regrow.share) for n in HIDDEN})
         counts = coverage_of(sent, theta)
-        state = policy.observe(theta, fc.Heard(len(sent), counts, None), fc.Round(index, seed), state)
+        state = policy.observe(theta, fc.RoundFeedback(len(sent), counts, None), fc.Round(index, seed), state)
         for name, kept in shown_in(state).items():
             assert int(kept.sum()) == int(masks[0][name].sum())
             assert bool((counts[name][kept] > 0).all())
@@ -201,14 +201,14 @@ def test_prunefl_exempts_the_largest_and_fits_the_least_able(seed: int, each: li
     for index in (1, 2, 3):
         theta = random_theta(seed + index)
         masks, state = policy.plan(theta, cohort, fc.Round(index, seed), state)
-        drills = policy.drills(theta, cohort, masks, fc.Round(index, seed), state)
-        at_work = [i for i, drill in enumerate(drills) if drill is not None and not drill.rest]
+        training_options = policy.training_options(theta, cohort, masks, fc.Round(index, seed), state)
+        at_work = [i for i, options in enumerate(training_options) if options is not None and not options.rest]
         assert at_work == ([max(range(len(each)), key=lambda i: (each[i], -i))] if index == 1 else [*range(len(each))])
         assert all(int(flat(kept_of(masks[i], theta)).sum()) <= math.floor(each[i] * D + 1e-9) for i in at_work)
         sent = [masks[i] for i in at_work]
         report = {name: t.double() ** 2 for name, t in random_theta(seed + 50 + index).items()}
-        heard = fc.Heard(len(sent), coverage_of(sent, theta), report)
-        state = policy.observe(theta, heard, fc.Round(index, seed), state)
+        feedback = fc.RoundFeedback(len(sent), coverage_of(sent, theta), report)
+        state = policy.observe(theta, feedback, fc.Round(index, seed), state)
         held, active = flat(dict(shown_in(state))), flat(kept_of(sent[0], theta))
         assert int(held.sum()) <= most
         size = torch.where(active, flat(theta).abs(), -1.0)
@@ -220,7 +220,7 @@ def test_prunefl_exempts_the_largest_and_fits_the_least_able(seed: int, each: li
 def test_prunefl_without_a_report_leaves_its_mask() -> None:
     policy, theta = fc.prunefl(every=5).bind(NETWORK), random_theta(0)
     _, state = policy.plan(theta, clients([0.5]), fc.Round(2, 0), policy.start())
-    assert policy.observe(theta, fc.Heard(1, {}, None), fc.Round(2, 0), state) is state
+    assert policy.observe(theta, fc.RoundFeedback(1, {}, None), fc.Round(2, 0), state) is state
 
 
 def test_policies_refuse_what_they_cannot_use() -> None:

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 
 import fedcover as fc
-from fedcover.aggregate import ClientUpdate, average
+from fedcover.aggregation.region_mean import ClientUpdate, average
+from fedcover.aggregation.robust import RobustRegions
 from fedcover.params import Params
-from fedcover.robust import RobustRegions
 from tests.contracts.federations import federation
 from tests.laws.strategies import same
 
@@ -88,7 +88,7 @@ def test_one_liar_of_five_leaves_every_entry_among_the_honest(seed: int, lie: fl
 def test_large_tensors_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     given = updates(0, 5, 0.7)
     expected = robust(THETA, given, 0.3)
-    monkeypatch.setattr("fedcover.robust.CHUNK", 4)
+    monkeypatch.setattr("fedcover.aggregation.robust.CHUNK", 4)
     assert same(robust(THETA, given, 0.3), expected)
 
 

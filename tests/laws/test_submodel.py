@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedcover.network import Network, trace
+from fedcover._threads import one_thread
 from fedcover.params import Mask, Params, count, params_of, prune, put_params
-from fedcover.submodel import Shrinker
-from fedcover.threads import one_thread
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import ModelStructure, trace
 from tests.laws.strategies import kept_of, seeds
 
 ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.Identity, lambda: nn.LeakyReLU(0.1)]
@@ -22,7 +22,7 @@ CLASSES = 3
 PRECISIONS = st.sampled_from([torch.float64, torch.float32])
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
-Chain = tuple[Network, list[str]]
+Chain = tuple[ModelStructure, list[str]]
 """A network, and the layers that its units flow through in turn."""
 
 
@@ -80,7 +80,7 @@ def cnns(draw: st.DrawFn) -> Chain:
     return finish(layers, example, draw(PRECISIONS), draw(seeds))
 
 
-def neighbours(network: Network, layers: list[str]) -> list[tuple[str, str, int]]:
+def neighbours(network: ModelStructure, layers: list[str]) -> list[tuple[str, str, int]]:
     """Each hidden layer, the layer after it, and that one's inputs for each of its units."""
     shapes = network.shapes
     return [
@@ -135,7 +135,7 @@ def sizes_left(chain: Chain, mask: Mask) -> dict[str, int]:
     return left
 
 
-def batch(network: Network, seed: int) -> tuple[Tensor, Tensor]:
+def batch(network: ModelStructure, seed: int) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     inputs = torch.randn(7, *network.example.shape[1:], generator=rng, dtype=torch.float64)
     return inputs.to(network.example.dtype), torch.randint(CLASSES, (7,), generator=rng)

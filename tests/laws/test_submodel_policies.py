@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedcover as fc
-from fedcover.aggregate import step_towards
+from fedcover.aggregation.region_mean import step_towards
 from fedcover.budgets import share
 from fedcover.clients import cohort_of
-from fedcover.coverage import coverage_of
+from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, count, params_of
 from fedcover.policies import POLICIES
-from fedcover.policies.complete import cycle_of
-from fedcover.policies.urns import draw
-from fedcover.policies.whole_units import UnitPolicy
-from fedcover.units import UnitGroup, find_groups
+from fedcover.policies.fedecover import draw
+from fedcover.policies.unit_policy import UnitPolicy
+from fedcover.policies.weight_complete import cycle_of
+from fedcover.structure.units import UnitGroup, find_groups
 from tests.laws.policy_networks import Case, mlp, networks, rounds
 from tests.laws.strategies import kept_of
 
@@ -116,18 +116,21 @@ def test_heterofl_draws_widths_within_the_budget(keep: float, client: int) -> No
 def test_heterofl_scales_hidden_layers_and_no_others() -> None:
     policy = fc.heterofl().bind(fc.trace(*mlp(6, 4)))
     cohort = [fc.Client(0, 0, fc.Budget(0.25)), fc.Client(1, 1, fc.Budget())]
-    quarter, whole = policy.drills({}, cohort, [{}, {}], fc.Round(1, 0), {})
+    quarter, whole = policy.training_options({}, cohort, [{}, {}], fc.Round(1, 0), {})
     assert whole is None
     assert quarter is not None
     assert quarter.gains == dict.fromkeys(("0.weight", "0.bias", "2.weight", "2.bias"), 4.0)
     moving = fc.heterofl(dynamic=True).bind(fc.trace(*mlp(6, 4)))
     for index in range(1, 9):
         rate = moving.rate(cohort[0], fc.Round(index, 1))
-        (drill, _) = moving.drills({}, cohort, [{}, {}], fc.Round(index, 1), {})
-        assert drill is not None
-        assert set(drill.gains.values()) == {1 / rate}
+        (options, _) = moving.training_options({}, cohort, [{}, {}], fc.Round(index, 1), {})
+        assert options is not None
+        assert set(options.gains.values()) == {1 / rate}
     assert (
-        fc.heterofl(scaler=False).bind(fc.trace(*mlp(6, 4))).drills({}, cohort, [{}, {}], fc.Round(1, 0), {})[0] is None
+        fc.heterofl(scaler=False)
+        .bind(fc.trace(*mlp(6, 4)))
+        .training_options({}, cohort, [{}, {}], fc.Round(1, 0), {})[0]
+        is None
     )
 
 
@@ -332,7 +335,9 @@ def test_policies_that_are_not_bound_say_so(name: str, keep: float) -> None:
 @pytest.mark.parametrize("name", ["FIARSE", "FjORD"])
 def test_drills_of_policies_that_are_not_bound_say_so(name: str) -> None:
     with pytest.raises(fc.InputError, match=f"{name} is not bound to a network; call policy.bind"):
-        POLICIES[name]().drills({"w": torch.zeros(2)}, [fc.Client(0, 0, fc.Budget(0.5))], [{}], fc.Round(1, 0), {})
+        POLICIES[name]().training_options(
+            {"w": torch.zeros(2)}, [fc.Client(0, 0, fc.Budget(0.5))], [{}], fc.Round(1, 0), {}
+        )
 
 
 @pytest.mark.parametrize("name", NEW)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcover.coverage import regions
+from fedcover.masks.coverage import regions
 from fedcover.theory import Bound, Constants, Steps, drift_sum, lemma1, printed_lemma1, theorem1, theorem2
 from tests.laws.quadratics import Quadratic, iid_case, least_coverage, momenta, paired_case, play, random_masks
 from tests.laws.strategies import seeds

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.data import from_parts
-from fedcover.dropout import with_keyed_dropout
-from fedcover.local import Job, LocalSGD, Task, train_client
 from fedcover.params import params_of
 from fedcover.seeding import Round
-from fedcover.stepper import Stepper
+from fedcover.structure.dropout import with_keyed_dropout
+from fedcover.training.client import Job, train_client
+from fedcover.training.steps.stepper import Stepper
+from fedcover.training.task import LocalSGD, Task
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import kept_of, random_mask, seeds
 
@@ -62,7 +63,7 @@ def test_training_equals_the_written_formula(seed: int) -> None:
     model.eval()
     model.train = lambda mode=True: model  # type: ignore[assignment,method-assign] # no dropout, to compare
     update = train_client(Stepper(model, stream, F.cross_entropy), job)
-    data = job.clients.examples_of(0)
+    data = job.population.examples_of(0)
     kept = kept_of(job.mask, job.theta)
     with torch.no_grad():
         for name, tensor in reference.named_parameters():

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedcover as fc
-from fedcover.drill import regrown
 from fedcover.params import count, params_of
 from fedcover.policies import POLICIES
 from fedcover.policies.ranked import rank
+from fedcover.training.options import regrown
 from tests.laws.strategies import seeds
 
 Make = Callable[..., fc.Federation]

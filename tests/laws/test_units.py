@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedcover.models.transformer import Block
-from fedcover.network import Network, trace
+from fedcover._threads import one_thread
+from fedcover.models.transformer import TransformerBlock
 from fedcover.params import Mask, params_of, prune, put_params
-from fedcover.submodel import Shrinker
-from fedcover.threads import one_thread
-from fedcover.units import anatomy
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import ModelStructure, trace
+from fedcover.structure.units import unit_structure
 from tests.laws.strategies import seeds
 from tests.laws.test_submodel import CLASSES, assert_near, batch, gradients, ten_steps
 
@@ -62,7 +62,7 @@ class Reader(nn.Module):
 
     def __init__(self, blocks: int, heads: int, head: int) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*[Block(heads * head, head) for _ in range(blocks)])
+        self.blocks = nn.Sequential(*[TransformerBlock(heads * head, head) for _ in range(blocks)])
         self.out = nn.Linear(heads * head, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Reader(nn.Module):
         return scores
 
 
-def filled(model: nn.Module, example: Tensor, seed: int) -> Network:
+def filled(model: nn.Module, example: Tensor, seed: int) -> ModelStructure:
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in model.double().parameters():
@@ -80,7 +80,7 @@ def filled(model: nn.Module, example: Tensor, seed: int) -> Network:
 
 
 @st.composite
-def residual_nets(draw: st.DrawFn) -> Network:
+def residual_nets(draw: st.DrawFn) -> ModelStructure:
     norm, groups = draw(st.sampled_from(["none", "batch", "group"])), draw(st.integers(1, 3))
     sizes = st.integers(1, 3).map(lambda n: n * groups)
     model = Residual(draw(sizes), draw(st.lists(sizes, min_size=1, max_size=2)), norm, groups, draw(st.booleans()))
@@ -88,16 +88,16 @@ def residual_nets(draw: st.DrawFn) -> Network:
 
 
 @st.composite
-def transformers(draw: st.DrawFn) -> Network:
+def transformers(draw: st.DrawFn) -> ModelStructure:
     heads, head = draw(st.integers(1, 3)), draw(st.integers(2, 4))
     return filled(Reader(draw(st.integers(1, 2)), heads, head), torch.randn(2, 3, heads * head), draw(seeds))
 
 
-def some_units(network: Network, seed: int) -> Mask:
+def some_units(network: ModelStructure, seed: int) -> Mask:
     """Some units of every group; at times none or all of them."""
     rng = torch.Generator().manual_seed(seed)
     mask: dict[str, Tensor] = {}
-    for group in anatomy(network).groups:
+    for group in unit_structure(network).groups:
         share = float(torch.randint(0, 5, (), generator=rng)) / 4
         group.restrict(mask, params_of(network.model), torch.rand(group.size, generator=rng) < share)
     return mask
@@ -105,7 +105,7 @@ def some_units(network: Network, seed: int) -> Mask:
 
 @given(st.one_of(residual_nets(), transformers()), seeds)
 @settings(max_examples=60)
-def test_the_smaller_network_trains_as_the_masked_one(network: Network, seed: int) -> None:
+def test_the_smaller_network_trains_as_the_masked_one(network: ModelStructure, seed: int) -> None:
     mask = some_units(network, seed)
     sub = Shrinker(network).shrink(mask)
     theta = params_of(network.model)
@@ -121,7 +121,7 @@ def test_the_smaller_network_trains_as_the_masked_one(network: Network, seed: in
 
 @given(st.one_of(residual_nets(), transformers()), seeds)
 @settings(max_examples=60)
-def test_restoring_after_cutting_is_the_identity_on_what_is_kept(network: Network, seed: int) -> None:
+def test_restoring_after_cutting_is_the_identity_on_what_is_kept(network: ModelStructure, seed: int) -> None:
     mask = some_units(network, seed)
     sub, theta = Shrinker(network).shrink(mask), params_of(network.model)
     back, kept = sub.restore(prune(sub.cut(theta), sub.mask), theta), prune(theta, mask)
@@ -130,8 +130,8 @@ def test_restoring_after_cutting_is_the_identity_on_what_is_kept(network: Networ
 
 @given(residual_nets())
 @settings(max_examples=30)
-def test_every_unit_of_a_residual_net_is_found_and_the_stream_is_one_group(network: Network) -> None:
-    found = anatomy(network)
+def test_every_unit_of_a_residual_net_is_found_and_the_stream_is_one_group(network: ModelStructure) -> None:
+    found = unit_structure(network)
     assert not found.left_whole
     stream = next(group for group in found.groups if "stem.weight" in {member.tensor for member in group.members})
     outs = {member.tensor for member in stream.members if member.incoming}

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fedcover.paper.arithmetic import wrong_cells
-from fedcover.paper.published import agrees, number, tables
+from fedcover_experiments.paper.arithmetic import wrong_cells
+from fedcover_experiments.paper.published import agrees, number, tables
 
 Cli = Callable[..., tuple[int, str, str]]
 

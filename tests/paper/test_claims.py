@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from fedcover.errors import InputError
-from fedcover.paired import holm, paired
-from fedcover.paper.arithmetic import audit_row
-from fedcover.paper.claimed import EQUAL_COVERAGE, STARS, claims
-from fedcover.paper.claims import late_loss, outside, unsteadiness
-from fedcover.paper.experiments import LARGE, SMALL
-from fedcover.paper.results import Outcome, Results, load_all
+from fedcover_experiments.measures import late_loss, unsteadiness
+from fedcover_experiments.paper.arithmetic import audit_row
+from fedcover_experiments.paper.claims import EQUAL_COVERAGE, STARS, claims
+from fedcover_experiments.paper.comparison import outside
+from fedcover_experiments.results import Outcome, Results, load_all
+from fedcover_experiments.runner import LARGE, SMALL
+from fedcover_experiments.statistics import holm, paired
 
 RESULTS = Path(__file__).parents[2] / "docs" / "paper" / "results"
 SEEDS = 6

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedcover.errors import InputError
-from fedcover.paper.experiments import Experiment, experiments
-from fedcover.paper.results import load
+from fedcover_experiments.paper.experiments import experiments
+from fedcover_experiments.results import load
+from fedcover_experiments.runner import Experiment
 
 Cli = Callable[..., tuple[int, str, str]]
 

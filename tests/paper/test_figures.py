@@ -14,14 +14,14 @@ from matplotlib.figure import Figure
 
 from fedcover.audit import audit_code
 from fedcover.errors import InputError
-from fedcover.paper.curves import Curve, curves_figure, look_of, look_of_row
-from fedcover.paper.designs import DESIGNS, designs_figure, held_regions, region_coverage, sights
-from fedcover.paper.experiments import Experiment
-from fedcover.paper.figures import drawings
-from fedcover.paper.results import Outcome, Results, load_all
 from fedcover.report.figures import Drawing, write_drawings
 from fedcover.report.style import COLOURS, colour, dashes
 from fedcover.report.svg import file_bytes, inline_svg
+from fedcover_experiments.paper.curves import Curve, curves_figure, look_of, look_of_row
+from fedcover_experiments.paper.figures import drawings
+from fedcover_experiments.paper.illustrations import DESIGNS, designs_figure, held_regions, region_coverage, sights
+from fedcover_experiments.results import Outcome, Results, load_all
+from fedcover_experiments.runner import Experiment
 
 FILES = Path(__file__).parents[2] / "docs" / "paper" / "results"
 APPENDIX = [f"mnist-iid-{name}" for name in ("wp", "fs", "np", "pt")]

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.paper.compare import DEPARTURES, accuracy_rows, cost_rows, departure_rows
-from fedcover.paper.document import Pictures, document
-from fedcover.paper.page import as_html, as_markdown
-from fedcover.paper.published import tables
-from fedcover.paper.release import VARIANTS
-from fedcover.paper.results import Results, load_all
-from fedcover.report.cells import MISSING
+from fedcover.report.format import MISSING
+from fedcover_experiments.paper.authors_script import VARIANTS
+from fedcover_experiments.paper.compare import DEPARTURES, accuracy_rows, cost_rows, departure_rows
+from fedcover_experiments.paper.document import Pictures, document
+from fedcover_experiments.paper.page import as_html, as_markdown
+from fedcover_experiments.paper.published import tables
+from fedcover_experiments.results import Results, load_all
 
 DOCS = Path(__file__).parents[2] / "docs" / "paper"
 

@@ -13,17 +13,17 @@ import fedcover as fc
 from fedcover.budgets import QUARTERS
 from fedcover.clients import Client
 from fedcover.data import Split
-from fedcover.paper import release
-from fedcover.paper.published import tables
-from fedcover.paper.release import SWITCHES, VARIANTS, Misranked, Released
-from fedcover.paper.results import load
 from fedcover.params import Params, prune
 from fedcover.policies.ranked import Weights
-from fedcover.policies.techniques import weight_pruning
+from fedcover.policies.weight_pruning import weight_pruning
 from fedcover.seeding import Round
+from fedcover_experiments.paper import authors_script as release
+from fedcover_experiments.paper.authors_script import SWITCHES, VARIANTS, Misranked, Released
+from fedcover_experiments.paper.published import tables
+from fedcover_experiments.results import load
 from tests.conftest import small_data, small_net
 
-SOURCE = Path(fc.__file__).parent
+SOURCE = Path(fc.__file__).parents[1]
 
 
 def settings(code: str = "1257", seed: int = 3) -> dict[str, Any]:
@@ -46,9 +46,9 @@ def test_nothing_else_imports_the_departures() -> None:
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom | ast.Import) and "release" in ast.unparse(node)
+        if isinstance(node, ast.ImportFrom | ast.Import) and "authors_script" in ast.unparse(node)
     }
-    assert importers == {"cli/paper.py", "paper/__main__.py"}  # the two ways to start the study
+    assert importers == {"fedcover_experiments/cli.py", "fedcover_experiments/__main__.py"}  # the two ways to start the study
 
 
 def test_without_switches_it_is_algorithm_1() -> None:

@@ -70,7 +70,7 @@ CIFAR_FS = {
 
 
 def audit(cli: Cli, code: str, technique: str, model: str) -> dict[str, object]:
-    code_, out, err = cli("audit", code, "--technique", technique, "--model", model, "--json")
+    code_, out, err = cli("audit", "code", code, "--policy", technique, "--model", model, "--json")
     assert code_ == 0, err
     found: dict[str, object] = json.loads(out)
     return found
@@ -124,7 +124,7 @@ def test_the_block_that_nobody_holds(cli: Cli) -> None:
 def test_expected_noise_of_true_ranks(cli: Cli) -> None:
     """On uniform weights policy 4 drops 1/64 of the squared norm of the ranked tensor, not a quarter."""
     found = audit(cli, "1234567", "WP", "mlp")
-    noise = {p["name"]: p["pruning_noise"] for p in found["policies"]}  # type: ignore[attr-defined]
+    noise = {p["name"]: p["pruning_noise"] for p in found["patterns"]}  # type: ignore[attr-defined]
     exact = {"1": 0, "4": 1 / 64, "3": 7 / 64, "2": 19 / 64, "7": 8 / 64, "6": 20 / 64, "5": 26 / 64}
     for digit, value in exact.items():
         # The output layer and the biases are whole, so a little less than the ranked tensor's own share.

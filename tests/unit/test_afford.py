@@ -11,28 +11,28 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcover.afford import Calibration, Prices, keep_for
 from fedcover.budgets import Budget, share
-from fedcover.cost import Cost, cost_of
+from fedcover.calibration import Calibration, CostModel, keep_for
 from fedcover.errors import InputError
+from fedcover.masks.cost import Cost, cost_of
 from fedcover.models import IMAGES, build
-from fedcover.network import Network, trace
 from fedcover.params import Mask, Params, params_of
-from fedcover.units import UnitGroup, find_groups
+from fedcover.structure.trace import ModelStructure, trace
+from fedcover.structure.units import UnitGroup, find_groups
 
 PAPER = {name: trace(build(name, IMAGES[name], 10, 0), torch.zeros(2, *IMAGES[name])) for name in ("mlp", "lenet")}
 MLP = PAPER["mlp"]
 FAST = Calibration("a test", "mlp", 159010, False, 10, ((0.5, 0.5), (1.0, 1.0)), 1e6, 5e5)
 
 
-def chain(widths: list[int], bias: bool = True) -> Network:
+def chain(widths: list[int], bias: bool = True) -> ModelStructure:
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after, bias=bias), nn.ReLU()]
     return trace(nn.Sequential(*layers[:-1]), torch.zeros(2, widths[0]))
 
 
-def convolutions(channels: list[int]) -> Network:
+def convolutions(channels: list[int]) -> ModelStructure:
     layers: list[nn.Module] = []
     for before, after in zip([2, *channels], channels, strict=False):
         layers += [nn.Conv2d(before, after, 3), nn.ReLU()]
@@ -48,7 +48,7 @@ networks = st.one_of(small, st.sampled_from(list(PAPER.values())))
 parts = st.floats(1e-3, 1.1)
 
 
-def weights_mask(network: Network, keep: float, seed: int = 0) -> Mask:
+def weights_mask(network: ModelStructure, keep: float, seed: int = 0) -> Mask:
     """A mask that a policy could make at this keep: any entries, so many of each hidden tensor."""
     rng = torch.Generator().manual_seed(seed)
     mask: dict[str, torch.Tensor] = {}
@@ -83,9 +83,9 @@ def amount_of(cost: Cost, unit: str) -> float:
 @settings(max_examples=60)
 @given(networks, st.sampled_from(["parameters", "macs"]), parts)
 @example(MLP, "parameters", 80610 / 159010)
-def test_weights_fit_exactly_and_one_more_does_not(network: Network, unit: str, part: float) -> None:
+def test_weights_fit_exactly_and_one_more_does_not(network: ModelStructure, unit: str, part: float) -> None:
     amount = part * amount_of(cost_of(network, {}), unit)
-    sizes = Prices(network).sizes
+    sizes = CostModel(network).sizes
     try:
         keep = keep_for(network, unit, amount)
     except InputError:
@@ -100,10 +100,10 @@ def test_weights_fit_exactly_and_one_more_does_not(network: Network, unit: str, 
 
 @settings(max_examples=25)
 @given(networks, st.sampled_from(["parameters", "macs"]), parts, st.integers(0, 9))
-def test_units_fit_exactly_and_one_more_does_not(network: Network, unit: str, part: float, seed: int) -> None:
+def test_units_fit_exactly_and_one_more_does_not(network: ModelStructure, unit: str, part: float, seed: int) -> None:
     amount = part * amount_of(cost_of(network, {}), unit)
     groups, theta = find_groups(network), params_of(network.model)
-    prices = Prices(network, units=True)
+    prices = CostModel(network, units=True)
 
     def real(keep: float) -> float:
         return amount_of(cost_of(network, units_mask(groups, theta, keep, seed)), unit)
@@ -119,12 +119,14 @@ def test_units_fit_exactly_and_one_more_does_not(network: Network, unit: str, pa
 
 
 @given(networks, st.floats(1e-3, 1), st.integers(0, 9), st.booleans())
-def test_prices_are_costs_and_masks_pack_to_no_more(network: Network, keep: float, seed: int, units: bool) -> None:
+def test_prices_are_costs_and_masks_pack_to_no_more(
+    network: ModelStructure, keep: float, seed: int, units: bool
+) -> None:
     if units:
         real = cost_of(network, units_mask(find_groups(network), params_of(network.model), keep, seed))
     else:
         real = cost_of(network, weights_mask(network, keep, seed))
-    price = Prices(network, units).at(keep)
+    price = CostModel(network, units).at(keep)
     assert (price.parameters, price.macs, price.bytes_up) == (real.parameters, real.macs, real.bytes_up)
     assert price.bytes_down >= real.bytes_down
 
@@ -136,13 +138,13 @@ def test_no_mask_packs_to_more_than_its_price_and_few_to_much_less(keep: float) 
     even = torch.zeros(size, dtype=torch.bool)
     even[torch.arange(count) * size // count] = True  # the longest gaps
     masks = [weights_mask(MLP, keep), {"fc1.weight": even.reshape(200, 784)}]
-    price = Prices(MLP).at(keep)
+    price = CostModel(MLP).at(keep)
     packed = [cost_of(MLP, mask).bytes_down - price.bytes_up for mask in masks]
     assert 0.7 * (price.bytes_down - price.bytes_up) <= max(packed) <= price.bytes_down - price.bytes_up
 
 
 @given(networks, parts, st.integers(0, 5), st.booleans())
-def test_bytes_are_never_more_than_the_amount(network: Network, part: float, seed: int, units: bool) -> None:
+def test_bytes_are_never_more_than_the_amount(network: ModelStructure, part: float, seed: int, units: bool) -> None:
     amount = part * amount_of(cost_of(network, {}), "bytes")
     try:
         keep = keep_for(network, "bytes", amount, units=units)
@@ -153,12 +155,12 @@ def test_bytes_are_never_more_than_the_amount(network: Network, part: float, see
     else:
         mask = weights_mask(network, keep, seed)
     assert amount_of(cost_of(network, mask), "bytes") <= amount
-    assert (keep == 1) == (part >= 1) or one_more(keep, Prices(network, units).sizes) is None
+    assert (keep == 1) == (part >= 1) or one_more(keep, CostModel(network, units).sizes) is None
 
 
 @given(networks, st.sampled_from(["parameters", "macs", "bytes"]), st.lists(parts, min_size=2, max_size=8))
-def test_more_affords_no_less(network: Network, unit: str, some: list[float]) -> None:
-    prices = Prices(network)
+def test_more_affords_no_less(network: ModelStructure, unit: str, some: list[float]) -> None:
+    prices = CostModel(network)
     full = amount_of(cost_of(network, {}), unit)
     found = []
     for part in sorted(some):
@@ -171,8 +173,8 @@ def test_more_affords_no_less(network: Network, unit: str, some: list[float]) ->
 
 
 @given(networks, st.sampled_from(["parameters", "macs", "bytes"]), st.booleans())
-def test_the_least_amount_is_told_and_does(network: Network, unit: str, units: bool) -> None:
-    prices = Prices(network, units)
+def test_the_least_amount_is_told_and_does(network: ModelStructure, unit: str, units: bool) -> None:
+    prices = CostModel(network, units)
     with pytest.raises(InputError, match="give at least") as caught:
         prices.keep_for(unit, 0.5)
     told = int(re.findall(r"give at least (\d+)", str(caught.value))[0])
@@ -183,13 +185,13 @@ def test_the_least_amount_is_told_and_does(network: Network, unit: str, units: b
 
 def test_tidy_keeps_come_back_tidy() -> None:
     for keep in (0.1, 0.25, 0.5, 0.75):
-        price = Prices(MLP).at(keep)
+        price = CostModel(MLP).at(keep)
         assert keep_for(MLP, "parameters", price.parameters) == keep
         assert keep_for(MLP, "macs", price.macs) == keep
         assert keep_for(MLP, "bytes", price.bytes) >= keep  # the bitmap has room for a few more
-    assert keep_for(MLP, "parameters", Prices(MLP, units=True).at(0.5).parameters, units=True) == 0.5
+    assert keep_for(MLP, "parameters", CostModel(MLP, units=True).at(0.5).parameters, units=True) == 0.5
     halves = chain([4, 64, 512, 3])
-    assert keep_for(halves, "macs", Prices(halves, units=True).at(0.59375).macs + 50, units=True) == 0.59375
+    assert keep_for(halves, "macs", CostModel(halves, units=True).at(0.59375).macs + 50, units=True) == 0.59375
 
 
 @given(st.floats(0, 1, exclude_min=True))
@@ -225,7 +227,7 @@ def test_a_network_with_nothing_to_prune_is_whole_or_nothing() -> None:
 @given(st.floats(1, 400), st.integers(1, 200), st.booleans())
 def test_seconds_are_kept_to(amount: float, steps: int, linked: bool) -> None:
     device = FAST if linked else replace(FAST, down=None, up=None)
-    prices = Prices(MLP)
+    prices = CostModel(MLP)
 
     def seconds(keep: float) -> float:
         price = prices.at(keep)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import fedcover as fc
 from fedcover.models import build
 from fedcover.params import Mask, Params, params_of, prune, put_params
-from fedcover.submodel import shrink
+from fedcover.structure.submodel import shrink
 from tests.unit.test_units import FOUND, HEAD, HEADS, ROWS
 
 TEXT = torch.randint(0, 10, (2, 12), generator=torch.Generator().manual_seed(0))

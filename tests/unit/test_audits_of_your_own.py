@@ -9,14 +9,14 @@ from torch import Tensor
 
 import fedcover as fc
 from fedcover.audit import audit_rounds
-from fedcover.audit.tally import EntryTally, UnitTally, says, tally_of
+from fedcover.audit.tally import EntryTally, UnitTally, may, tally_of
 from fedcover.clients import cohort_of
 from fedcover.params import Mask, Params
-from fedcover.policies.base import Heard
-from fedcover.policies.moving import FedRolex
-from fedcover.policies.prefix import HeteroFL
-from fedcover.policies.whole_units import Holding, UnitPolicy, among
-from fedcover.units import find_groups
+from fedcover.policies.base import RoundFeedback
+from fedcover.policies.fedrolex import FedRolex
+from fedcover.policies.heterofl import HeteroFL
+from fedcover.policies.unit_policy import Holding, UnitPolicy, among
+from fedcover.structure.units import find_groups
 from tests.laws.policy_networks import mlp
 from tests.laws.test_audit import counted, least
 
@@ -52,31 +52,33 @@ class Rated(HeteroFL):
 class Resting(FedRolex):
     """The second client trains in every second round alone."""
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[fc.Client], masks: Sequence[Mask], this_round: fc.Round, state: State
-    ) -> list[fc.Drill | None]:
-        return [None, fc.Drill(rest=True) if this_round.index % 2 else None]
+    ) -> list[fc.TrainingOptions | None]:
+        return [None, fc.TrainingOptions(rest=True) if this_round.index % 2 else None]
 
 
 class Fewer(FedRolex):
     """Only the first of the groups."""
 
-    def bind(self, network: fc.Network) -> "Fewer":
+    def bind(self, network: fc.ModelStructure) -> "Fewer":
         return replace(self, groups=super().bind(network).groups[:1])
 
 
 class Watching(FedRolex):
     """What it holds next may depend on theta."""
 
-    def observe(self, theta: Params, heard: Heard, this_round: fc.Round, state: State) -> State:
+    def observe(self, theta: Params, feedback: RoundFeedback, this_round: fc.Round, state: State) -> State:
         return {"size": theta["0.weight"].abs().sum(1)}
 
 
 @dataclass(frozen=True)
 class Sitting(UnitPolicy):
-    """The last unit of every group, and it says itself that it stays."""
+    """The last unit of every group; it declares its own traits."""
 
     moves = False
+    reads_theta = False
+    holds_whole_units = True
 
     def hold(self, cohort: Sequence[fc.Client], this_round: fc.Round, state: State) -> tuple[list[Holding], State]:
         return [tuple(among(group.size, [group.size - 1]) for group in self.groups)] * len(cohort), state
@@ -106,11 +108,11 @@ def test_an_audit_counts_what_the_plan_gives(make: type[UnitPolicy]) -> None:
 
 
 def test_what_a_class_says_holds_for_its_own_methods() -> None:
-    assert says(Watching(), "reads_theta")
-    assert not says(FedRolex(), "reads_theta")
+    assert may(Watching(), "reads_theta")
+    assert not may(FedRolex(), "reads_theta")
     network = fc.trace(*CASE)
     assert [audit_rounds(make(), network, KEEPS, 2).reads_theta for make in OWN] == [
-        True, True, False, True, False, False,
+        True, True, True, True, True, False,
     ]  # fmt: skip
     assert not audit_rounds("heterofl", network, KEEPS, 2).reads_theta
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import fedcover as fc
-from fedcover.afford import Prices
-from fedcover.blueprint import blueprint
+from fedcover.audit.design import design_report
+from fedcover.calibration import CostModel
 from fedcover.models import MLP, build, usual
-from fedcover.paper.published import tables
 from fedcover.params import params_of
 from fedcover.theory import Constants, Steps, theorem1
+from fedcover_experiments.paper.published import tables
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -37,7 +37,7 @@ def test_who_holds_what_adds_up(cli: Cli, tmp_path: Path) -> None:
     assert code == 0, err
     assert "the code itself: Γ 5, mean δ² 0.2109; the frontier has 0.2109 there" in shown
     assert (tmp_path / "d.svg").read_text().startswith("<?xml")
-    found = blueprint(fc.parse_code("1234556677"), gamma=5)
+    found = design_report(fc.parse_code("1234556677"), gamma=5)
     for client, keep in enumerate(found.keeps):
         assert sum((h.end - h.start) * h.parts[client] for h in found.holdings) == pytest.approx(keep)
     assert all(sum(h.parts) == pytest.approx(h.holders) for h in found.holdings)
@@ -49,7 +49,7 @@ def test_no_code_of_the_paper_is_better_than_the_frontier() -> None:
     assert len(codes) == 14
     on_it = set()
     for code in codes:
-        found = blueprint(fc.parse_code(code))
+        found = design_report(fc.parse_code(code))
         if found.given is None:
             continue
         same = next(point for point in found.frontier if point.gamma == found.given.gamma)
@@ -65,7 +65,7 @@ def test_the_table_of_codes_in_the_document() -> None:
     assert len(lines) == 17
     for code, rest in lines:
         gamma, noise, least, factor, best, at = (float(cell) for cell in rest.split("|"))
-        found = blueprint(fc.parse_code(code))
+        found = design_report(fc.parse_code(code))
         assert found.given is not None
         assert found.given.noise_factor is not None
         same = next(point for point in found.frontier if point.gamma == gamma)
@@ -76,7 +76,9 @@ def test_the_table_of_codes_in_the_document() -> None:
 
 def test_a_model_s_own_weights() -> None:
     model = MLP()
-    found = blueprint(fc.parse_code("4x1,6x0.75"), model=model, example=torch.zeros(2, 1, 28, 28), weights="mlp, fresh")
+    found = design_report(
+        fc.parse_code("4x1,6x0.75"), model=model, example=torch.zeros(2, 1, 28, 28), weights="mlp, fresh"
+    )
     assert {holding.layer for holding in found.holdings} == {"fc1.weight"}
     theta = {name: p.detach() for name, p in model.named_parameters()}
     share = float(theta["fc1.weight"].square().sum() / sum(t.square().sum() for t in theta.values()))
@@ -97,7 +99,7 @@ def measured(model: nn.Module, shape: tuple[int, ...], code: str, gamma: int, un
 def test_the_noise_that_is_shown_is_that_of_the_masks(name: str, code: str, units: bool) -> None:
     """A weight between two hidden layers is lost once, however many of its ends are not held."""
     model, example = usual(name)
-    found = blueprint(fc.parse_code(code), model=model, example=example, units=units, window=1)
+    found = design_report(fc.parse_code(code), model=model, example=example, units=units, window=1)
     for point in found.frontier:
         noise, gamma = measured(model, tuple(example.shape[1:]), code, point.gamma, units)
         assert point.mean_noise == pytest.approx(noise, rel=1e-6)
@@ -106,13 +108,15 @@ def test_the_noise_that_is_shown_is_that_of_the_masks(name: str, code: str, unit
         if point.noise_factor is not None:
             assert point.noise_factor == pytest.approx(len(found.keeps) / point.gamma * noise, rel=1e-6)
     middle = found.frontier[len(found.frontier) // 2]
-    asked = blueprint(fc.parse_code(code), noise=middle.mean_noise, model=model, example=example, units=units, window=1)
+    asked = design_report(
+        fc.parse_code(code), noise=middle.mean_noise, model=model, example=example, units=units, window=1
+    )
     assert asked.chosen == max((p for p in found.frontier if p.mean_noise <= middle.mean_noise), key=lambda p: p.gamma)
 
 
 def test_a_code_of_whole_units_is_measured_too() -> None:
     model, example = usual("lenet")
-    found = blueprint(fc.parse_code("10x1100"), model=model, example=example, units=True, window=1)
+    found = design_report(fc.parse_code("10x1100"), model=model, example=example, units=True, window=1)
     assert found.given is not None
     assert found.given == found.frontier[0]  # all keep the largest units, nobody the others
     assert (found.given.gamma, found.given.weights_gamma) == (0, 0)
@@ -196,7 +200,7 @@ def test_whole_units_and_how_often_their_weights_are_held(cli: Cli) -> None:
 
 
 def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
-    half = Prices(fc.trace(MLP(), torch.zeros(2, 1, 28, 28)), units=True).at(0.5).parameters
+    half = CostModel(fc.trace(MLP(), torch.zeros(2, 1, 28, 28)), units=True).at(0.5).parameters
     for units, keep in ((["--units", "--window", "1"], 0.5), ([], 0.4930)):
         arguments = ["--model", "mlp", "--unit", "parameters", "--budgets", f"159010,{half}", *units, "--json"]
         code, shown, err = cli("design", *arguments)

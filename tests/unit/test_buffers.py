@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import fedcover as fc
-from fedcover.buffers import gather_statistics, static_form
-from fedcover.engines.processes import Processes
-from fedcover.engines.vectorized import Vectorized
-from fedcover.network import trace
+from fedcover.engines.processes.pool import Processes
+from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.params import params_of
+from fedcover.structure.batch_norm import gather_statistics, static_form
+from fedcover.structure.trace import trace
 
 LABELS = torch.arange(120) % 2
 INPUTS = torch.randn(120, 2, 6, 6, generator=torch.Generator().manual_seed(0)) + 3 + LABELS.view(-1, 1, 1, 1)

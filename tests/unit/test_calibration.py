@@ -16,16 +16,16 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedcover as fc
-from fedcover import link
-from fedcover.afford import UNITS, Calibration, Line, calibrate, keep_for, timing, weight_seconds
+from fedcover.calibration import UNITS, Calibration, Line, calibrate, keep_for, timing, weight_seconds
 from fedcover.cli.calibrate import calibrate as command
-from fedcover.config import parse_config, read_config
+from fedcover.config.schema import parse_config, read_config
+from fedcover.deploy import bandwidth as link
 from fedcover.errors import InputError
-from fedcover.local import Job
 from fedcover.models import IMAGES, build
-from fedcover.network import trace
 from fedcover.params import params_of
 from fedcover.policies.prunefl import PruneFl
+from fedcover.structure.trace import trace
+from fedcover.training.client import Job
 
 PAPER = {name: trace(build(name, IMAGES[name], 10, 0), torch.zeros(2, *IMAGES[name])) for name in ("mlp", "lenet")}
 MLP = PAPER["mlp"]

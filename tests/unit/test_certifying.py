@@ -10,8 +10,8 @@ import torch
 
 import fedcover as fc
 from fedcover.cli.console import BatchProgress
+from fedcover.federation.advice import remedy
 from fedcover.policies.optimal import Optimal
-from fedcover.remedies import remedy
 from fedcover.report import write_report
 from tests.conftest import small_data, small_net
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcover import checkpoint
-from fedcover.checkpoint import State
 from fedcover.errors import InputError
-from fedcover.history import History, LayerCoverage, RoundRecord
+from fedcover.federation import checkpoint
+from fedcover.federation.checkpoint import State
+from fedcover.federation.history import History, LayerCoverage, RoundRecord
 from tests.laws.strategies import same
 
 

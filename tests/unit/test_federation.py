@@ -8,9 +8,9 @@ import torch
 
 import fedcover as fc
 from fedcover.engines.serial import Serial
-from fedcover.evaluate import evaluate, local_accuracy
-from fedcover.local import Job
+from fedcover.federation.evaluate import evaluate, local_accuracy
 from fedcover.params import params_of, prune
+from fedcover.training.client import Job
 from tests.conftest import small_data, small_net
 
 Make = Callable[..., fc.Federation]
@@ -208,7 +208,7 @@ def test_bad_federations(small_federation: Make) -> None:
 def test_a_run_folder_tells_the_whole_story(small_federation: Make, tmp_path: Path) -> None:
     small_federation().run(2, evaluate_on=small_data(), out=tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"config.toml", "versions.json", "history.jsonl", "summary.json", "checkpoints", "report.html"} <= names
+    assert {"config.toml", "versions.json", "history.jsonl", "summary.json", "checkpoints"} <= names
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
     assert (tmp_path / "run" / "history.jsonl").read_text().count("\n") == 2
 

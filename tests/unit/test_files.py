@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from fedcover._files import write_atomically
 from fedcover.errors import InputError
-from fedcover.files import write_atomically
 
 
 def test_a_file_replaces_the_old_one_and_leaves_no_draft(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.aggregate import RegionSum
-from fedcover.balance import chance, nearest_weights, population_mix, region_weights
+from fedcover.aggregation.label_weights import chance, nearest_weights, population_mix, region_weights
+from fedcover.aggregation.region_mean import RegionSum
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import kept_of, same
 

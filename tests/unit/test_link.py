@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fedcover import link
+from fedcover.deploy import bandwidth as link
 from fedcover.errors import InputError
 
 PATIENCE = 20.0

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedcover as fc
-from fedcover.dropout import with_keyed_dropout
 from fedcover.engines.serial import Serial
 from fedcover.models import MLP
-from fedcover.native import library
 from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import ambient
-from fedcover.stepper import Stepper
+from fedcover.structure.dropout import with_keyed_dropout
+from fedcover.training.steps.native import library
+from fedcover.training.steps.stepper import Stepper
 from tests.conftest import small_data, small_net
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="no C compiler, or native steps are switched off")
@@ -96,7 +96,7 @@ def train(
 
 def by_torch(stepper: Stepper) -> bool:
     """Whether steps were left to torch."""
-    return bool(stepper._programs)
+    return bool(stepper._traced_steps)
 
 
 def assert_same_but_for_rounding(found: tuple[Params, Tensor], expected: tuple[Params, Tensor]) -> None:
@@ -343,7 +343,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(anew: pytest.MonkeyPatch, tm
 
 @needs_compiler
 def test_processes_may_compile_at_once_and_later_ones_find_it_made(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script = "from fedcover.native import library; assert library() is not None"
+    script = "from fedcover.training.steps.native import library; assert library() is not None"
     both = [subprocess.Popen([sys.executable, "-c", script], env={**os.environ}) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
     (made,) = (tmp_path / "fedcover" / "native").iterdir()

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedcover.cost import cost_of
 from fedcover.errors import InputError
+from fedcover.masks.cost import cost_of
 from fedcover.models import MLP, LeNet, build
-from fedcover.network import trace
 from fedcover.params import params_of
-from fedcover.units import find_groups
+from fedcover.structure.trace import trace
+from fedcover.structure.units import find_groups
 
 
 class Functional(nn.Module):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import fedcover as fc
-from fedcover.design import frontier, uniform_weights
-from fedcover.design.ranking import Ranking
 from fedcover.errors import DesignWarning
+from fedcover.masks.design import frontier, uniform_weights
+from fedcover.masks.design.ranking import Ranking
 from fedcover.models import MLP, LeNet
 from fedcover.params import FULL, Mask, Params, params_of
 from fedcover.policies.optimal import Optimal, designed

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedcover.errors import InputError
-from fedcover.packing import BITS, DROPPED, FULL, KEPT, PRODUCT, pack, packed_sizes, unpack
+from fedcover.masks.encoding import BITS, DROPPED, FULL, KEPT, PRODUCT, pack, packed_sizes, unpack
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import fedcover as fc
-from fedcover.network import trace
 from fedcover.params import params_of, prune, put_params
-from fedcover.policies.prefix import class_rows
-from fedcover.submodel import Shrinker
-from fedcover.units import anatomy
+from fedcover.policies.heterofl import class_rows
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import trace
+from fedcover.structure.units import unit_structure
 from tests.unit.test_units import TOKENS, Tied
 
 SHAPES = [
@@ -45,7 +45,7 @@ def inner(channels: int, factor: int, side: int, kind: str) -> nn.Sequential:
 def test_what_is_cut_around_a_shuffle_is_what_is_masked(channels: int, factor: int, side: int, kind: str) -> None:
     side = side * factor if kind == "unshuffle" else side
     network = trace(inner(channels, factor, side, kind), torch.randn(2, channels, side, side))
-    found, rng = anatomy(network), torch.Generator().manual_seed(0)
+    found, rng = unit_structure(network), torch.Generator().manual_seed(0)
     assert {"0"} == set(found.left_whole)
     assert found.left_whole["0"]
     theta = {name: torch.randn(shape, generator=rng) for name, shape in network.shapes.items()}

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pytest
 
 import fedcover as fc
-from fedcover.config import check_config, read_config
+from fedcover.config.policy_settings import Typed, choose, options_of, takers, words
+from fedcover.config.schema import check_config, read_config
 from fedcover.policies import POLICIES
-from fedcover.policies.options import Typed, choose, options_of, takers, words
-from fedcover.settings import to_toml
+from fedcover.toml import to_toml
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -56,7 +56,7 @@ def test_freeze_after_is_that_of_pt() -> None:
     [
         ("WP", {"gamma": 3}, "policy WP takes no policy.gamma; leave it out, or use optimal or optimal_units"),
         ("FIARSE", {"share": 1}, "policy FIARSE takes no policy.share; leave it out, or use FedDST"),
-        ("WP", {"every": 3}, "leave it out, or use FedEcover, S-GaP, P-GaP, FedDST or PruneFL"),
+        ("WP", {"every": 3}, "leave it out, or use FedDST, FedEcover, S-GaP, P-GaP or PruneFL"),
         ("s_gap", {"kapa": 3}, "policy S-GaP takes no policy.kapa; did you mean 'policy.kappa'?"),
         ("PruneFL", {"layers": ["a"]}, "policy PruneFL takes no policy.layers; leave it out: it takes policy.every, "),
         ("full", {"x": 3}, "policy full takes no policy.x; leave it out: it takes no settings of its own"),
@@ -100,7 +100,7 @@ def made(
     either: int | str = 1,
     pair: tuple[int, int] = (1, 2),
     score: Callable[[float], float] = abs,
-    network: fc.network.Network | None = None,
+    network: fc.ModelStructure | None = None,
     _private: int = 3,
     name: str = "x",
     *rest: int,
@@ -142,7 +142,7 @@ def test_a_value_is_read_as_what_its_setting_should_be() -> None:
 OWN = '''
 from __future__ import annotations
 import fedcover as fc
-from fedcover.policies.prefix import HeteroFL
+from fedcover.policies.heterofl import HeteroFL
 
 def wide(width: float, mode: str = "static", turns: int | None = None, score=abs) -> fc.Policy:
     """HeteroFL at one width."""

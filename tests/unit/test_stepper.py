@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedcover as fc
-from fedcover.dropout import LOW, Ask, KeyedDropout, Stream, mix, mix_int32, scales, with_keyed_dropout
 from fedcover.engines.serial import Serial
 from fedcover.models import MLP, LeNet
 from fedcover.params import Params, params_of
 from fedcover.seeding import ambient
-from fedcover.stepper import Stepper
+from fedcover.structure.dropout import LOW, Ask, KeyedDropout, Stream, mix, mix_int32, scales, with_keyed_dropout
+from fedcover.training.client import Job
+from fedcover.training.steps.stepper import Stepper
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import random_mask
 
@@ -152,7 +153,7 @@ def train(name: str, traced: bool, masked: bool, momentum: float = 0.5) -> tuple
 def test_a_traced_step_is_autograds(name: str, masked: bool, momentum: float) -> None:
     expected, expected_losses, _ = train(name, False, masked, momentum)
     found, losses, stepper = train(name, True, masked, momentum)
-    assert all((program is None) == (name == "undecided") for program in stepper._programs.values())
+    assert all((traced is None) == (name == "undecided") for traced in stepper._traced_steps.values())
     assert losses == pytest.approx(expected_losses, rel=1e-5, abs=1e-6)
     before = params_of(net(name))
     for key, tensor in expected.items():
@@ -197,7 +198,7 @@ def test_infinite_gradients_at_pruned_entries_are_cut_out() -> None:
     mask = {"0.weight": torch.arange(6).expand(8, 6) < 5}
     clients = fc.data.from_parts(data, [torch.arange(20)])
     theta = {name: tensor * 1e3 for name, tensor in params_of(small_net()).items()}
-    job = fc.local.Job(
+    job = Job(
         fc.Task(small_net()),
         clients,
         fc.Client(0, 0, fc.Budget()),

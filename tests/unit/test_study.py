@@ -10,14 +10,14 @@ import torch
 import fedcover as fc
 from fedcover.data import Split
 from fedcover.models import MLP, build
-from fedcover.paired import holm
-from fedcover.paper import experiments
-from fedcover.paper.experiments import Experiment, Run
-from fedcover.paper.results import Outcome, Results, load
 from fedcover.params import count, params_of
 from fedcover.policies import POLICIES
-from fedcover.study import STUDIES, coverage, methods
-from fedcover.study.verdict import cells, figure_of, places, rows, tally
+from fedcover_experiments import runner
+from fedcover_experiments.results import Outcome, Results, load
+from fedcover_experiments.runner import Experiment, ExperimentRun
+from fedcover_experiments.statistics import holm
+from fedcover_experiments.studies import STUDIES, coverage, methods
+from fedcover_experiments.studies.report import cells, figure_of, places, rows, tally
 
 DOCS = Path(__file__).parents[2] / "docs" / "study"
 Cli = Callable[..., tuple[int, str, str]]
@@ -79,7 +79,7 @@ def test_the_verdict_follows_the_numbers() -> None:
 def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = torch.randn(500, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     examples = fc.Examples(inputs, inputs.flatten(1)[:, :10].argmax(1), classes=10)
-    monkeypatch.setattr(experiments, "load", lambda name, folder: Split(examples, examples))
+    monkeypatch.setattr(runner, "load", lambda name, folder: Split(examples, examples))
     code, _, err = cli("study", "labels", "--seeds", "2", "--rounds", "1", "--out", str(tmp_path))
     assert code == 0, err
     text = (tmp_path / "labels.md").read_text()
@@ -143,7 +143,8 @@ def test_what_the_design_document_says_of_the_coverage_study_is_what_the_runs_ga
 def test_what_the_studies_hold() -> None:
     assert len(STUDIES["coverage"].experiments()) == 4 * (1 + 6 * 5)
     assert (
-        Run(Experiment("mnist", "non-iid", "assigned", "1111223344"), 0).experiment in STUDIES["labels"].experiments()
+        ExperimentRun(Experiment("mnist", "non-iid", "assigned", "1111223344"), 0).experiment
+        in STUDIES["labels"].experiments()
     )
 
 

@@ -7,18 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedcover.submodel
+import fedcover.structure.submodel
+from fedcover._threads import one_thread
 from fedcover.budgets import parse_code
 from fedcover.clients import Client
-from fedcover.cost import cost_of
 from fedcover.errors import InputError
+from fedcover.masks.cost import cost_of
 from fedcover.models import MLP, LeNet
-from fedcover.network import Network, trace
 from fedcover.params import Mask, params_of, prune, put_params
 from fedcover.policies import named_policy
 from fedcover.seeding import Round
-from fedcover.submodel import Shrinker
-from fedcover.threads import one_thread
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import ModelStructure, trace
 
 IMAGES = {MLP: (1, 28, 28), LeNet: (3, 32, 32)}
 
@@ -29,17 +29,17 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def network_of(kind: type[nn.Module]) -> Network:
+def network_of(kind: type[nn.Module]) -> ModelStructure:
     return trace(kind(), torch.randn(2, *IMAGES[kind]))
 
 
-def mask_of(policy: str, code: str, network: Network) -> Mask:
+def mask_of(policy: str, code: str, network: ModelStructure) -> Mask:
     bound = named_policy(policy).bind(network)
     client = Client(0, 0, parse_code(code, bound.codebook)[0])
     return bound.plan(params_of(network.model), [client], Round(1, 0), bound.start())[0][0]
 
 
-def drop(network: Network, layer: str, kept: list[int], into: str = "", out: bool = True) -> Mask:
+def drop(network: ModelStructure, layer: str, kept: list[int], into: str = "", out: bool = True) -> Mask:
     """The mask of a chain's layer that keeps these units."""
     shapes = network.shapes
     held = torch.zeros(shapes[f"{layer}.weight"][0], dtype=torch.bool)
@@ -301,11 +301,11 @@ def test_a_model_of_one_layer_has_nothing_to_cut() -> None:
 
 
 def test_without_torch_pruning_all_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: Network) -> None:
+    def missing(_: ModelStructure) -> None:
         raise InputError("pruning whole units needs torch-pruning; run `pip install torch-pruning`")
 
     network = network_of(MLP)
-    monkeypatch.setattr(fedcover.submodel, "anatomy", missing)
+    monkeypatch.setattr(fedcover.structure.submodel, "unit_structure", missing)
     shrinker = Shrinker(network)
     assert "needs torch-pruning" in shrinker.left_whole["fc1"]
     assert shrinker.shrink(drop(network, "fc1", [0], "fc2")).shape_key == tuple(network.shapes.values())

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedcover.units.graph
+import fedcover.structure.units.dependency_graph
 from fedcover.errors import InputError
 from fedcover.models import IMAGES, build
-from fedcover.network import trace
 from fedcover.params import prune, put_params
 from fedcover.policies import POLICIES
-from fedcover.submodel import Shrinker, shrink
-from fedcover.units import anatomy
-from fedcover.units.patience import TooLongError, within
+from fedcover.structure.submodel import Shrinker, shrink
+from fedcover.structure.trace import trace
+from fedcover.structure.units import unit_structure
+from fedcover.structure.units.timeout import TooLongError, call_with_timeout
 
 WIDTH, HEADS, HEAD = 12, 3, 4
 
@@ -172,7 +172,7 @@ FOUND: dict[str, tuple[nn.Module, Tensor, dict[str, int]]] = {
 @pytest.mark.parametrize("case", FOUND)
 def test_units_that_are_found(case: str) -> None:
     model, example, expected = FOUND[case]
-    found = anatomy(trace(model, example))
+    found = unit_structure(trace(model, example))
     sizes = {member.tensor.rpartition(".")[0]: g.size for g in found.groups for member in g.members if member.incoming}
     assert {layer: sizes[layer] for layer in expected} == expected
     assert not found.left_whole
@@ -184,7 +184,7 @@ def assert_smaller_is_masked(model: nn.Module, example: Tensor) -> None:
     theta = {name: torch.randn(shape, generator=rng) for name, shape in network.shapes.items()}
     for _ in range(4):
         mask: dict[str, Tensor] = {}
-        for group in anatomy(network).groups:
+        for group in unit_structure(network).groups:
             group.restrict(mask, theta, torch.rand(group.size, generator=rng) < 0.6)
         sub, inputs = Shrinker(network).shrink(mask), torch.randn(3, *example.shape[1:], generator=rng)
         put_params(network.model.eval(), prune(theta, mask))
@@ -228,7 +228,7 @@ LEFT: dict[str, tuple[nn.Module, Tensor, dict[str, str]]] = {
 @pytest.mark.parametrize("case", LEFT)
 def test_what_is_left_whole_says_why(case: str) -> None:
     model, example, expected = LEFT[case]
-    left = anatomy(trace(model, example)).left_whole
+    left = unit_structure(trace(model, example)).left_whole
     for layer, reason in expected.items():
         assert reason in left[layer]
 
@@ -257,7 +257,7 @@ class Bag(nn.Module):
 def test_tokens_that_are_all_alike_do_not_hide_what_attention_mixes(example: Tensor) -> None:
     # Over equal tokens attention is uniform whatever queries and keys are, and any of their channels could go.
     model = Bag()
-    groups = anatomy(trace(model, example)).groups
+    groups = unit_structure(trace(model, example)).groups
     heads = next(group for group in groups if any(m.tensor == "v.weight" for m in group.members))
     theta = {name: torch.randn_like(tensor) for name, tensor in model.named_parameters()}
     mask: dict[str, Tensor] = {}
@@ -280,14 +280,16 @@ def test_policies_of_units_say_why_there_are_none(name: str) -> None:
 
 def test_what_can_be_cut_beside_torchs_own_attention_is() -> None:
     model, example, _ = LEFT["torch's own attention"]
-    assert [(group.name, group.size) for group in anatomy(trace(model, example)).groups] == [("layer.linear1", 16)]
+    assert [(group.name, group.size) for group in unit_structure(trace(model, example)).groups] == [
+        ("layer.linear1", 16)
+    ]
 
 
 def test_the_named_models_are_followed() -> None:
     for name, sizes in (("resnet18_gn", [32] * 12), ("transformer", [16, 256, 16, 256])):
         shape = IMAGES[name]
         example = torch.zeros(2, *shape, dtype=torch.long if name == "transformer" else torch.float32)
-        found = anatomy(trace(build(name, shape, 10, seed=0), example))
+        found = unit_structure(trace(build(name, shape, 10, seed=0), example))
         assert [group.size for group in found.groups] == sizes
         whole = {"blocks.0.attention.out", "blocks.0.back", "blocks.1.attention.out", "blocks.1.back"}
         assert set(found.left_whole) == ({"embed", "places"} | whole if name == "transformer" else set())
@@ -295,7 +297,7 @@ def test_the_named_models_are_followed() -> None:
 
 def test_residual_streams_share_their_units() -> None:
     network = trace(build("resnet18", (3, 32, 32), 10, seed=0), torch.zeros(2, 3, 32, 32))
-    stream = anatomy(network).groups[0]
+    stream = unit_structure(network).groups[0]
     outs = {member.tensor for member in stream.members if member.incoming}
     assert outs == {"conv.weight", "blocks.0.conv2.weight", "blocks.1.conv2.weight"}
     assert {tuple(member.units.tolist()) for member in stream.members} == {tuple(range(64))}
@@ -309,13 +311,15 @@ def test_a_structure_that_is_never_found_is_given_up(monkeypatch: pytest.MonkeyP
             time.sleep(0.001)
 
     monkeypatch.setattr(torch_pruning.DependencyGraph, "build_dependency", forever)
-    monkeypatch.setattr(fedcover.units.graph, "PATIENCE", 0.05)
+    monkeypatch.setattr(fedcover.structure.units.dependency_graph, "PATIENCE", 0.05)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
-    assert anatomy(trace(model, VECTORS)).left_whole == {"0": "no units were found: it was not done after 0.05 s"}
+    assert unit_structure(trace(model, VECTORS)).left_whole == {
+        "0": "no units were found: it was not done after 0.05 s"
+    }
 
 
 def test_patience_passes_on_what_happens() -> None:
     with pytest.raises(ZeroDivisionError):
-        within(5, lambda: 1 / 0)
+        call_with_timeout(5, lambda: 1 / 0)
     with pytest.raises(TooLongError, match=r"not done after 0\.01 s"):
-        within(0.01, lambda: [time.sleep(0.001) for _ in range(5000)])
+        call_with_timeout(0.01, lambda: [time.sleep(0.001) for _ in range(5000)])

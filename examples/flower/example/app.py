@@ -6,10 +6,10 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 import fedcover as fc
-from fedcover.data import Roster
-from fedcover.flower.client import client_app, number_of
-from fedcover.flower.server import Made, play
-from fedcover.runs import Schedule
+from fedcover.data import DevicePopulation
+from fedcover.deploy.flower.client import client_app, number_of
+from fedcover.deploy.flower.server import Made, play
+from fedcover.federation.runs import Schedule
 
 torch.manual_seed(0)
 task = fc.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10)))
@@ -31,9 +31,9 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     nodes, rounds = int(context.run_config["nodes"]), int(context.run_config["rounds"])
 
-    def make(members: list[fc.data.Member]) -> Made:
-        budgets = fc.by_client([KEEPS[place % len(KEEPS)] for place in range(len(members))])
-        clients = Roster(split.train, members)
+    def make(devices: list[fc.data.Device]) -> Made:
+        budgets = fc.by_client([KEEPS[place % len(KEEPS)] for place in range(len(devices))])
+        clients = DevicePopulation(split.train, devices)
         return fc.Federation(task, clients, fc.neuron_pruning(), budgets, cohort=nodes), split.test, None
 
     history = play(grid, make, Schedule(rounds), least=nodes)

@@ -9,20 +9,21 @@ import torch
 
 from fedcover.budgets import Budget, parse_code
 from fedcover.clients import cohort_of
-from fedcover.cost import cost_of
-from fedcover.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
+from fedcover.config.policy_settings import choose
+from fedcover.errors import InputError
+from fedcover.masks.cost import cost_of
+from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.models import usual
-from fedcover.network import trace
 from fedcover.params import Params, params_of
-from fedcover.policies.options import choose
-from fedcover.policies.ranked import Frozen, Ranked
+from fedcover.policies.base import Policy
 from fedcover.seeding import Round
+from fedcover.structure.trace import trace
 
 MOST_BANDS = 64
 
 
 @dataclass(frozen=True)
-class PolicyCost:
+class PatternCost:
     """What one item of the code costs, and who has it."""
 
     name: str
@@ -53,9 +54,9 @@ class Audit:
     """The audit of a code; costs are averages over the cohort, noise is for a freshly initialised model."""
 
     code: str
-    technique: str
+    policy: str
     settings: dict[str, Any]
-    """Those of the technique, in full."""
+    """All settings of the policy."""
     model: str
     clients: int
     gamma_min: int
@@ -74,7 +75,7 @@ class Audit:
     bytes_ratio: float
     expected_pruning_noise: float
     expected_pruning_noise_max: float
-    policies: list[PolicyCost]
+    patterns: list[PatternCost]
     regions: list[RegionFact]
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,7 +85,7 @@ class Audit:
 
 def audit_code(
     code: str,
-    technique: str = "WP",
+    policy: str = "WP",
     model: str = "mlp",
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
@@ -95,17 +96,20 @@ def audit_code(
     (8, 4)
     """
     module, example = usual(model, seed)
-    network = trace(module, example)
-    choice = choose(technique, settings)
-    policy = choice.policy().bind(network)
-    budgets = parse_code(code, policy.codebook)
+    structure = trace(module, example)
+    choice = choose(policy, settings)
+    bound = choice.policy().bind(structure)
+    budgets = parse_code(code, bound.codebook)
     theta = params_of(module)
     cohort = cohort_of(range(len(budgets)), [1] * len(budgets), budgets, "slot")
-    masks, _ = policy.plan(theta, cohort, Round(1, seed), policy.start())
+    masks, _ = bound.plan(theta, cohort, Round(1, seed), bound.start())
+    options = bound.training_options(theta, cohort, masks, Round(1, seed), bound.start())
+    if any(one is not None and one.rest for one in options):
+        raise InputError(f"{choice.name} lets clients rest, so one round shows little; use `fedcover audit rounds`")
     counts = coverage_of(masks, theta)
     noise = pruning_noise(theta, masks)
-    whole = cost_of(network, {})
-    costs = [cost_of(network, mask) for mask in {id(m): m for m in masks}.values()]
+    whole = cost_of(structure, {})
+    costs = [cost_of(structure, mask) for mask in {id(m): m for m in masks}.values()]
     cost = dict(zip({id(m): None for m in masks}, costs, strict=True))
     each = [cost[id(mask)] for mask in masks]
     mean = {
@@ -113,22 +117,21 @@ def audit_code(
     }
     least = gamma_min(counts)
     facts = [
-        PolicyCost(
+        PatternCost(
             name, slots, budgets[slots[0]].keep, each[slots[0]].parameters, each[slots[0]].macs,
             each[slots[0]].bytes_down, each[slots[0]].bytes_up, each[slots[0]].flops_of_step(10), noise[slots[0]],
         )
         for name, slots in _by_name(budgets).items()
     ]  # fmt: skip
-    inner = policy.inner if isinstance(policy, Frozen) else policy
     return Audit(
         code=code,
-        technique=technique if technique == "full" else technique.upper(),
+        policy=choice.name,
         settings=dict(choice.settings),
         model=model,
         clients=len(budgets),
         gamma_min=least,
         condition_holds=least >= 1,
-        coverage=_band_coverage(inner, budgets, theta) if isinstance(inner, Ranked) else [len(budgets)] * 4,
+        coverage=_band_coverage(bound, budgets, theta),
         uncovered=uncovered(counts),
         parameters=mean["parameters"],
         parameters_ratio=mean["parameters"] / whole.parameters,
@@ -139,7 +142,7 @@ def audit_code(
         bytes_ratio=(mean["bytes_down"] + mean["bytes_up"]) / (whole.bytes_down + whole.bytes_up),
         expected_pruning_noise=sum(noise) / len(noise),
         expected_pruning_noise_max=max(noise),
-        policies=facts,
+        patterns=facts,
         regions=[
             RegionFact(len(r.holders), list(r.holders), r.size, r.size / whole.parameters, dict(r.tensors))
             for r in regions(masks, theta)
@@ -154,12 +157,19 @@ def _by_name(budgets: Sequence[Budget]) -> dict[str, list[int]]:
     return slots
 
 
-def _band_coverage(policy: Ranked, budgets: Sequence[Budget], theta: Params) -> list[int]:
-    """The least coverage of the items in each band, over all blocks; quarters, or as fine as the code's bands."""
+def _band_coverage(policy: Policy, budgets: Sequence[Budget], theta: Params) -> list[int]:
+    """Return the least coverage of the items in each band, over all layers: quarters, or as fine as the code's bands.
+
+    The list is empty for a policy that does not choose items by rank.
+    """
+    if policy.ignores_budgets:
+        return [len(budgets)] * 4
+    if (every_rank := policy.item_ranks(theta)) is None:
+        return []
     bands = math.lcm(4, *(len(budget.bands) for budget in budgets if budget.bands))
     bands = bands if bands <= MOST_BANDS else 4
     least = torch.full((bands,), len(budgets), dtype=torch.long)
-    for name, ranks in policy.ranks(theta).items():
+    for name, ranks in every_rank.items():
         held = torch.stack([budget.held(ranks, name) for budget in budgets]).sum(0)
         least.scatter_reduce_(0, ranks * bands // ranks.numel(), held, "amin")
     found: list[int] = least.tolist()

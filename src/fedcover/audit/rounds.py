@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.audit.tally import Tally, says, tally_of
+from fedcover.audit.tally import Tally, may, tally_of
 from fedcover.budgets import BudgetSpec, budgets_of
 from fedcover.clients import cohort_of
+from fedcover.config.policy_settings import Choice, choose
 from fedcover.errors import InputError, check_whole
 from fedcover.models import usual
-from fedcover.network import Network, trace
 from fedcover.policies.base import Policy
-from fedcover.policies.options import Choice, choose
 from fedcover.seeding import Round
+from fedcover.structure.trace import ModelStructure, trace
 
 EXACT = 2**24
 """Counts below this are exact in single precision."""
@@ -73,7 +73,7 @@ class RoundsAudit:
 
 def audit_rounds(
     policy: str | Policy,
-    model: str | Network,
+    model: str | ModelStructure,
     budgets: BudgetSpec,
     rounds: int = 100,
     window: int | None = None,
@@ -97,13 +97,13 @@ def audit_rounds(
     check_whole("window", window, 1)
     if window > rounds:
         raise InputError(f"a window of {window} rounds is longer than the {rounds} that are played; raise rounds")
-    network = model if isinstance(model, Network) else _traced(model, seed)
+    structure = model if isinstance(model, ModelStructure) else _traced(model, seed)
     choice = choose(policy, settings) if isinstance(policy, str) else Choice(str(policy), lambda: policy, {})
-    bound = choice.policy().bind(network)
+    bound = choice.policy().bind(structure)
     parsed = budgets_of(budgets, bound.codebook)
     cohort = cohort_of(range(len(parsed)), [1] * len(parsed), parsed, "slot")
-    tally = tally_of(bound, network, cohort)
-    play = _played if says(bound, "moves") else _still
+    tally = tally_of(bound, structure, cohort)
+    play = _played if may(bound, "moves") else _still
     found = play(tally, rounds, window, times, seed)
     layers = []
     for name, tensor in tally.theta.items():
@@ -117,7 +117,7 @@ def audit_rounds(
         clients=len(parsed),
         keeps=[budget.keep for budget in parsed],
         rounds=rounds,
-        reads_theta=says(bound, "reads_theta"),
+        reads_theta=may(bound, "reads_theta"),
         gamma_min=min(found.each),
         gamma_rounds=found.each,
         window=window,
@@ -186,5 +186,5 @@ def _played(tally: Tally, rounds: int, window: int, times: int, seed: int) -> _F
     return _Found(each, least, reached, total)
 
 
-def _traced(model: str, seed: int) -> Network:
+def _traced(model: str, seed: int) -> ModelStructure:
     return trace(*usual(model, seed))

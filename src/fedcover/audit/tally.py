@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from fedcover.clients import Client
-from fedcover.coverage import coverage_of
-from fedcover.network import Network
+from fedcover.masks.coverage import coverage_of
 from fedcover.params import Params, params_of
 from fedcover.policies.base import Policy
-from fedcover.policies.prefix import HeteroFL
-from fedcover.policies.whole_units import UnitPolicy
+from fedcover.policies.unit_policy import UnitPolicy
 from fedcover.seeding import Round
-from fedcover.units import UnitGroup, find_groups
+from fedcover.structure.trace import ModelStructure
+from fedcover.structure.units import UnitGroup, find_groups
 
 Cells = Mapping[Any, Tensor]
 """For every kind of cell the number of clients that hold each."""
@@ -29,9 +28,9 @@ Cells = Mapping[Any, Tensor]
 class Tally(ABC):
     """A policy's rounds, played without training, as counts of cells."""
 
-    def __init__(self, policy: Policy, network: Network, cohort: Sequence[Client]) -> None:
+    def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
         self.policy, self.cohort = policy, cohort
-        self.theta: Params = params_of(network.model)
+        self.theta: Params = params_of(structure.model)
         self.state = policy.start()
 
     @abstractmethod
@@ -54,15 +53,17 @@ class Tally(ABC):
 class EntryTally(Tally):
     """Every entry is a cell of its own: right for any policy."""
 
-    def __init__(self, policy: Policy, network: Network, cohort: Sequence[Client]) -> None:
-        super().__init__(policy, network, cohort)
-        self._groups = find_groups(network)
+    def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
+        super().__init__(policy, structure, cohort)
+        self._groups = find_groups(structure)
 
     def play(self, this_round: Round) -> dict[str, Tensor]:
         """The coverage of every entry by those who train, in one byte each if that is enough."""
         masks, self.state = self.policy.plan(self.theta, self.cohort, this_round, self.state)
-        drills = self.policy.drills(self.theta, self.cohort, masks, this_round, self.state)
-        masks = [mask for mask, drill in zip(masks, drills, strict=True) if drill is None or not drill.rest]
+        training_options = self.policy.training_options(self.theta, self.cohort, masks, this_round, self.state)
+        masks = [
+            mask for mask, options in zip(masks, training_options, strict=True) if options is None or not options.rest
+        ]
         kind = torch.uint8 if len(self.cohort) < 256 else torch.int32
         return {name: counts.to(kind) for name, counts in coverage_of(masks, self.theta).items()}
 
@@ -93,8 +94,8 @@ class UnitTally(Tally):
 
     policy: UnitPolicy
 
-    def __init__(self, policy: UnitPolicy, network: Network, cohort: Sequence[Client]) -> None:
-        super().__init__(policy, network, cohort)
+    def __init__(self, policy: UnitPolicy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
+        super().__init__(policy, structure, cohort)
         self._places = {name: _place(name, tensor, policy.groups) for name, tensor in self.theta.items()}
         singles = {(number,) for number in range(len(policy.groups))}
         self._kinds = sorted(singles | {kind for kind, _ in self._places.values()})
@@ -150,44 +151,26 @@ def _place(name: str, tensor: Tensor, groups: Sequence[UnitGroup]) -> tuple[tupl
     return tuple(number for number, _, _ in found), entries * each
 
 
-def tally_of(policy: Policy, network: Network, cohort: Sequence[Client]) -> Tally:
-    """The quickest tally that is right for a policy, which is bound to the network."""
-    if isinstance(policy, UnitPolicy) and _holds_alone(policy, network, cohort):
-        return UnitTally(policy, network, cohort)
-    return EntryTally(policy, network, cohort)
+def tally_of(policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> Tally:
+    """Return the fastest tally that is right for a bound policy.
 
-
-def _holds_alone(policy: UnitPolicy, network: Network, cohort: Sequence[Client]) -> bool:
-    """Whether ``hold`` says all: a policy with masks, groups or drills of its own may hold more or less.
-
-    HeteroFL's masks have less for clients whose classes are known alone, and nobody rests under its drills.
+    A policy that declares ``holds_whole_units`` is counted by units, except for clients whose classes the policy sees:
+    they may hold fewer output rows.
     """
-    known = policy.groups is find_groups(network) and all(client.classes is None for client in cohort)
-    return known and all(
-        getattr(getattr(policy, name), "__func__", None) in (getattr(UnitPolicy, name), getattr(HeteroFL, name))
-        for name in ("plan", "mask_of", "drills")
-    )
+    whole = isinstance(policy, UnitPolicy) and declares(policy, "holds_whole_units")
+    if whole and all(client.classes is None for client in cohort):
+        return UnitTally(policy, structure, cohort)  # type: ignore[arg-type]
+    return EntryTally(policy, structure, cohort)
 
 
-GIVEN_THETA = ("plan", "mask_of", "drills", "observe", "ranks", "masks")
-"""The methods of policies that are given theta."""
+def declares(policy: Policy, trait: str) -> bool:
+    """Return a trait that the policy's own class declares; False if it only inherits it.
 
-
-def says(policy: Policy, what: str) -> bool:
-    """What a policy says of itself, ``moves`` or ``reads_theta``; True where what it says may no longer hold.
-
-    A class speaks of its own methods. One that derives from it and has others must say it again: any method may make
-    masks move, and those that are given theta may read it.
+    A trait describes the methods of the class that declares it. A class that derives from it may have other methods.
     """
-    if what in vars(policy):
-        return bool(getattr(policy, what))
-    for kind in type(policy).__mro__:
-        if what in vars(kind):
-            return bool(getattr(policy, what))
-        if any(_matters(name, what) for name, value in vars(kind).items() if callable(value)):
-            return True
-    return True
+    return trait in vars(type(policy)) and bool(getattr(policy, trait))
 
 
-def _matters(method: str, what: str) -> bool:
-    return method in GIVEN_THETA if what == "reads_theta" else not method.startswith("__")
+def may(policy: Policy, trait: str) -> bool:
+    """Return ``moves`` or ``reads_theta`` as the policy's own class declares it; True if it only inherits it."""
+    return trait not in vars(type(policy)) or bool(getattr(policy, trait))

@@ -1,10 +1,12 @@
 """All commands, in the order in which a newcomer needs them."""
 
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from fedcover.cli import audit, calibrate, data, demo, deploy, design, listing, paper, report, run, study
+from fedcover.cli import audit, calibrate, data, demo, deploy, design, report, run
+from fedcover.cli import list as list_command
 from fedcover.version import __version__
 
 app = typer.Typer(
@@ -13,7 +15,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Federated learning where each client trains a **pruned** model cut from one shared model.\n\n"
-    "Start with `fedcover demo`. Then `fedcover audit 1111223344` to see what a code means, "
+    "Start with `fedcover demo`. Then `fedcover audit code 1111223344` to see what a code means, "
     "`fedcover run --set budgets.code=1111223344 --set rounds=20` to train, "
     "`fedcover report runs/A runs/B --out ab.html` to compare.\n\n"
     "Exit codes: 0 done, 2 bad input (one sentence says what and how to mend it), 1 failed, 130 interrupted.",
@@ -37,12 +39,17 @@ def top(
 
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
-app.command("audit")(audit.audit)
 app.command("design")(design.design)
 app.command("calibrate")(calibrate.calibrate)
 app.command("report")(report.report)
-app.command("list")(listing.listing)
+app.command("list")(list_command.list_)
+app.add_typer(audit.app, name="audit")
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
-app.add_typer(paper.app, name="paper")
-app.command("study")(study.study)
+
+for _entry in sorted(entry_points(group="fedcover.commands"), key=lambda entry: entry.name):
+    _command = _entry.load()
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_entry.name)
+    else:
+        app.command(_entry.name)(_command)

@@ -10,84 +10,85 @@ import typer
 from fedcover.audit import Audit, RoundsAudit, audit_code, audit_rounds
 from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.options import ModelOption
+from fedcover.config.policy_settings import SECTION, Typed
 from fedcover.errors import InputError
-from fedcover.policies import named_policy
-from fedcover.policies.optimal import Optimal
-from fedcover.policies.options import SECTION, Typed
-from fedcover.policies.ranked import Frozen, Ranked
-from fedcover.policies.techniques import FullModels
 
 ROUNDS = 100
 
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Audit masks before training: a code in one round (`code`), or a policy over many rounds (`rounds`).",
+)
 
+PolicyOption = Annotated[str, typer.Option("--policy", help="One of `fedcover list policies`, or FILE.py:NAME.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of the policy, such as policy.kappa=2.", metavar="KEY=VALUE"),
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of the initial model and of the policy's draws.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("code")
 @friendly
-def audit(
-    code: Annotated[
-        str | None, typer.Argument(help="One digit for each client, or items such as 4x1,3x0.75,3x1010.")
-    ] = None,
-    policy: Annotated[
-        str, typer.Option("--policy", "--technique", help="One of `fedcover list policies`, or FILE.py:NAME.")
-    ] = "WP",
+def code(
+    code: Annotated[str, typer.Argument(help="One digit per client, or items such as 4x1,3x0.75,3x1010.")],
+    policy: PolicyOption = "WP",
     model: ModelOption = "mlp",
-    budgets: Annotated[
-        str | None, typer.Option(help="Over rounds: what each client can keep, such as 4x0.25 or a code.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help=f"Over rounds: how many; {ROUNDS} if left out.")] = None,
-    window: Annotated[int | None, typer.Option(help="Over rounds: Γ of so many in a row; all if left out.")] = None,
-    times: Annotated[int | None, typer.Option(help="Over rounds: how often every weight is to be covered.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the policy, such as policy.kappa=2.", metavar="KEY=VALUE"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides the initial model, and what a policy draws.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    set_: SetOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
 ) -> None:
-    """What a code means: Γmin, coverage of each quarter, regions, costs and expected δ².
+    """Show what a code means in one round: Γmin, coverage of each quarter, regions, costs and expected δ².
 
     Digits 1 to 7 keep these quarters of the ranked items, S1 the largest: 1 all, 2 S1 S3 S4, 3 S1 S2 S4,
     4 S1 S2 S3, 5 S1 S4, 6 S1 S3, 7 S1 S2. With commas an item may be a digit, a pattern of any number of
     bands (11011000), or a fraction (0.4), and 6x0.75 repeats it.
-
-    With --budgets, --rounds, --window or --times, or a policy that moves: what the policy covers over many
-    rounds, of weights and of units: `fedcover audit --policy fedrolex --model lenet --budgets 10x0.25 --rounds 1200`.
-    What the policy takes is set with --set: `fedcover list policies`.
     """
-    if code is not None and budgets is not None:
-        raise InputError(f"there are two lists of budgets, {code} and {budgets}; give the code or --budgets, not both")
-    given = budgets or code
-    if given is None:
-        raise InputError("nothing says what clients can keep; give a code such as 1111223344, or --budgets 4x0.25")
-    if budgets is None and rounds is None and window is None and times is None and _has_codes(policy):
-        found: Audit | RoundsAudit = audit_code(given, policy, model, seed, _own(set_ or []))
-    else:
-        played, often = ROUNDS if rounds is None else rounds, 1 if times is None else times
-        found = audit_rounds(policy, model, given, played, window, often, seed, _own(set_ or []))
+    audit = audit_code(code, policy, model, seed, _policy_settings(set_ or []))
     if as_json:
-        out.print_json(json.dumps(found.as_dict()))
-    elif isinstance(found, Audit):
-        _show(found)
+        out.print_json(json.dumps(audit.as_dict()))
     else:
-        _show_rounds(found)
+        _show_code(audit)
 
 
-def _has_codes(policy: str) -> bool:
-    """Whether a code alone asks what it means in one round: for the paper's techniques and masks by design."""
-    return ":" not in policy and isinstance(named_policy(policy), Ranked | Frozen | FullModels | Optimal)
+@app.command("rounds")
+@friendly
+def rounds(
+    budgets: Annotated[str, typer.Option(help="What each client can keep, such as 4x0.25 or a code.")],
+    policy: PolicyOption = "WP",
+    model: ModelOption = "mlp",
+    rounds: Annotated[int, typer.Option(help="Rounds to plan.")] = ROUNDS,
+    window: Annotated[int | None, typer.Option(help="Rounds in a row over which Γ is counted; default: all.")] = None,
+    times: Annotated[int, typer.Option(help="How often every weight is to be covered.")] = 1,
+    set_: SetOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a policy covers over many rounds, of weights and of units, without training.
+
+    Example: `fedcover audit rounds --policy fedrolex --model lenet --budgets 10x0.25 --rounds 1200`.
+    """
+    audit = audit_rounds(policy, model, budgets, rounds, window, times, seed, _policy_settings(set_ or []))
+    if as_json:
+        out.print_json(json.dumps(audit.as_dict()))
+    else:
+        _show_rounds(audit)
 
 
-def _own(changes: Sequence[str]) -> dict[str, Typed]:
-    """The settings of the policy, by their own names, as they were typed."""
-    found = {}
+def _policy_settings(changes: Sequence[str]) -> dict[str, Typed]:
+    """Return the policy's settings by name, as typed."""
+    settings = {}
     for change in changes:
         key, equals, text = change.partition("=")
         section, _, name = key.strip().partition(".")
         if not equals or section != SECTION or name in ("", "name"):
             raise InputError(
-                f"--set of an audit takes what its policy takes, such as --set policy.kappa=2; got '{change}';"
+                f"--set takes a setting of the policy, such as --set policy.kappa=2; got '{change}';"
                 f" see `fedcover list policies`, and name the policy with --policy"
             )
-        found[name] = Typed(text)
-    return found
+        settings[name] = Typed(text)
+    return settings
 
 
 def _title(text: str, settings: Mapping[str, Any]) -> None:
@@ -107,7 +108,7 @@ def _show_rounds(a: RoundsAudit) -> None:
     out.print(f"every weight covered {often} or more: {reached}")
     out.print(f"worst layer {a.worst_layer}")
     if a.reads_theta:
-        out.print("The masks depend on theta, so all this holds for the initial theta alone.")
+        out.print("The masks depend on theta, so these numbers hold only for the initial theta.")
     out.print()
     show_table(
         [
@@ -118,16 +119,16 @@ def _show_rounds(a: RoundsAudit) -> None:
 
 
 def _down(share: float) -> str:
-    """A share in percent, rounded down: 100 % is said of all alone."""
+    """Return a share in percent, rounded down: only a share of exactly 1 is 100 %."""
     return f"{floor(share * 1e4 + 1e-9) / 1e4:.2%}"
 
 
-def _show(a: Audit) -> None:
+def _show_code(a: Audit) -> None:
     bands = "  ".join(f"S{i} {times}" for i, times in enumerate(a.coverage, start=1))
     holds = "holds: every parameter is trained by someone" if a.condition_holds else "FAILS: see coverage 0 below"
-    _title(f"{a.technique} {a.code} on {a.model}, {a.clients} clients", a.settings)
+    _title(f"{a.policy} {a.code} on {a.model}, {a.clients} clients", a.settings)
     out.print(f"Γmin {a.gamma_min}   the paper's condition Γmin ≥ 1 {holds}")
-    out.print(f"coverage  {bands}   uncovered {a.uncovered:.2%}")
+    out.print(f"coverage  {bands}{'   ' if bands else ''}uncovered {a.uncovered:.2%}")
     out.print(
         f"average   {a.parameters:,.0f} parameters ({a.parameters_ratio:.3f})   {a.macs:,.0f} MACs ({a.macs_ratio:.3f})"
         f"   {a.bytes:,.0f} B down, {a.bytes_up:,.0f} B up ({a.bytes_ratio:.3f})"
@@ -138,7 +139,7 @@ def _show(a: Audit) -> None:
     show_table(
         [
             {
-                "policy": p.name,
+                "pattern": p.name,
                 "clients": len(p.slots),
                 "parameters": f"{p.parameters:,}",
                 "MACs": f"{p.macs:,.0f}",
@@ -147,7 +148,7 @@ def _show(a: Audit) -> None:
                 "MFLOPs a step": f"{p.flops_of_step / 1e6:.2f}",
                 "δ²": f"{p.pruning_noise:.4f}",
             }
-            for p in a.policies
+            for p in a.patterns
         ]
     )
     out.print()

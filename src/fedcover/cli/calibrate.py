@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from fedcover import link as wire
-from fedcover.afford import Calibration, weight_seconds
-from fedcover.afford import calibrate as measured
-from fedcover.afford.timing import this_device
+from fedcover._files import check_writable, write_atomically
+from fedcover.calibration import Calibration, weight_seconds
+from fedcover.calibration import calibrate as measured
+from fedcover.calibration.timing import this_device
 from fedcover.cli.console import friendly, out, say, show_table
 from fedcover.cli.options import ModelOption
 from fedcover.data import names, shape_of
+from fedcover.deploy import bandwidth as wire
 from fedcover.errors import InputError
-from fedcover.files import check_writable, write_atomically
 from fedcover.models import IMAGES, usual
 
 

@@ -21,8 +21,8 @@ from fedcover.errors import (
     StepSizeWarning,
     WholeLayersWarning,
 )
-from fedcover.history import RoundRecord
-from fedcover.settings import toml_value
+from fedcover.federation.history import RoundRecord
+from fedcover.toml import toml_value
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 OURS = (CoverageWarning, DesignWarning, StepSizeWarning, WholeLayersWarning)

@@ -9,7 +9,7 @@ import typer
 from fedcover.cli.console import RunProgress, err, friendly, out, say, show_comparison
 from fedcover.cli.options import DataOption
 from fedcover.cli.run import train, unused
-from fedcover.config import Config, check_config
+from fedcover.config.schema import Config, check_config
 from fedcover.data import get
 from fedcover.errors import InputError
 

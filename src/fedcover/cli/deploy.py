@@ -12,19 +12,19 @@ import typer
 
 from fedcover.cli.console import friendly, out, say, show_table
 from fedcover.cli.options import CalibrationOption, QuietOption
-from fedcover.config import read_config
-from fedcover.deploy import keys as key_files
-from fedcover.deploy.app_folder import APPS, write_app
-from fedcover.deploy.census_file import nodes_in
-from fedcover.deploy.control import Control, RunState
-from fedcover.deploy.environment import program
-from fedcover.deploy.node_config import node_config, spending
-from fedcover.deploy.probe import on_loopback, wait_for_answer
-from fedcover.deploy.processes import SuperLink, SuperNode, check_security
-from fedcover.deploy.signals import until_asked
+from fedcover.config.schema import read_config
+from fedcover.deploy.bandwidth import address_of
+from fedcover.deploy.flower.registry_file import nodes_in
+from fedcover.deploy.processes import keys as key_files
+from fedcover.deploy.processes.environment import program
+from fedcover.deploy.processes.flower_app import APPS, write_app
+from fedcover.deploy.processes.launch import SuperLink, SuperNode, check_security
+from fedcover.deploy.processes.node_config import node_config, spending
+from fedcover.deploy.processes.probe import on_loopback, wait_for_answer
+from fedcover.deploy.processes.signals import until_asked
+from fedcover.deploy.processes.superlink_cli import Control, RunState
 from fedcover.errors import FedcoverError, InputError
-from fedcover.link import address_of
-from fedcover.settings import to_toml
+from fedcover.toml import to_toml
 
 app = typer.Typer(
     no_args_is_help=True, help="Train over the network: keys, a server, clients, and runs, on Flower's SuperLink."

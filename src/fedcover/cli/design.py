@@ -7,17 +7,17 @@ from typing import Annotated
 import typer
 from torch import Tensor, nn
 
-from fedcover.afford import Currency
-from fedcover.blueprint import WINDOW, Blueprint, Rounds, blueprint
+from fedcover._files import write_atomically
+from fedcover.audit.design import WINDOW, DesignReport, Rounds, design_report
 from fedcover.budgets import parse_code
+from fedcover.calibration import BudgetUnit
 from fedcover.cli.console import friendly, out, show_table
 from fedcover.cli.options import CalibrationOption, UnitOption
-from fedcover.design import Holding
 from fedcover.errors import InputError, check_extra
-from fedcover.files import write_atomically
+from fedcover.federation.run_folder import load_model
+from fedcover.masks.design import SegmentShare
 from fedcover.models import MODELS, usual
-from fedcover.network import trace
-from fedcover.runfolder import load_model
+from fedcover.structure.trace import trace
 from fedcover.theory import Constants, Steps, theorem1
 from fedcover.theory.certificates import percent
 
@@ -75,20 +75,20 @@ def design(
         raise InputError("--steps is for --constants and for budgets in seconds; give one of them, or leave it out")
     if window is not None and not units:
         raise InputError("--window is for masks of whole units; give --units too, or leave it out")
-    currency, rounds = Currency(unit, calibration), WINDOW if window is None else window
+    currency, rounds = BudgetUnit(unit, calibration), WINDOW if window is None else window
     if not model:
         if needs := "--units" if units else "--run" if folder is not None else "--constants" if known else "":
             raise InputError(f"{needs} needs --model, the name of the network, such as mlp")
         if not currency.plain:
             raise InputError(f"budgets in {unit} need --model, the network whose {unit} they are")
-        found = blueprint(parse_code(budgets), gamma, noise)
+        found = design_report(parse_code(budgets), gamma, noise)
     else:
-        network, example = _network(model, folder)
+        module, example = _module(model, folder)
         given = currency.budgets(
-            budgets, trace(network, example), lambda place, many: STEPS if steps is None else steps, units=units
+            budgets, trace(module, example), lambda place, many: STEPS if steps is None else steps, units=units
         )
         about = f"{'units of ' if units else ''}{model}, {folder or 'fresh'}"
-        found = blueprint(given, gamma, noise, network, example, about, units, rounds, known)
+        found = design_report(given, gamma, noise, module, example, about, units, rounds, known)
     if figure is not None:
         _draw(found, figure)
     if as_json:
@@ -121,13 +121,13 @@ def _show_step(constants: Constants, steps: Steps) -> None:
         out.print(f"the theorem holds for a step size of {bound.largest_step:.3g} at most; beyond it this is a guide")
 
 
-def _network(model: str, folder: Path | None) -> tuple[nn.Module, Tensor]:
+def _module(model: str, folder: Path | None) -> tuple[nn.Module, Tensor]:
     """A named network, fresh or with the weights of a run, and an example of its inputs."""
-    network, example = usual(model)
-    return load_model(folder, network) if folder is not None else network, example
+    module, example = usual(model)
+    return load_model(folder, module) if folder is not None else module, example
 
 
-def _draw(found: Blueprint, path: Path) -> None:
+def _draw(found: DesignReport, path: Path) -> None:
     check_extra("report", "drawing a figure", "matplotlib", "PIL")
     from fedcover.report.design import design_figure
     from fedcover.report.svg import FORMATS, file_bytes
@@ -139,7 +139,7 @@ def _draw(found: Blueprint, path: Path) -> None:
     write_atomically(path, file_bytes(drawn, kind))
 
 
-def _show(found: Blueprint) -> None:
+def _show(found: DesignReport) -> None:
     clients, bounded = len(found.keeps), any(point.bound is not None for point in found.frontier)
     what = "coverage of units Γ" if found.units else "Γ"
     out.print(f"{clients} clients that can keep {sum(found.keeps):g} models together, {found.weights}", style="bold")
@@ -202,5 +202,5 @@ def _times(many: int) -> str:
     return {0: "never", 1: "once"}.get(many, f"{many} times")
 
 
-def _span(holding: Holding) -> str:
+def _span(holding: SegmentShare) -> str:
     return f"{holding.start:.1%}–{holding.end:.1%}"

@@ -9,10 +9,10 @@ import typer
 
 from fedcover.cli.console import RunProgress, friendly, out
 from fedcover.cli.options import CalibrationOption, DataOption, QuietOption, UnitOption
-from fedcover.config import Config, read_config, recorded_keeps
-from fedcover.errors import InputError
-from fedcover.history import History
-from fedcover.runfolder import read_settings
+from fedcover.config.schema import Config, read_config, recorded_keeps
+from fedcover.errors import InputError, MissingExtraError
+from fedcover.federation.history import History
+from fedcover.federation.run_folder import read_settings
 
 
 @friendly
@@ -85,7 +85,10 @@ def run(
         if summary["certificate"]:
             out.print(f"certificate: {summary['certificate']['sentence']}")
         out.print(f"data: {summary['data']}")
-        out.print(f"report: {where / 'report.html'}")
+        if (where / "report.html").exists():
+            out.print(f"report: {where / 'report.html'}")
+        else:
+            out.print("report: not written; it needs pip install 'fedcover[report]'")
 
 
 def train(
@@ -98,14 +101,14 @@ def train(
 ) -> History:
     """Build the federation and play its rounds into a folder, with progress; see ``Config.build`` for keeps."""
     if settings.engine == "flower-sim":
-        from fedcover.flower.simulate import simulate
+        from fedcover.deploy.flower.simulate import simulate
 
         return simulate(
             settings, where, resume, data, progress.follow(settings.title, settings.rounds, "Flower on Ray")
         )
     federation, test = settings.build(data, keeps)
     note = "\n".join(line for line in (settings.bought(federation), f"engine: {federation.engine}") if line)
-    return federation.run(
+    history = federation.run(
         settings.rounds,
         evaluate_on=test,
         evaluate_every=settings.evaluate.every,
@@ -116,6 +119,17 @@ def train(
         settings=settings.settings(federation),
         on_round=progress.follow(settings.title, settings.rounds, note),
     )
+    write_page(where)
+    return history
+
+
+def write_page(folder: Path) -> None:
+    """Write the report page into a run folder, if the report extra is installed."""
+    try:
+        from fedcover.report import write_report
+    except MissingExtraError:
+        return
+    write_report([folder])
 
 
 def unused(path: Path) -> Path:

@@ -13,9 +13,9 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
 
-from fedcover.data.files import Copy, Layout, find
-from fedcover.data.sources import STORIES, Folder, cache_folder, data_folder, source_of
-from fedcover.data.table import Source
+from fedcover.data.catalogue import Source
+from fedcover.data.copies import Copy, Layout, find
+from fedcover.data.loading import STORIES, Folder, cache_folder, data_folder, source_of
 from fedcover.data.verify import OFFICIAL, SUMS, Verdict, digest, read_sums, verify
 from fedcover.errors import InputError
 

@@ -68,7 +68,7 @@ class Population:
         start, end = self._span(client)
         return end - start
 
-    def name_of(self, client: int) -> int:
+    def number_of(self, client: int) -> int:
         """The number by which people know a client; here the client itself."""
         return client
 

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcover.data.files import Copy
+from fedcover.data.copies import Copy
 from fedcover.errors import InputError
 
 SUMS = "SHA256SUMS"

@@ -1,4 +1,1 @@
-"""Deployments: keys, and the servers and nodes of Flower as processes that end with whoever started them.
-
-Nothing here imports Flower: its programs are called.
-"""
+"""Rounds over a network: the wire format, Flower's apps and strategy, and the processes of a deployment."""

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from fedcover.aggregate import ClientUpdate
-from fedcover.local import Job
+from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.training.client import Job
 
 
 class Engine(ABC):

@@ -2,12 +2,12 @@
 
 import torch
 
+from fedcover._threads import usable_cores
 from fedcover.engines.base import Engine
-from fedcover.engines.processes import Processes, can_fork
+from fedcover.engines.processes.pool import Processes, can_fork
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import Vectorized
+from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.errors import InputError
-from fedcover.threads import usable_cores
 
 ENGINES = ("auto", "serial", "processes", "vectorized")
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from fedcover.aggregate import ClientUpdate
+from fedcover._threads import one_thread
+from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.engines.base import Engine
-from fedcover.engines.workbench import Workbench, failure
-from fedcover.local import Job
-from fedcover.threads import one_thread
+from fedcover.engines.client_trainer import ClientTrainer, failure
+from fedcover.training.client import Job
 
 
 class Serial(Engine):
@@ -19,7 +19,7 @@ class Serial(Engine):
     name = "serial"
 
     def __init__(self, shrink: bool = False, traced: bool = True) -> None:
-        self._bench = Workbench(shrink, traced)
+        self._bench = ClientTrainer(shrink, traced)
 
     def __repr__(self) -> str:
         return "serial"

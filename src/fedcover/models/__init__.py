@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedcover.errors import InputError
 from fedcover.models.cnn import CNN
-from fedcover.models.paper import MLP, LeNet
+from fedcover.models.mlp_lenet import MLP, LeNet
 from fedcover.models.resnet import ResNet18, resnet18_gn
 from fedcover.models.transformer import Transformer
 from fedcover.seeding import ambient

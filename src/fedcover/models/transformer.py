@@ -38,7 +38,7 @@ class Attention(nn.Module):
         return taken
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a feed-forward layer on a residual stream, each after a layer norm."""
 
     def __init__(self, width: int, head: int) -> None:
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
             raise InputError(f"the transformer needs rows of characters; these are {tuple(shape)}: use data 'stories'")
         self.embed = nn.Embedding(classes, width)
         self.places = nn.Parameter(0.02 * torch.randn(shape[0], width))
-        self.blocks = nn.Sequential(*[Block(width, head) for _ in range(LAYERS)])
+        self.blocks = nn.Sequential(*[TransformerBlock(width, head) for _ in range(LAYERS)])
         self.norm, self.fc = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,49 +1,29 @@
-"""Pruning policies, each a few lines, and the check that any policy must pass."""
+"""Pruning policies, one file for each published method, and the check that any policy must pass.
 
-from fedcover.policies.base import Heard, Policy, policy
+Every module of this package is imported, so that its ``register`` decorators run: a new built-in policy is one new
+file. The factories are available here, and in ``fedcover``, under their own names.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from fedcover.policies.base import Policy, RoundFeedback, policy
 from fedcover.policies.check import check_policy
-from fedcover.policies.complete import weight_complete
-from fedcover.policies.feddst import feddst
-from fedcover.policies.fiarse import fiarse
-from fedcover.policies.fjord import fjord
-from fedcover.policies.gap import p_gap, s_gap
-from fedcover.policies.moving import fedrolex, random_submodels
-from fedcover.policies.optimal import optimal_masks
-from fedcover.policies.prefix import heterofl
-from fedcover.policies.prunefl import prunefl
-from fedcover.policies.techniques import (
-    POLICIES,
-    fixed_subnetwork,
-    full,
-    named_policy,
-    neuron_pruning,
-    pretrained_mask,
-    weight_pruning,
-)
-from fedcover.policies.urns import fedecover
+from fedcover.policies.registry import POLICIES, named_policy, register
 
-__all__ = [
-    "Heard",
-    "POLICIES",
-    "Policy",
-    "check_policy",
-    "fedecover",
-    "fedrolex",
-    "feddst",
-    "fiarse",
-    "fixed_subnetwork",
-    "fjord",
-    "full",
-    "heterofl",
-    "named_policy",
-    "neuron_pruning",
-    "optimal_masks",
-    "p_gap",
-    "policy",
-    "pretrained_mask",
-    "random_submodels",
-    "s_gap",
-    "weight_complete",
-    "prunefl",
-    "weight_pruning",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+FACTORIES = {factory.__name__: factory for _, factory in sorted(POLICIES.items(), key=lambda item: item[0].lower())}
+"""The factory of each built-in policy by its own name, such as ``heterofl``."""
+globals().update(FACTORIES)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Let type checkers accept the factories of the registry."""
+
+
+__all__ = ["FACTORIES", "POLICIES", "Policy", "RoundFeedback", "check_policy", "named_policy", "policy", "register"]
+__all__ += list(FACTORIES)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedcover.budgets import QUARTERS, Codebook
+from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
-from fedcover.drill import Drill
 from fedcover.errors import InputError
-from fedcover.network import Network
 from fedcover.params import Mask, Params
 from fedcover.seeding import Round
+from fedcover.structure.trace import ModelStructure
+from fedcover.training.options import TrainingOptions
 
 State = dict[str, Tensor]
 """What a policy carries from round to round; it goes into checkpoints."""
@@ -27,7 +27,7 @@ def shown_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Heard:
+class RoundFeedback:
     """What a round's clients sent back, apart from the values that were averaged."""
 
     clients: int
@@ -66,6 +66,12 @@ class Policy(ABC):
     """Whether masks may change from round to round while theta and the cohort stay the same."""
     wants_classes: bool = False
     """Whether ``plan`` asks for the classes that each client has examples of."""
+    ignores_budgets: bool = False
+    """Whether every client holds the whole model, whatever its budget."""
+    follows_patterns: bool = True
+    """Whether the bands of a budget decide which items a client holds, and not only how many."""
+    designs_coverage: bool = False
+    """Whether masks cover every entry as soon as the budgets of a cohort add up to one model."""
     dense_in_turn: bool = False
     """Whether clients hold some tensors whole in turn, whatever their budgets, as grow-and-prune does."""
 
@@ -76,9 +82,17 @@ class Policy(ABC):
         """eta of theta' = theta + eta (average - theta); 1 takes the average as it is."""
         return 1.0
 
-    def bind(self, network: Network) -> "Policy":
+    def bind(self, structure: ModelStructure) -> "Policy":
         """This policy, ready for one network."""
         return self
+
+    def check_budgets(self, theta: Params, budgets: Sequence[Budget]) -> None:
+        """Raise InputError if what the policy was asked for is out of reach of cohorts with these budgets."""
+        return
+
+    def item_ranks(self, theta: Params) -> Mapping[str, Tensor] | None:
+        """Return the rank of every item by layer, if budgets choose items by rank; None otherwise."""
+        return None
 
     def start(self) -> State:
         """The state before the first round."""
@@ -90,13 +104,13 @@ class Policy(ABC):
     ) -> tuple[list[Mask], State]:
         """One mask for each client of the cohort, and the state for the next round."""
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> Sequence[Drill | None]:
+    ) -> Sequence[TrainingOptions | None]:
         """How each client trains beyond plain masked SGD; ``masks`` and ``state`` are what ``plan`` returned."""
         return [None] * len(cohort)
 
-    def observe(self, theta: Params, heard: Heard, this_round: Round, state: State) -> State:
+    def observe(self, theta: Params, feedback: RoundFeedback, this_round: Round, state: State) -> State:
         """The state for the next round, once ``theta`` is averaged; ``state`` is what ``plan`` returned."""
         return state
 

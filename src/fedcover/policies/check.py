@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from fedcover.budgets import budgets_of, share
 from fedcover.clients import Client, cohort_of
-from fedcover.coverage import coverage_of
-from fedcover.drill import Drill, check_drill, regrown
 from fedcover.errors import InputError
-from fedcover.network import trace
+from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params, check_mask, count, params_of
-from fedcover.policies.base import Heard, Policy, State, shown_in
+from fedcover.policies.base import Policy, RoundFeedback, State, shown_in
 from fedcover.seeding import Round
+from fedcover.structure.trace import trace
+from fedcover.training.options import TrainingOptions, check_options, regrown
 
 KEEPS = (1.0, 0.75, 0.5, 0.25)
 ROUNDS = 5
@@ -42,7 +42,7 @@ def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 
     ``example`` is a batch of inputs for the model. The rounds are played without training; theta is
     shaken a little between them.
 
-    >>> from fedcover.policies.techniques import weight_pruning
+    >>> from fedcover.policies.weight_pruning import weight_pruning
     >>> check_policy(weight_pruning(), nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)), torch.zeros(2, 8))
     """
     bound = policy.bind(trace(model, example))
@@ -62,8 +62,8 @@ def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 
         again, _ = _plan(bound, theta, cohort, this_round, state, broken)
         _check_masks(masks, again, theta, broken, bound.dense_in_turn)
         _check_state(after, theta, broken)
-        drills = _drill(bound, theta, cohort, masks, this_round, after, broken)
-        theta, after = _played(bound, theta, masks, drills, this_round, after, broken)
+        training_options = _options(bound, theta, cohort, masks, this_round, after, broken)
+        theta, after = _played(bound, theta, masks, training_options, this_round, after, broken)
         if not torch.equal(ambient, torch.default_generator.get_state()):
             raise broken("no global randomness", "drills or observe moved torch's global generator")
         if not _same(before[1], state):
@@ -88,7 +88,7 @@ def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def _drill(
+def _options(
     policy: Policy,
     theta: Params,
     cohort: Sequence[Client],
@@ -96,32 +96,34 @@ def _drill(
     this_round: Round,
     state: State,
     broken: Callable[[str, str], InputError],
-) -> list[Drill | None]:
+) -> list[TrainingOptions | None]:
     """The drills, which must fit, be the same when asked for twice, and leave theta and the state alone."""
     before = [_copied(theta), _copied(state)]
     try:
-        drills, again = (list(policy.drills(theta, cohort, masks, this_round, dict(state))) for _ in range(2))
+        training_options, again = (
+            list(policy.training_options(theta, cohort, masks, this_round, dict(state))) for _ in range(2)
+        )
     except Exception as error:
         raise broken("runs", f"drills: {type(error).__name__}: {error}") from error
-    if len(drills) != len(cohort):
-        raise broken("drills fit", f"{len(drills)} drills for {len(cohort)} clients")
-    for place, (drill, same) in enumerate(zip(drills, again, strict=True)):
+    if len(training_options) != len(cohort):
+        raise broken("drills fit", f"{len(training_options)} drills for {len(cohort)} clients")
+    for place, (options, same) in enumerate(zip(training_options, again, strict=True)):
         try:
-            check_drill(drill, theta, masks[place], f"drill {place}")
+            check_options(options, theta, masks[place], f"drill {place}")
         except InputError as error:
             raise broken("drills fit", str(error)) from None
-        if not _alike(drill, same):
+        if not _alike(options, same):
             raise broken("same seed, same masks", f"drill {place} was not the same when asked for a second time")
-    if all(drill is not None and drill.rest for drill in drills):
+    if all(options is not None and options.rest for options in training_options):
         raise broken("drills fit", "everyone rests")
     if not _same(before[0], theta):
         raise broken("theta is left alone", "drills changed theta in place")
     if not _same(before[1], state):
         raise broken("state is left alone", "drills changed a tensor of the state in place")
-    return drills
+    return training_options
 
 
-def _alike(a: Drill | None, b: Drill | None) -> bool:
+def _alike(a: TrainingOptions | None, b: TrainingOptions | None) -> bool:
     if a is None or b is None:
         return a is b
     plain = ("gains", "thresholds", "distil", "regrow", "report", "rest")
@@ -133,7 +135,7 @@ def _played(
     policy: Policy,
     theta: Params,
     masks: Sequence[Mask],
-    drills: Sequence[Drill | None],
+    training_options: Sequence[TrainingOptions | None],
     this_round: Round,
     state: State,
     broken: Callable[[str, str], InputError],
@@ -142,17 +144,17 @@ def _played(
     shake = this_round.generator("check")
     theta = {k: t + 0.01 * torch.randn(t.shape, generator=shake).to(t) for k, t in theta.items()}
     sent = [
-        _regrown(theta, mask, drill.regrow.share, shake) if drill and drill.regrow else mask
-        for mask, drill in zip(masks, drills, strict=True)
-        if drill is None or not drill.rest
+        _regrown(theta, mask, options.regrow.share, shake) if options and options.regrow else mask
+        for mask, options in zip(masks, training_options, strict=True)
+        if options is None or not options.rest
     ]
     report = None
-    if any(drill and drill.report for drill in drills):
+    if any(options and options.report for options in training_options):
         report = {k: torch.randn(t.shape, generator=shake).to(t).double().square() for k, t in theta.items()}
-    heard = Heard(len(sent), coverage_of(sent, theta), report)
+    feedback = RoundFeedback(len(sent), coverage_of(sent, theta), report)
     before = [_copied(theta), _copied(state)]
     try:
-        after, again = (policy.observe(theta, heard, this_round, dict(state)) for _ in range(2))
+        after, again = (policy.observe(theta, feedback, this_round, dict(state)) for _ in range(2))
     except Exception as error:
         raise broken("observes", f"{type(error).__name__}: {error}") from error
     _check_state(after, theta, broken)

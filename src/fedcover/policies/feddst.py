@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from fedcover.clients import Client
-from fedcover.drill import Drill, Regrow
 from fedcover.errors import check_number, check_whole
-from fedcover.network import Network
 from fedcover.params import Mask, Params
-from fedcover.policies.base import Heard, Policy, State, check_bound, shown_in
-from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
+from fedcover.policies.base import Policy, RoundFeedback, State, check_bound, shown_in
+from fedcover.policies.registry import register
+from fedcover.policies.shared_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
+from fedcover.structure.trace import ModelStructure
+from fedcover.training.options import Regrow, TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class FedDst(Policy):
             check_whole(name, getattr(self, name), 1)
         check_number("share", self.share, 0, 1 + 1e-9, "a number in (0, 1]")
 
-    def bind(self, network: Network) -> "FedDst":
+    def bind(self, structure: ModelStructure) -> "FedDst":
         """This policy for the hidden weight tensors of a network."""
-        return replace(self, shapes={name: network.shapes[name] for name in hidden_of(network, "FedDST")})
+        return replace(self, shapes={name: structure.shapes[name] for name in hidden_of(structure, "FedDST")})
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
@@ -62,17 +63,17 @@ class FedDst(Policy):
             mask = {n: largest({n: scores[n]}, min(counts[n], int(mask[n].sum())))[n] for n in self.shapes}
         return [mask] * len(cohort), state_with(keep, mask)
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[Drill | None]:
+    ) -> list[TrainingOptions | None]:
         """A readjustment for everyone, every few rounds."""
         share = self.share_at(this_round.index)
-        return [Drill(regrow=Regrow(share, self.after)) if share else None] * len(cohort)
+        return [TrainingOptions(regrow=Regrow(share, self.after)) if share else None] * len(cohort)
 
-    def observe(self, theta: Params, heard: Heard, this_round: Round, state: State) -> State:
+    def observe(self, theta: Params, feedback: RoundFeedback, this_round: Round, state: State) -> State:
         """The largest weights of what anyone holds, layer by layer as many as before."""
         before = shown_in(state)
-        scores = magnitudes(theta, list(before), {name: heard.counts[name] > 0 for name in before})
+        scores = magnitudes(theta, list(before), {name: feedback.counts[name] > 0 for name in before})
         return state_with(float(state["keep"]), {n: largest({n: scores[n]}, int(before[n].sum()))[n] for n in before})
 
     def share_at(self, index: int) -> float:
@@ -122,6 +123,7 @@ def erk_counts(shapes: Mapping[str, tuple[int, ...]], keep: float) -> dict[str, 
     return counts
 
 
+@register("FedDST")
 def feddst(every: int = 10, share: float = 0.5, until: int = 100, after: int = 1) -> FedDst:
     """FedDST: one sparse mask for all, as dense as the least able can hold, that drops and grows as it trains."""
     return FedDst(every, share, until, after)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fedcover.clients import Client
-from fedcover.drill import Drill
-from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
-from fedcover.policies.one_mask import hidden_of, largest, magnitudes, whole_part
-from fedcover.policies.whole_units import width_of
+from fedcover.policies.registry import register
+from fedcover.policies.shared_mask import hidden_of, largest, magnitudes, whole_part
+from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
+from fedcover.structure.trace import ModelStructure
+from fedcover.training.options import TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Fiarse(Policy):
     any_device = True
     layers: tuple[str, ...] = field(default=(), repr=False)
 
-    def bind(self, network: Network) -> "Fiarse":
+    def bind(self, structure: ModelStructure) -> "Fiarse":
         """This policy for the hidden weight tensors of a network."""
-        return replace(self, layers=hidden_of(network, "FIARSE"))
+        return replace(self, layers=hidden_of(structure, "FIARSE"))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
@@ -43,21 +44,22 @@ class Fiarse(Policy):
         made: dict[float, Mask] = {k: FULL if k == 1 else largest(scores, whole_part(k, size)) for k in keeps}
         return [made[client.budget.keep] for client in cohort], state
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[Drill | None]:
+    ) -> list[TrainingOptions | None]:
         """The threshold of each client."""
         check_bound(self.layers, "FIARSE")
         sizes = torch.cat([score.flatten() for score in magnitudes(theta, self.layers).values()])
         falling = sizes.sort(descending=True).values
-        made: dict[int, Drill] = {}
+        made: dict[int, TrainingOptions] = {}
         for mask, client in zip(masks, cohort, strict=True):
             if id(mask) not in made:
                 tau = float(falling[whole_part(client.budget.keep, len(falling)) - 1])
-                made[id(mask)] = Drill(thresholds=dict.fromkeys(self.layers, tau))
+                made[id(mask)] = TrainingOptions(thresholds=dict.fromkeys(self.layers, tau))
         return [made[id(mask)] for mask in masks]
 
 
+@register("FIARSE")
 def fiarse() -> Fiarse:
     """FIARSE: the largest weights of all layers together; gradients scaled by how near they are to the threshold."""
     return Fiarse()

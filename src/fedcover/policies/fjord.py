@@ -13,15 +13,16 @@ from torch import Tensor
 
 from fedcover.budgets import Budget
 from fedcover.clients import Client
-from fedcover.drill import Drill
 from fedcover.errors import check_number
-from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import Units, rank
-from fedcover.policies.whole_units import width_of
+from fedcover.policies.registry import register
+from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
-from fedcover.units import groups_for
+from fedcover.structure.trace import ModelStructure
+from fedcover.structure.units import groups_for
+from fedcover.training.options import TrainingOptions
 
 WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -48,9 +49,9 @@ class Fjord(Policy):
         """Whether it distils, which needs two passes for a step."""
         return self.distil > 0
 
-    def bind(self, network: Network) -> "Fjord":
+    def bind(self, structure: ModelStructure) -> "Fjord":
         """This policy with the network's own units."""
-        return replace(self, blocks=tuple(Units(group, in_order=True) for group in groups_for("FjORD", network)))
+        return replace(self, blocks=tuple(Units(group, in_order=True) for group in groups_for("FjORD", structure)))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
@@ -60,18 +61,18 @@ class Fjord(Policy):
         made = {keep: self._prefix(theta, keep) for keep in {width_of(client.budget, self) for client in cohort}}
         return [made[client.budget.keep] for client in cohort], state
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[Drill | None]:
+    ) -> list[TrainingOptions | None]:
         """The widths that each client draws from; a client with one width alone trains as ever."""
         check_bound(self.blocks, "FjORD")
         narrow = {width: self._prefix(theta, width) for width in sorted(set(self.widths)) if width < 1}
-        made: dict[float, Drill | None] = {}
+        made: dict[float, TrainingOptions | None] = {}
         for client, mask in zip(cohort, masks, strict=True):
             keep = client.budget.keep
             below = [prefix for width, prefix in narrow.items() if width < keep]
             if keep not in made:
-                made[keep] = Drill(widths=(*below, mask), distil=self.distil) if below else None
+                made[keep] = TrainingOptions(widths=(*below, mask), distil=self.distil) if below else None
         return [made[client.budget.keep] for client in cohort]
 
     def _prefix(self, theta: Params, keep: float) -> Mask:
@@ -84,6 +85,7 @@ class Fjord(Policy):
         return mask
 
 
+@register("FjORD")
 def fjord(widths: Sequence[float] = WIDTHS, distil: float = 0.0) -> Fjord:
     """FjORD: the first units of each hidden layer; every batch draws a width and trains that prefix."""
     return Fjord(tuple(widths), distil)

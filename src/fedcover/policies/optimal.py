@@ -4,7 +4,7 @@ Unless it is asked for, the coverage is that of the least pruning term of the bo
 remains of the bound as the step size goes to 0. At a fixed step size the other terms stay and favour more coverage.
 
 The large weights are nested, as in weight pruning, and the tail is dealt out so that every entry has at least Gamma
-holders; see ``fedcover.design``. Planned anew every round from the cohort's budgets and the current theta.
+holders; see ``fedcover.masks.design``. Planned anew every round from the cohort's budgets and the current theta.
 """
 
 import math
@@ -17,16 +17,17 @@ from torch import Tensor
 
 from fedcover.budgets import Budget
 from fedcover.clients import Client
-from fedcover.design import Frontier, Point, deal, frontier, most_coverage, profile, spread
-from fedcover.design.frontier import RankedList
-from fedcover.design.ranking import Ranking
 from fedcover.errors import DesignWarning, InputError, check_number, check_whole
-from fedcover.network import Network
+from fedcover.masks.design import Frontier, Point, deal, frontier, most_coverage, profile, spread
+from fedcover.masks.design.frontier import RankedList
+from fedcover.masks.design.ranking import Ranking
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State
 from fedcover.policies.ranked import Block, Units, Weights, check_layers
+from fedcover.policies.registry import register
 from fedcover.seeding import Round
-from fedcover.units import groups_for
+from fedcover.structure.trace import ModelStructure
+from fedcover.structure.units import groups_for
 
 SHORT = "short of gamma"
 """In the state: that a cohort fell short of the coverage that was asked for, and what it reached."""
@@ -42,6 +43,7 @@ class Optimal(Policy):
     """
 
     any_device = True
+    follows_patterns = False
     units: bool = False
     gamma: int | None = None
     noise: float | None = None
@@ -55,15 +57,20 @@ class Optimal(Policy):
         if self.noise is not None:
             check_number("noise", self.noise, -1e-300, math.inf, "0 or more")
 
-    def bind(self, network: Network) -> "Optimal":
+    @property
+    def designs_coverage(self) -> bool:  # type: ignore[override]
+        """True for masks of single weights; units that cover every unit may leave pairs of units uncovered."""
+        return not self.units
+
+    def bind(self, structure: ModelStructure) -> "Optimal":
         """This policy with the network's own layers."""
         found: Sequence[Block] = (
-            [Units(group, in_order=False) for group in groups_for("optimal_units", network)]
+            [Units(group, in_order=False) for group in groups_for("optimal_units", structure)]
             if self.units
-            else [Weights(name) for name in network.hidden]
+            else [Weights(name) for name in structure.hidden]
         )
         if not found:
-            name = type(network.model).__name__
+            name = type(structure.model).__name__
             raise InputError(f"there is nothing to prune in {name}; add a hidden layer or use the policy 'full'")
         return replace(self, blocks=tuple(found))
 
@@ -98,7 +105,7 @@ class Optimal(Policy):
             for block, ranking in zip(self.blocks, rankings, strict=True)
         ]
 
-    def check_reach(self, theta: Params, budgets: Sequence[Budget]) -> None:
+    def check_budgets(self, theta: Params, budgets: Sequence[Budget]) -> None:
         """Nothing, or an error if the coverage that is asked for is out of reach of a cohort with these budgets."""
         if self.gamma is None:
             return
@@ -160,11 +167,13 @@ def lists_of(theta: Params, stocks: Sequence[Stock]) -> list[RankedList]:
     ]
 
 
+@register("optimal", "optimal_masks")
 def optimal_masks(gamma: int | None = None, noise: float | None = None, units: bool = False) -> Optimal:
     """Masks by design, of weights or of whole units: with this coverage, within this noise, or least pruning term."""
     return Optimal(units, gamma, noise)
 
 
+@register("optimal_units")
 def optimal_units(gamma: int | None = None, noise: float | None = None) -> Optimal:
     """Masks of whole units by design: with this coverage of units, within this noise, or least pruning term."""
     return Optimal(True, gamma, noise)

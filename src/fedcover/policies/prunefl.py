@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from fedcover.clients import Client
-from fedcover.drill import Drill
 from fedcover.errors import InputError, check_number, check_whole
-from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Heard, Policy, State, check_bound, shown_in
-from fedcover.policies.one_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
+from fedcover.policies.base import Policy, RoundFeedback, State, check_bound, shown_in
+from fedcover.policies.registry import register
+from fedcover.policies.shared_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
+from fedcover.structure.trace import ModelStructure
+from fedcover.training.options import TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class PruneFl(Policy):
     """The mask is never larger than the least keep of any cohort so far; within that the objective decides its size.
 
     ``seconds`` has the seconds of one weight of each layer in a training step, and ``fixed`` is t_0, the seconds of a
-    step that pruning does not save: ``fedcover.afford.weight_seconds`` measures both. Without them the multiply-adds
-    of a weight stand in for its seconds, and those of the layers that stay whole for t_0, which is an assumption.
+    step that pruning does not save: ``fedcover.calibration.weight_seconds`` measures both. Without them the
+    multiply-adds of a weight stand in for its seconds, and those of the layers that stay whole for t_0.
     """
 
     any_device = True
@@ -57,13 +58,13 @@ class PruneFl(Policy):
         if self.fixed is not None:
             check_number("fixed", self.fixed, 0, math.inf, "a positive number of seconds")
 
-    def bind(self, network: Network) -> "PruneFl":
+    def bind(self, structure: ModelStructure) -> "PruneFl":
         """This policy for the hidden weight tensors of a network."""
-        layers = hidden_of(network, "PruneFL")
+        layers = hidden_of(structure, "PruneFL")
         if self.seconds is None:
-            seconds = {name: network.macs[name] or 1.0 for name in layers}
-            whole = [name for name in network.shapes if name not in layers]
-            fixed = sum(network.macs[name] * math.prod(network.shapes[name]) for name in whole) or 1.0
+            seconds = {name: structure.macs[name] or 1.0 for name in layers}
+            whole = [name for name in structure.shapes if name not in layers]
+            fixed = sum(structure.macs[name] * math.prod(structure.shapes[name]) for name in whole) or 1.0
             return replace(self, layers=layers, seconds=seconds, fixed=fixed)
         if set(self.seconds) != set(layers):
             raise InputError(f"seconds are for {', '.join(self.seconds)}; give them for {', '.join(layers)}")
@@ -88,29 +89,29 @@ class PruneFl(Policy):
             masks[chosen] = FULL if most == 1 else largest(magnitudes(theta, self.layers), whole_part(most, size))
         return masks, state_with(keep, mask if known or this_round.index > self.first else {})
 
-    def drills(
+    def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[Drill | None]:
+    ) -> list[TrainingOptions | None]:
         """In the first stage one client trains and reports; later all report, every few rounds."""
         if this_round.index <= self.first:
-            drills: list[Drill | None] = [Drill(rest=True)] * len(cohort)
-            drills[self.chosen(cohort)] = Drill(report=True)
-            return drills
-        return [None if this_round.index % self.every else Drill(report=True)] * len(cohort)
+            training_options: list[TrainingOptions | None] = [TrainingOptions(rest=True)] * len(cohort)
+            training_options[self.chosen(cohort)] = TrainingOptions(report=True)
+            return training_options
+        return [None if this_round.index % self.every else TrainingOptions(report=True)] * len(cohort)
 
-    def observe(self, theta: Params, heard: Heard, this_round: Round, state: State) -> State:
+    def observe(self, theta: Params, feedback: RoundFeedback, this_round: Round, state: State) -> State:
         """The best mask for the gradients that were reported."""
-        if heard.report is None:
+        if feedback.report is None:
             return state
         assert self.seconds is not None
         assert self.fixed is not None
         keep = float(state["keep"])
-        held = {name: heard.counts[name] > 0 for name in self.layers}
+        held = {name: feedback.counts[name] > 0 for name in self.layers}
         most = whole_part(keep, sum(kept.numel() for kept in held.values()))
         free = self.free * 0.5 ** (this_round.index / self.half_life)
         many = min(most, math.ceil((1 - free) * sum(int(kept.sum()) for kept in held.values()) - 1e-9))
         exempt = largest(magnitudes(theta, self.layers, held), many)
-        squares = {name: heard.report[name] for name in self.layers}
+        squares = {name: feedback.report[name] for name in self.layers}
         return state_with(keep, best_kept(squares, self.seconds, self.fixed, exempt, most))
 
     @staticmethod
@@ -159,6 +160,7 @@ def best_kept(
     return {name: part.view(squares[name].shape).clone() for name, part in zip(names, parts, strict=True)}
 
 
+@register("PruneFL")
 def prunefl(
     every: int = 10,
     free: float = 0.3,

@@ -14,11 +14,11 @@ from torch import Tensor
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError
-from fedcover.network import Network
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.seeding import Round
-from fedcover.units import UnitGroup
+from fedcover.structure.trace import ModelStructure
+from fedcover.structure.units import UnitGroup, groups_for
 
 Ranks = Mapping[str, Tensor]
 
@@ -120,6 +120,17 @@ class Units(Block):
         self.group.restrict(mask, theta, held)
 
 
+def codebook_of(structure: ModelStructure, policy: str) -> Codebook:
+    """Return what code digits mean to a policy on a model: the model's own ``codebooks[policy]``, or quarters."""
+    codebooks: Mapping[str, Codebook] = getattr(structure.model, "codebooks", {})
+    return codebooks.get(policy, QUARTERS)
+
+
+def unit_blocks(structure: ModelStructure, policy: str, in_order: bool) -> tuple[tuple[Block, ...], Codebook]:
+    """Return one block per group of units, and what code digits mean on the model."""
+    return tuple(Units(group, in_order) for group in groups_for(policy, structure)), codebook_of(structure, policy)
+
+
 def check_layers(budget: Budget, blocks: Sequence[Block]) -> None:
     """Nothing, or an error if a budget speaks of a layer that is not among those that are pruned."""
     names = [block.name for block in blocks]
@@ -134,7 +145,7 @@ class Ranked(Policy):
     any_device = True
     moves = False
     name: str
-    find: Callable[[Network], tuple[tuple[Block, ...], Codebook]] = field(repr=False)
+    find: Callable[[ModelStructure], tuple[tuple[Block, ...], Codebook]] = field(repr=False)
     """The blocks of a network, and what code digits mean on it."""
     blocks: tuple[Block, ...] = field(default=(), repr=False)
     codebook: Codebook = field(default_factory=lambda: QUARTERS, repr=False)
@@ -144,12 +155,12 @@ class Ranked(Policy):
         """Units in their own order are chosen without a look at theta."""
         return not all(isinstance(block, Units) and block.in_order for block in self.blocks)
 
-    def bind(self, network: Network) -> "Ranked":
+    def bind(self, structure: ModelStructure) -> "Ranked":
         """This policy with the network's own blocks."""
-        blocks, codebook = self.find(network)
+        blocks, codebook = self.find(structure)
         if not blocks:
             raise InputError(
-                f"{self.name} finds nothing to prune in {type(network.model).__name__}: it has one layer,"
+                f"{self.name} finds nothing to prune in {type(structure.model).__name__}: it has one layer,"
                 f" the output, which stays whole; add a hidden layer or use the policy 'full'"
             )
         return replace(self, blocks=blocks, codebook=codebook)
@@ -163,6 +174,10 @@ class Ranked(Policy):
         """The rank of every item of every block."""
         check_bound(self.blocks, self.name)
         return {block.name: rank(block.scores(theta)) for block in self.blocks}
+
+    def item_ranks(self, theta: Params) -> Ranks:
+        """Return the ranks that budgets choose by."""
+        return self.ranks(theta)
 
     def masks(self, theta: Params, cohort: Sequence[Client], ranks: Ranks) -> list[Mask]:
         """The masks that these ranks give; clients with equal budgets share one."""
@@ -203,9 +218,13 @@ class Frozen(Policy):
         """The inner policy's."""
         return self.inner.units
 
-    def bind(self, network: Network) -> "Frozen":
+    def item_ranks(self, theta: Params) -> Ranks:
+        """Return the ranks of a first round."""
+        return self.inner.ranks(theta)
+
+    def bind(self, structure: ModelStructure) -> "Frozen":
         """This policy for one network."""
-        return replace(self, inner=self.inner.bind(network))
+        return replace(self, inner=self.inner.bind(structure))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

@@ -4,15 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedcover.errors import check_extra
-from fedcover.report.network import client_rows, left_out_rows
-from fedcover.report.run import Run, load_run
+from fedcover.report.loading import LoadedRun, load_run
 from fedcover.report.table import comparison_rows
+from fedcover.report.traffic import client_rows, left_out_rows
 
 if TYPE_CHECKING:
     from fedcover.report.figures import export_figures
     from fedcover.report.page import write_report
 
-__all__ = ["Run", "client_rows", "comparison_rows", "export_figures", "left_out_rows", "load_run", "write_report"]
+__all__ = ["LoadedRun", "client_rows", "comparison_rows", "export_figures", "left_out_rows", "load_run", "write_report"]
 
 DRAWN = {"export_figures": "figures", "write_report": "page"}
 """Functions that need matplotlib, and their modules: imported at first use, so that tables do not need it."""

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedcover.report import cells
+from fedcover.report import format as cells
+from fedcover.report.loading import LoadedRun
 from fedcover.report.measures import Measures, measure
-from fedcover.report.run import Run
 from fedcover.report.style import INK, MUTED, RULE, WIDTH, colour, styled
 
 COSTS = {"bytes_share": "bytes sent", "macs_share": "multiply-adds", "kept": "entries held"}
 
 
 @styled
-def cost_figure(runs: Sequence[Run]) -> Figure:
+def cost_figure(runs: Sequence[LoadedRun]) -> Figure:
     """Bytes, multiply-adds and entries of the pruned models as bars against the full model's 100 %."""
     numbers = [measure(run.history) for run in runs]
     if len(runs) == 1:

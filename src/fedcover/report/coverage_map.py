@@ -7,8 +7,8 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedcover.report.cells import shorten
-from fedcover.report.run import Run, printable
+from fedcover.report.format import shorten
+from fedcover.report.loading import LoadedRun, printable
 from fedcover.report.style import CARD, INK, MUTED, WARN, WIDTH, styled, whole_numbers
 
 PALE, DEEP, HOLE = "#cfe2f3", "#0a4a88", "#d9490e"
@@ -16,7 +16,7 @@ PALE, DEEP, HOLE = "#cfe2f3", "#0a4a88", "#d9490e"
 MOST_SHADES = 20
 
 
-def least_coverage(run: Run) -> tuple[list[str], list[list[float]]]:
+def least_coverage(run: LoadedRun) -> tuple[list[str], list[list[float]]]:
     """The tensors in model order, and for each its least coverage in every round (nan where it was not recorded)."""
     names = list(dict.fromkeys(name for record in run.history for name in record.coverage))
     rows = [[float(r.coverage[name].least) if name in r.coverage else math.nan for r in run.history] for name in names]
@@ -24,7 +24,7 @@ def least_coverage(run: Run) -> tuple[list[str], list[list[float]]]:
 
 
 @styled
-def coverage_figure(run: Run, most: int | None = None) -> Figure:
+def coverage_figure(run: LoadedRun, most: int | None = None) -> Figure:
     """Rows are parameter tensors, columns rounds, the shade is the least coverage; 0 stands out.
 
     ``most`` is the coverage of the deepest shade, so that the maps of several runs can share a scale.

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedcover.report.run import Run
+from fedcover.report.loading import LoadedRun
 from fedcover.report.style import (
     MUTED,
     WARN,
@@ -25,7 +25,7 @@ MOST_POINTS = 500
 """More single delta^2 values than this are thinned out; the band still covers them all."""
 
 
-def measured(run: Run, name: str) -> tuple[list[int], list[float]]:
+def measured(run: LoadedRun, name: str) -> tuple[list[int], list[float]]:
     """The rounds in which a column holds a finite number, and the numbers."""
     pairs = [(record.round, getattr(record, name)) for record in run.history]
     known = [(at, float(value)) for at, value in pairs if value is not None and math.isfinite(value)]
@@ -33,7 +33,7 @@ def measured(run: Run, name: str) -> tuple[list[int], list[float]]:
 
 
 @styled
-def accuracy_figure(runs: Sequence[Run]) -> Figure:
+def accuracy_figure(runs: Sequence[LoadedRun]) -> Figure:
     """Test accuracy over rounds; of a single run also the clients' local accuracy."""
     figure, axes = new_axes("accuracy, %")
     columns = ("accuracy", "local_accuracy") if len(runs) == 1 else ("accuracy",)
@@ -42,7 +42,7 @@ def accuracy_figure(runs: Sequence[Run]) -> Figure:
 
 
 @styled
-def loss_figure(runs: Sequence[Run]) -> Figure:
+def loss_figure(runs: Sequence[LoadedRun]) -> Figure:
     """Test loss over rounds; of a single run also the clients' training loss."""
     figure, axes = new_axes("loss")
     _draw_columns(figure, axes, runs, ("loss", "train_loss") if len(runs) == 1 else ("loss",), scale=1)
@@ -50,7 +50,7 @@ def loss_figure(runs: Sequence[Run]) -> Figure:
 
 
 @styled
-def gamma_min_figure(runs: Sequence[Run]) -> Figure:
+def gamma_min_figure(runs: Sequence[LoadedRun]) -> Figure:
     """Gamma_min over rounds, from 0 to the cohort's size; rounds at 0 are marked."""
     figure, axes = new_axes("least coverage Γmin, clients")
     lines = []
@@ -73,7 +73,7 @@ def gamma_min_figure(runs: Sequence[Run]) -> Figure:
 
 
 @styled
-def pruning_noise_figure(runs: Sequence[Run]) -> Figure:
+def pruning_noise_figure(runs: Sequence[LoadedRun]) -> Figure:
     """delta^2 over rounds: the cohort's mean as a line, least to largest as a band, and of one run the clients."""
     figure, axes = new_axes("pruning noise δ²")
     lines, top = [], 0.0
@@ -95,7 +95,7 @@ def pruning_noise_figure(runs: Sequence[Run]) -> Figure:
 
 
 @styled
-def accuracy_by_megabytes_figure(runs: Sequence[Run]) -> Figure:
+def accuracy_by_megabytes_figure(runs: Sequence[LoadedRun]) -> Figure:
     """Test accuracy against the megabytes sent so far, both ways."""
     figure, axes = new_axes("accuracy, %", x="megabytes sent so far, down and up")
     lines, names = [], []
@@ -114,7 +114,7 @@ def accuracy_by_megabytes_figure(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def _draw_columns(figure: Figure, axes: Axes, runs: Sequence[Run], columns: Sequence[str], scale: float) -> None:
+def _draw_columns(figure: Figure, axes: Axes, runs: Sequence[LoadedRun], columns: Sequence[str], scale: float) -> None:
     """One curve a run, or of one run one curve a column; those without a value are left out."""
     titles = {"accuracy": "global model", "local_accuracy": "local", "loss": "test", "train_loss": "training"}
     lines: list[Line2D] = []
@@ -134,7 +134,7 @@ def _draw_columns(figure: Figure, axes: Axes, runs: Sequence[Run], columns: Sequ
         name_lines(figure, axes, lines, names)
 
 
-def _draw_clients(axes: Axes, run: Run) -> None:
+def _draw_clients(axes: Axes, run: LoadedRun) -> None:
     """One point a client in a round, or an even sample of them if there are too many."""
     points = [(record.round, noise) for record in run.history for noise in record.pruning_noises]
     step = max(-(-len(points) // MOST_POINTS), 1)
@@ -144,7 +144,7 @@ def _draw_clients(axes: Axes, run: Run) -> None:
         axes.plot(*zip(*points[::step], strict=True), "o", markersize=2, markeredgewidth=0, color=MUTED, alpha=0.6)
 
 
-def _fit(axes: Axes, runs: Sequence[Run]) -> None:
+def _fit(axes: Axes, runs: Sequence[LoadedRun]) -> None:
     fit_rounds(axes, [record.round for run in runs for record in (run.history[0], run.history.last)])
 
 

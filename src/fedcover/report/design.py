@@ -6,13 +6,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fedcover.design import Holding, Point
+from fedcover.masks.design import Point, SegmentShare
 from fedcover.report.style import CARD, INK, MUTED, RULE, WARN, WIDTH, colour, styled, whole_numbers
 
 
 @styled
 def design_figure(
-    points: Sequence[Point], chosen: Point, given: Point | None, keeps: Sequence[float], holdings: Sequence[Holding]
+    points: Sequence[Point],
+    chosen: Point,
+    given: Point | None,
+    keeps: Sequence[float],
+    holdings: Sequence[SegmentShare],
 ) -> Figure:
     """Above the frontier with the chosen point; below, for the first layer, each client's part of each segment."""
     first = [holding for holding in holdings if holding.layer == holdings[0].layer]
@@ -41,7 +45,7 @@ def _draw_frontier(axes: Axes, points: Sequence[Point], chosen: Point, given: Po
     axes.legend(labelcolor=INK)
 
 
-def _draw_holders(axes: Axes, holdings: Sequence[Holding], keeps: Sequence[float]) -> None:
+def _draw_holders(axes: Axes, holdings: Sequence[SegmentShare], keeps: Sequence[float]) -> None:
     axes.grid(False)
     where = f" of {holdings[0].layer}" if holdings[0].layer else ""
     axes.set_title(f"what each client holds{where}, by budget; below, how many hold it")

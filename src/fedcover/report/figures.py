@@ -9,9 +9,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedcover._files import write_atomically
 from fedcover.errors import InputError
-from fedcover.files import write_atomically
-from fedcover.report import cells
+from fedcover.report import format as cells
 from fedcover.report.costs import cost_figure
 from fedcover.report.coverage_map import coverage_figure
 from fedcover.report.curves import (
@@ -22,8 +22,8 @@ from fedcover.report.curves import (
     measured,
     pruning_noise_figure,
 )
+from fedcover.report.loading import AnyPath, LoadedRun, numbered, open_runs
 from fedcover.report.measures import measure
-from fedcover.report.run import AnyPath, Run, numbered, open_runs
 from fedcover.report.svg import FORMATS, file_bytes
 
 _COVERAGE = (
@@ -45,7 +45,7 @@ class Drawing:
     draw: Callable[[], Figure]
 
 
-def drawings(runs: Sequence[Run]) -> list[Drawing]:
+def drawings(runs: Sequence[LoadedRun]) -> list[Drawing]:
     """The figures of one run, or of several compared, in reading order; those without data are left out."""
     several = len(runs) > 1
     found = []
@@ -134,7 +134,7 @@ def drawings(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def export_figures(
-    runs: Iterable[Run | AnyPath], folder: str | os.PathLike[str], formats: Sequence[str] = ("svg", "png")
+    runs: Iterable[LoadedRun | AnyPath], folder: str | os.PathLike[str], formats: Sequence[str] = ("svg", "png")
 ) -> list[Path]:
     """The files written: every figure of the report in every format (svg, png, pdf), such as ``accuracy.svg``.
 
@@ -166,11 +166,11 @@ def slugs(names: Sequence[str]) -> list[str]:
     return numbered([re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60] or "run" for name in names], mark="-")
 
 
-def _has_layers(run: Run) -> bool:
+def _has_layers(run: LoadedRun) -> bool:
     return any(record.coverage for record in run.history)
 
 
-def _ends(runs: Sequence[Run], name: str) -> str:
+def _ends(runs: Sequence[LoadedRun], name: str) -> str:
     """A number of each run in words, for those who cannot see the figure."""
     kinds: dict[str, Callable[..., str]] = {"loss": cells.decimal, "pruning_noise": cells.decimal, "gamma_min": str}
     words = []

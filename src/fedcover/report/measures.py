@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedcover.history import History, RoundRecord
+from fedcover.federation.history import History, RoundRecord
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
+from fedcover._files import write_atomically
 from fedcover.errors import InputError
-from fedcover.files import write_atomically
-from fedcover.report import sections, wording
-from fedcover.report.run import AnyPath, Run, open_runs
+from fedcover.report import sections, verdict
+from fedcover.report.loading import AnyPath, LoadedRun, open_runs
 
 
-def write_report(runs: Iterable[Run | AnyPath], out: str | os.PathLike[str] | None = None) -> Path:
+def write_report(runs: Iterable[LoadedRun | AnyPath], out: str | os.PathLike[str] | None = None) -> Path:
     """The path of the page just written.
 
     One run gives its own page, by default ``report.html`` in its folder; several give a comparison, which needs
@@ -34,7 +34,7 @@ def write_report(runs: Iterable[Run | AnyPath], out: str | os.PathLike[str] | No
     return write_atomically(out, page(loaded).encode("utf-8", errors="replace"))
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[LoadedRun]) -> str:
     """The whole page as HTML."""
     parts = [
         sections.heading(runs),
@@ -42,11 +42,11 @@ def page(runs: Sequence[Run]) -> str:
         sections.comparison(runs) if len(runs) > 1 else "",
         sections.certificates(runs),
         sections.figures(runs),
-        sections.network(runs),
+        sections.traffic(runs),
         sections.rounds(runs),
         sections.settings(runs),
     ]
-    return frame(wording.title(runs), parts)
+    return frame(verdict.title(runs), parts)
 
 
 def frame(title: str, parts: Sequence[str]) -> str:

@@ -4,14 +4,15 @@ import html
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from fedcover.report import cells, wording
+from fedcover.report import format as cells
+from fedcover.report import verdict
 from fedcover.report.figures import Drawing, drawings
+from fedcover.report.loading import LoadedRun
 from fedcover.report.measures import Measures, measure
-from fedcover.report.network import client_rows, left_out_rows
-from fedcover.report.run import Run
 from fedcover.report.style import dashes
 from fedcover.report.svg import inline_svg
 from fedcover.report.table import best_names, comparison_rows, round_rows, setting_rows
+from fedcover.report.traffic import client_rows, left_out_rows
 
 
 def text(plain: object) -> str:
@@ -29,14 +30,14 @@ def attribute(plain: object) -> str:
     return html.escape(str(plain))
 
 
-def heading(runs: Sequence[Run]) -> str:
+def heading(runs: Sequence[LoadedRun]) -> str:
     """Title, verdict, warnings, and where the data came from."""
     parts = [
         '<p class="over">fedcover report</p>',
-        f"<h1>{text(wording.title(runs))}</h1>",
-        f'<p class="verdict">{prose(wording.verdict(runs))}</p>',
+        f"<h1>{text(verdict.title(runs))}</h1>",
+        f'<p class="verdict">{prose(verdict.verdict(runs))}</p>',
     ]
-    boxes = [("warning", *found) for found in wording.warnings(runs)] + [("notice", *n) for n in wording.notes(runs)]
+    boxes = [("warning", *found) for found in verdict.warnings(runs)] + [("notice", *n) for n in verdict.notes(runs)]
     parts += [f'<p class="{kind}"><strong>{text(head)}.</strong> {prose(body)}</p>' for kind, head, body in boxes]
     abouts = {run.name: about for run in runs if (about := _about(run))}
     if len(set(abouts.values())) > 1:
@@ -45,7 +46,7 @@ def heading(runs: Sequence[Run]) -> str:
     return "\n".join(parts)
 
 
-def _about(run: Run) -> str:
+def _about(run: LoadedRun) -> str:
     """The run's data, model size and engine, as far as its summary tells."""
     summary = run.summary or {}
     sentences = []
@@ -58,7 +59,7 @@ def _about(run: Run) -> str:
     return " ".join(sentences)
 
 
-def tiles(runs: Sequence[Run]) -> str:
+def tiles(runs: Sequence[LoadedRun]) -> str:
     """The key numbers; of several runs their ranges."""
     numbers = [measure(run.history) for run in runs]
     found = _tiles_of_one(numbers[0]) if len(runs) == 1 else _tiles_of_many(numbers)
@@ -143,7 +144,7 @@ def table(
     )
 
 
-def comparison(runs: Sequence[Run]) -> str:
+def comparison(runs: Sequence[LoadedRun]) -> str:
     """The table of runs, each with the stroke that stands for it in the figures."""
     best = best_names(runs)
     marks: dict[tuple[int, str], str] = {}
@@ -163,7 +164,7 @@ def _key(index: int) -> str:
     return f'<svg class="key" viewBox="0 0 30 10" aria-hidden="true"><path d="M0 5H30" {stroke}/></svg>'
 
 
-def figures(runs: Sequence[Run]) -> str:
+def figures(runs: Sequence[LoadedRun]) -> str:
     """Every figure with its title, caption and a place for the links that save it."""
     return '<h2>Figures</h2>\n<div class="figures">\n' + "\n".join(map(figure, drawings(runs))) + "\n</div>"
 
@@ -180,7 +181,7 @@ def figure(drawing: Drawing) -> str:
     )
 
 
-def certificates(runs: Sequence[Run]) -> str:
+def certificates(runs: Sequence[LoadedRun]) -> str:
     """What the convergence theorem says of each run that was certified: a sentence, and the bound term by term."""
     made_of = ((run.name, (run.summary or {}).get("certificate")) for run in runs)
     found = {name: made for name, made in made_of if isinstance(made, dict) and made.get("sentence")}
@@ -207,7 +208,7 @@ def certificates(runs: Sequence[Run]) -> str:
     return "\n".join([*parts, table(rows, "Certificates", words=("largest", "step size holds")) if rows else ""])
 
 
-def network(runs: Sequence[Run]) -> str:
+def traffic(runs: Sequence[LoadedRun]) -> str:
     """Bytes that went over the wire, by client, and who was left out of which round and why; empty if neither was."""
     parts = []
     for run in runs:
@@ -221,7 +222,7 @@ def network(runs: Sequence[Run]) -> str:
     return "\n".join(["<h2>Clients</h2>", *parts]) if parts else ""
 
 
-def rounds(runs: Sequence[Run]) -> str:
+def rounds(runs: Sequence[LoadedRun]) -> str:
     """The table of rounds of each run, folded away."""
     parts = ["<h2>Rounds</h2>"]
     for run in runs:
@@ -236,7 +237,7 @@ def rounds(runs: Sequence[Run]) -> str:
     return "\n".join(parts)
 
 
-def settings(runs: Sequence[Run]) -> str:
+def settings(runs: Sequence[LoadedRun]) -> str:
     """Config and versions; of several runs first what differs, then what all share."""
     parts = []
     for title, tables in (("Settings", [run.config for run in runs]), ("Versions", [run.versions for run in runs])):

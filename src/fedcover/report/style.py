@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedcover.report.cells import shorten
+from fedcover.report.format import shorten
 
 INK, MUTED, RULE, CARD, WARN = "#1d2126", "#59626c", "#dfe2e6", "#fefefe", "#d9480f"
 SERIES = ("#0066b3", "#b36a02", "#00805b", "#9b4a87", "#9a2b40", "#5a626d", "#687701", "#1b86a1")

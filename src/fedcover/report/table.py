@@ -4,18 +4,18 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedcover.history import RoundRecord
-from fedcover.report import cells
+from fedcover.federation.history import RoundRecord
+from fedcover.report import format as cells
+from fedcover.report.loading import AnyPath, LoadedRun, open_runs
 from fedcover.report.measures import Measures, mean, measure
-from fedcover.report.network import wire_of
-from fedcover.report.run import AnyPath, Run, open_runs
-from fedcover.settings import flatten
+from fedcover.report.traffic import wire_of
+from fedcover.toml import flatten
 
 MOST_ROWS = 1000
 """A page shows at most so many rounds of a run as rows."""
 
 
-def comparison_rows(runs: Iterable[Run | AnyPath]) -> list[dict[str, str]]:
+def comparison_rows(runs: Iterable[LoadedRun | AnyPath]) -> list[dict[str, str]]:
     """One row a run: a dict from column header to formatted cell, the same headers in every row.
 
     Accuracy, local accuracy and loss are those of the last evaluated round; Gamma_min is the least and
@@ -45,7 +45,7 @@ def _cells(numbers: Measures) -> dict[str, str]:
     }
 
 
-def best_names(runs: Sequence[Run]) -> dict[str, set[str]]:
+def best_names(runs: Sequence[LoadedRun]) -> dict[str, set[str]]:
     """The runs with the best value of each column in which one value is plainly better; ties share it."""
     numbers = {run.name: measure(run.history) for run in runs}
     columns = {
@@ -62,7 +62,7 @@ def best_names(runs: Sequence[Run]) -> dict[str, set[str]]:
     return best
 
 
-def round_rows(run: Run) -> list[dict[str, str]]:
+def round_rows(run: LoadedRun) -> list[dict[str, str]]:
     """One row a round; of long runs about 1000: every k-th round, the last, and those that left a client out."""
     step = -(-len(run.history) // MOST_ROWS)
     shown = [record for index, record in enumerate(run.history) if index % step == 0 or record.rejected]

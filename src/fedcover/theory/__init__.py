@@ -22,7 +22,7 @@ from fedcover.theory.certificates import (
     uncovered_sentence,
 )
 from fedcover.theory.estimates import Estimate, Spread
-from fedcover.theory.ledger import Ledger
+from fedcover.theory.run_certificate import RunCertifier
 
 __all__ = [
     "Ages",
@@ -31,7 +31,7 @@ __all__ = [
     "Constants",
     "Estimate",
     "Facts",
-    "Ledger",
+    "RunCertifier",
     "Spread",
     "Steps",
     "certificate",

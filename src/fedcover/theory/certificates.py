@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.coverage import coverage_of, gamma_min, pruning_noise
 from fedcover.errors import InputError
-from fedcover.holders import holder_sets
+from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise
+from fedcover.masks.holders import holder_sets
 from fedcover.params import Mask, Params, norm2
 from fedcover.theory.bounds import Bound, Constants, Steps, theorem1, theorem2
 

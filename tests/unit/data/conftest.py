@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedcover.data.table import CIFAR10, MNIST, Source
+from fedcover.data.catalogue import CIFAR10, MNIST, Source
 
 GIVEN = os.environ.get("FEDCOVER_DATA")
 Bytes = NDArray[np.uint8]

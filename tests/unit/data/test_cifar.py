@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedcover.data.cifar import parse_binary, parse_python
+from fedcover.data.formats.cifar import parse_binary, parse_python
 from fedcover.errors import InputError
 
 AsPython2 = Callable[[NDArray[np.uint8], list[int]], bytes]

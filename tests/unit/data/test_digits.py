@@ -1,8 +1,8 @@
 import torch
 
 from fedcover.data import load
-from fedcover.data.digits import FILE, FOLDER, parse_digits
-from fedcover.data.files import read_bytes
+from fedcover.data.copies import read_bytes
+from fedcover.data.formats.digits import FILE, FOLDER, parse_digits
 
 
 def test_the_split_is_fixed_and_every_image_is_in_one_part() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedcover.data import fetch, get, load
-from fedcover.data.table import MNIST, Source
+from fedcover.data.catalogue import MNIST, Source
 from fedcover.data.verify import LISTED, OFFICIAL, UNVERIFIED
 from fedcover.errors import InputError
 

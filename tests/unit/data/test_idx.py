@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedcover.data.idx import parse_idx, read_idx
+from fedcover.data.formats.idx import parse_idx, read_idx
 from fedcover.errors import InputError
 
 AsIdx = Callable[[NDArray[np.uint8]], bytes]

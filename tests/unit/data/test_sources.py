@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fedcover.data import describe, load, names
-from fedcover.data.files import find
-from fedcover.data.sources import cache_folder
-from fedcover.data.table import MNIST, SOURCES, Source
+from fedcover.data.catalogue import MNIST, SOURCES, Source
+from fedcover.data.copies import find
+from fedcover.data.loading import cache_folder
 from fedcover.data.verify import OFFICIAL, UNVERIFIED
 from fedcover.errors import InputError
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.data.files import Copy, find
-from fedcover.data.table import Source
+from fedcover.data.catalogue import Source
+from fedcover.data.copies import Copy, find
 from fedcover.data.verify import LISTED, OFFICIAL, UNVERIFIED, digest, read_sums, verify
 from fedcover.errors import InputError
 

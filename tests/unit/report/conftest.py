@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedcover.history import History, LayerCoverage, RoundRecord
+from fedcover.federation.history import History, LayerCoverage, RoundRecord
 
 MLP = {"fc1.weight": 156_800, "fc1.bias": 200, "fc2.weight": 2_000, "fc2.bias": 10}
 

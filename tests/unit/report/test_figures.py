@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedcover.errors import InputError
-from fedcover.history import RoundRecord
+from fedcover.federation.history import RoundRecord
 from fedcover.report import export_figures, load_run
 from fedcover.report.coverage_map import HOLE, coverage_figure, least_coverage
 from fedcover.report.curves import (

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from fedcover.errors import InputError
-from fedcover.history import RoundRecord
-from fedcover.report import cells, load_run, sections, write_report
-from fedcover.report.run import open_runs
+from fedcover.federation.history import RoundRecord
+from fedcover.report import format as cells
+from fedcover.report import load_run, sections, write_report
+from fedcover.report.loading import open_runs
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "link", "br", "img", "hr", "input"}

@@ -8,7 +8,7 @@ import pytest
 
 from fedcover.errors import InputError
 from fedcover.report import load_run
-from fedcover.report.run import numbered, open_runs
+from fedcover.report.loading import numbered, open_runs
 
 MakeRun = Callable[..., Path]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.history import History, RoundRecord
-from fedcover.report import cells, client_rows, comparison_rows, left_out_rows, load_run
+from fedcover.federation.history import History, RoundRecord
+from fedcover.report import client_rows, comparison_rows, left_out_rows, load_run
+from fedcover.report import format as cells
 from fedcover.report.measures import Hole, measure
 from fedcover.report.table import best_names, round_rows, setting_rows
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fedcover.history import RoundRecord
+from fedcover.federation.history import RoundRecord
 from fedcover.report import load_run
-from fedcover.report.cells import percent
-from fedcover.report.wording import notes, title, verdict, warnings
+from fedcover.report.format import percent
+from fedcover.report.verdict import notes, title, verdict, warnings
 
 MakeRun = Callable[..., Path]
 

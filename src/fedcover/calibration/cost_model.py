@@ -1,0 +1,161 @@
+"""What a sub-model costs by keep, and the largest keep that an amount buys."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedcover.budgets import Budget, share
+from fedcover.calibration.calibration import REMEDY, Calibration
+from fedcover.errors import InputError, check_number, check_whole
+from fedcover.masks.cost import BYTES_PER_VALUE
+from fedcover.structure.trace import ModelStructure
+from fedcover.structure.units import find_groups
+
+UNITS = ("fraction", "parameters", "macs", "bytes", "seconds")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the sub-model of a keep costs, as ``fedcover.masks.cost`` counts it."""
+
+    parameters: int
+    macs: float
+    bytes_down: int
+    """At most: the mask is taken at the worst that any mask of these sizes can pack to."""
+    bytes_up: int
+
+    @property
+    def bytes(self) -> int:
+        """Down and up together."""
+        return self.bytes_down + self.bytes_up
+
+
+class CostModel:
+    """What the sub-models of one network cost, keep by keep; ``units`` prunes whole units instead of weights."""
+
+    def __init__(self, structure: ModelStructure, units: bool = False) -> None:
+        self._structure, self._units = structure, units
+        # For each tensor and axis: the list that decides, and how many indices go with its first 1, 2, ... items.
+        self._owned: dict[str, dict[int, tuple[int, Sequence[int]]]] = {}
+        sizes: list[int] = []
+        for group in find_groups(structure) if units else ():
+            for member in group.members:
+                # Should units own unequal parts, the largest are taken: no choice of units costs more.
+                each = torch.bincount(member.units, minlength=group.size).sort(descending=True).values
+                self._owned.setdefault(member.tensor, {})[member.axis] = (len(sizes), each.cumsum(0).tolist())
+            sizes.append(group.size)
+        for name in () if units else structure.hidden:
+            size = math.prod(structure.shapes[name])
+            if size:
+                self._owned[name] = {-1: (len(sizes), range(1, size + 1))}
+                sizes.append(size)
+        self.sizes = tuple(sizes)
+        """How many items each list has."""
+
+    def counts(self, keep: float) -> tuple[int, ...]:
+        """How many items of each list are kept."""
+        return tuple(max(1, share(keep, size)) for size in self.sizes)
+
+    def at(self, keep: float) -> Price:
+        """The price at a keep."""
+        counts, parameters, macs, masks = self.counts(keep), 0, 0.0, 0
+        for name, shape in self._structure.shapes.items():
+            left = math.prod(shape)
+            if name in self._owned and counts != self.sizes:
+                axes = self._owned[name]
+                left = 1 if -1 in axes else math.prod(n for axis, n in enumerate(shape) if axis not in axes)
+                left *= math.prod(indices[counts[which] - 1] for which, indices in axes.values())
+                masks += _most_packed(left, shape, product=self._units)
+            parameters += left
+            macs += left * self._structure.macs[name]
+        values = BYTES_PER_VALUE * parameters
+        return Price(parameters, macs, values + masks, values)
+
+    def keep_for(
+        self, unit: str, amount: float, calibration: Calibration | None = None, steps: int | None = None
+    ) -> float:
+        """The largest keep that costs at most this much: see ``keep_for``."""
+        if unit not in UNITS:
+            raise InputError(f"there is no budget in '{unit}'; use one of {', '.join(UNITS)}")
+        if unit == "fraction":
+            return float(Budget(amount).keep)
+        check_number(unit, amount, 0, math.inf, "a positive number")
+        cost, model = self._measure(unit, calibration, steps), type(self._structure.model).__name__
+        if cost(1.0) <= amount:
+            return 1.0
+        low, high = 1 / max(self.sizes, default=1), 1.0
+        if (least := cost(low)) > amount:
+            enough = f"{least * 1.01:.3g}" if unit == "seconds" else str(math.ceil(least))
+            why = f"; {calibration.finding}" if calibration and unit == "seconds" else ""
+            item = "unit" if self._units else "weight"
+            raise InputError(
+                f"{amount:.12g} {unit} cannot be met by {model}: its smallest sub-model, one {item} in each hidden"
+                f" layer, takes more; give at least {enough}{why}"
+            )
+        while low < (middle := (low + high) / 2) < high:
+            low, high = (middle, high) if cost(middle) <= amount else (low, middle)
+        # share() forgives 1e-9 of an item; that is not made use of where n / size does.
+        counts = zip(self.counts(low), self.sizes, strict=True)
+        tidy = min((n / size for n, size in counts if n < size), default=low)
+        return tidy if cost(tidy) <= amount else low
+
+    def _measure(self, unit: str, calibration: Calibration | None, steps: int | None) -> Callable[[float], float]:
+        """The cost at a keep in a unit."""
+        if unit != "seconds":
+            return lambda keep: float(getattr(self.at(keep), unit))
+        if calibration is None:
+            raise InputError(f"a budget in seconds needs a calibration of the device; {REMEDY}")
+        if steps is None:
+            raise InputError("a budget in seconds needs the steps of a round; give steps=LocalSGD().steps(examples)")
+        check_whole("steps", steps, 1)
+        if calibration.units != self._units:
+            kind = "whole units" if calibration.units else "weights"
+            raise InputError(f"the calibration is of pruning {kind}, the budget is not; {REMEDY} for it")
+        if calibration.parameters != self.at(1.0).parameters:
+            raise InputError(f"the calibration is of {calibration.model}, a model of another size; {REMEDY} for this")
+
+        def seconds(keep: float) -> float:
+            price = self.at(keep)
+            return calibration.seconds_of_round(keep, steps, price.bytes_down, price.bytes_up)
+
+        return seconds
+
+
+def _most_packed(kept: int, shape: Sequence[int], product: bool) -> int:
+    """The longest that ``packing.pack`` can be for a mask that keeps this many entries of a tensor.
+
+    A list of gaps takes a byte for each and one more for each that reaches 2^7, 2^14, ...; all gaps together are
+    no more than the entries that are not listed, which bounds how many can be that long.
+    """
+    size = math.prod(shape)
+    if kept >= size:
+        return 1
+    lists = [many + sum(min(many, (size - many) >> 7 * k) for k in range(1, 9)) for many in (kept, size - kept)]
+    whole = [sum(-(-n // 8) for n in shape)] if product and len(shape) > 1 else []
+    return 1 + min(-(-size // 8), *lists, *whole)
+
+
+def keep_for(
+    structure: ModelStructure,
+    unit: str,
+    amount: float,
+    calibration: Calibration | None = None,
+    units: bool = False,
+    steps: int | None = None,
+) -> float:
+    """The largest keep in (0, 1] whose sub-model costs at most ``amount``.
+
+    ``unit`` is fraction, parameters, macs (of one example's forward pass), bytes (down and up in a round, the mask at
+    its worst) or seconds (of a round of so many ``steps`` on a calibrated device). For many budgets of one
+    network make ``CostModel`` once. A policy that cuts coarser items than single weights, as WP does with the kernels
+    of the paper's LeNet, rounds up and may cost more.
+
+    >>> from fedcover.structure.trace import trace
+    >>> from fedcover.models import MLP
+    >>> structure = trace(MLP(), torch.zeros(2, 1, 28, 28))
+    >>> keep_for(structure, "parameters", 80_610), keep_for(structure, "macs", 1e9)
+    (0.5, 1.0)
+    """
+    return CostModel(structure, units).keep_for(unit, amount, calibration, steps)

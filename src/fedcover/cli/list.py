@@ -1,0 +1,81 @@
+"""``fedcover list``: what there is to choose from."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from fedcover.budgets import QUARTERS
+from fedcover.cli.console import friendly, out, settings_line, show_table
+from fedcover.cli.data import data_rows
+from fedcover.config.policy_settings import options_of
+from fedcover.config.schema import describe_keys
+from fedcover.errors import InputError
+from fedcover.models import MODELS
+from fedcover.policies import POLICIES
+
+Rows = list[dict[str, Any]]
+
+
+def _first_line(thing: Any) -> str:
+    return str((thing.__doc__ or "").strip().splitlines()[0]).replace("``", "")
+
+
+def _policies() -> Rows:
+    return [
+        {
+            "policy": name,
+            "what it does": _first_line(make),
+            "settings": {own: one.default for own, one in options_of(make).items()},
+        }
+        for name, make in POLICIES.items()
+    ]
+
+
+def _models() -> Rows:
+    return [{"model": name, "what it is": _first_line(make)} for name, make in MODELS.items()]
+
+
+def _codes() -> Rows:
+    return [
+        {
+            "digit": digit,
+            "keep": f"{budget.keep:g}",
+            "quarters": " ".join(f"S{i}" for i, on in enumerate(budget.bands or (True,) * 4, 1) if on),
+        }
+        for digit, budget in QUARTERS.items()
+    ]
+
+
+def _settings() -> Rows:
+    return [
+        {"setting": key, "default": "" if value is None else repr(value), "what it means": text}
+        for key, value, text in describe_keys()
+    ]
+
+
+def _cell(value: Any) -> str:
+    return settings_line(value, "\n") if isinstance(value, dict) else str(value)
+
+
+TOPICS = {"policies": _policies, "models": _models, "codes": _codes, "data": data_rows, "settings": _settings}
+
+
+@friendly
+def list_(
+    topic: Annotated[
+        str | None, typer.Argument(help="policies, models, codes, data or settings; all if left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What there is: policies, models, code digits, data sets, settings."""
+    if topic is not None and topic not in TOPICS:
+        raise InputError(f"there is no topic '{topic}'; use one of {', '.join(TOPICS)}")
+    chosen = {topic: TOPICS[topic]()} if topic else {name: make() for name, make in TOPICS.items()}
+    if as_json:
+        out.print_json(json.dumps(chosen, default=str))
+        return
+    for name, rows in chosen.items():
+        shown = [{key: _cell(value) for key, value in row.items()} for row in rows]
+        show_table(shown, title=name if topic is None else None)
+        out.print()

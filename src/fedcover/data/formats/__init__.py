@@ -1,0 +1,1 @@
+"""Readers of the file formats that data sets are published in."""

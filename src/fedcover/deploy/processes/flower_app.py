@@ -1,0 +1,52 @@
+"""The app that is submitted to a SuperLink: two names of what is installed on every machine, and no code."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+from fedcover._files import write_atomically
+from fedcover.toml import toml_value
+from fedcover.version import __version__
+
+APPS = "fedcover.deploy.flower.apps"
+"""The module with ``server`` and ``client``, each assigned by a plain line: Flower looks for it without importing."""
+KEYS = ("settings", "out", "data", "resume")
+"""What the server's app reads from its run config, all of them text."""
+
+
+def write_app(folder: str | Path, apps: str = APPS) -> Path:
+    """The folder, now with an app of which every node runs its own installed copy of ``apps``.
+
+    Flower sends an app's files to all nodes, who run them. Here these are names and a licence alone, so whoever may
+    submit runs cannot bring code to a node by what fedcover makes.
+    """
+    home = Path(folder)
+    flower = version("flwr")
+    write_atomically(
+        home / "pyproject.toml",
+        f"""[project]
+name = "fedcover-run"
+version = {toml_value(_plain(__version__))}
+description = "A federation of pruned sub-models; the code is the fedcover installed on each machine"
+license = {{ file = "LICENSE" }}
+dependencies = ["flwr>={flower}"]
+
+[tool.flwr.app]
+publisher = "fedcover"
+fab-format-version = 1
+flwr-version-target = {toml_value(flower)}
+
+[tool.flwr.app.components]
+serverapp = {toml_value(f"{apps}:server")}
+clientapp = {toml_value(f"{apps}:client")}
+
+[tool.flwr.app.config]
+{"".join(f'{key} = ""{chr(10)}' for key in KEYS)}""",
+    )
+    write_atomically(home / "LICENSE", "Apache-2.0: https://www.apache.org/licenses/LICENSE-2.0\n")
+    return home
+
+
+def _plain(text: str) -> str:
+    """A version of numbers alone, as Flower asks for it."""
+    numbers = [part for part in text.split("+")[0].split(".") if part.isdigit()]
+    return ".".join([*numbers, "0", "0"][:3])

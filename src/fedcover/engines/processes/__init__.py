@@ -1,0 +1,5 @@
+"""The engine that trains clients in worker processes."""
+
+from fedcover.engines.processes.pool import Processes
+
+__all__ = ["Processes"]

@@ -1,0 +1,5 @@
+"""The engine that trains many clients as one batch, on a GPU or a CPU."""
+
+from fedcover.engines.vectorized.engine import Vectorized
+
+__all__ = ["Vectorized"]

@@ -1,0 +1,161 @@
+"""Convolutions for many clients at once.
+
+A convolution whose weights differ from client to client is a grouped convolution to the libraries,
+which run it group by group. ``DirectConv2d`` gives it to kernels of our own (``convolution_kernels.py``);
+``MatmulConv2d``, which unfolds patches for one batched product, is for what they do not take.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LARGEST_KERNEL = 63
+"""The most entries of a kernel, in one channel, that a tile of patches has room for."""
+LARGEST_PATCH = 256
+"""Patches of more entries make products large enough for the libraries, which then are faster."""
+
+
+def places_of(size: Sequence[int], kernel: Sequence[int], how: Sequence[int]) -> list[int]:
+    """The sides of a convolution's output; ``how`` is stride, padding and dilation, two numbers each.
+
+    >>> places_of((32, 32), (5, 5), (1, 2, 0, 0, 1, 1))
+    [28, 14]
+    """
+    sides = zip(size, kernel, how[:2], how[2:4], how[4:], strict=True)
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
+
+
+# The three operations take one client, or a stack of clients as a first axis: that is all that vmap adds.
+
+
+@torch.library.custom_op("fedcover::convolution", mutates_args=(), device_types="cuda")
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[int]) -> Tensor:
+    """Images (b, C, H, W) and weights (OC, C, KH, KW) give (b, OC, OH, OW)."""
+    from fedcover.engines.vectorized.convolution_kernels import forward
+
+    if x.ndim == 4:
+        return forward(x[None], weight[None], None if bias is None else bias[None], how)[0]
+    return forward(x, weight, bias, how)
+
+
+@convolution.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[int]) -> Tensor:
+    return x.new_empty(*x.shape[:-3], weight.shape[-4], *places_of(x.shape[-2:], weight.shape[-2:], how))
+
+
+@torch.library.custom_op("fedcover::convolution_weight_gradient", mutates_args=(), device_types="cuda")
+def weight_gradient(d: Tensor, x: Tensor, kernel: Sequence[int], how: Sequence[int]) -> Tensor:
+    """The gradient of weights and bias: (OC, C KH KW + 1), the bias's as a last column."""
+    from fedcover.engines.vectorized.convolution_kernels import weight_gradient
+
+    return weight_gradient(d[None], x[None], kernel, how)[0] if x.ndim == 4 else weight_gradient(d, x, kernel, how)
+
+
+@weight_gradient.register_fake
+def _(d: Tensor, x: Tensor, kernel: Sequence[int], how: Sequence[int]) -> Tensor:
+    return x.new_empty(*x.shape[:-4], d.shape[-3], x.shape[-3] * kernel[0] * kernel[1] + 1)
+
+
+@torch.library.custom_op("fedcover::convolution_input_gradient", mutates_args=(), device_types="cuda")
+def input_gradient(d: Tensor, weight: Tensor, size: Sequence[int], how: Sequence[int]) -> Tensor:
+    """The gradient of the images: (b, C, *size)."""
+    from fedcover.engines.vectorized.convolution_kernels import input_gradient
+
+    return input_gradient(d[None], weight[None], size, how)[0] if d.ndim == 4 else input_gradient(d, weight, size, how)
+
+
+@input_gradient.register_fake
+def _(d: Tensor, weight: Tensor, size: Sequence[int], how: Sequence[int]) -> Tensor:
+    return d.new_empty(*d.shape[:-3], weight.shape[-3], *size)
+
+
+def _over_clients(operation: Any) -> Callable[..., Any]:
+    """The rule by which vmap hands an operation its clients: all at once."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> Any:
+        def stack(value: Any, dim: int | None) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+        return operation(*map(stack, given, in_dims)), 0
+
+    return rule
+
+
+convolution.register_vmap(_over_clients(convolution))
+weight_gradient.register_vmap(_over_clients(weight_gradient))
+input_gradient.register_vmap(_over_clients(input_gradient))
+
+
+class _Convolve(torch.autograd.Function):
+    """The convolution and its gradients."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[int]) -> Any:
+        return convolution(x, weight, bias, how)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, ctx.how = inputs
+        ctx.biased = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        with torch.no_grad():  # nobody asks for the gradient of a gradient
+            of_x = input_gradient(d, weight, x.shape[-2:], ctx.how) if ctx.needs_input_grad[0] else None
+            both = weight_gradient(d, x, weight.shape[-2:], ctx.how)
+        return of_x, both[:, :-1].view(weight.shape), both[:, -1] if ctx.biased else None, None
+
+
+class DirectConv2d(nn.Module):
+    """The same function as an ``nn.Conv2d`` without groups, with the same parameters, by kernels of our own."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        self.how = [*conv.stride, *map(int, conv.padding), *conv.dilation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution of a batch of images."""
+        found: Tensor = _Convolve.apply(x, self.weight, self.bias, self.how)  # type: ignore[no-untyped-call]
+        return found
+
+
+class MatmulConv2d(nn.Module):
+    """The same function as an ``nn.Conv2d`` without groups, with the same parameters, by unfolding."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        self.how = [*conv.stride, *map(int, conv.padding), *conv.dilation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution of a batch of images."""
+        kernel, how = self.weight.shape[-2:], self.how
+        patches = F.unfold(x, kernel, tuple(how[4:]), tuple(how[2:4]), tuple(how[:2]))
+        out = self.weight.flatten(1) @ patches
+        if self.bias is not None:
+            out = out + self.bias.unsqueeze(1)
+        found: Tensor = out.unflatten(-1, places_of(x.shape[-2:], kernel, how))
+        return found
+
+
+def use_stacked_convolutions(model: nn.Module) -> None:
+    """Replace the convolutions of a scratch model, in place, where they can be."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, nn.Conv2d) or type(child) is not nn.Conv2d:
+                continue
+            if child.groups == 1 and child.padding_mode == "zeros" and not isinstance(child.padding, str):
+                entries = child.kernel_size[0] * child.kernel_size[1]
+                small = 1 < entries <= LARGEST_KERNEL and entries * child.in_channels <= LARGEST_PATCH
+                direct = child.weight.dtype == torch.float32 and small
+                setattr(parent, name, DirectConv2d(child) if direct else MatmulConv2d(child))

@@ -1,0 +1,1 @@
+"""A federation and its rounds: planning, feedback, evaluation, history, checkpoints and run folders."""

@@ -1,0 +1,68 @@
+"""What can be done about masks that leave part of the model to nobody, or to everybody, given policy and budgets."""
+
+from collections.abc import Sequence
+
+from fedcover.budgets import Budget
+from fedcover.policies.base import Policy
+from fedcover.structure.trace import ModelStructure
+from fedcover.structure.units import unit_structure
+
+DESIGN = "design masks of single weights (--set policy.name=optimal)"
+
+
+def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], by: str) -> str:
+    """What to change so that every entry is held: ``cohort`` are the budgets of the round, ``budgets`` all there are.
+
+    Masks of single weights by design cover the model as soon as the budgets come to one model in all; a client that
+    holds everything covers it under nearly every policy, as long as it is in the cohort.
+
+    >>> from fedcover.policies import optimal_masks
+    >>> remedy(optimal_masks(), [Budget(0.25)] * 3, [Budget(0.25)] * 3, "slot")[:68]
+    'the budgets come to 0.75 models in all: raise them (budgets.code) to'
+    """
+    total = sum(budget.keep for budget in cohort)
+    designed = policy.designs_coverage
+    design = "" if designed else f", or {DESIGN}"
+    if total < 1 - 1e-9:
+        also = "" if designed else f", and {DESIGN}"
+        return (
+            f"the budgets come to {total:.3g} models in all: raise them (budgets.code) to 1 or more, or make the cohort"
+            f" larger (cohort){also}"
+        )
+    if any(budget.full for budget in cohort):
+        lost = "lower local.lr, if clients that could hold it diverged and were left out"
+        return lost if designed else f"the policy leaves it out, whatever the budgets: {DESIGN}; {lost}"
+    if by == "client" and any(budget.full for budget in budgets):
+        return f"no client with the whole model was drawn: make the cohort larger (cohort){design}"
+    if designed:
+        return (
+            "ask for a coverage of 1 (--set policy.gamma=1, without policy.noise), or give one client the whole model"
+        )
+    if by == "client":
+        return f"give so many clients the whole model that every cohort has one{design}"
+    return f"give one client the whole model{design}"
+
+
+def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[Budget]) -> str:
+    """Which layers' units a policy of units never prunes, why, and what would; empty if there are no such layers.
+
+    >>> from torch import nn, zeros; from fedcover.structure.trace import trace; from fedcover.policies import heterofl
+    >>> net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 6), nn.Softmax(1), nn.Linear(6, 2))
+    >>> whole_sentence(heterofl(), trace(net, zeros(2, 5)), [Budget(0.5)])[:59]
+    "HeteroFL prunes no units of 1 of the 2 hidden layers: '2', "
+    """
+    if not policy.units or all(budget.full for budget in budgets):
+        return ""
+    left = unit_structure(structure).left_whole
+    if not left:
+        return ""
+    by_reason: dict[str, list[str]] = {}
+    for layer, reason in left.items():
+        by_reason.setdefault(reason, []).append(f"'{layer}'")
+    reasons = "; ".join(f"{', '.join(layers)}, since {reason}" for reason, layers in by_reason.items())
+    name = getattr(policy, "name", None) or str(policy).partition("(")[0]
+    return (
+        f"{name} prunes no units of {len(left)} of the {len(structure.hidden)} hidden layers: {reasons}; a policy of"
+        f" single weights, such as WP (--set policy.name=WP), prunes these too; docs/networks.md lists the units that"
+        f" can be followed"
+    )

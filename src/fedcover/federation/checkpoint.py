@@ -1,0 +1,87 @@
+"""Checkpoints: all that a resume needs, in one file without pickle, written whole or not at all.
+
+A checkpoint is a safetensors file: tensors ``theta/NAME``, ``policy/NAME`` and ``theory/NAME``, the history as bytes,
+and in its header the round, the fingerprint of the settings and a digest of all of it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedcover._files import write_atomically
+from fedcover.errors import InputError
+from fedcover.federation.history import History
+from fedcover.params import Params
+
+FORMAT = "fedcover-checkpoint-1"
+SIGNED = ("round", "fingerprint", "order")
+"""What the digest covers beside the tensors."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A federation between two rounds: nothing else is carried over."""
+
+    round: int
+    """Rounds played so far."""
+    theta: Params
+    policy: dict[str, Tensor] = field(default_factory=dict)
+    theory: dict[str, Tensor] = field(default_factory=dict)
+    """What certificates carry over; empty unless a federation certifies its rounds."""
+
+
+def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
+    """A SHA-256 over names, shapes, types and bits of tensors, and over texts."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    for text in texts:
+        total.update(text.encode())
+    return total.hexdigest()
+
+
+def save(path: Path, state: State, history: History, fingerprint: str) -> None:
+    """Write a checkpoint, atomically."""
+    from safetensors.torch import save as to_bytes
+
+    tensors = {f"theta/{name}": tensor for name, tensor in state.theta.items()}
+    tensors |= {f"policy/{name}": tensor for name, tensor in state.policy.items()}
+    tensors |= {f"theory/{name}": tensor for name, tensor in state.theory.items()}
+    tensors["history"] = torch.frombuffer(bytearray(history.to_lines().encode() or b"\n"), dtype=torch.uint8)
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    header = {"format": FORMAT, "round": str(state.round), "fingerprint": fingerprint}
+    # safetensors sorts by name, but sums over theta go by its own order.
+    header["order"] = json.dumps(list(tensors))
+    header["digest"] = digest_of(tensors, *(header[key] for key in SIGNED))
+    write_atomically(path, to_bytes(tensors, metadata=header))
+
+
+def load(path: Path) -> tuple[State, History, str]:
+    """The state, history and fingerprint in a checkpoint; an error if a single bit of it is off."""
+    from safetensors import SafetensorError, safe_open
+
+    remedy = "delete it to resume from the checkpoint before it, or start anew in another folder"
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"checkpoint {path} is truncated or corrupt ({error}); {remedy}") from error
+    if header.get("format") != FORMAT:
+        raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
+    if header.get("digest") != digest_of(tensors, *(header.get(key, "") for key in SIGNED)):
+        raise InputError(f"checkpoint {path} is corrupt: its digest is not that of its contents; {remedy}")
+    parts: dict[str, Params] = {"theta": {}, "policy": {}, "theory": {}, "history": {}}
+    for name in json.loads(header["order"]):
+        kind, _, rest = name.partition("/")
+        parts[kind][rest] = tensors[name]
+    history = History.from_lines(tensors["history"].numpy().tobytes().decode())
+    state = State(int(header["round"]), parts["theta"], parts["policy"], parts["theory"])
+    return state, history, header["fingerprint"]

@@ -1,0 +1,87 @@
+"""How a federation asks its policy: masks and drills before a round, what it learns after it, all of it checked."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcover.clients import Client
+from fedcover.errors import InputError
+from fedcover.federation.checkpoint import State
+from fedcover.params import FULL, Mask, Params, check_mask, device_of, on_device
+from fedcover.policies.base import Policy, RoundFeedback
+from fedcover.seeding import Round
+from fedcover.training.options import TrainingOptions, check_options
+
+CPU = torch.device("cpu")
+
+
+def plan_round(
+    policy: Policy, state: State, cohort: Sequence[Client], this_round: Round
+) -> tuple[list[Client], list[Mask], list[TrainingOptions | None], dict[str, Tensor]]:
+    """Who trains, under which masks and drills, and the policy's state; a client that may rest is left out.
+
+    All of it is where theta is; a policy that knows the CPU alone plans there.
+    """
+    device = device_of(state.theta)
+    where = device if policy.any_device else CPU
+    theta = on_device(state.theta, where)
+    masks, memory = policy.plan(theta, cohort, this_round, on_device(state.policy, where))
+    _check_masks(policy, masks, theta, cohort, this_round)
+    training_options = policy.training_options(theta, cohort, masks, this_round, memory)
+    _check_drills(policy, training_options, theta, masks, cohort, this_round)
+    at_work = [i for i, options in enumerate(training_options) if options is None or not options.rest]
+    masks, training_options = [masks[i] for i in at_work], [training_options[i] for i in at_work]
+    if where != device:
+        moved = {id(mask): on_device(mask, device) if mask else FULL for mask in masks}
+        masks = [moved[id(mask)] for mask in masks]
+        training_options = [options and options.on_device(device) for options in training_options]
+    return [cohort[i] for i in at_work], masks, training_options, memory
+
+
+def observe_round(
+    policy: Policy, theta: Params, feedback: RoundFeedback, this_round: Round, memory: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The policy's state for the next round, after it has heard of this one."""
+    where = device_of(theta) if policy.any_device else CPU
+    report = on_device(feedback.report, where) if feedback.report is not None else None
+    there = replace(feedback, counts=on_device(feedback.counts, where), report=report)
+    return policy.observe(on_device(theta, where), there, this_round, on_device(memory, where))
+
+
+def _check_masks(
+    policy: Policy, masks: Sequence[Mask], theta: Params, cohort: Sequence[Client], this_round: Round
+) -> None:
+    if not isinstance(masks, Sequence) or len(masks) != len(cohort):
+        got = len(masks) if isinstance(masks, Sequence) else type(masks).__name__
+        raise InputError(f"policy {policy} returned {got} for a cohort of {len(cohort)}; return a list, one mask each")
+    seen: set[int] = set()
+    for mask, client in zip(masks, cohort, strict=True):
+        if id(mask) not in seen:
+            whose = f"the mask of policy {policy} for client {client.number} in round {this_round.index}"
+            check_mask(mask, theta, whose)
+            seen.add(id(mask))
+
+
+def _check_drills(
+    policy: Policy,
+    training_options: Sequence[TrainingOptions | None],
+    theta: Params,
+    masks: Sequence[Mask],
+    cohort: Sequence[Client],
+    this_round: Round,
+) -> None:
+    if not isinstance(training_options, Sequence) or len(training_options) != len(cohort):
+        got = len(training_options) if isinstance(training_options, Sequence) else type(training_options).__name__
+        raise InputError(
+            f"policy {policy} returned {got} drills for a cohort of {len(cohort)}; return a list, one each"
+        )
+    seen: set[tuple[int, int]] = set()
+    for options, mask, client in zip(training_options, masks, cohort, strict=True):
+        if options is not None and (id(options), id(mask)) not in seen:
+            whose = f"the drill of policy {policy} for client {client.number} in round {this_round.index}"
+            check_options(options, theta, mask, whose)
+            seen.add((id(options), id(mask)))
+    if all(options is not None and options.rest for options in training_options):
+        raise InputError(f"policy {policy} lets every client of round {this_round.index} rest; let at least one train")

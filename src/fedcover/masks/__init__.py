@@ -1,0 +1,1 @@
+"""Masks: coverage, holders, encoding, cost, and masks by design."""

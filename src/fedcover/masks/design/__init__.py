@@ -1,0 +1,20 @@
+"""From budgets to masks: the exact frontier between coverage and pruning noise, and masks on it."""
+
+from fedcover.masks.design.dealing import SegmentShare, Share, deal, spread
+from fedcover.masks.design.frontier import Frontier, Point, frontier, uniform_weights
+from fedcover.masks.design.profile import Segment, most_coverage, nested, profile
+
+__all__ = [
+    "Frontier",
+    "SegmentShare",
+    "Point",
+    "Segment",
+    "Share",
+    "deal",
+    "frontier",
+    "most_coverage",
+    "nested",
+    "profile",
+    "spread",
+    "uniform_weights",
+]

@@ -1,0 +1,36 @@
+"""FedAvg: full models for all clients.
+
+McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep networks from
+decentralized data", AISTATS 2017.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedcover.clients import Client
+from fedcover.params import FULL, Mask, Params
+from fedcover.policies.base import Policy, State
+from fedcover.policies.registry import register
+from fedcover.seeding import Round
+
+
+@dataclass(frozen=True)
+class FullModels(Policy):
+    """Every client holds the whole model, whatever its budget."""
+
+    any_device = True
+    reads_theta = False
+    moves = False
+    ignores_budgets = True
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """Return the full mask for every client."""
+        return [FULL for _ in cohort], state
+
+
+@register("full", "FedAvg")
+def full() -> Policy:
+    """Full models for all clients: FedAvg."""
+    return FullModels()

@@ -1,0 +1,114 @@
+"""Scheduled grow-and-prune: the layers take turns at being dense.
+
+Ma, Qin, Sun, Hou, Yuan, Xu, Wang, Chen, Jin and Xie, "Effective model sparsification by scheduled grow-and-prune
+methods", ICLR 2022. A weight that is grown again takes the value that the server has stored for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedcover.budgets import Budget
+from fedcover.clients import Client
+from fedcover.errors import InputError, check_whole
+from fedcover.params import FULL, Mask, Params
+from fedcover.policies.base import Policy, State, check_bound
+from fedcover.policies.ranked import rank
+from fedcover.policies.registry import register
+from fedcover.policies.unit_policy import width_of
+from fedcover.seeding import Round
+from fedcover.structure.trace import ModelStructure
+
+
+@dataclass(frozen=True)
+class GrowAndPrune(Policy):
+    """The hidden layers in kappa partitions, of which one is dense; the others keep their largest weights.
+
+    In turn s of S-GaP partition s mod kappa is dense with everyone; when its turn is over it is pruned by magnitude
+    anew, and the masks of the others stay. In P-GaP the client in place n of the cohort holds partition (n + s) mod
+    kappa dense, so every weight has floor(N / kappa) holders or more, and all masks are made anew every turn. A turn
+    lasts ``every`` rounds. A budget is the share of each sparse layer that is kept: what a client holds dense comes on
+    top, as the method has it.
+    """
+
+    any_device = True
+    dense_in_turn = True
+    parallel: bool
+    kappa: int = 4
+    every: int = 1
+    layers: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_whole("kappa", self.kappa, 1)
+        check_whole("every", self.every, 1)
+
+    def __repr__(self) -> str:
+        return f"{'P' if self.parallel else 'S'}-GaP(kappa={self.kappa}, every={self.every})"
+
+    def bind(self, structure: ModelStructure) -> "GrowAndPrune":
+        """This policy with the network's hidden weight tensors."""
+        if not structure.hidden:
+            name = type(structure.model).__name__
+            raise InputError(f"{self} finds nothing to prune in {name}; add a hidden layer or use the policy 'full'")
+        return replace(self, layers=structure.hidden)
+
+    def partition(self, layer: str) -> int:
+        """The partition of a layer; neighbours lie together. With fewer layers than kappa some are empty."""
+        return self.layers.index(layer) * self.kappa // len(self.layers)
+
+    def dense(self, client: Client, this_round: Round) -> int:
+        """The partition that a client holds dense in a round."""
+        return (self._turn(this_round) + (client.slot if self.parallel else 0)) % self.kappa
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """Masks by the ranks of the last pruning of each layer; they are the state, which checkpoints carry."""
+        check_bound(self.layers, self)
+        ranks = {
+            name: state[name] if self._keeps(name, this_round, state) else _ranks(theta[name]) for name in self.layers
+        }
+        made: dict[tuple[int, float], Mask] = {}
+        masks: list[Mask] = []
+        for client in cohort:
+            key = self.dense(client, this_round), width_of(client.budget, self)
+            if key not in made:
+                made[key] = self._mask(theta, ranks, *key)
+            masks.append(made[key])
+        return masks, ranks
+
+    def _turn(self, this_round: Round) -> int:
+        return (this_round.index - 1) // self.every
+
+    def _keeps(self, layer: str, this_round: Round, state: State) -> bool:
+        """Whether a layer's ranks stay: no turn has just ended, or not that of the layer."""
+        if layer not in state:
+            return False
+        begins = (this_round.index - 1) % self.every == 0
+        ended = self.parallel or self.partition(layer) == (self._turn(this_round) - 1) % self.kappa
+        return not (begins and ended)
+
+    def _mask(self, theta: Params, ranks: State, dense: int, keep: float) -> Mask:
+        mask: dict[str, Tensor] = {}
+        for name in self.layers:
+            if self.partition(name) != dense and keep < 1:
+                mask[name] = Budget(keep).held(ranks[name]).reshape(theta[name].shape)
+        return mask or FULL
+
+
+def _ranks(weight: Tensor) -> Tensor:
+    return rank(weight.abs().flatten()).to(torch.int32)
+
+
+@register("S-GaP")
+def s_gap(kappa: int = 4, every: int = 1) -> GrowAndPrune:
+    """S-GaP: layers in partitions, one of them dense in turn, the rest at each client's budget by magnitude."""
+    return GrowAndPrune(False, kappa, every)
+
+
+@register("P-GaP")
+def p_gap(kappa: int = 4, every: int = 1) -> GrowAndPrune:
+    """P-GaP: each client of a cohort holds another partition of the layers dense, the rest by magnitude."""
+    return GrowAndPrune(True, kappa, every)

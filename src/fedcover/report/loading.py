@@ -1,0 +1,133 @@
+"""Run folders: what they hold, read once and checked."""
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedcover.errors import InputError
+from fedcover.federation.history import History
+
+AnyPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """One run as its folder tells it; ``summary`` is None until the run has finished."""
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+    versions: dict[str, Any]
+    history: History
+    summary: dict[str, Any] | None
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """How many rounds the config asks for, if it says so."""
+        rounds = self.config.get("rounds")
+        return rounds if isinstance(rounds, int) else None
+
+
+def load_run(path: AnyPath) -> LoadedRun:
+    """The run in a folder, finished or not.
+
+    Only ``history.jsonl`` must be there; a missing ``config.toml`` or ``versions.json`` reads as empty.
+
+    >>> run = load_run("runs/wp")  # doctest: +SKIP
+    >>> run.name, run.history.last.accuracy  # doctest: +SKIP
+    ('wp', 0.9805)
+    """
+    folder = Path(path)
+    if not folder.exists():
+        raise InputError(f"{folder} does not exist; give the folder of a fedcover run")
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file; give the folder of a fedcover run, which holds history.jsonl")
+    if not (folder / "history.jsonl").is_file():
+        raise InputError(f"{folder} is not a run folder: it has no history.jsonl; give the folder of a fedcover run")
+    history = _load_history(folder / "history.jsonl")
+    config = _load_dict(folder / "config.toml", tomllib.loads) or {}
+    versions = _load_dict(folder / "versions.json", json.loads) or {}
+    summary = _load_dict(folder / "summary.json", json.loads)
+    candidates = ((summary or {}).get("name"), config.get("name"), folder.resolve().name)
+    names = [printable(name) for name in candidates if isinstance(name, str)]
+    name = next((name for name in names if name), "run")
+    return LoadedRun(folder, name, config, versions, history, summary)
+
+
+def open_runs(runs: "Iterable[LoadedRun | AnyPath] | LoadedRun | AnyPath") -> list[LoadedRun]:
+    """The runs, loaded where a path was given, with names that differ from each other.
+
+    Runs of one name are told apart by their folders, and failing that by numbers.
+    """
+    given: Iterable[LoadedRun | AnyPath] = [runs] if isinstance(runs, LoadedRun | str | os.PathLike) else runs
+    loaded = [run if isinstance(run, LoadedRun) else load_run(run) for run in given]
+    if not loaded:
+        raise InputError("no runs were given; give the folder of at least one fedcover run")
+    names = [run.name for run in loaded]
+    if len(set(names)) < len(names):
+        folders = [printable(run.path.resolve().name) for run in loaded]
+        names = [
+            f"{name} ({folder})" if names.count(name) > 1 and folder != name else name
+            for name, folder in zip(names, folders, strict=True)
+        ]
+    return [replace(run, name=name) for run, name in zip(loaded, numbered(names), strict=True)]
+
+
+def numbered(names: Sequence[str], mark: str = " #") -> list[str]:
+    """The names, with a number added from the second of its kind on.
+
+    >>> numbered(["a", "b", "a"])
+    ['a', 'b', 'a #2']
+    """
+    taken: set[str] = set()
+    result = []
+    for name in names:
+        unique, number = name, 1
+        while unique in taken or (number > 1 and unique in names):
+            number += 1
+            unique = f"{name}{mark}{number}"
+        taken.add(unique)
+        result.append(unique)
+    return result
+
+
+def printable(text: str) -> str:
+    """The text on one line, without control characters."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def _load_history(path: Path) -> History:
+    """The rounds in the file; a last line that a running process has not finished writing is left out."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        whole, newline, rest = text.rpartition("\n")
+        try:
+            history = History.from_lines(text)
+        except json.JSONDecodeError:
+            if not rest.strip():
+                raise
+            history = History.from_lines(whole + newline)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise InputError(f"{path} is not a readable history ({error}); give the folder of a fedcover run") from error
+    if not len(history):
+        raise InputError(f"{path} holds no rounds yet; wait until the first round is done")
+    return history
+
+
+def _load_dict(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | None:
+    """The table in a TOML or JSON file, or None if there is no such file."""
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}); repair or remove it") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds a {type(content).__name__}, not a table; repair or remove it")
+    return content

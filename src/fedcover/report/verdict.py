@@ -1,0 +1,128 @@
+"""The verdict on a run, or on several, in sentences built from the numbers. Plain text: the page escapes it."""
+
+from collections.abc import Sequence
+
+from fedcover.report import format as cells
+from fedcover.report.loading import LoadedRun
+from fedcover.report.measures import Measures, measure
+
+
+def title(runs: Sequence[LoadedRun]) -> str:
+    """What the page is about, in a few words."""
+    return runs[0].name if len(runs) == 1 else f"Comparison of {len(runs)} runs"
+
+
+def verdict(runs: Sequence[LoadedRun]) -> str:
+    """The outcome in one sentence."""
+    return _verdict_on_one(runs[0]) if len(runs) == 1 else _verdict_on_many(runs)
+
+
+def warnings(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
+    """What a reader must know before trusting the numbers, each as a heading and a sentence."""
+    found = []
+    for run in runs:
+        where = f" in {run.name}" if len(runs) > 1 else ""
+        numbers = measure(run.history)
+        if numbers.uncovered > 0:
+            found.append((f"Uncovered parameters{where}", _uncovered(numbers)))
+        if numbers.rejected:
+            found.append((f"Rejected updates{where}", _rejected(numbers)))
+    return found
+
+
+def notes(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
+    """What a reader may want to know beside the numbers: runs that have not finished."""
+    unfinished = [run for run in runs if run.summary is None]
+    return [(f"Unfinished{f': {run.name}' if len(runs) > 1 else ''}", _unfinished(run)) for run in unfinished]
+
+
+def _verdict_on_one(run: LoadedRun) -> str:
+    numbers = measure(run.history)
+    return f"After {_rounds(numbers.rounds)}: {_accuracy(run, numbers)}; {_coverage(numbers)}; {_cost(numbers)}."
+
+
+def _accuracy(run: LoadedRun, numbers: Measures) -> str:
+    if numbers.accuracy is None:
+        return "the model has not been evaluated"
+    text = f"accuracy {cells.percent(numbers.accuracy)} on the test set"
+    late = numbers.accuracy_round != run.history.last.round
+    return f"{text} (last measured in round {numbers.accuracy_round})" if late else text
+
+
+def _coverage(numbers: Measures) -> str:
+    if numbers.uncovered > 0:
+        return f"some parameters were held by no client in {_some_rounds(numbers)}"
+    when = "every round" if numbers.rounds > 1 else "that round"
+    if numbers.clients[0] == numbers.clients[1] == numbers.gamma_min:
+        return f"every parameter was held by all {numbers.gamma_min} clients in {when}"
+    clients = f"{numbers.gamma_min} of {cells.clients(numbers.clients)} clients"
+    return f"every parameter was held by at least {clients} in {when}"
+
+
+def _cost(numbers: Measures) -> str:
+    held = "clients held the whole model"
+    if numbers.kept is not None and numbers.kept < 1:
+        held = f"clients held {cells.rough_percent(numbers.kept)} of the model on average"
+    if numbers.bytes_share is None:
+        return held
+    saved = 1 - numbers.bytes_share
+    if abs(saved) < 0.0005:
+        return f"{held} and sent as many bytes as with full models"
+    difference = f"{cells.rough_percent(abs(saved))} {'fewer' if saved > 0 else 'more'}"
+    return f"{held} and sent {difference} bytes than with full models"
+
+
+def _verdict_on_many(runs: Sequence[LoadedRun]) -> str:
+    numbers = {run.name: measure(run.history) for run in runs}
+    parts = []
+    ranked = sorted((m.accuracy, name) for name, m in numbers.items() if m.accuracy is not None)
+    if ranked:
+        low, high = ranked[0], ranked[-1]
+        spread = f"from {cells.percent(low[0])} ({low[1]}) to {cells.percent(high[0])} ({high[1]})"
+        parts.append(
+            f"accuracy {spread if len(ranked) > 1 else f'{cells.percent(high[0])} ({high[1]})'} on the test set"
+        )
+    else:
+        parts.append("no run has been evaluated")
+    parts.append(f"the least-held parameter was held by {_range([m.gamma_min for m in numbers.values()])} clients")
+    shares = [m.bytes_share for m in numbers.values() if m.bytes_share is not None]
+    if shares:
+        low_share, high_share = cells.rough_percent(min(shares)), cells.rough_percent(max(shares))
+        spread = low_share if low_share == high_share else f"{low_share} to {high_share}"
+        parts.append(f"clients sent {spread} of the bytes of full models")
+    return f"{len(runs)} runs of {_range([m.rounds for m in numbers.values()])} rounds: {'; '.join(parts)}."
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{min(values)}" if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
+
+
+def _some_rounds(numbers: Measures) -> str:
+    if numbers.uncovered_rounds == numbers.rounds:
+        return "every round" if numbers.rounds > 1 else "that round"
+    return f"{numbers.uncovered_rounds} of {numbers.rounds} rounds"
+
+
+def _uncovered(numbers: Measures) -> str:
+    share = cells.percent(numbers.uncovered)
+    text = f"In {_some_rounds(numbers)} no client held some entries (up to {share} of the model)"
+    text += ", so these were not trained and kept their old values."
+    if hole := numbers.hole:
+        share = cells.percent(hole.share)
+        text += f" The worst layer is {hole.layer}: {share} of it was uncovered in round {hole.round}."
+    return text
+
+
+def _rejected(numbers: Measures) -> str:
+    what = "1 client update was" if numbers.rejected == 1 else f"{numbers.rejected} client updates were"
+    return f"{what} left out of the average; the table of those left out says whose and why."
+
+
+def _unfinished(run: LoadedRun) -> str:
+    planned = run.planned_rounds
+    done = f"{len(run.history)} of {planned}" if planned else f"{len(run.history)}"
+    return f"There is no summary yet; the numbers cover {done} rounds."

@@ -1,0 +1,1 @@
+"""Local training: the task, the recipe, one client's training, and fast training steps."""

@@ -1,0 +1,1 @@
+"""Implementations of the training step: by autograd, traced, and in C."""

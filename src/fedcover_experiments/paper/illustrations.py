@@ -1,0 +1,193 @@
+"""Two pictures that need no run: the paper's Figure 1, and its illustration of the pruning techniques.
+
+Nothing in them is drawn by hand: who holds what comes from the policies themselves.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcover.budgets import QUARTERS, parse_code
+from fedcover.clients import Client
+from fedcover.params import Mask, Params, params_of
+from fedcover.policies.registry import named_policy
+from fedcover.report.style import INK, MUTED, RULE, WARN, WIDTH, colour, styled
+from fedcover.seeding import Round, ambient, generator
+from fedcover.structure.trace import trace
+from fedcover_experiments.paper.arithmetic import audit_row
+
+DESIGNS = {"1111444444": "(a) existing", "1111234444": "(b) higher Γmin", "1111223344": "(c) highest"}
+"""The codes of Figure 1."""
+REGIONS = 4
+INPUTS, NEURONS, OUTPUTS = 8, 8, 3
+BUDGET = QUARTERS["4"]
+"""Policy 4, which keeps 75 %, for all techniques alike."""
+ROUNDS, SHOWN = 5, 3
+"""Rounds of the small network, and the one in which WP, NP and FS are shown."""
+_KEPT, _CUT = {"facecolor": colour(0), "edgecolor": "none"}, {"facecolor": "none", "edgecolor": MUTED}
+
+
+def held_regions(code: str) -> list[list[bool]]:
+    """For each client of a code, which of the regions S1 to S4 it holds.
+
+    >>> held_regions("14")
+    [[True, True, True, True], [True, True, True, False]]
+    """
+    return [budget.held(torch.arange(REGIONS)).tolist() for budget in parse_code(code)]
+
+
+def region_coverage(code: str) -> list[int]:
+    """How many clients hold each region; the least of them is Gamma_min."""
+    return [sum(column) for column in zip(*held_regions(code), strict=True)]
+
+
+@styled
+def designs_figure() -> Figure:
+    """Figure 1: which client holds which region under three codes of equal cost, and how many hold each."""
+    figure = Figure(figsize=(WIDTH, 4.05), layout="constrained")
+    panels: list[Axes] = list(figure.subplots(1, len(DESIGNS)))
+    for axes, (code, title) in zip(panels, DESIGNS.items(), strict=True):
+        _draw_design(axes, code)
+        axes.set_title(f"{title}\n{code}", color=INK, linespacing=1.35, pad=6)
+    panels[0].set_yticks([*range(len(code)), len(code) + 0.15], [*next(iter(DESIGNS)), "held by"])
+    panels[0].set_ylabel("clients, by digit of the code", loc="top")
+    _add_key(figure, "held", "cut")
+    return figure
+
+
+def _draw_design(axes: Axes, code: str) -> None:
+    rows, counts = held_regions(code), region_coverage(code)
+    for row, held in enumerate(rows):
+        for region, kept in enumerate(held):
+            _add_square(axes, region, row, 0.86, kept)
+    least = min(counts)
+    for region, count in enumerate(counts):
+        marked = {"color": WARN, "fontweight": "bold"} if count == least else {"color": INK}
+        axes.text(region, len(rows) + 0.15, f"{count}", ha="center", va="center", **marked)  # type: ignore[arg-type]
+    axes.axhline(len(rows) - 0.4, color=RULE, linewidth=0.7)
+    found = audit_row("WP", code, "mlp")
+    axes.text(1.5, len(rows) + 1.2, f"Γmin = {least}", ha="center", va="center", color=WARN, fontweight="bold")
+    axes.text(1.5, len(rows) + 2.15, f"cost {100 * found.macs_ratio:.1f} %", ha="center", va="center", color=MUTED)
+    axes.set_xticks(range(REGIONS), [f"S{region + 1}" for region in range(REGIONS)])
+    axes.set_yticks(range(len(rows)), list(code))
+    axes.xaxis.tick_top()
+    _clear(axes, REGIONS, len(rows) + 2.2)
+    axes.set_aspect("auto")
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The small network in one round: its parameters, and the mask of a client that keeps 75 %."""
+
+    theta: Params
+    mask: Mask
+
+    @property
+    def incoming(self) -> Tensor:
+        """Which weights into the hidden neurons are kept, neuron by input."""
+        return self._kept("0.weight")
+
+    @property
+    def outgoing(self) -> Tensor:
+        """Which weights out of the hidden neurons are kept, neuron by output."""
+        return self._kept("2.weight").T
+
+    def _kept(self, name: str) -> Tensor:
+        return self.mask.get(name, torch.ones_like(self.theta[name], dtype=torch.bool))
+
+
+def sights(technique: str, rounds: int = ROUNDS) -> list[Sight]:
+    """What a technique keeps of a small network in each round, while the network learns."""
+    model, thetas = _small_network()
+    policy = named_policy(technique).bind(trace(model, torch.zeros(2, INPUTS)))
+    state, found = policy.start(), []
+    for number, theta in enumerate(thetas[:rounds], 1):
+        masks, state = policy.plan(theta, [Client(0, 0, BUDGET)], Round(number, 0), state)
+        found.append(Sight(theta, masks[0]))
+    return found
+
+
+@cache
+def _small_network() -> tuple[nn.Module, list[Params]]:
+    """A network, and its parameters at the start of each round of a little training on random data."""
+    with ambient(0, "illustration"):
+        model = nn.Sequential(nn.Linear(INPUTS, NEURONS), nn.ReLU(), nn.Linear(NEURONS, OUTPUTS))
+    rng = generator(0, "illustration")
+    inputs = torch.randn(64, INPUTS, generator=rng)
+    labels = (inputs @ torch.randn(INPUTS, OUTPUTS, generator=rng)).argmax(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    thetas = []
+    for _ in range(ROUNDS):
+        thetas.append(params_of(model))
+        for _ in range(8):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+    return model, thetas
+
+
+@styled
+def techniques_figure() -> Figure:
+    """WP, NP and FS on one small network, and below PT round by round."""
+    figure = Figure(figsize=(WIDTH, 3.3), layout="constrained")
+    titles = {"WP": "WP: single weights", "NP": "NP: whole neurons", "FS": "FS: first neurons"}
+    grid = figure.add_gridspec(2, len(titles) * ROUNDS)
+    for number, (technique, title) in enumerate(titles.items()):
+        axes = figure.add_subplot(grid[0, number * ROUNDS : (number + 1) * ROUNDS])
+        _draw_technique(axes, sights(technique, SHOWN)[-1])
+        axes.set_title(title, color=INK)
+        axes.set_ylabel("" if number else "neurons")
+    before: Tensor | None = None
+    for number, sight in enumerate(sights("PT")):
+        axes = figure.add_subplot(grid[1, number * len(titles) : (number + 1) * len(titles)])
+        _draw_weights(axes, sight.theta["0.weight"], sight.incoming)
+        _clear(axes, INPUTS, NEURONS)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_title(f"round {number + 1}" if number else "PT, round 1", color=INK)
+        changed = 0 if before is None else int((sight.incoming != before).sum())
+        axes.set_xlabel(f"{changed} changed" if changed else "same mask" if number else "first mask", fontsize=9)
+        before = sight.incoming
+    _add_key(figure, "kept", "cut")
+    return figure
+
+
+def _draw_technique(axes: Axes, sight: Sight) -> None:
+    """The weights into the neurons, and after a gap those out of them."""
+    _draw_weights(axes, sight.theta["0.weight"], sight.incoming)
+    _draw_weights(axes, sight.theta["2.weight"].T, sight.outgoing, after=INPUTS + 1)
+    _clear(axes, INPUTS + 1 + OUTPUTS, NEURONS)
+    axes.set_xticks([(INPUTS - 1) / 2, INPUTS + 1 + (OUTPUTS - 1) / 2], ["in", "out"], fontsize=9)
+    axes.set_yticks([])
+
+
+def _draw_weights(axes: Axes, weights: Tensor, kept: Tensor, after: int = 0) -> None:
+    """One square a weight, the larger the weight the larger the square; a row is a neuron."""
+    sides = (weights.abs() / weights.abs().max()).sqrt().clamp(min=0.2) * 0.9
+    for row, (some, held) in enumerate(zip(sides.tolist(), kept.tolist(), strict=True)):
+        for column, (side, keep) in enumerate(zip(some, held, strict=True)):
+            _add_square(axes, after + column, row, side, keep)
+
+
+def _add_square(axes: Axes, x: float, y: float, side: float, kept: bool) -> None:
+    axes.add_patch(Rectangle((x - side / 2, y - side / 2), side, side, linewidth=0.6, **(_KEPT if kept else _CUT)))  # type: ignore[arg-type]
+
+
+def _clear(axes: Axes, columns: float, rows: float) -> None:
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.set_xlim(-0.6, columns - 0.4)
+    axes.set_ylim(rows - 0.4, -0.6)
+    axes.set_aspect("equal")
+    axes.tick_params(length=0)
+
+
+def _add_key(figure: Figure, kept: str, cut: str) -> None:
+    handles = [Patch(label=kept, linewidth=0.6, **_KEPT), Patch(label=cut, linewidth=0.6, **_CUT)]  # type: ignore[arg-type]
+    figure.legend(handles=handles, loc="outside upper left", ncols=2, labelcolor=INK, handlelength=1, handleheight=1)

@@ -1,0 +1,126 @@
+"""Where does coverage pay? Five ways to make masks at equal budgets, from one full client in ten to none above 25 %.
+
+full     every client trains the whole model: what masks are measured against
+nested   everyone keeps its largest weights, as in weight pruning: the least noise there is
+star     quarters of the ranking dealt out in turn, the largest to everyone that can afford two: the paper's design
+optimal  the least noise for the coverage with the least pruning term of the bound
+most     the least noise for the most coverage that the budgets allow
+random   weights drawn anew for each client in each round
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcover.budgets import by_slot, parse_code, share
+from fedcover.clients import Client
+from fedcover.errors import InputError
+from fedcover.federation.federation import Federation
+from fedcover.masks.design import most_coverage
+from fedcover.params import FULL, Mask, Params
+from fedcover.policies.base import Policy, State
+from fedcover.policies.fedavg import full
+from fedcover.policies.optimal import Optimal
+from fedcover.policies.ranked import Block, Ranked, Weights
+from fedcover.seeding import Round
+from fedcover.structure.trace import ModelStructure
+from fedcover_experiments.runner import Experiment, ExperimentRun
+
+BUDGETS = {
+    "1x1,3x0.75,6x0.5": "one full client, three at 75 %, six at 50 % (the paper's level S)",
+    "1x1,9x0.5": "one full client, nine at 50 %",
+    "1x1,9x0.25": "one full client, nine at 25 %",
+    "10x0.5": "none above 50 %",
+    "5x0.5,5x0.25": "five at 50 %, five at 25 %",
+    "10x0.25": "none above 25 %",
+}
+KINDS = ("nested", "star", "optimal", "most", "random")
+WHOLE = "10x1"
+SPLITS = ("iid", "non-iid")
+DATA = ("mnist", "cifar10")
+
+# The quarters that clients of one keep hold in turn.
+_TURNS = {1.0: ("1111",), 0.75: ("1110", "1101", "1011"), 0.5: ("1100", "1010", "1001"),
+          0.25: ("1000", "0100", "0010", "0001")}  # fmt: skip
+
+
+def experiments(data: Sequence[str] = DATA) -> list[Experiment]:
+    """All experiments of the study on these data sets."""
+    if unknown := [name for name in data if name not in DATA]:
+        raise InputError(f"the study knows the data sets {', '.join(DATA)}; got '{unknown[0]}'")
+    return [
+        Experiment(name, split, kind, code)
+        for name in data
+        for split in SPLITS
+        for kind, code in (("full", WHOLE), *((kind, code) for code in BUDGETS for kind in KINDS))
+    ]
+
+
+def star_code(code: str) -> str:
+    """Patterns of quarters for budgets that are quarters of a model.
+
+    >>> star_code("1x1,3x0.5,2x0.25")
+    '1111,1100,1010,1001,1000,0100'
+    """
+    turns = {keep: cycle(patterns) for keep, patterns in _TURNS.items()}
+    return ",".join(next(turns[budget.keep]) for budget in parse_code(code))
+
+
+@dataclass(frozen=True)
+class RandomWeights(Policy):
+    """Each hidden tensor keeps as many weights as the budget says, drawn anew for each client in each round."""
+
+    any_device = True
+    names: tuple[str, ...] = ()
+
+    def bind(self, structure: ModelStructure) -> "RandomWeights":
+        """This policy for one network."""
+        return replace(self, names=structure.hidden)
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[Mask], State]:
+        """Masks that know nothing of theta."""
+        return [self._mask(theta, client, this_round) for client in cohort], state
+
+    def _mask(self, theta: Params, client: Client, this_round: Round) -> Mask:
+        if client.budget.full:
+            return FULL
+        rng = this_round.generator("random weights", client.id)
+        mask: dict[str, Tensor] = {}
+        for name in self.names:
+            # In double precision, so that no two draws are equal and every device chooses the same weights.
+            draws = torch.rand(theta[name].numel(), generator=rng, dtype=torch.float64).to(theta[name].device)
+            last = draws.kthvalue(max(1, share(client.budget.keep, len(draws)))).values
+            mask[name] = (draws <= last).reshape(theta[name].shape)
+        return mask
+
+
+def _single_weights(structure: ModelStructure) -> tuple[tuple[Block, ...], dict[str, object]]:
+    return tuple(Weights(name) for name in structure.hidden), {}
+
+
+def policy_of(kind: str, code: str) -> Policy:
+    """The policy behind a way to make masks; all of them prune single weights of every hidden tensor."""
+    keeps = [budget.keep for budget in parse_code(code)]
+    made: dict[str, Callable[[], Policy]] = {
+        "full": full,
+        "nested": lambda: Optimal(gamma=0),
+        "star": lambda: Ranked("star", _single_weights),  # type: ignore[arg-type]
+        "optimal": Optimal,
+        "most": lambda: Optimal(gamma=most_coverage(keeps)),
+        "random": RandomWeights,
+    }
+    return made[kind]()
+
+
+def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
+    """The federation of a run."""
+    kind, code = run.experiment.technique, run.experiment.code
+    if kind == "star":
+        settings = {**settings, "budgets": by_slot(star_code(code))}
+    return Federation(policy=policy_of(kind, code), **settings)

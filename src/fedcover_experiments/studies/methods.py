@@ -1,0 +1,51 @@
+"""The field's methods side by side: HeteroFL's mix of five widths, every other method at the same average budget.
+
+Two clients of ten at each of the widths 1, 1/2, 1/4, 1/8 and 1/16 (HeteroFL's a to e). A sub-model of width r has about
+r^2 of the weights, so methods that prune single weights keep r^2 of them, and those with one mask for all, which must
+fit the least able client, give everyone the mean. HeteroFL's network, batch norm and momentum;
+one local epoch in each of 100 rounds, where its authors take five in 200 rounds on MNIST and in 400 on CIFAR-10.
+"""
+
+from functools import cache
+from typing import Any
+
+from fedcover.federation.federation import Federation
+from fedcover.models import build
+from fedcover.policies.registry import POLICIES, named_policy
+from fedcover.training.task import LocalSGD, Task
+from fedcover_experiments.runner import Experiment, ExperimentRun
+
+WIDTHS = "2x1,2x0.5,2x0.25,2x0.125,2x0.0625"
+SHARES = "2x1,2x0.25,2x0.0625,2x0.015625,2x0.00390625"
+MEAN = "10x0.2664"
+BUDGETS = {WIDTHS: "widths a to e", SHARES: "the same in weights", MEAN: "their mean"}
+MODEL, CLASSES = "cnn", 10
+IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+LOCAL = LocalSGD(epochs=1, batch_size=10, lr=0.01, momentum=0.9)
+CODES = {
+    **dict.fromkeys(("WP", "PT", "optimal", "S-GaP", "P-GaP", "FIARSE"), SHARES),
+    **dict.fromkeys(("FedDST", "PruneFL"), MEAN),
+}
+"""The codes of methods whose budgets count single weights."""
+
+
+def experiments() -> list[Experiment]:
+    """Every method on both data sets, split both ways; HeteroFL first."""
+    names = ["HeteroFL", *(name for name in POLICIES if name != "HeteroFL")]
+    return [
+        Experiment(data, split, name, CODES.get(name, WIDTHS))
+        for data in IMAGES
+        for split in ("iid", "non-iid")
+        for name in names
+    ]
+
+
+@cache
+def _task(data: str, seed: int) -> Task:
+    return Task(build(MODEL, IMAGES[data], CLASSES, seed))
+
+
+def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
+    """The federation of a run."""
+    own = {"task": _task(run.experiment.data, run.seed), "local": LOCAL}
+    return Federation(policy=named_policy(run.experiment.technique), **{**settings, **own})
