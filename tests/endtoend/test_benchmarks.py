@@ -1,4 +1,4 @@
-"""Benchmarks: quick ones leave committed results alone, and the package is imported quickly."""
+"""Benchmarks: quick ones do not touch committed results, and the package is imported quickly."""
 
 import ast
 import json
