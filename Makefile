@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check setup clean bench docs
+.PHONY: demo test test-slow test-oldest check setup wheel clean bench docs
 
 demo: setup
 	$(BIN)/fedcover demo
@@ -16,6 +16,17 @@ test: setup check
 # With FEDCOVER_SLOW=1 `make test` has them too, and more examples of every law.
 test-slow: setup
 	FEDCOVER_SLOW=1 $(BIN)/pytest -m slow
+
+# The oldest versions that pyproject.toml allows, in an environment of their own.
+test-oldest: .venv-oldest/.ready
+	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest $(OLDEST)
+
+OLDEST ?= tests/golden tests/endtoend/test_cli.py tests/endtoend/test_policy_settings.py tests/unit/report
+
+.venv-oldest/.ready: pyproject.toml constraints-oldest.txt
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[all,dev]'
+	touch $@
 
 check: setup
 	$(BIN)/ruff check src tests examples benchmarks
@@ -37,11 +48,16 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcover needs Python 3.11 or newer; set PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,flower]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[all,dev]'
 	touch $@
 
+# The source distribution, and the wheel built from it.
+DIST ?= dist
+wheel: setup
+	$(BIN)/python -m build --no-isolation --outdir $(DIST)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest build dist .bench *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Peers get an environment of their own. `make bench BENCH=--quick` takes two minutes instead of twenty.
 bench: setup .venv-bench/.ready

@@ -1,5 +1,6 @@
-"""One thread, so that results do not depend on how many cores a machine has."""
+"""One thread, so that results do not depend on how many cores a machine has; and how many it has."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,3 +16,10 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use; where the system does not report that, how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,5 +1,10 @@
 """The errors and warnings that users see: one sentence that names the thing, the value and the remedy."""
 
+import importlib.util
+
+PACKAGES = {"PIL": "pillow", "torch_pruning": "torch-pruning"}
+"""Names under which pip knows modules that are imported under another name."""
+
 
 class FedcoverError(Exception):
     """Anything fedcover itself reports; ``str(error)`` is fit to show to a user."""
@@ -7,6 +12,10 @@ class FedcoverError(Exception):
 
 class InputError(FedcoverError, ValueError):
     """What the caller gave cannot be used: a setting, a file, a mask, a folder."""
+
+
+class MissingExtraError(InputError):
+    """A package that only some features need is not installed; the message ends with the pip command."""
 
 
 class CoverageWarning(UserWarning):
@@ -27,6 +36,19 @@ class StepSizeWarning(UserWarning):
 
 class ClientError(FedcoverError):
     """A client failed; the message names the client, the round and the stage."""
+
+
+def check_extra(extra: str, feature: str, *modules: str) -> None:
+    """Raise MissingExtraError unless all these modules of an optional extra are installed; import none of them.
+
+    >>> check_extra("report", "a report", "no_such_module")
+    Traceback (most recent call last):
+    fedcover.errors.MissingExtraError: a report needs no_such_module; install it with: pip install 'fedcover[report]'
+    """
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            package = PACKAGES.get(module, module)
+            raise MissingExtraError(f"{feature} needs {package}; install it with: pip install 'fedcover[{extra}]'")
 
 
 def check_whole(name: str, value: object, least: int) -> None:

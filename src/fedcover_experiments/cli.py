@@ -14,7 +14,7 @@ from fedcover._files import write_atomically
 from fedcover.cli.console import BatchProgress, friendly, out, show_table
 from fedcover.cli.options import DataOption, EngineOption, QuietOption, RoundsOption, SeedsOption
 from fedcover.engines.choose import choose_engine
-from fedcover.errors import InputError, check_whole
+from fedcover.errors import InputError, check_extra, check_whole
 from fedcover_experiments.paper.arithmetic import audit_rows, wrong_cells
 from fedcover_experiments.paper.compare import departure_rows
 from fedcover_experiments.paper.experiments import experiments, names, title
@@ -93,6 +93,7 @@ def report(
     folder: Annotated[Path, typer.Option("--out", help="Where the page goes.")] = Path("runs/paper/report"),
 ) -> None:
     """Write one page, the same as Markdown, and every figure as SVG and PNG: ours beside the published numbers."""
+    check_extra("report", "drawing a report", "matplotlib", "PIL")
     from fedcover_experiments.paper.page import PAGE, write_paper_report
 
     written = write_paper_report(load_all(results or _newest()), folder)
@@ -188,6 +189,7 @@ def study(
 
 
 def _report_study(name: str, chosen: Study, path: Path, folder: Path, quiet: bool) -> None:
+    check_extra("report", "drawing a report", "matplotlib", "PIL")
     from fedcover.report.svg import file_bytes
     from fedcover_experiments.studies.report import figure_of, places, rows, tally
 

@@ -17,7 +17,6 @@ import pytest
 
 from fedcover.cli import deploy
 from fedcover.deploy.processes.child import close_all
-from fedcover.deploy.processes.environment import MISSING
 from fedcover.deploy.processes.keys import NodeKeys, make_keys, node_keys, server_keys
 from fedcover.deploy.processes.launch import SuperLink, SuperNode, check_free, free_ports
 from fedcover.deploy.processes.node_config import node_config
@@ -208,8 +207,8 @@ def test_what_is_missing_is_told_and_nothing_of_flower_imported(cli: Cli, monkey
     ends["run"] = ["c.toml", "--server", "x:1", "--out", "x"]
     for command, options in ends.items():
         code, _, err = cli("deploy", command, *options)
-        assert (code, err) == (2, f"error: {MISSING}\n")
-    assert MISSING.endswith("pip install 'fedcover[flower]'")
+        assert code == 2
+        assert err.endswith("pip install 'fedcover[flower]'\n")
     look = "import fedcover.cli, sys; print({'flwr', 'ray', 'cryptography'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

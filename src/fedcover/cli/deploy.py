@@ -14,7 +14,6 @@ from fedcover.cli.console import friendly, out, say, show_table
 from fedcover.cli.options import CalibrationOption, QuietOption
 from fedcover.config.schema import read_config
 from fedcover.deploy.bandwidth import address_of
-from fedcover.deploy.flower.registry_file import nodes_in
 from fedcover.deploy.processes import keys as key_files
 from fedcover.deploy.processes.environment import program
 from fedcover.deploy.processes.flower_app import APPS, write_app
@@ -204,6 +203,8 @@ def status(
     Only a run asks nodes which client they are: with `--run`, its folder on the server's machine, that is shown too.
     """
     program("flwr")
+    from fedcover.deploy.flower.registry_file import nodes_in  # a package that needs Flower
+
     clients = nodes_in(run_dir) if run_dir else {}
     with _connected(server, keys, insecure) as control:
         nodes, runs = control.nodes(), control.runs()

@@ -13,7 +13,7 @@ from fedcover.budgets import parse_code
 from fedcover.calibration import BudgetUnit
 from fedcover.cli.console import friendly, out, show_table
 from fedcover.cli.options import CalibrationOption, UnitOption
-from fedcover.errors import InputError
+from fedcover.errors import InputError, check_extra
 from fedcover.federation.run_folder import load_model
 from fedcover.masks.design import SegmentShare
 from fedcover.models import MODELS, usual
@@ -128,6 +128,7 @@ def _module(model: str, folder: Path | None) -> tuple[nn.Module, Tensor]:
 
 
 def _draw(found: DesignReport, path: Path) -> None:
+    check_extra("report", "drawing a figure", "matplotlib", "PIL")
     from fedcover.report.design import design_figure
     from fedcover.report.svg import FORMATS, file_bytes
 

@@ -10,7 +10,7 @@ import typer
 from fedcover.cli.console import RunProgress, friendly, out
 from fedcover.cli.options import CalibrationOption, DataOption, QuietOption, UnitOption
 from fedcover.config.schema import Config, read_config, recorded_keeps
-from fedcover.errors import InputError
+from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.history import History
 from fedcover.federation.run_folder import read_settings
 
@@ -87,6 +87,8 @@ def run(
         out.print(f"data: {summary['data']}")
         if (where / "report.html").exists():
             out.print(f"report: {where / 'report.html'}")
+        else:
+            out.print("report: not written; it needs pip install 'fedcover[report]'")
 
 
 def train(
@@ -125,7 +127,7 @@ def write_page(folder: Path) -> None:
     """Write the report page into a run folder, if the report extra is installed."""
     try:
         from fedcover.report import write_report
-    except ImportError:
+    except MissingExtraError:
         return
     write_report([folder])
 

@@ -8,8 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-
 from fedcover import data
 from fedcover.budgets import Budget, Budgets, BudgetSpec
 from fedcover.calibration import BudgetUnit, amounts
@@ -19,7 +17,7 @@ from fedcover.config.policy_settings import SECTION, Choice, Typed, choose, opti
 from fedcover.data import Device, Examples, Population, names
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.serial import Serial
-from fedcover.errors import InputError
+from fedcover.errors import InputError, check_extra
 from fedcover.federation.federation import Federation
 from fedcover.federation.run_folder import read_settings
 from fedcover.models import MODELS, build
@@ -28,6 +26,9 @@ from fedcover.policies.registry import POLICIES
 from fedcover.structure.trace import trace
 from fedcover.toml import Settings, flatten
 from fedcover.training.task import LocalSGD, Task
+
+check_extra("cli", "reading settings", "pydantic")
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator  # noqa: E402
 
 
 class _Strict(BaseModel):

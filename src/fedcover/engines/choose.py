@@ -1,11 +1,10 @@
 """Which engine, when the user leaves it open."""
 
-import os
-
 import torch
 
+from fedcover._threads import usable_cores
 from fedcover.engines.base import Engine
-from fedcover.engines.processes.pool import Processes
+from fedcover.engines.processes.pool import Processes, can_fork
 from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.errors import InputError
@@ -28,7 +27,7 @@ def choose_engine(name: str, workers: int | None = None, shrink: bool = True, co
         raise InputError(f"there is no engine '{name}'; use one of {', '.join(ENGINES)}")
     if name == "vectorized" or (name == "auto" and torch.cuda.is_available() and cohort > 1):
         return Vectorized()
-    cores = workers or len(os.sched_getaffinity(0))
-    if name == "serial" or (name == "auto" and min(cores, cohort) == 1):
+    cores = workers or usable_cores()
+    if name == "serial" or (name == "auto" and (min(cores, cohort) == 1 or not can_fork())):
         return Serial(shrink)
     return Processes(min(cores, cohort) if name == "auto" else cores, shrink)

@@ -7,11 +7,11 @@
     checkpoints/     round-000012.safetensors        report.html     written by `fedcover run` and `report`
 """
 
-import fcntl
 import json
 import os
 import platform
 import tomllib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ from fedcover.params import prune, put_params
 from fedcover.policies.base import shown_in
 from fedcover.toml import Settings, to_toml
 from fedcover.version import __version__
+
+try:
+    import fcntl
+except ImportError:  # only POSIX systems have it
+    fcntl = None  # type: ignore[assignment]
 
 KEPT_CHECKPOINTS = 2
 
@@ -73,7 +78,11 @@ def load_model(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
 
 
 class RunFolder:
-    """The folder of a run, written by one process at a time."""
+    """The folder of a run, written by one process at a time.
+
+    A file lock keeps other processes out. Systems without ``fcntl``, such as Windows, give a warning instead: there
+    the caller must make sure that no other process writes to the folder.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -172,6 +181,10 @@ class RunFolder:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _take_lock(self) -> None:
+        if fcntl is None:
+            note = f"this system has no file locks; make sure that no other process writes to {self.path}"
+            warnings.warn(note, RuntimeWarning, stacklevel=2)
+            return
         # The kernel releases the lock with the process, so a killed run leaves no stale lock.
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -25,7 +25,7 @@ from fedcover.deploy.flower.registry import Told
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.server import Made, play, shown
 from fedcover.deploy.wire import Limits
-from fedcover.errors import InputError
+from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.runs import Schedule
 from fedcover.models import build
@@ -57,7 +57,7 @@ def play_config(
         check_fleet(config.items(config.policy.choice.policy()), config.budgets.by, config.cohort, least)
     rules, fits = rules_of(config), fitting(config, data.load(config.data.name, folder).train)
     history = play(grid, make, schedule, least, rules, out, resume, config.shrink, told, on_round, fits)
-    with suppress(ImportError):  # without the report extra a run has no page
+    with suppress(MissingExtraError):  # without the report extra a run has no page
         from fedcover.report import write_report
 
         write_report([out])

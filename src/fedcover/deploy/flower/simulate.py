@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedcover._threads import usable_cores
 from fedcover.config.schema import Config, keeps_in
 from fedcover.deploy.bandwidth import address_of
-from fedcover.deploy.processes.environment import MISSING, use_flower_environment
+from fedcover.deploy.processes.environment import use_flower_environment
 from fedcover.deploy.processes.probe import SILENCE, on_loopback
-from fedcover.errors import FedcoverError, InputError
+from fedcover.errors import FedcoverError, InputError, check_extra
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.run_folder import read_settings
 from fedcover.toml import to_toml
@@ -83,12 +84,11 @@ def _simulated(
     config: Config, out: Path, resume: bool, folder: str | None, on_round: Callable[[RoundRecord], None]
 ) -> dict[str, Any]:
     """What came of the run: its history, or its error."""
-    try:
-        from flwr.app import Context
-        from flwr.serverapp import Grid, ServerApp
-        from flwr.simulation import run_simulation
-    except ImportError as error:
-        raise InputError(MISSING) from error
+    check_extra("flower", "a simulation on Flower", "flwr", "ray")
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation
+
     from fedcover.deploy.flower.apps import play_config
 
     server, ended = ServerApp(), dict[str, Any]()
@@ -111,7 +111,7 @@ def _simulated(
 
 def backend_of(config: Config) -> Any:
     """What Flower is told of Ray: where it is, or with how many of this machine's cores to start it."""
-    address, cores = config.flower.ray_address, config.workers or len(os.sched_getaffinity(0))
+    address, cores = config.flower.ray_address, config.workers or usable_cores()
     where = {"address": address} if address else {"num_cpus": cores, "include_dashboard": False}
     return {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {**where, "log_to_driver": False}}
 

@@ -20,9 +20,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedcover.errors import InputError
-
-MISSING = "Flower is not installed here; install it with: pip install 'fedcover[flower]'"
+from fedcover.errors import InputError, check_extra
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -60,7 +58,10 @@ def program(name: str) -> str:
     """The path of one of Flower's programs, those beside this Python first."""
     path = shutil.which(name, path=str(_programs())) or shutil.which(name)
     if path is None:
-        raise InputError(MISSING)
+        check_extra("flower", "a deployment", "flwr")
+        raise InputError(
+            f"{name} is neither in {_programs()} nor on the PATH; install it with: pip install 'fedcover[flower]'"
+        )
     return path
 
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcover.deploy.processes.environment import MISSING
-from fedcover.errors import InputError, check_whole
+from fedcover.errors import InputError, check_extra, check_whole
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -169,10 +168,7 @@ def _name(host: str) -> str:
 
 
 def _need_cryptography() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError:
-        raise InputError(MISSING) from None
+    check_extra("flower", "a deployment with keys", "cryptography")
 
 
 def _make_folder(path: Path) -> None:

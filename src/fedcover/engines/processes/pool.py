@@ -7,7 +7,6 @@ so results are those of ``Serial``, bit for bit, for any number of workers.
 
 import ctypes
 import multiprocessing
-import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,12 +16,13 @@ from typing import Any
 
 import torch
 
+from fedcover._threads import usable_cores
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.data import Population
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import ClientTrainer, failure
 from fedcover.engines.processes.shared_memory import BufferLayout, shared_bytes
-from fedcover.errors import check_whole
+from fedcover.errors import InputError, check_whole
 from fedcover.training.client import Job
 from fedcover.training.options import levels_of, widths_of
 from fedcover.training.steps.native import library
@@ -38,8 +38,10 @@ class Processes(Engine):
 
     def __init__(self, workers: int | None = None, shrink: bool = False, traced: bool = True) -> None:
         self._pool: _Pool | None = None
-        self.workers = workers if workers is not None else len(os.sched_getaffinity(0))
+        self.workers = workers if workers is not None else usable_cores()
         check_whole("workers", self.workers, 1)
+        if not can_fork():
+            raise InputError("engine 'processes' needs a system that can fork, such as Linux; use engine 'serial'")
         self._bench = ClientTrainer(shrink, traced)
 
     def __repr__(self) -> str:
@@ -69,6 +71,11 @@ class Processes(Engine):
 
     def __del__(self) -> None:
         self.close()
+
+
+def can_fork() -> bool:
+    """Return whether this system can fork processes."""
+    return "fork" in multiprocessing.get_all_start_methods()
 
 
 @dataclass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcover.errors import InputError
+from fedcover.errors import check_extra
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.group import Member, UnitGroup, layer_of
 from fedcover.structure.units.layers import axes_of, channels_of_group
@@ -54,10 +54,9 @@ def merge(group: UnitGroup, unit: Tensor, size: int) -> UnitGroup:
 
 def read_graph(structure: ModelStructure) -> tuple[list[Found], dict[str, str]]:
     """The groups that the graph gives, in order of use, and the layers of those that cannot be cut, with the reason."""
-    try:
-        import torch_pruning
-    except ImportError as error:
-        raise InputError("pruning whole units needs torch-pruning; run `pip install torch-pruning`") from error
+    check_extra("units", "pruning whole units", "torch_pruning")
+    import torch_pruning
+
     model = copy.deepcopy(structure.model).eval()
 
     def trace() -> list[list[Any]]:

@@ -1,0 +1,89 @@
+"""Linux is what is supported; elsewhere the package is imported and the serial engine works.
+
+A process without the modules and functions that only POSIX or Linux has, and without a C compiler, stands for such a
+system. They are hidden after torch is imported, which has its own ways on each system, and before fedcover is.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HIDE = """
+import multiprocessing, os, signal, sys, warnings
+import torch, torch.utils.data, torch.library
+for name in ("fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"):
+    sys.modules[name] = None
+for name in (
+    "sched_getaffinity", "sched_setaffinity", "fork", "forkpty", "getuid", "geteuid", "getpgid", "killpg", "setsid",
+    "sysconf", "getloadavg", "uname", "mkfifo", "fchmod", "statvfs", "nice",
+):
+    delattr(os, name)
+for name in ("SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGALRM", "setitimer"):
+    delattr(signal, name)
+multiprocessing.get_all_start_methods = lambda: ["spawn"]
+import fedcover as fc
+
+x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+y = (x[:, 0] > 0).long()
+
+def federation(**options):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+    return fc.Federation(fc.Task(net), fc.data.iid((x, y), clients=5), policy=fc.weight_pruning(),
+                         budgets=fc.by_slot("147"), cohort=3, **options)
+"""
+
+
+def python(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-c", HIDE + script]
+    environment = {**os.environ, "CC": "no-such-compiler"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120)
+
+
+def test_the_serial_engine_plays_rounds(tmp_path: Path) -> None:
+    done = python("print(len(federation().run(2, evaluate_on=(x, y))))", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "2"
+
+
+def test_run_folders_are_written_and_resumed_with_a_warning_instead_of_a_lock(tmp_path: Path) -> None:
+    script = """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    federation().run(1, out="run")
+    history = federation().run(2, out="run", resume=True)
+print(len(history), sum(issubclass(one.category, RuntimeWarning) for one in caught))
+print(all("run" in str(one.message) for one in caught))
+"""
+    done = python(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2", "2", "True"]
+    assert len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 2
+
+
+def test_processes_are_refused_and_not_chosen(tmp_path: Path) -> None:
+    script = """
+from fedcover.engines.choose import choose_engine
+print(choose_engine("auto", workers=2, cohort=10).name)
+try:
+    fc.Processes(2)
+except fc.InputError as error:
+    print("serial" in str(error))
+"""
+    done = python(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["serial", "True"]
+
+
+def test_the_command_line_works(tmp_path: Path) -> None:
+    script = """
+warnings.simplefilter("default")
+from fedcover.__main__ import main
+changes = ("data.name=digits", "data.clients=20", "rounds=1", "engine=serial")
+sys.argv = ["fedcover", "run", *(word for change in changes for word in ("--set", change))]
+main()
+"""
+    done = python(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
