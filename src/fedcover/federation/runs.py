@@ -89,7 +89,7 @@ class Run:
     def check(self, engine: Engine) -> None:
         """An error if the engine cannot train as the policy asks, and a warning of layers that it never prunes."""
         policy = self.federation.policy
-        if policy.one_by_one and engine.name == "vectorized":
+        if policy.one_by_one and not engine.trains_one_by_one:
             raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
         whole = whole_sentence(policy, self.federation.structure, self.federation.budgets)
         if whole:
@@ -154,7 +154,7 @@ def run_all_rounds(runs: Sequence[Run], schedule: Schedule, engine: Engine) -> l
     An engine that can be asked ahead gets the lanes in as many groups, and trains one while the next is planned.
     """
     with ExitStack() as stack:
-        if not engine.held:
+        if not engine.keep_open:
             stack.callback(engine.close)
         for run in runs:  # all of them, before any has a folder
             run.check(engine)

@@ -41,6 +41,7 @@ class Vectorized(Engine):
 
     name = "vectorized"
     exact = False
+    trains_one_by_one = False
 
     def __init__(self, device: str | None = None, compile: bool | None = None, most: int = 4096) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
