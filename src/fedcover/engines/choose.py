@@ -15,7 +15,7 @@ ENGINES = ("auto", "serial", "processes", "vectorized")
 
 
 def choose_engine(name: str, workers: int | None = None, shrink: bool = True, cohort: int = 2) -> Engine:
-    """Return a new engine of the given name.
+    """Return a new engine by its name.
 
     Args:
         name: One of ``ENGINES``. ``auto`` uses a GPU if there is one, and worker processes otherwise. With one

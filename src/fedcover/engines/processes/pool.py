@@ -108,6 +108,8 @@ class _SharedBuffers:
 
 @dataclass
 class _Worker:
+    """A worker process, as its parent sees it."""
+
     process: Any
     pipe: Connection
     buffers: _SharedBuffers

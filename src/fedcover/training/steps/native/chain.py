@@ -30,10 +30,14 @@ class Op(NamedTuple):
 
 
 class _Op(ctypes.Structure):
+    """``Op`` of chain.c."""
+
     _fields_ = (*((name, ctypes.c_int64) for name in Op._fields[:-1]), ("scale", ctypes.c_double))
 
 
 class _Job(ctypes.Structure):
+    """``Job`` of chain.c."""
+
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("theta", "velocity", "kept", "inputs", "labels", "order")),
         *((name, ctypes.c_int64) for name in ("examples", "count", "batch", "step")),
