@@ -54,7 +54,7 @@ def weights_mask(network: ModelStructure, keep: float, seed: int = 0) -> Mask:
     mask: dict[str, torch.Tensor] = {}
     for name in network.hidden:
         shape = network.shapes[name]
-        held = Budget(keep).held(torch.randperm(math.prod(shape), generator=rng))
+        held = Budget(keep).kept(torch.randperm(math.prod(shape), generator=rng))
         if not held.all():
             mask[name] = held.reshape(shape)
     return mask
@@ -64,7 +64,7 @@ def units_mask(groups: tuple[UnitGroup, ...], theta: Params, keep: float, seed: 
     rng = torch.Generator().manual_seed(seed)
     mask: dict[str, torch.Tensor] = {}
     for group in groups:
-        held = Budget(keep).held(torch.randperm(group.size, generator=rng))
+        held = Budget(keep).kept(torch.randperm(group.size, generator=rng))
         if not held.all():
             group.restrict(mask, theta, held)
     return mask

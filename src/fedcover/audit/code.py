@@ -170,7 +170,7 @@ def _band_coverage(policy: Policy, budgets: Sequence[Budget], theta: Params) -> 
     bands = bands if bands <= MOST_BANDS else 4
     least = torch.full((bands,), len(budgets), dtype=torch.long)
     for name, ranks in every_rank.items():
-        held = torch.stack([budget.held(ranks, name) for budget in budgets]).sum(0)
+        held = torch.stack([budget.kept(ranks, name) for budget in budgets]).sum(0)
         least.scatter_reduce_(0, ranks * bands // ranks.numel(), held, "amin")
     found: list[int] = least.tolist()
     return found

@@ -94,7 +94,7 @@ class GrowAndPrune(Policy):
         mask: dict[str, Tensor] = {}
         for name in self.layers:
             if self.partition(name) != dense and keep < 1:
-                mask[name] = Budget(keep).held(ranks[name]).reshape(theta[name].shape)
+                mask[name] = Budget(keep).kept(ranks[name]).reshape(theta[name].shape)
         return mask or FULL
 
 

@@ -188,7 +188,7 @@ class Ranked(Policy):
             for block in self.blocks:
                 items = ranks[block.name]
                 if budget.spans(items.numel(), block.name) != [(0, items.numel())]:
-                    block.restrict(mask, theta, budget.held(items, block.name))
+                    block.restrict(mask, theta, budget.kept(items, block.name))
             made[budget] = mask or FULL
         return [made[client.budget] for client in cohort]
 
