@@ -222,14 +222,14 @@ def test_a_file_that_cannot_be_written_is_found_before_timing(
 ) -> None:
     monkeypatch.setattr(timing, "timed", lambda *job: pytest.fail("it was timed"))
     (tmp_path / "file").write_text("")
-    for where, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "x.json", "is no folder; give a path in a")):
+    for where, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "x.json", "is not a folder; give a path in a")):
         code, _, err = call("--out", str(where))
         assert code == 2
         assert words in err
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     code, _, err = call("--out", str(tmp_path / "new" / "x.json"))
     assert code == 2
-    assert "may not be written to; give a path in a folder you own" in err
+    assert "is not writable; give a path in a folder you own" in err
     assert not (tmp_path / "new").exists()
 
 

@@ -135,7 +135,7 @@ def test_one_unit_stays_under_the_mask_if_all_go() -> None:
 
 def test_a_bad_mask_is_named() -> None:
     shrinker = Shrinker(network_of(MLP))
-    with pytest.raises(InputError, match=r"the mask to shrink by names 'fc9.weight', which the model has not"):
+    with pytest.raises(InputError, match=r"the mask to shrink by names 'fc9.weight'"):
         shrinker.shrink({"fc9.weight": torch.ones(1, dtype=torch.bool)})
     with pytest.raises(InputError, match=r"has shape \(3,\) for 'fc1.bias', whose shape is \(200,\)"):
         shrinker.shrink({"fc1.bias": torch.ones(3, dtype=torch.bool)})
