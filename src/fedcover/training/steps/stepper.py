@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedcover.params import Mask, Params, params_of, prune, put_params
 from fedcover.seeding import ambient
-from fedcover.structure.dropout import Ask, Stream, scales
+from fedcover.structure.dropout import DropoutCall, Stream, scales
 from fedcover.training.steps.native import ChainState, Matcher
 from fedcover.training.steps.traced import TracedStep, trace_step
 
@@ -83,7 +83,7 @@ class Stepper:
         """What is not trained and has a gain: a product with it and a division by it may round."""
         self.number = 0
         """Steps taken so far."""
-        self._drawn: dict[Ask, tuple[int, Sequence[Tensor]]] = {}
+        self._drawn: dict[DropoutCall, tuple[int, Sequence[Tensor]]] = {}
 
     def start(
         self,
@@ -216,7 +216,7 @@ class Stepper:
     def _by_traced(self, traced: TracedStep, x: Tensor, y: Tensor) -> Tensor:
         return traced.run(x, y, self.momentum, *[self._scale(ask, x.device) for ask in traced.asks])
 
-    def _scale(self, ask: Ask, device: torch.device) -> Tensor:
+    def _scale(self, ask: DropoutCall, device: torch.device) -> Tensor:
         """A layer's dropout at this step, drawn for many steps at once."""
         first, drawn = self._drawn.get(ask, (0, ()))
         if not first <= self.number < first + len(drawn):

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcover.seeding import ambient
-from fedcover.structure.dropout import Ask, Stream
+from fedcover.structure.dropout import DropoutCall, Stream
 
 aten = torch.ops.aten
 
@@ -45,7 +45,7 @@ class TracedStep:
 
     run: Callable[..., Tensor]
     """(x, y, momentum, scale of each ask) -> loss; adds gradients to the momenta, leaves parameters alone."""
-    asks: tuple[Ask, ...]
+    asks: tuple[DropoutCall, ...]
     """The dropout that a step needs."""
 
 
@@ -68,7 +68,7 @@ def trace_step(
     def step(x: Tensor, y: Tensor, *tensors: Tensor) -> list[Tensor]:
         parameters = [tensor.requires_grad_() for tensor in tensors[: len(trained)]]
         named = dict(zip([*trained, *fixed], [*parameters, *tensors[len(trained) :]], strict=False))
-        stream.given = dict(zip(asks, tensors[len(values) :], strict=True))
+        stream.prepared = dict(zip(asks, tensors[len(values) :], strict=True))
         stream.step = 0
         found = loss(functional_call(model, named, (x,)), y)
         return [found, *torch.autograd.grad(found, parameters, materialize_grads=True)]
@@ -84,17 +84,17 @@ def trace_step(
     except Exception:  # such as control flow that depends on data
         return None
     finally:
-        stream.given = None
+        stream.prepared = None
     return TracedStep(_bind(graph, values, [momenta[name] for name in trained], len(asks)), asks)
 
 
-def asks_of(model: nn.Module, stream: Stream, x: Tensor) -> tuple[Ask, ...]:
+def asks_of(model: nn.Module, stream: Stream, x: Tensor) -> tuple[DropoutCall, ...]:
     """The dropout that one forward pass asks for."""
-    stream.asked.clear()
+    stream.recorded.clear()
     stream.step = 0
     with torch.no_grad():
         model(x.clone())  # a model may write to its input
-    return tuple(stream.asked)
+    return tuple(stream.recorded)
 
 
 def _bind(

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcover.seeding import ambient, generator
-from fedcover.structure.dropout import Ask, Stream
+from fedcover.structure.dropout import DropoutCall, Stream
 from fedcover.training.steps.native.build import library
 from fedcover.training.steps.native.chain import DROPOUT, LINEAR, RELU, Chain, ChainState, Op
 from fedcover.training.steps.traced import asks_of
@@ -64,7 +64,7 @@ class Matcher:
         except Exception:  # such as control flow that depends on data
             return None
         finally:
-            self._stream.given = None
+            self._stream.prepared = None
         return Chain(found, ops) if ops and len(ops) <= MOST_OPS else None
 
     def _agrees(self, chain: Chain, shape: torch.Size, rows: int, places: Places) -> bool:
@@ -104,7 +104,7 @@ def _find_ops(model: nn.Module, stream: Stream, x: Tensor, places: Places) -> li
     asks = asks_of(model, stream, x)
 
     def forward(x: Tensor, *tensors: Tensor) -> Any:
-        stream.given = dict(zip(asks, tensors[len(names) :], strict=True))
+        stream.prepared = dict(zip(asks, tensors[len(names) :], strict=True))
         stream.step = 0
         return functional_call(model, dict(zip(names, tensors, strict=False)), (x,))
 
@@ -149,7 +149,7 @@ def _find_ops(model: nn.Module, stream: Stream, x: Tensor, places: Places) -> li
     return ops if whole else None
 
 
-def _dropout(ask: Ask, width: int) -> Op:
+def _dropout(ask: DropoutCall, width: int) -> Op:
     return Op(DROPOUT, width, width, layer=ask.layer, least=int(ask.p * 2**32), scale=1 / (1 - ask.p))
 
 
