@@ -48,7 +48,10 @@ def test_nothing_else_imports_the_departures() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom | ast.Import) and "authors_script" in ast.unparse(node)
     }
-    assert importers == {"fedcover_experiments/cli.py", "fedcover_experiments/__main__.py"}  # the two ways to start the study
+    assert importers == {
+        "fedcover_experiments/cli.py",
+        "fedcover_experiments/__main__.py",
+    }  # the two ways to start the study
 
 
 def test_without_switches_it_is_algorithm_1() -> None:

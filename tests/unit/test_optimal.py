@@ -87,19 +87,17 @@ def test_ties_go_by_index() -> None:
 
 
 def test_bad_wishes_name_the_remedy() -> None:
-    with pytest.raises(fc.InputError, match="ask for a coverage gamma or for a noise, not for both"):
+    with pytest.raises(fc.InputError, match="either gamma or noise"):
         fc.optimal_masks(gamma=2, noise=0.1)
     with pytest.raises(fc.InputError, match="gamma must be a whole number"):
         fc.optimal_masks(gamma=2.5)  # type: ignore[arg-type]
-    with pytest.raises(fc.InputError, match=r"not bound to a network; call policy.bind"):
+    with pytest.raises(fc.InputError, match=r"not bound.*policy\.bind"):
         fc.optimal_masks().plan({}, cohort(), fc.Round(1, 0), {})
 
 
 def test_a_cohort_that_cannot_do_what_was_asked_does_its_best() -> None:
     """Cohorts differ where budgets belong to clients; a run does not stop in the middle."""
-    with pytest.warns(
-        DesignWarning, match="coverage 9 is out of reach of a cohort's budgets, 6 is the most; lower gamma"
-    ):
+    with pytest.warns(DesignWarning, match="coverage 9 is out of reach.*at most 6"):
         theta, masks = planned(fc.optimal_masks(gamma=9), MLP(), (1, 28, 28))
     assert fc.gamma_min(fc.coverage_of(masks, theta)) == 6
     theta, masks = planned(fc.optimal_masks(noise=0.0), MLP(), (1, 28, 28))
@@ -113,13 +111,11 @@ def test_a_run_says_once_that_it_falls_short(cli: Callable[..., tuple[int, str, 
     code, _, err = cli(*arguments, *by_client)
     assert code == 0, err
     assert err.count("out of reach") == 1
-    assert "warning: coverage 9 is out of reach of a cohort's budgets" in err
+    assert "warning: coverage 9 is out of reach" in err
     assert "UserWarning" not in err
     code, _, err = cli(*arguments, "--set", f"budgets.code={SMALL}", "--out", str(tmp_path / "none"))
     assert code == 2  # budgets by slot: known before the first round
-    assert (
-        "error: coverage 9 is out of reach of a cohort's budgets, 6 is the most; lower gamma or raise a budget" in err
-    )
+    assert "error: coverage 9 is out of reach: the budgets allow at most 6" in err
     assert not (tmp_path / "none").exists()
 
 
