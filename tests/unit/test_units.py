@@ -274,7 +274,7 @@ def test_policies_of_units_say_why_there_are_none(name: str) -> None:
     grouped = images(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 8, 3, groups=2), features=8)
     with pytest.raises(InputError, match=r"'0' stays whole, since its units pass .*'1', a Conv2d.* such as WP, or"):
         POLICIES[name]().bind(trace(grouped, PICTURES))
-    with pytest.raises(InputError, match="it has one layer, the output, which stays whole; add a hidden layer"):
+    with pytest.raises(InputError, match="its only layer is the output.* add a hidden layer"):
         POLICIES[name]().bind(trace(nn.Linear(5, 2), VECTORS))
 
 
