@@ -15,12 +15,15 @@ from fedcover.budgets import Budget, share
 from fedcover.calibration import Calibration, CostModel, keep_for
 from fedcover.errors import InputError
 from fedcover.masks.cost import Cost, cost_of
-from fedcover.models import IMAGES, build
+from fedcover.models import INPUT_SHAPES, build
 from fedcover.params import Mask, Params, params_of
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.structure.units import UnitGroup, find_groups
 
-PAPER = {name: trace(build(name, IMAGES[name], 10, 0), torch.zeros(2, *IMAGES[name])) for name in ("mlp", "lenet")}
+PAPER = {
+    name: trace(build(name, INPUT_SHAPES[name], 10, 0), torch.zeros(2, *INPUT_SHAPES[name]))
+    for name in ("mlp", "lenet")
+}
 MLP = PAPER["mlp"]
 FAST = Calibration("a test", "mlp", 159010, False, 10, ((0.5, 0.5), (1.0, 1.0)), 1e6, 5e5)
 
