@@ -1,4 +1,4 @@
-"""``python -m fedcover``."""
+"""Entry point of ``python -m fedcover``."""
 
 from fedcover.cli import main
 

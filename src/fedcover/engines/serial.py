@@ -31,7 +31,7 @@ class Serial(Engine):
         return "serial"
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
-        """Yield one update per job; each client is trained when its update is asked for."""
+        """Yield one update per job; each client is trained when its update is needed."""
         for job in jobs:
             try:
                 with one_thread():

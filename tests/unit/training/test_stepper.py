@@ -12,7 +12,16 @@ from fedcover.engines.serial import Serial
 from fedcover.models import MLP, LeNet
 from fedcover.params import Params, params_of
 from fedcover.seeding import ambient
-from fedcover.structure.dropout import LOW, Ask, KeyedDropout, Stream, mix, mix_int32, scales, with_keyed_dropout
+from fedcover.structure.dropout import (
+    LOW,
+    DropoutCall,
+    KeyedDropout,
+    Stream,
+    mix,
+    mix_int32,
+    scales,
+    with_keyed_dropout,
+)
 from fedcover.training.client import Job
 from fedcover.training.steps.stepper import Stepper
 from tests.conftest import small_data, small_net
@@ -218,7 +227,7 @@ def test_dropout_bits_are_those_of_the_hash() -> None:
     assert fast.tolist() == [mix(number & LOW) for number in numbers.tolist()]
     stream = Stream()
     layer, stream.key = KeyedDropout(0.3, 3, stream), 2**60 + 9
-    together = scales(stream.key, torch.arange(4, 9), Ask(3, 0.3, (7, 5), torch.float32), torch.device("cpu"))
+    together = scales(stream.key, torch.arange(4, 9), DropoutCall(3, 0.3, (7, 5), torch.float32), torch.device("cpu"))
     for step in range(4, 9):
         stream.step = step
         assert torch.equal(together[step - 4], layer(torch.ones(7, 5)))

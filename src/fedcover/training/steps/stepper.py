@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedcover.params import Mask, Params, params_of, prune, put_params
 from fedcover.seeding import ambient
-from fedcover.structure.dropout import Ask, Stream, scales
+from fedcover.structure.dropout import DropoutCall, Stream, scales
 from fedcover.training.steps.native import ChainState, Matcher
 from fedcover.training.steps.traced import TracedStep, trace_step
 
@@ -91,7 +91,7 @@ class Stepper:
         """Frozen tensors with gains: multiplying by a gain and dividing by it may round."""
         self.number = 0
         """The number of steps taken since the start."""
-        self._dropout: dict[Ask, tuple[int, Sequence[Tensor]]] = {}
+        self._dropout: dict[DropoutCall, tuple[int, Sequence[Tensor]]] = {}
         """For each dropout layer, the first step and the multipliers from that step on."""
 
     def start(
@@ -235,17 +235,17 @@ class Stepper:
         )
 
     def _by_traced(self, traced: TracedStep, x: Tensor, y: Tensor) -> Tensor:
-        return traced.run(x, y, self.momentum, *[self._scale(ask, x.device) for ask in traced.asks])
+        return traced.run(x, y, self.momentum, *[self._scale(call, x.device) for call in traced.calls])
 
-    def _scale(self, ask: Ask, device: torch.device) -> Tensor:
+    def _scale(self, call: DropoutCall, device: torch.device) -> Tensor:
         """Return the multipliers of a dropout layer at this step; they are drawn for many steps at once."""
-        first, drawn = self._dropout.get(ask, (0, ()))
+        first, drawn = self._dropout.get(call, (0, ()))
         if not first <= self.number < first + len(drawn):
-            ahead = max(1, AHEAD // torch.Size(ask.shape).numel())
+            ahead = max(1, AHEAD // torch.Size(call.shape).numel())
             first = self.number
             steps = torch.arange(first, first + ahead, device=device)
-            drawn = scales(self.stream.key, steps, ask, device).unbind()
-            self._dropout[ask] = (first, drawn)
+            drawn = scales(self.stream.key, steps, call, device).unbind()
+            self._dropout[call] = (first, drawn)
         return drawn[self.number - first]
 
     def _by_autograd(self, x: Tensor, y: Tensor, loss_function: Loss | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcover.seeding import ambient
-from fedcover.structure.dropout import Ask, Stream
+from fedcover.structure.dropout import DropoutCall, Stream
 
 aten = torch.ops.aten
 
@@ -45,7 +45,7 @@ class TracedStep:
 
     run: Callable[..., Tensor]
     """(x, y, momentum, multipliers of each dropout layer) -> loss; updates the momenta but not the parameters."""
-    asks: tuple[Ask, ...]
+    calls: tuple[DropoutCall, ...]
     """The dropout layers that a step calls."""
 
 
@@ -74,15 +74,15 @@ def trace_step(
     def step(x: Tensor, y: Tensor, *tensors: Tensor) -> list[Tensor]:
         parameters = [tensor.requires_grad_() for tensor in tensors[: len(trained)]]
         named = dict(zip([*trained, *fixed], [*parameters, *tensors[len(trained) :]], strict=False))
-        stream.given = dict(zip(asks, tensors[len(values) :], strict=True))
+        stream.prepared = dict(zip(calls, tensors[len(values) :], strict=True))
         stream.step = 0
         value = loss(functional_call(model, named, (x,)), y)
         return [value, *torch.autograd.grad(value, parameters, materialize_grads=True)]
 
     try:
         with ambient(0, "trace"), torch.enable_grad():
-            asks = asks_of(model, stream, x)
-            drawn = [torch.ones(ask.shape, dtype=ask.dtype) for ask in asks]
+            calls = dropout_calls(model, stream, x)
+            drawn = [torch.ones(call.shape, dtype=call.dtype) for call in calls]
             inputs = [tensor.detach().clone() for tensor in values]
             graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(x, y, *inputs, *drawn)
     except MemoryError:
@@ -90,21 +90,21 @@ def trace_step(
     except Exception:  # such as control flow that depends on data
         return None
     finally:
-        stream.given = None
-    return TracedStep(_build(graph, values, [momenta[name] for name in trained], len(asks)), asks)
+        stream.prepared = None
+    return TracedStep(_build(graph, values, [momenta[name] for name in trained], len(calls)), calls)
 
 
-def asks_of(model: nn.Module, stream: Stream, x: Tensor) -> tuple[Ask, ...]:
+def dropout_calls(model: nn.Module, stream: Stream, x: Tensor) -> tuple[DropoutCall, ...]:
     """Return the dropout layers that one forward pass calls."""
-    stream.asked.clear()
+    stream.recorded.clear()
     stream.step = 0
     with torch.no_grad():
         model(x.clone())  # a model may modify its input
-    return tuple(stream.asked)
+    return tuple(stream.recorded)
 
 
 def _build(
-    traced: fx.GraphModule, values: Sequence[Tensor], momenta: Sequence[Tensor], asks: int
+    traced: fx.GraphModule, values: Sequence[Tensor], momenta: Sequence[Tensor], num_calls: int
 ) -> Callable[..., Tensor]:
     """Return the traced step as a function of (x, y, momentum, multipliers), with all constants bound."""
     inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
@@ -119,7 +119,7 @@ def _build(
     graph = writer.graph
     x, y, momentum = (graph.placeholder(name) for name in ("x", "y", "momentum"))
     writer.new |= {inputs[0]: x, inputs[1]: y}
-    for number, node in enumerate(inputs[len(inputs) - asks :]):
+    for number, node in enumerate(inputs[len(inputs) - num_calls :]):
         writer.new[node] = graph.placeholder(f"scale_{number}")
     for node in traced.graph.nodes:
         if node in live:

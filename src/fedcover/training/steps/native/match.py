@@ -10,10 +10,10 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcover.seeding import ambient, generator
-from fedcover.structure.dropout import Ask, Stream
+from fedcover.structure.dropout import DropoutCall, Stream
 from fedcover.training.steps.native.build import library
 from fedcover.training.steps.native.chain import DROPOUT, LINEAR, RELU, Chain, ChainState, Op
-from fedcover.training.steps.traced import asks_of
+from fedcover.training.steps.traced import dropout_calls
 
 aten = torch.ops.aten
 
@@ -71,7 +71,7 @@ class Matcher:
         except Exception:  # such as control flow that depends on data
             return None
         finally:
-            self._stream.given = None
+            self._stream.prepared = None
         return Chain(native, ops) if ops and len(ops) <= MOST_OPS else None
 
     def _agrees(self, chain: Chain, shape: torch.Size, rows: int, places: Places) -> bool:
@@ -108,18 +108,18 @@ def _plain(model: nn.Module, inputs: Tensor) -> bool:
 def _find_ops(model: nn.Module, stream: Stream, x: Tensor, places: Places) -> list[Op] | None:
     """Return the layers of a model, from first to last; None if it does anything else."""
     names = [name for name, _ in model.named_parameters()]
-    asks = asks_of(model, stream, x)
+    calls = dropout_calls(model, stream, x)
 
     def forward(x: Tensor, *tensors: Tensor) -> Any:
-        stream.given = dict(zip(asks, tensors[len(names) :], strict=True))
+        stream.prepared = dict(zip(calls, tensors[len(names) :], strict=True))
         stream.step = 0
         return functional_call(model, dict(zip(names, tensors, strict=False)), (x,))
 
     values = [p.detach().clone() for p in model.parameters()]
-    scales = [torch.ones(ask.shape, dtype=ask.dtype) for ask in asks]
+    scales = [torch.ones(call.shape, dtype=call.dtype) for call in calls]
     traced = make_fx(forward, tracing_mode="fake", _allow_non_fake_inputs=True)(x, *values, *scales)
     at, *rest = (node for node in traced.graph.nodes if node.op == "placeholder")
-    parameters, dropped = dict(zip(rest, names, strict=False)), dict(zip(rest[len(names) :], asks, strict=True))
+    parameters, dropped = dict(zip(rest, names, strict=False)), dict(zip(rest[len(names) :], calls, strict=True))
     transposed: dict[Any, str] = {}
     ops: list[Op] = []
     for node in traced.graph.nodes:
@@ -156,8 +156,8 @@ def _find_ops(model: nn.Module, stream: Stream, x: Tensor, places: Places) -> li
     return ops if complete else None
 
 
-def _dropout(ask: Ask, features: int) -> Op:
-    return Op(DROPOUT, features, features, layer=ask.layer, least=int(ask.p * 2**32), scale=1 / (1 - ask.p))
+def _dropout(call: DropoutCall, features: int) -> Op:
+    return Op(DROPOUT, features, features, layer=call.layer, least=int(call.p * 2**32), scale=1 / (1 - call.p))
 
 
 def _agree(
