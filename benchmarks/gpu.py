@@ -74,13 +74,13 @@ def measure(name: str, models: int, compile: bool, speed: float, keep: float = 0
     first = seconds_of(lambda: list(engine.train(jobs)), 1)
     torch.cuda.reset_peak_memory_stats()
     whole = seconds_of(lambda: list(engine.train(jobs)), 3)
-    machine = next(iter(engine._machines.values()))
+    batched_step = next(iter(engine._batched_steps.values()))
     steps = jobs[0].recipe.steps(WORK[name][1])
 
     def loop() -> None:
-        machine._at.step.zero_()
+        batched_step._buffers.step.zero_()
         for _ in range(steps):
-            machine._graph.replay()
+            batched_step._graph.replay()
 
     alone = seconds_of(loop, 3)
     entries = sum(tensor.numel() for tensor in jobs[0].theta.values())

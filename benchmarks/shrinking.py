@@ -17,7 +17,7 @@ from torch import nn
 import fedcover as fc
 from benchmarks import machine
 from benchmarks.output import add_out, result_path, write_result
-from fedcover.models import usual
+from fedcover.models import default_model
 from fedcover.structure.batch_norm import static_form
 
 KEEPS = (1.0, 0.5, 0.25)
@@ -26,7 +26,7 @@ BATCH = 32
 
 def cut_to(model: str, keep: float) -> tuple[nn.Module, dict[str, float]]:
     """The model with the first units of every layer alone, trained as in a run, and what it costs beside the whole."""
-    made, example = usual(model)
+    made, example = default_model(model)
     module = static_form(fc.trace(made, example), made)
     network = fc.trace(module, example)
     policy = fc.fixed_subnetwork().bind(network)

@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old one or the new one, never a part of it."""
+"""Atomic writing of files: a reader sees the old file or the new one, never part of it."""
 
 import os
 from pathlib import Path
@@ -7,16 +7,25 @@ from fedcover.errors import InputError
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Nothing, or an error if ``write_atomically`` could not write there; to be asked before long work."""
+    """Raise InputError if ``write_atomically`` could not write to this path; call it before long work."""
     target = Path(path)
     _check_name(target)
-    there = next(folder for folder in target.absolute().parents if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"{target} cannot be written, since {there} {_lacks(there)}; give a path in a folder you own")
+    parent = next(folder for folder in target.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        reason = "is not writable" if parent.is_dir() else "is not a folder"
+        raise InputError(f"{target} cannot be written because {parent} {reason}; give a path in a folder you own")
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> Path:
-    """The path, now holding ``content``; parent folders are made, and the file appears in one step."""
+    """Write a file in one step, creating parent folders, and return its path.
+
+    Args:
+        path: File to write; an existing file is replaced.
+        content: Bytes, or text that is encoded as UTF-8.
+
+    Raises:
+        InputError: If the path is a folder or cannot be written.
+    """
     target = Path(path)
     _check_name(target)
     draft = target.with_name(f".{target.name[:40]}.{os.getpid()}.part")
@@ -38,7 +47,3 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> Path
 def _check_name(target: Path) -> None:
     if target.is_dir():
         raise InputError(f"{target} is a folder; give the name of a file in it, such as {target / 'report.html'}")
-
-
-def _lacks(there: Path) -> str:
-    return "may not be written to" if there.is_dir() else "is no folder"

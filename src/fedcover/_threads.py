@@ -1,4 +1,4 @@
-"""One thread, so that results do not depend on how many cores a machine has; and how many it has."""
+"""Single-threaded computation, so that results do not depend on the number of cores; and that number."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One intra-op thread inside the block: sums then round the same everywhere, and small steps lose nothing."""
+    """Use one intra-op thread inside the block: sums then round the same on every machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,8 @@
-"""What a client can afford, and the paper's code names for it.
+"""Budgets of clients, and the paper's codes for them.
 
-A budget says which part of a ranked list of items (weights, neurons, channels) a client keeps:
-the first ``keep`` of it, or a pattern of equal bands of it, S1 the largest. A code such as
-``1111223344`` has one digit for each client; a digit names a pattern of quarters.
+A budget selects the part of a ranked list of items (weights, neurons, channels) that a client keeps:
+the first ``keep`` of it, or a pattern of equal bands of it, where S1 holds the items of the highest
+rank. A code such as ``1111223344`` has one digit for each client; a digit names a pattern of quarters.
 """
 
 import math
@@ -18,13 +18,19 @@ from fedcover.errors import InputError
 
 @dataclass(frozen=True)
 class Budget:
-    """The part of a ranked list that a client keeps.
+    """The part of a ranked list of items that a client keeps.
 
-    ``keep`` in (0, 1] keeps the first ceil(keep n) of n items. With ``bands``, the list is cut into
-    len(bands) equal bands and those marked True are kept; ``keep`` is then their share.
-    ``layers`` overrides this for single layers, by a budget or by a number of items.
+    Args:
+        keep: Fraction of the items that is kept, in (0, 1]: the first ceil(keep * n) of n items, at least one.
+        bands: Equal bands of the list, highest ranks first; those marked True are kept, and ``keep`` is set to
+            their share. None keeps the first ``keep``.
+        name: Name for display, such as the digit of a code; by default the fraction.
+        layers: Exceptions for single layers, as pairs of a layer's name and a budget or a number of items.
 
-    >>> Budget(0.75).held(torch.tensor([3, 0, 2, 1])).tolist()
+    Raises:
+        InputError: If ``keep`` is not in (0, 1], or if no band is kept.
+
+    >>> Budget(0.75).kept(torch.tensor([3, 0, 2, 1])).tolist()
     [False, True, True, True]
     """
 
@@ -43,7 +49,7 @@ class Budget:
 
     @property
     def full(self) -> bool:
-        """Whether this keeps everything in every layer."""
+        """True if every item of every layer is kept."""
         return self.keep == 1 and not self.layers
 
     def __str__(self) -> str:
@@ -51,7 +57,7 @@ class Budget:
 
     @property
     def exact(self) -> str:
-        """This budget in full, so that no two that differ read alike.
+        """An exact description, different for any two budgets that differ.
 
         >>> Budget(0.1 + 0.2).exact, pattern("1011", "2").exact
         ('0.30000000000000004', '2:1011')
@@ -61,20 +67,25 @@ class Budget:
         return f"{self.name or repr(self.keep)}{bands}{layers}"
 
     def of_layer(self, layer: str) -> "Budget | int":
-        """What this budget says of one layer."""
+        """Return the budget of one layer, or the number of items that it keeps."""
         return dict(self.layers).get(layer, self)
 
-    def held(self, ranks: Tensor, layer: str = "") -> Tensor:
-        """Which items of a ranked list are kept, given each item's rank (0 = first)."""
+    def kept(self, ranks: Tensor, layer: str = "") -> Tensor:
+        """Return a bool tensor that marks the items that are kept.
+
+        Args:
+            ranks: Rank of each item; 0 is the first.
+            layer: Name of the layer that the items belong to, for budgets with ``layers``.
+        """
         size = ranks.numel()
-        held = [
+        inside = [
             ranks < end if start == 0 else ranks >= start if end == size else (ranks >= start) & (ranks < end)
             for start, end in self.spans(size, layer)
         ]
-        return reduce(Tensor.logical_or, held) if held else torch.zeros_like(ranks, dtype=torch.bool)
+        return reduce(Tensor.logical_or, inside) if inside else torch.zeros_like(ranks, dtype=torch.bool)
 
     def spans(self, size: int, layer: str = "") -> list[tuple[int, int]]:
-        """The ranks that are kept of a list of this size, as spans from the first to one before the last.
+        """Return the ranks that are kept of a list of this size, as half-open intervals (start, end).
 
         >>> pattern("1011").spans(8), Budget(0.3).spans(10)
         ([(0, 2), (4, 8)], [(0, 3)])
@@ -87,20 +98,20 @@ class Budget:
         if rule.bands is None:
             return [(0, max(1, share(rule.keep, size)))]
         ends = [share(b / len(rule.bands), size) for b in range(len(rule.bands) + 1)]
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for kept, start, end in zip(rule.bands, ends, ends[1:], strict=False):
             if kept and end > start:
-                if found and found[-1][1] == start:
-                    start = found.pop()[0]
-                found.append((start, end))
-        if size and not found:
+                if spans and spans[-1][1] == start:
+                    start = spans.pop()[0]
+                spans.append((start, end))
+        if size and not spans:
             where = f"'{layer}'" if layer else "a layer"
             raise InputError(f"budget '{self}' keeps none of the {size} items of {where}; use fewer bands")
-        return found
+        return spans
 
 
 def share(fraction: float, size: int) -> int:
-    """ceil(fraction * size), safe against rounding of the product.
+    """Return ceil(fraction * size), robust against rounding of the product.
 
     >>> share(0.75, 6), share(0.1 + 0.2, 10)
     (5, 3)
@@ -109,29 +120,35 @@ def share(fraction: float, size: int) -> int:
 
 
 def pattern(bits: str, name: str = "") -> Budget:
-    """The budget for a pattern of bands, S1 first: ``pattern("1011")`` keeps S1, S3 and S4."""
+    """Return the budget for a pattern of bands, S1 first: ``pattern("1011")`` keeps S1, S3 and S4."""
     if len(bits) < 2 or set(bits) - {"0", "1"}:
-        raise InputError(f"pattern '{bits}' must be two or more of 0 and 1, S1 first; such as 1011 for S1, S3, S4")
+        raise InputError(f"pattern '{bits}' must be two or more of 0 and 1, S1 first, such as 1011 for S1, S3 and S4")
     return Budget(bands=tuple(bit == "1" for bit in bits), name=name or bits)
 
 
 Codebook = Mapping[str, Budget]
 
 MOST_CLIENTS = 1_000_000
-"""The longest code that is read; a slip of the finger should not fill the memory."""
+"""Most repetitions of one item of a code, so that a typing error does not fill the memory."""
 
 QUARTERS: Codebook = {
     digit: Budget(name=digit) if bits == "1111" else pattern(bits, digit)
     for digit, bits in zip("1234567", ("1111", "1011", "1101", "1110", "1001", "1010", "1100"), strict=True)
 }
-"""The paper's policies 1 to 7 as patterns of quarters; it never prints 5, 6 and 7."""
+"""The paper's digits 1 to 7 as patterns of quarters; the paper does not print 5, 6 and 7."""
 
 
 def parse_code(code: str, codebook: Codebook = QUARTERS) -> tuple[Budget, ...]:
-    """The budgets that a code names, one for each client.
+    """Return the budgets that a code names, one for each client.
 
-    ``1111223344`` is a digit each. With commas any item may be a digit, a pattern of bands
-    (``11011000``) or a fraction with a point (``0.4``), and ``6x0.75`` repeats it.
+    Args:
+        code: Either digits only, one for each client (``1111223344``), or items separated by commas or spaces. An
+            item is a digit, a pattern of bands (``11011000``) or a fraction with a point (``0.4``), and may be
+            repeated: ``6x0.75``.
+        codebook: Budget of each digit; by default the paper's patterns of quarters.
+
+    Raises:
+        InputError: If the code is empty or an item cannot be read; the message names the item.
 
     >>> [b.keep for b in parse_code("1247")], [str(b) for b in parse_code("2x1,0.4,110")]
     ([1.0, 0.75, 0.75, 0.5], ['1', '1', '0.4', '110'])
@@ -143,14 +160,14 @@ def parse_code(code: str, codebook: Codebook = QUARTERS) -> tuple[Budget, ...]:
         return tuple(_item(digit, f"digit {i} of code '{code}'", codebook) for i, digit in enumerate(text, start=1))
     budgets: list[Budget] = []
     for item in text.replace(",", " ").split():
-        times, _, what = item.rpartition("x")
+        times, _, single = item.rpartition("x")
         if times and not times.isdecimal():
             raise InputError(f"item '{item}' of code '{code}' must be ITEM or COUNTxITEM, such as 6x0.75")
         if int(times or 1) > MOST_CLIENTS:
             raise InputError(f"item '{item}' of code '{code}' repeats too often; use at most {MOST_CLIENTS}")
         if not int(times or 1):
-            raise InputError(f"item '{item}' of code '{code}' is for no client; leave it out, or use 1x or more")
-        budgets += [_item(what, f"item '{item}' of code '{code}'", codebook)] * int(times or 1)
+            raise InputError(f"item '{item}' of code '{code}' is for 0 clients; leave it out, or use 1x or more")
+        budgets += [_item(single, f"item '{item}' of code '{code}'", codebook)] * int(times or 1)
     if not budgets:
         raise InputError(f"code '{code}' names no client; give one item for each, such as 4x1,6x0.75")
     return tuple(budgets)
@@ -165,7 +182,7 @@ def _item(text: str, where: str, codebook: Codebook) -> Budget:
         try:
             keep = float(text)
         except ValueError:
-            raise InputError(f"{where} is '{text}', which is no number; use a fraction such as 0.75") from None
+            raise InputError(f"{where} is '{text}', which is not a number; use a fraction such as 0.75") from None
         return Budget(keep)
     valid = ", ".join(codebook)
     raise InputError(
@@ -177,36 +194,45 @@ BudgetSpec = str | Sequence[Budget | float | str]
 
 
 def budgets_of(spec: BudgetSpec, codebook: Codebook = QUARTERS) -> tuple[Budget, ...]:
-    """Budgets from a code, or from a list of budgets, fractions and code items."""
+    """Return the budgets of a code, or of a list of budgets, fractions and code items."""
     if isinstance(spec, str):
         return parse_code(spec, codebook)
-    found: list[Budget] = []
+    budgets: list[Budget] = []
     for item in spec:
         if isinstance(item, Budget):
-            found.append(item)
+            budgets.append(item)
         elif isinstance(item, str):
-            found.append(_item(item, f"budget '{item}'", codebook))
+            budgets.append(_item(item, f"budget '{item}'", codebook))
         else:
-            found.append(Budget(item))
-    if not found:
+            budgets.append(Budget(item))
+    if not budgets:
         raise InputError("the list of budgets is empty; give one for each client, such as [1.0, 0.75, 0.5]")
-    return tuple(found)
+    return tuple(budgets)
 
 
 @dataclass(frozen=True)
 class Budgets:
-    """Budgets attached to the slots of a cohort or to the clients themselves; see ``by_slot``, ``by_client``."""
+    """Budgets of the slots of a cohort or of the clients themselves; made by ``by_slot`` and ``by_client``."""
 
     spec: BudgetSpec
+    """A code, or a list of budgets, fractions and code items."""
     by: str
+    """``slot`` or ``client``."""
 
     def resolve(self, codebook: Codebook) -> tuple[Budget, ...]:
-        """The budgets, with digits read in this codebook."""
+        """Return the budgets; digits are looked up in this codebook."""
         return budgets_of(self.spec, codebook)
 
 
 def by_slot(spec: BudgetSpec) -> Budgets:
-    """Budgets of the places in a round's cohort, as in the paper: whoever is drawn into slot 3 gets item 3.
+    """Attach budgets to the slots of a round's cohort, as in the paper: the client drawn into slot i gets item i.
+
+    Args:
+        spec: A code such as ``1111223344`` (see ``parse_code``), or a list of budgets, fractions and code items.
+            A cohort of more slots starts again at the first item.
+
+    Returns:
+        Budgets to pass to ``Federation``.
 
     >>> by_slot("1111223344").by
     'slot'
@@ -215,5 +241,15 @@ def by_slot(spec: BudgetSpec) -> Budgets:
 
 
 def by_client(spec: BudgetSpec) -> Budgets:
-    """Budgets of the clients themselves, as in a real fleet: client i gets item i modulo the length."""
+    """Attach budgets to the clients themselves, as in a fleet of devices: client i gets item i modulo the length.
+
+    Args:
+        spec: A code such as ``1111223344`` (see ``parse_code``), or a list of budgets, fractions and code items.
+
+    Returns:
+        Budgets to pass to ``Federation``.
+
+    >>> [budget.keep for budget in by_client([1.0, 0.5]).resolve(QUARTERS)]
+    [1.0, 0.5]
+    """
     return Budgets(spec, "client")

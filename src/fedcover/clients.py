@@ -1,4 +1,4 @@
-"""Who is in a round's cohort, and with what budget."""
+"""The clients of a round's cohort, and their budgets."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,17 +13,24 @@ from fedcover.seeding import Round
 
 @dataclass(frozen=True)
 class Client:
-    """One client in one round: who it is, its place in the cohort, and what it can afford."""
+    """One client in one round.
+
+    >>> Client(id=7, slot=0, budget=Budget(0.5)).number
+    7
+    """
 
     id: int
+    """Index of the client in the population."""
     slot: int
+    """Position in the cohort, from 0."""
     budget: Budget
+    """The part of the model that it keeps."""
     examples: int = 1
-    """How many training examples it has."""
+    """Number of its training examples."""
     classes: tuple[int, ...] | None = None
-    """The classes that it has examples of; None if the policy does not ask for them."""
+    """Classes of its examples; None if the policy does not need them."""
     number: int = -1
-    """The number by which people know it: its device's own; its id if none is given."""
+    """Number that identifies it to users, such as that of its device; by default its id."""
 
     def __post_init__(self) -> None:
         if self.number < 0:
@@ -31,7 +38,7 @@ class Client:
 
 
 def sample_ids(population: int, size: int, this_round: Round) -> list[int]:
-    """``size`` different client ids of 0 .. population-1, in random order, in time that only ``size`` sets.
+    """Return ``size`` different client ids of 0 .. population-1, in random order, in time O(size).
 
     >>> sorted(sample_ids(3, 3, Round(index=1, seed=0)))
     [0, 1, 2]
@@ -50,7 +57,14 @@ def sample_ids(population: int, size: int, this_round: Round) -> list[int]:
 def cohort_of(
     ids: Sequence[int], sizes: Sequence[int], budgets: Sequence[Budget], by: str, numbers: Sequence[int] | None = None
 ) -> list[Client]:
-    """The cohort's clients with their budgets, attached by slot or by client; their numbers are their ids by default.
+    """Return the clients of a cohort.
+
+    Args:
+        ids: Id of the client in each slot.
+        sizes: Number of examples of the client in each slot.
+        budgets: Budgets, of the slots or of the clients.
+        by: ``slot`` or ``client``.
+        numbers: Number of the client in each slot; by default its id.
 
     >>> [client.number for client in cohort_of([1, 0], [5, 5], [Budget()], "slot", numbers=[70, 30])]
     [70, 30]
@@ -62,15 +76,17 @@ def cohort_of(
 
 
 def places(cohort: Sequence[Client]) -> dict[int, str]:
-    """For each client's id its place among those of the same budget: the same from cohort to cohort.
+    """Return, by client id, a key made of its budget and its position among the clients with that budget.
+
+    The keys do not depend on which clients are drawn, so they identify the same place in every cohort.
 
     >>> places([Client(7, 0, Budget(0.5)), Client(3, 1, Budget()), Client(5, 2, Budget(0.5))])
     {7: '0.5 #0', 3: '1.0 #0', 5: '0.5 #1'}
     """
-    met: Counter[str] = Counter()
-    found = {}
+    counts: Counter[str] = Counter()
+    keys = {}
     for client in cohort:
         name = client.budget.exact
-        found[client.id] = f"{name} #{met[name]}"
-        met[name] += 1
-    return found
+        keys[client.id] = f"{name} #{counts[name]}"
+        counts[name] += 1
+    return keys

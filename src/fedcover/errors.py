@@ -1,4 +1,4 @@
-"""The errors and warnings that users see: one sentence that names the thing, the value and the remedy."""
+"""The errors and warnings that users see: one sentence with the subject, the value and the remedy."""
 
 import importlib.util
 
@@ -7,11 +7,11 @@ PACKAGES = {"PIL": "pillow", "torch_pruning": "torch-pruning"}
 
 
 class FedcoverError(Exception):
-    """Anything fedcover itself reports; ``str(error)`` is fit to show to a user."""
+    """Base class of the errors that fedcover raises on purpose; ``str(error)`` is fit to show to a user."""
 
 
 class InputError(FedcoverError, ValueError):
-    """What the caller gave cannot be used: a setting, a file, a mask, a folder."""
+    """An argument, setting, file, mask or folder that cannot be used."""
 
 
 class MissingExtraError(InputError):
@@ -19,23 +19,23 @@ class MissingExtraError(InputError):
 
 
 class CoverageWarning(UserWarning):
-    """A round's masks left part of the model to nobody; a run says so once."""
+    """Issued once a run: the masks of a round leave part of the model to no client."""
 
 
 class WholeLayersWarning(UserWarning):
-    """A policy of units leaves layers whole, since their units cannot be followed; a run says so once."""
+    """Issued once a run: a policy of whole units leaves layers unpruned because their units cannot be followed."""
 
 
 class DesignWarning(UserWarning):
-    """A cohort's budgets do not reach the coverage that was asked for; a run says so once."""
+    """Issued once a run: the budgets of a cohort do not reach the requested coverage."""
 
 
 class StepSizeWarning(UserWarning):
-    """The step size of a certified run is larger than the theorem allows; a run says so once."""
+    """Issued once a run: the step size of a certified run is larger than the theorem allows."""
 
 
 class ClientError(FedcoverError):
-    """A client failed; the message names the client, the round and the stage."""
+    """A client's failure; the message names the client, the round and the stage."""
 
 
 def check_extra(extra: str, feature: str, *modules: str) -> None:
@@ -52,12 +52,26 @@ def check_extra(extra: str, feature: str, *modules: str) -> None:
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Nothing, or an error if the value is not a whole number of ``least`` or more."""
+    """Raise InputError unless the value is a whole number of ``least`` or more.
+
+    Args:
+        name: Name of the parameter, for the message.
+        value: Value to check; a bool is not a whole number.
+        least: Smallest valid value.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{name} must be a whole number of {least} or more; got {value!r}")
 
 
 def check_number(name: str, value: object, low: float, high: float, must: str) -> None:
-    """Nothing, or an error if the value is not a number with low < value < high; ``must`` says it in words."""
+    """Raise InputError unless the value is a number with ``low < value < high``.
+
+    Args:
+        name: Name of the parameter, for the message.
+        value: Value to check; a bool is not a number.
+        low: Exclusive lower bound.
+        high: Exclusive upper bound.
+        must: The requirement in words, which completes "``name`` must be ...".
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
         raise InputError(f"{name} must be {must}; got {value!r}")

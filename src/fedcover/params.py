@@ -17,11 +17,11 @@ Params = dict[str, Tensor]
 Mask = Mapping[str, Tensor]
 
 FULL: Mask = MappingProxyType({})
-"""The mask of the whole model; nobody can change it."""
+"""The mask of the whole model, which is read-only."""
 
 
 def params_of(model: nn.Module) -> Params:
-    """A copy of the module's parameters, by name, detached from the module.
+    """Return a detached copy of a module's parameters, by name.
 
     >>> sorted(params_of(nn.Linear(2, 1)))
     ['bias', 'weight']
@@ -30,14 +30,14 @@ def params_of(model: nn.Module) -> Params:
 
 
 def put_params(model: nn.Module, theta: Mapping[str, Tensor]) -> None:
-    """Copy values into the module's parameters, in place."""
+    """Copy values into a module's parameters, in place."""
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             tensor.copy_(theta[name])
 
 
 def prune(theta: Params, mask: Mask) -> Params:
-    """theta o m: what the mask keeps, and exactly zero elsewhere, whatever stood there.
+    """Return theta o m: the entries that the mask keeps, and exact zeros elsewhere, even in place of NaN.
 
     >>> prune({"w": torch.tensor([1.0, float("nan")])}, {"w": torch.tensor([True, False])})["w"].tolist()
     [1.0, 0.0]
@@ -49,7 +49,7 @@ def prune(theta: Params, mask: Mask) -> Params:
 
 
 def count(theta: Mapping[str, Tensor], mask: Mask = FULL) -> int:
-    """How many entries the mask keeps.
+    """Return the number of entries that the mask keeps.
 
     >>> count({"w": torch.zeros(4), "b": torch.zeros(2)}, {"w": torch.tensor([True, False, False, True])})
     4
@@ -58,37 +58,45 @@ def count(theta: Mapping[str, Tensor], mask: Mask = FULL) -> int:
 
 
 def norm2(theta: Mapping[str, Tensor]) -> float:
-    """||theta||^2, the sum of squares over all entries, in double precision."""
+    """Return ||theta||^2, the sum of squares over all entries, in double precision."""
     return float(sum(numbers([tensor.double().square().sum() for tensor in theta.values()])))
 
 
 def numbers(scalars: Sequence[Tensor]) -> list[Any]:
-    """Tensors of one entry and one type as numbers, in one transfer: a GPU is waited for once."""
+    """Return tensors of one entry and one type as numbers, with a single transfer from the device."""
     return torch.stack(list(scalars)).tolist() if scalars else []
 
 
 def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> Params:
-    """The tensors on a device; those that are there are not copied."""
+    """Return the tensors on a device; tensors that are already there are not copied."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def device_of(theta: Mapping[str, Tensor]) -> torch.device:
-    """The device that theta is on."""
+    """Return the device of theta."""
     return next(iter(theta.values())).device
 
 
 def all_finite(theta: Mapping[str, Tensor], mask: Mask = FULL) -> bool:
-    """Whether no entry that the mask keeps is NaN or infinite."""
+    """Return whether every entry that the mask keeps is finite."""
     return all(bool(torch.isfinite(t[mask[name]] if name in mask else t).all()) for name, t in theta.items())
 
 
 def check_mask(mask: object, theta: Mapping[str, Tensor], whose: str) -> None:
-    """Nothing, or an error that says how the mask does not fit theta; ``whose`` begins the sentence."""
+    """Raise InputError unless a mask fits theta: names of parameters, and bool tensors of their shapes and devices.
+
+    Args:
+        mask: Mask to check.
+        theta: Parameters by name; only shapes and devices are read.
+        whose: Subject of the message, such as "the mask of client 3".
+    """
     if not isinstance(mask, Mapping):
         raise InputError(f"{whose} is a {type(mask).__name__}; return a dict from parameter name to bool tensor")
     for name, kept in mask.items():
         if name not in theta:
-            raise InputError(f"{whose} names '{name}', which the model has not; it has {', '.join(theta)}")
+            raise InputError(
+                f"{whose} names '{name}', which is not a parameter of the model; it has {', '.join(theta)}"
+            )
         if not isinstance(kept, Tensor) or kept.dtype != torch.bool:
             kind = kept.dtype if isinstance(kept, Tensor) else type(kept).__name__
             raise InputError(f"{whose} is {kind} for '{name}'; make it a bool tensor, such as `scores > threshold`")

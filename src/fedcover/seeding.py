@@ -1,7 +1,7 @@
 """Randomness with an address: (seed, round, purpose, client) -> generator.
 
-Nothing in fedcover draws from a global generator. Whoever needs randomness asks for the generator
-at its own address, so a draw depends on nothing that was drawn before it, in whatever process.
+Nothing in fedcover draws from a global generator. Code that needs randomness uses the generator of
+its own address, so a draw does not depend on earlier draws or on the process that makes it.
 """
 
 import hashlib
@@ -15,7 +15,11 @@ Key = int | str
 
 
 def address(seed: int, *key: Key) -> int:
-    """The 63-bit number at an address; equal keys give equal numbers on every machine.
+    """Return the 63-bit number of an address; equal keys give equal numbers on every machine.
+
+    Args:
+        seed: Seed of the federation.
+        key: Parts of the address. The type of a part counts: ``1`` and ``"1"`` are different.
 
     >>> address(0, "cohort", 3) == address(0, "cohort", 3) != address(1, "cohort", 3)
     True
@@ -25,7 +29,7 @@ def address(seed: int, *key: Key) -> int:
 
 
 def generator(seed: int, *key: Key) -> torch.Generator:
-    """A fresh CPU generator for one address.
+    """Return a new CPU generator for one address.
 
     >>> a, b = generator(0, "x"), generator(0, "x")
     >>> torch.equal(torch.rand(3, generator=a), torch.rand(3, generator=b))
@@ -36,10 +40,9 @@ def generator(seed: int, *key: Key) -> torch.Generator:
 
 @contextmanager
 def ambient(seed: int, *key: Key) -> Iterator[None]:
-    """Torch's default CPU generator, set to an address inside the block and put back after it.
+    """Seed torch's default CPU generator by an address inside the block, and restore its state afterwards.
 
-    Modules such as ``nn.Dropout`` and the default initialisers take no generator of their own;
-    this lends them one without leaving a trace.
+    Modules such as ``nn.Dropout`` and the default initialisers do not accept a generator, so they draw from this one.
     """
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(address(seed, *key))
@@ -53,7 +56,9 @@ def ambient(seed: int, *key: Key) -> Iterator[None]:
 class Round:
     """One round of a federation, and the source of all randomness in it.
 
-    ``index`` counts from 1, as the paper's q does.
+    Args:
+        index: Number of the round, from 1, as the paper's q.
+        seed: Seed of the federation.
 
     >>> Round(index=1, seed=0).generator("mask", 7).initial_seed() == Round(1, 0).generator("mask", 7).initial_seed()
     True
@@ -63,5 +68,5 @@ class Round:
     seed: int
 
     def generator(self, *key: Key) -> torch.Generator:
-        """The generator for one purpose in this round, such as ``generator("mask", client.id)``."""
+        """Return the generator for one purpose in this round, such as ``generator("mask", client.id)``."""
         return generator(self.seed, "round", self.index, *key)

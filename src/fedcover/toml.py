@@ -10,7 +10,7 @@ Settings = Mapping[str, Any]
 
 
 def flatten(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values, in order.
+    """Yield dotted keys and their values, in order.
 
     >>> dict(flatten({"seed": 1, "local": {"lr": 0.1}}))
     {'seed': 1, 'local.lr': 0.1}
@@ -23,7 +23,7 @@ def flatten(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_toml(settings: Settings) -> str:
-    """Settings as TOML; None is left out.
+    """Return settings as TOML; values that are None are left out.
 
     >>> print(to_toml({"seed": 0, "local": {"lr": 0.01, "name": "a"}}), end="")
     seed = 0
@@ -42,7 +42,7 @@ def to_toml(settings: Settings) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """One value as TOML has it; what TOML has no word for is text.
+    """Return one value in TOML's notation; a value of any other type becomes text.
 
     >>> toml_value([0.5, 1.0]), toml_value({"fc1.weight": 1e-09}), toml_value(float("inf"))
     ('[0.5, 1.0]', '{"fc1.weight" = 1e-09}', 'inf')

@@ -12,7 +12,7 @@ from fedcover.engines.base import Engine
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.runs import run_many
-from fedcover.models import IMAGES, build
+from fedcover.models import INPUT_SHAPES, build
 from fedcover.policies.registry import named_policy
 from fedcover.training.task import LocalSGD, Task
 
@@ -124,7 +124,7 @@ def settings_of(runs: Sequence[ExperimentRun], split: Split) -> list[dict[str, A
 
     @cache
     def task(seed: int) -> Task:
-        return Task(build(model, IMAGES[model], split.train.classes, seed))
+        return Task(build(model, INPUT_SHAPES[model], split.train.classes, seed))
 
     @cache
     def clients(how: str, seed: int) -> Population:

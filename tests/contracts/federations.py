@@ -1,4 +1,4 @@
-"""Small federations for the tests of engines: unequal clients, short batches, dropout, three kinds of network."""
+"""Small federations for the tests of engines: unequal clients, short batches, dropout, three kinds of model."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from tests.conftest import small_data, small_net
 def federation(
     engine: fc.Engine, policy: str | fc.Policy = "WP", loss: Callable[..., torch.Tensor] = F.cross_entropy
 ) -> fc.Federation:
-    """Eight clients of very unequal sizes, a network with dropout, six of them in a round."""
+    """Return a federation of eight clients of very unequal sizes, six per round, and a model with dropout."""
     sizes = [1, 2, 3, 9, 17, 30, 8, 50]
     ends = torch.tensor(sizes).cumsum(0).tolist()
     parts = [torch.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
@@ -52,13 +52,13 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (Residual, (1, 6, 6)),
 }
 TOLERANCE = 2e-5
-"""How far the vectorized engine may lie from the serial one after two rounds, in any entry of theta."""
+"""The largest accepted difference between the vectorized and the serial engine after two rounds, in any entry."""
 
 
 def images(
     engine: fc.Engine, network: str, policy: str | fc.Policy, sizes: tuple[int, ...] = (5, 16, 3, 9, 20)
 ) -> fc.Federation:
-    """Clients of unequal sizes with images; batches of 4, so that most end with a short one."""
+    """Return a federation of clients of unequal sizes with images; in batches of 4, most end with a short one."""
     make, shape = NETWORKS[network]
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(sum(sizes), *shape, generator=rng)
@@ -74,7 +74,7 @@ def images(
 
 
 def furthest(a: fc.History, b: fc.History) -> float:
-    """The largest difference between two trained models."""
+    """Return the largest difference between two trained models."""
     assert a.theta is not None
     assert b.theta is not None
     return max(float((a.theta[name] - b.theta[name].cpu()).abs().max()) for name in a.theta)

@@ -1,6 +1,6 @@
-"""Convolutions for many clients at once against ``nn.Conv2d``, client by client, in double precision.
+"""Convolutions of many clients at once against ``nn.Conv2d`` client by client in double precision.
 
-Without a GPU the operations are played by torch's own, so that what surrounds the kernels is tested everywhere.
+Without a GPU, torch's convolutions stand in for the kernels, so that the code around them is tested everywhere.
 """
 
 import copy
@@ -29,11 +29,11 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[int]) -> Ten
 @convolutions.weight_gradient.register_kernel("cpu")
 def _(d: Tensor, x: Tensor, kernel: Sequence[int], how: Sequence[int]) -> Tensor:
     shape, how = (d.shape[2], x.shape[2], *kernel), tuple(how)
-    found = [
+    gradients = [
         torch.nn.grad.conv2d_weight(a, shape, b, how[:2], how[2:4], how[4:]).flatten(1)
         for a, b in zip(x, d, strict=True)
     ]
-    return torch.cat([torch.stack(found), d.sum((1, 3, 4)).unsqueeze(-1)], -1)
+    return torch.cat([torch.stack(gradients), d.sum((1, 3, 4)).unsqueeze(-1)], -1)
 
 
 @convolutions.input_gradient.register_kernel("cpu")
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[nn.Conv2d, tuple[int, int]]] = {
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
-def test_clients_at_once_are_as_each_alone(case: str, device: str) -> None:
+def test_clients_at_once_agree_with_each_by_itself(case: str, device: str) -> None:
     conv, size = CASES[case]
     clients, batch = 3, 10
     rng = torch.Generator().manual_seed(0)
@@ -68,34 +68,34 @@ def test_clients_at_once_are_as_each_alone(case: str, device: str) -> None:
 
     theta = {name: draw(clients, *p.shape) for name, p in conv.named_parameters()}
     x = draw(clients, batch, conv.in_channels, *size)
-    holder = nn.Sequential(copy.deepcopy(conv)).to(device)
-    use_stacked_convolutions(holder)
-    assert type(holder[0]) is (MatmulConv2d if case == "one entry" else DirectConv2d)
+    model = nn.Sequential(copy.deepcopy(conv)).to(device)
+    use_stacked_convolutions(model)
+    assert type(model[0]) is (MatmulConv2d if case == "one entry" else DirectConv2d)
 
     d = draw(clients, *conv(x[0].cpu()).shape)
 
     def loss(theta: dict[str, Tensor], x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-        out = functional_call(holder[0], theta, (x,))
+        out = functional_call(model[0], theta, (x,))
         return (out * d).sum(), out
 
     (of_theta, of_x), out = vmap(grad(loss, argnums=(0, 1), has_aux=True))(theta, x, d)
     for i in range(clients):
-        alone = copy.deepcopy(conv).to(device).double()
+        single = copy.deepcopy(conv).to(device).double()
         with torch.no_grad():
-            for name, p in alone.named_parameters():
+            for name, p in single.named_parameters():
                 p.copy_(theta[name][i])
         image = x[i].double().requires_grad_()
-        expected = alone(image)
+        expected = single(image)
         expected.backward(d[i].double())
         pairs = [(out[i], expected.detach()), (of_x[i], image.grad)]
-        pairs += [(of_theta[name][i], p.grad) for name, p in alone.named_parameters()]
-        for found, wanted in pairs:
+        pairs += [(of_theta[name][i], p.grad) for name, p in single.named_parameters()]
+        for actual, wanted in pairs:
             assert wanted is not None
-            assert found.shape == wanted.shape
-            assert float((found - wanted).norm() / wanted.norm()) < 2e-6
+            assert actual.shape == wanted.shape
+            assert float((actual - wanted).norm() / wanted.norm()) < 2e-6
 
 
-def test_a_client_whose_images_all_share() -> None:
+def test_clients_that_share_images() -> None:
     conv = DirectConv2d(nn.Conv2d(2, 3, 3))
     theta = {"weight": torch.randn(4, 3, 2, 3, 3), "bias": torch.randn(4, 3)}
     x = torch.randn(5, 2, 6, 6)
@@ -104,7 +104,7 @@ def test_a_client_whose_images_all_share() -> None:
         torch.testing.assert_close(out[i], F.conv2d(x, theta["weight"][i], theta["bias"][i]))
 
 
-def test_convolutions_are_replaced_where_they_can_be() -> None:
+def test_supported_convolutions_are_replaced() -> None:
     net = nn.Sequential(
         nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding="same"),
         nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), nn.Conv2d(4, 4, 8), nn.Conv2d(4, 4, 3).double(),

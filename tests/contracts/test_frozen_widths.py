@@ -1,4 +1,4 @@
-"""Widths of layers that are not trained: a narrower width has less of them too, in every engine."""
+"""Widths of frozen layers: a narrower width also has less of them, in every engine."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from fedcover.training.task import LocalSGD, Task
 from tests.conftest import small_data
 from tests.contracts.federations import DEVICES
 from tests.laws.strategies import kept_of
-from tests.laws.test_drills import prefixes
+from tests.laws.test_training_options import prefixes
 
 EXAMPLES, RECIPE = 23, LocalSGD(epochs=2, batch_size=5, lr=0.1, momentum=0.6)
 FROZEN = ("0.weight", "0.bias", "2.bias", "4.weight")
@@ -29,25 +29,25 @@ FROZEN = ("0.weight", "0.bias", "2.bias", "4.weight")
 
 def net() -> nn.Sequential:
     with ambient(5, "frozen widths"):
-        made = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
-        for bias in (made[0].bias, made[2].bias):
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
+        for bias in (model[0].bias, model[2].bias):
             nn.init.normal_(bias)
     for name in FROZEN:
-        made.get_parameter(name).requires_grad_(False)
-    return made
+        model.get_parameter(name).requires_grad_(False)
+    return model
 
 
 def jobs_of(training_options: list[TrainingOptions | None], masks: list[Mask]) -> list[Job]:
     task, theta = Task(net()), params_of(net())
     data = from_parts(small_data(EXAMPLES), [torch.arange(EXAMPLES)] * len(training_options))
     return [
-        Job(task, data, fc.Client(place, place, fc.Budget()), theta, mask, RECIPE, Round(2, 3), options)
-        for place, (options, mask) in enumerate(zip(training_options, masks, strict=True))
+        Job(task, data, fc.Client(slot, slot, fc.Budget()), theta, mask, RECIPE, Round(2, 3), options)
+        for slot, (options, mask) in enumerate(zip(training_options, masks, strict=True))
     ]
 
 
 def by_hand(job: Job) -> Params:
-    """Each batch on theta inside the drawn width; only what is trained and inside it moves."""
+    """Train on theta inside the drawn width; update only trained entries inside it."""
     assert job.options is not None
     theta = {name: t * kept_of(job.mask, job.theta)[name] for name, t in job.theta.items()}
     velocity = {name: torch.zeros_like(t) for name, t in theta.items() if name not in FROZEN}
@@ -58,9 +58,9 @@ def by_hand(job: Job) -> Params:
             inside = kept_of(job.options.widths[drawn[number]], theta)
             number += 1
             gains = job.options.gains
-            seen = {name: t * inside[name] for name, t in theta.items()}
-            leaves = {name: seen[name].requires_grad_() for name in velocity}
-            used = {name: t * gains.get(name, 1.0) for name, t in {**seen, **leaves}.items()}
+            visible = {name: t * inside[name] for name, t in theta.items()}
+            leaves = {name: visible[name].requires_grad_() for name in velocity}
+            used = {name: t * gains.get(name, 1.0) for name, t in {**visible, **leaves}.items()}
             scores: Tensor = torch.func.functional_call(job.task.model, used, (data.inputs[batch],))
             grads = torch.autograd.grad(F.cross_entropy(scores, data.labels[batch]), list(leaves.values()))
             for name, grad in zip(leaves, grads, strict=True):
@@ -74,7 +74,7 @@ GAINS = dict.fromkeys(("0.weight", "0.bias", "2.weight", "2.bias"), 2.0)
 
 
 def check(engine: Engine, gains: dict[str, float]) -> None:
-    """Two rounds of jobs on one engine: what an earlier one narrowed is whole again."""
+    """Train the jobs twice on one engine: nothing is left of the narrow widths of the first time."""
     widths = prefixes()
     jobs = jobs_of(
         [TrainingOptions(widths=widths, gains=gains), None, TrainingOptions(widths=widths)],
@@ -92,23 +92,23 @@ def check(engine: Engine, gains: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("gains", [{}, GAINS])
 @pytest.mark.parametrize("engine", [Serial(), Serial(traced=False), Serial(shrink=True), Processes(2)], ids=str)
-def test_a_width_narrows_what_is_not_trained(engine: Engine, gains: dict[str, float]) -> None:
+def test_a_width_masks_frozen_layers(engine: Engine, gains: dict[str, float]) -> None:
     check(engine, gains)
 
 
 @pytest.mark.parametrize("gains", [{}, GAINS])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_width_narrows_what_is_not_trained_in_a_batch_of_clients(device: str, gains: dict[str, float]) -> None:
+def test_a_width_masks_frozen_layers_in_a_batch_of_clients(device: str, gains: dict[str, float]) -> None:
     check(Vectorized(device), gains)
 
 
 @pytest.mark.parametrize("distil", [0.0, 0.5])
 def test_fjords_prefixes_do_not_see_more_of_a_frozen_layer(distil: float) -> None:
-    """What lies outside the narrowest prefix of a frozen layer changes nothing at that width."""
+    """Entries of a frozen layer outside the narrowest prefix have no effect at that width."""
     theta, masks = params_of(net()), prefixes()
-    narrow = (masks[0], masks[0])  # both widths are one: all steps are at it
+    narrow = (masks[0], masks[0])  # the same width twice, so that all steps are at it
     (job,) = jobs_of([TrainingOptions(widths=narrow, distil=distil)], [masks[-1]])
     other = {name: torch.where(kept_of(masks[0], theta)[name], t, t + 1.0) for name, t in theta.items()}
-    (one,), (two,) = Serial().train([job]), Serial().train([replace(job, theta=other)])
+    (first,), (second,) = Serial().train([job]), Serial().train([replace(job, theta=other)])
     inside = kept_of(masks[0], theta)
-    assert all(torch.equal(one.theta[name][inside[name]], two.theta[name][inside[name]]) for name in theta)
+    assert all(torch.equal(first.theta[name][inside[name]], second.theta[name][inside[name]]) for name in theta)

@@ -1,4 +1,4 @@
-"""Worker processes: the serial engine's bits, and what happens when a worker or its parent dies."""
+"""Worker processes: bit-identical to the serial engine, and robust when a worker or its parent dies."""
 
 import multiprocessing
 import os
@@ -31,20 +31,20 @@ def test_processes_equal_serial_bit_for_bit(policy: str, shrink: bool) -> None:
     test = small_data(40, seed=9)
     expected = federation(Serial(shrink), policy).run(3, evaluate_on=test)
     for workers in WORKERS:
-        found = federation(Processes(workers, shrink), policy).run(3, evaluate_on=test)
-        assert found == expected
-        assert found.theta is not None
+        actual = federation(Processes(workers, shrink), policy).run(3, evaluate_on=test)
+        assert actual == expected
+        assert actual.theta is not None
         assert expected.theta is not None
-        assert same(found.theta, expected.theta)
+        assert same(actual.theta, expected.theta)
 
 
-def test_one_engine_serves_several_federations_in_turn() -> None:
+def test_one_engine_serves_several_federations_one_after_another() -> None:
     with Processes(2) as engine:
         for policy in ("WP", "NP", "WP"):
             assert federation(engine, policy).run(2) == federation(Serial(), policy).run(2)
 
 
-def test_workers_stay_from_round_to_round() -> None:
+def test_workers_are_kept_between_rounds() -> None:
     pids: list[set[int]] = []
     with Processes(2) as engine:
         federation(engine).run(3, on_round=lambda record: pids.append({c.pid or 0 for c in children()}))
@@ -58,7 +58,7 @@ def children() -> list[multiprocessing.process.BaseProcess]:
 
 
 def killing_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """A client whose process dies when it meets a batch of its one example."""
+    """A loss that kills its worker process on a batch of one example."""
     if len(labels) == 1 and os.getpid() != PARENT:
         os.kill(os.getpid(), signal.SIGKILL)
     return F.cross_entropy(scores, labels)
@@ -67,28 +67,28 @@ def killing_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 PARENT = os.getpid()
 
 
-def test_a_worker_that_dies_names_client_and_round_and_leaves_no_orphans(tmp_path: Path) -> None:
+def test_the_death_of_a_worker_names_client_and_round_and_leaves_no_orphans(tmp_path: Path) -> None:
     before = len(children())
     with pytest.raises(
         fc.ClientError, match=r"client \d failed in round 1 while training: .*killed by signal 9.*memory"
     ):
         federation(Processes(2), loss=killing_loss).run(2, out=tmp_path / "run")
     assert len(children()) == before
-    # The folder can be taken up again, by an engine whose workers live.
+    # The run can be resumed by an engine whose workers live.
     healthy = federation(Serial(), loss=killing_loss)
     assert len(healthy.run(2, out=tmp_path / "run", resume=True)) == 2
 
 
-def test_a_worker_out_of_memory_says_so() -> None:
-    def hungry(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def test_a_worker_out_of_memory_is_reported() -> None:
+    def exhausting(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         raise MemoryError
 
     with pytest.raises(fc.ClientError, match=r"client \d failed in round 1 .*ran out of memory; use fewer workers"):
-        federation(Processes(2), loss=hungry).run(1)
+        federation(Processes(2), loss=exhausting).run(1)
     assert not children()
 
 
-def test_an_error_in_a_worker_comes_back_with_its_words() -> None:
+def test_an_error_in_a_worker_comes_back_with_its_message() -> None:
     def fails(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of paper")
 
@@ -96,7 +96,7 @@ def test_an_error_in_a_worker_comes_back_with_its_words() -> None:
         federation(Processes(2), loss=fails).run(1)
 
 
-def test_a_reader_who_leaves_early_leaves_no_workers() -> None:
+def test_an_abandoned_iteration_leaves_no_workers() -> None:
     engine = Processes(2)
     playing = federation(engine)
     state = playing.start()
@@ -113,7 +113,7 @@ def test_a_reader_who_leaves_early_leaves_no_workers() -> None:
 
 
 def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    """kill -9 of the run: its workers must not live on."""
+    """After kill -9 of the run, its workers must end too."""
     command = [
         sys.executable, "-m", "fedcover", "run", "--set", "data.name=digits", "--set", "data.clients=20",
         "--set", "engine=processes", "--set", "workers=2", "--set", "local.epochs=200", "--out", str(tmp_path / "run"),
@@ -133,10 +133,10 @@ def child_ids(pid: int) -> list[int]:
     return [int(line) for line in listed.stdout.split()]
 
 
-def wait_for(look: Callable[[], object], seconds: float = 60) -> object:
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> object:
     end = time.time() + seconds
     while time.time() < end:
-        if found := look():
-            return found
+        if value := condition():
+            return value
         time.sleep(0.05)
     return None

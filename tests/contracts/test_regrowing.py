@@ -1,4 +1,4 @@
-"""Masks readjusted in mid-training by clients that are trained as one batch, against the serial engine."""
+"""Masks readjusted during training by clients that are trained as one batch, against the serial engine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,14 +9,14 @@ import torch
 import fedcover as fc
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import batched_step as machine
+from fedcover.engines.vectorized import batched_step
 from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.policies.base import shown_in
 from fedcover.training.client import Job
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, images
 
 UNEQUAL, EQUAL = (5, 16, 3, 9, 20), (8, 8, 8, 8, 8)
-"""In batches of 4: short ones and epochs of one to five steps; or two whole batches for everyone."""
+"""In batches of 4: short batches and epochs of one to five steps; or two full batches for every client."""
 
 
 def jobs_of(
@@ -25,7 +25,7 @@ def jobs_of(
     recipe: fc.LocalSGD,
     sizes: tuple[int, ...] = UNEQUAL,
 ) -> list[Job]:
-    """A client for each drill, each under a random mask of its own; the last holds its first tensor whole."""
+    """Return a job per element of the options, each with its own random mask; the last keeps its first tensor whole."""
     playing = images(Serial(), network, "full", sizes)
     theta, rng = playing.start().theta, torch.Generator().manual_seed(7)
     weights = [name for name, tensor in theta.items() if tensor.ndim > 1]
@@ -38,9 +38,9 @@ def jobs_of(
 
 
 def assert_alike(jobs: Sequence[Job], engine: Vectorized) -> list[ClientUpdate]:
-    """The updates of the serial engine, which this one's are, the masks entry for entry."""
-    expected, found = list(Serial().train(jobs)), list(engine.train(jobs))
-    for job, a, b in zip(jobs, expected, found, strict=True):
+    """Assert that an engine agrees with the serial one, in its masks exactly; return the serial updates."""
+    expected, actual = list(Serial().train(jobs)), list(engine.train(jobs))
+    for job, a, b in zip(jobs, expected, actual, strict=True):
         assert list(a.mask) == list(b.mask)
         for name, kept in a.mask.items():
             assert torch.equal(kept, b.mask[name].cpu()), (job.client.id, name)
@@ -55,8 +55,8 @@ def assert_alike(jobs: Sequence[Job], engine: Vectorized) -> list[ClientUpdate]:
     return expected
 
 
-def moved(jobs: Sequence[Job], updates: Sequence[ClientUpdate]) -> list[bool]:
-    """Whose masks are not what they were."""
+def changed(jobs: Sequence[Job], updates: Sequence[ClientUpdate]) -> list[bool]:
+    """Return for each job whether its mask has changed."""
     return [
         any(not torch.equal(kept, update.mask[name]) for name, kept in job.mask.items())
         for job, update in zip(jobs, updates, strict=True)
@@ -70,43 +70,45 @@ def moved(jobs: Sequence[Job], updates: Sequence[ClientUpdate]) -> list[bool]:
 def test_regrowth_agrees_with_serial(network: str, epochs: int, sizes: tuple[int, ...], device: str) -> None:
     training_options = [fc.TrainingOptions(regrow=fc.Regrow(0.3, after=1))] * 5
     jobs = jobs_of(network, training_options, fc.LocalSGD(epochs, 4, 0.05, 0.9), sizes)
-    assert all(moved(jobs, assert_alike(jobs, Vectorized(device))))
+    assert all(changed(jobs, assert_alike(jobs, Vectorized(device))))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("report", [False, True])
 @pytest.mark.parametrize("thresholds", [{}, {"fc1.weight": 0.1}], ids=["plain", "thresholds"])
 @pytest.mark.parametrize("gains", [{}, {"fc1.weight": 2.0, "fc2.bias": 0.5}], ids=["plain", "gains"])
-def test_regrowth_goes_with_all_else_of_a_drill(
+def test_regrowth_combines_with_other_training_options(
     gains: dict[str, float], thresholds: dict[str, float], report: bool, device: str
 ) -> None:
     options = fc.TrainingOptions(gains=gains, thresholds=thresholds, report=report, regrow=fc.Regrow(0.3))
     jobs = jobs_of("mlp", [options] * 5, fc.LocalSGD(2, 4, 0.05, 0.5))
-    assert all(moved(jobs, assert_alike(jobs, Vectorized(device))))
+    assert all(changed(jobs, assert_alike(jobs, Vectorized(device))))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_clients_that_regrow_otherwise_or_not_at_all_are_trained_together(device: str) -> None:
+def test_clients_that_regrow_differently_or_not_at_all_are_trained_together(device: str) -> None:
     first, second, last = (
         fc.TrainingOptions(regrow=fc.Regrow(share, after)) for share, after in ((0.2, 1), (0.5, 2), (1.0, 9))
     )
     jobs = jobs_of("mlp", [second, None, first, None, last], fc.LocalSGD(3, 4, 0.05, 0.5))
     jobs[2] = replace(jobs[2], mask={})
     engine = Vectorized(device)
-    assert moved(jobs, assert_alike(jobs, engine)) == [True, False, False, False, True]
-    assert len(engine._machines) == 1
-    again = [replace(job, options=None) for job in jobs]  # the same machine, and nothing is left of the masks before
-    assert not any(moved(again, assert_alike(again, engine)))
-    assert len(engine._machines) == 1
+    assert changed(jobs, assert_alike(jobs, engine)) == [True, False, False, False, True]
+    assert len(engine._batched_steps) == 1
+    again = [
+        replace(job, options=None) for job in jobs
+    ]  # the same batched step, with nothing left of the earlier masks
+    assert not any(changed(again, assert_alike(again, engine)))
+    assert len(engine._batched_steps) == 1
 
 
 def test_many_clients_regrow_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "TOGETHER", 2)
+    monkeypatch.setattr(batched_step, "MOST_AT_ONCE", 2)
     jobs = jobs_of("mlp", [fc.TrainingOptions(regrow=fc.Regrow(0.3))] * 5, fc.LocalSGD(2, 4, 0.05, 0.5), EQUAL)
     assert_alike(jobs, Vectorized("cpu"))
 
 
-@pytest.mark.filterwarnings("default")  # the compiler's own
+@pytest.mark.filterwarnings("default")  # of the compiler
 def test_regrowth_between_compiled_steps() -> None:
     jobs = jobs_of("mlp", [fc.TrainingOptions(regrow=fc.Regrow(0.3))] * 5, fc.LocalSGD(2, 4, 0.05, 0.5))
     assert_alike(jobs, Vectorized("cpu", compile=True))

@@ -1,4 +1,4 @@
-"""A transformer on text, a label at each place: every engine against the serial one, whole and shrunk."""
+"""A transformer on text with a label per position: every engine against the serial one, whole and shrunk."""
 
 import pytest
 import torch
@@ -10,13 +10,13 @@ from fedcover.policies import POLICIES
 from fedcover.seeding import ambient
 from tests.contracts.federations import DEVICES, TOLERANCE, furthest
 
-# The residual stream stays whole under its layer norms, and a run under FS says so.
+# The residual stream stays whole under its layer norms, of which a run with FS warns.
 pytestmark = pytest.mark.filterwarnings("ignore::fedcover.WholeLayersWarning")
 ROW = 8
 
 
 def federation(engine: fc.Engine, policy: str = "FS") -> fc.Federation:
-    """Three authors with few rows of eight characters; batches of 4, of which one is short."""
+    """Three authors with few rows of eight characters; in batches of 4, one of which is short."""
     stories = load("stories").train
     rows = [torch.arange(author * 50, author * 50 + size) for author, size in enumerate((8, 5, 12))]
     text = fc.Examples(stories.inputs[:, :ROW].clone(), stories.labels[:, :ROW].clone(), stories.classes)
@@ -29,7 +29,7 @@ def federation(engine: fc.Engine, policy: str = "FS") -> fc.Federation:
 
 
 @pytest.mark.parametrize("policy", ["WP", "FS", "optimal"])
-def test_processes_and_smaller_models_are_the_serial_engine(policy: str) -> None:
+def test_processes_and_shrunk_models_agree_with_serial(policy: str) -> None:
     expected = federation(fc.Serial(), policy).run(2)
     assert furthest(expected, federation(fc.Processes(2), policy).run(2)) == 0.0
     assert furthest(expected, federation(fc.Serial(shrink=True), policy).run(2)) < TOLERANCE
@@ -38,12 +38,12 @@ def test_processes_and_smaller_models_are_the_serial_engine(policy: str) -> None
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("policy", ["WP", "FS"])
 def test_vectorized_agrees_with_serial(policy: str, device: str) -> None:
-    expected, found = (federation(engine, policy).run(2) for engine in (fc.Serial(), fc.Vectorized(device)))
-    assert furthest(expected, found) < TOLERANCE
+    expected, actual = (federation(engine, policy).run(2) for engine in (fc.Serial(), fc.Vectorized(device)))
+    assert furthest(expected, actual) < TOLERANCE
 
 
 def test_a_transformer_learns_from_stories() -> None:
-    """Better than naming the most frequent character always, on rows that nobody trained on."""
+    """Better than always predicting the most frequent character, on rows that are not in the training data."""
     test = load("stories").test
     rows = fc.Examples(test.inputs[:30, :ROW].clone(), test.labels[:30, :ROW].clone(), test.classes)
     accuracy = federation(fc.Serial()).run(20, evaluate_on=rows, evaluate_every=20).last.accuracy

@@ -1,4 +1,4 @@
-"""Clients as one batch against the serial engine: only rounding may differ."""
+"""The vectorized engine against the serial one: only rounding may differ."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,22 +28,22 @@ from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation
 def test_vectorized_agrees_with_serial(policy: str, network: str, device: str) -> None:
     """Unequal clients, short batches and dropout included: only rounding may differ."""
     expected = images(Serial(), network, policy).run(2)
-    found = images(Vectorized(device), network, policy).run(2)
-    assert furthest(expected, found) < TOLERANCE
-    for a, b in zip(expected, found, strict=True):
+    actual = images(Vectorized(device), network, policy).run(2)
+    assert furthest(expected, actual) < TOLERANCE
+    for a, b in zip(expected, actual, strict=True):
         assert (a.cohort, a.gamma_min, a.kept, a.bytes_down) == (b.cohort, b.gamma_min, b.kept, b.bytes_down)
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::fedcover.CoverageWarning")
 def test_clients_of_these_federations_lack_classes() -> None:
-    """So that HeteroFL's masked output rows are among what engines agree on."""
+    """So that engines also have to agree on HeteroFL's masked output rows."""
     playing = images(Serial(), "mlp", "HeteroFL", sizes=(2, 1, 2, 9, 20))
-    begun = [playing.begin_round(replace(playing.start(), round=q)) for q in range(3)]
-    assert any("fc2.bias" in mask for one in begun for mask in one.masks)
+    rounds = [playing.begin_round(replace(playing.start(), round=q)) for q in range(3)]
+    assert any("fc2.bias" in mask for planned in rounds for mask in planned.masks)
     expected = playing.run(3)
-    found = images(Vectorized("cpu"), "mlp", "HeteroFL", sizes=(2, 1, 2, 9, 20)).run(3)
-    assert furthest(expected, found) < TOLERANCE
+    actual = images(Vectorized("cpu"), "mlp", "HeteroFL", sizes=(2, 1, 2, 9, 20)).run(3)
+    assert furthest(expected, actual) < TOLERANCE
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -53,13 +53,13 @@ def test_vectorized_without_padding(device: str) -> None:
 
 
 def twins(change: Callable[[fc.Federation], None], engine: fc.Engine) -> float:
-    """How far two federations in lockstep, the second one changed, are from the same two by themselves."""
+    """Return how far two federations in lockstep, the second one changed, are from the same two run separately."""
     pairs = []
-    for many in (True, False):
+    for lockstep in (True, False):
         both = [images(Serial(), "mlp", "WP") for _ in range(2)]
         both[1].clients._examples = replace(both[0].clients.examples)
         change(both[1])
-        pairs.append(fc.run_many(both, 2, engine=engine) if many else [one.run(2) for one in both])
+        pairs.append(fc.run_many(both, 2, engine=engine) if lockstep else [single.run(2) for single in both])
     return max(furthest(a, b) for a, b in zip(*pairs, strict=True))
 
 
@@ -76,7 +76,7 @@ class Scaled(MLP):
         return scores
 
 
-def test_vectorized_keeps_federations_apart_that_differ_in_labels_alone() -> None:
+def test_vectorized_separates_federations_that_differ_only_in_labels() -> None:
     def other_labels(federation: fc.Federation) -> None:
         shared = federation.clients.examples
         federation.clients._examples = replace(shared, labels=(shared.labels + 1) % 3)
@@ -85,35 +85,35 @@ def test_vectorized_keeps_federations_apart_that_differ_in_labels_alone() -> Non
 
 
 @pytest.mark.parametrize("other", [(3.0, 1.0), (1.0, 3.0)])
-def test_vectorized_keeps_models_apart_that_differ_in_no_parameter(other: tuple[float, float]) -> None:
+def test_vectorized_separates_models_that_differ_in_buffers_or_attributes(other: tuple[float, float]) -> None:
     clients = images(Serial(), "mlp", "full").clients
 
     def both(engine: fc.Engine) -> list[fc.Federation]:
         return [fc.Federation(fc.Task(Scaled(*how)), clients, cohort=4, engine=engine) for how in ((1.0, 1.0), other)]
 
     with ambient(3, "scaled"):
-        alone = [one.run(2) for one in both(Serial())]
+        expected = [single.run(2) for single in both(Serial())]
     with ambient(3, "scaled"):
         together = fc.run_many(both(Serial()), 2, engine=Vectorized("cpu", compile=True))
-    assert max(furthest(a, b) for a, b in zip(alone, together, strict=True)) < TOLERANCE
+    assert max(furthest(a, b) for a, b in zip(expected, together, strict=True)) < TOLERANCE
 
 
-def test_vectorized_refuses_a_model_that_draws_by_itself() -> None:
+def test_vectorized_refuses_a_model_that_draws_random_numbers() -> None:
     class Noisy(MLP):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(F.dropout(x, 0.5, self.training))
 
     clients = images(Serial(), "mlp", "full").clients
     noisy = fc.Federation(fc.Task(Noisy((1, 6, 6), 3, hidden=20)), clients, cohort=4, engine=Vectorized("cpu"))
-    with pytest.raises(fc.InputError, match=r"the model Noisy draws random numbers .* use nn.Dropout, or engine=proc"):
+    with pytest.raises(fc.InputError, match=r"Noisy draws random numbers .* use nn.Dropout"):
         noisy.run(1)
 
 
-def test_an_error_in_a_vectorized_batch_names_a_client() -> None:
+def test_an_error_in_a_batch_names_a_client() -> None:
     def fails(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of paper")
 
-    with pytest.raises(fc.ClientError, match=r"client \d failed in round 1 .*out of paper \(or one of the 5 trained"):
+    with pytest.raises(fc.ClientError, match=r"client \d failed in round 1 .*out of paper \(or one of the 5"):
         federation(Vectorized("cpu"), loss=fails).run(1)
 
 
@@ -128,32 +128,32 @@ def test_vectorized_splits_a_cohort_that_does_not_fit_into_memory(monkeypatch: p
     engine, sizes = Vectorized("cpu"), []
     run = engine._run
 
-    def narrow(kind, jobs):  # type: ignore[no-untyped-def]
+    def run_single_clients(key, jobs):  # type: ignore[no-untyped-def]
         sizes.append(len(jobs))
         if len(jobs) > 1:
             raise torch.OutOfMemoryError("no room")
-        return run(kind, jobs)
+        return run(key, jobs)
 
-    monkeypatch.setattr(engine, "_run", narrow)
-    monkeypatch.setattr(engine, "_begin", lambda kind, jobs: partial(_updates, jobs, *engine._run(kind, jobs)))
+    monkeypatch.setattr(engine, "_run", run_single_clients)
+    monkeypatch.setattr(engine, "_queue", lambda key, jobs: partial(_updates, jobs, engine._run(key, jobs)))
     assert furthest(expected, images(engine, "mlp", "WP").run(2)) < TOLERANCE
-    assert sizes == [4, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1]  # what is known to be too much is not tried again
+    assert sizes == [4, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1]  # a size that did not fit is not tried again
 
 
-@pytest.mark.filterwarnings("default")  # the compiler's own
+@pytest.mark.filterwarnings("default")  # of the compiler
 def test_vectorized_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = images(Serial(), "mlp", "WP").run(1)
     compiled = 0
     compile = torch.compile
 
     def counting(graph, **options):  # type: ignore[no-untyped-def]
-        made = compile(graph, **options)
+        step = compile(graph, **options)
 
-        def run(*given):  # type: ignore[no-untyped-def]
+        def run(*tensors):  # type: ignore[no-untyped-def]
             nonlocal compiled
-            found = made(*given)
+            result = step(*tensors)
             compiled += 1
-            return found
+            return result
 
         return run
 
@@ -162,8 +162,8 @@ def test_vectorized_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled > 0
 
 
-def test_a_client_is_the_same_alone_or_in_company() -> None:
-    """Dropout and shuffling have addresses: who trains beside a client cannot change it beyond rounding."""
+def test_a_client_does_not_depend_on_those_trained_with_it() -> None:
+    """Dropout and shuffling have addresses, so other clients in the batch change only the rounding."""
     playing = images(Serial(), "mlp", "full")
     theta = playing.start().theta
     jobs = [
@@ -179,48 +179,48 @@ def test_a_client_is_the_same_alone_or_in_company() -> None:
 def test_dropout_drops_as_often_as_it_should() -> None:
     net, stream = with_keyed_dropout(nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.3)))
     x = torch.ones(200, 300)
-    seen = []
+    kept = []
     for key in (1, 2**40 + 7):
         for step in range(3):
             stream.key, stream.step = key, step
             first = net[0](x) > 0
-            seen += [first, net[1](x) > 0]
+            kept += [first, net[1](x) > 0]
             assert float(first.double().mean()) == pytest.approx(0.7, abs=0.01)
             assert float(net[0](x).mean()) == pytest.approx(1.0, abs=0.015)
-    for i, a in enumerate(seen):
-        for b in seen[:i]:  # independent of each other: both kept in 0.49 of the places
+    for i, a in enumerate(kept):
+        for b in kept[:i]:  # independent of each other: both keep 0.49 of the entries
             assert float((a & b).double().mean()) == pytest.approx(0.49, abs=0.015)
-    rows = seen[0].double()
+    rows = kept[0].double()
     assert float((rows[:, 1:] * rows[:, :-1]).mean()) == pytest.approx(0.49, abs=0.015)
     assert torch.equal(net.eval()(x), x)
 
 
-def _machines_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of clients of the machines that are made from now on."""
-    made: list[int] = []
+def count_batched_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that collects the number of clients of each BatchedStep that is built."""
+    sizes: list[int] = []
 
-    def counting(jobs, *given):  # type: ignore[no-untyped-def]
-        made.append(len(jobs))
-        return BatchedStep(jobs, *given)
+    def counting(jobs, *arguments):  # type: ignore[no-untyped-def]
+        sizes.append(len(jobs))
+        return BatchedStep(jobs, *arguments)
 
     monkeypatch.setattr(vectorized, "BatchedStep", counting)
-    return made
+    return sizes
 
 
 def test_a_federation_is_one_batch_even_if_some_of_its_clients_train_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full clients have no Scaler; a federation cut in two would be compiled again for each part."""
-    made = _machines_made(monkeypatch)
+    """Full clients have no Scaler; a federation split in two would be compiled again for each part."""
+    sizes = count_batched_steps(monkeypatch)
     images(Vectorized("cpu"), "mlp", "HeteroFL", sizes=(8, 8, 8, 8)).run(2)
-    assert made == [4]
+    assert sizes == [4]
 
 
-def test_a_machine_gives_way_to_one_with_masks_that_serves_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, engine = _machines_made(monkeypatch), Vectorized("cpu")
+def test_a_step_with_masks_replaces_one_without_and_serves_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, engine = count_batched_steps(monkeypatch), Vectorized("cpu")
     playing = images(Serial(), "mlp", "full", sizes=(8, 8, 8, 8))
-    theta, who = playing.start().theta, fc.Client(0, 0, fc.Budget())
+    theta, client = playing.start().theta, fc.Client(0, 0, fc.Budget())
     first, last = ({name: torch.rand(theta[name].shape) < 0.5} for name in ("fc1.weight", "fc2.bias"))
     for mask in ({}, first, {}, last, first, {}, last):
-        job = Job(playing.task, playing.clients, who, theta, mask, playing.local, fc.Round(1, 2))
-        (found,), (expected,) = engine.train([job]), Serial().train([job])
-        assert max(float((found.theta[name] - expected.theta[name]).abs().max()) for name in theta) < TOLERANCE
-    assert len(made) == 2
+        job = Job(playing.task, playing.clients, client, theta, mask, playing.local, fc.Round(1, 2))
+        (update,), (expected,) = engine.train([job]), Serial().train([job])
+        assert max(float((update.theta[name] - expected.theta[name]).abs().max()) for name in theta) < TOLERANCE
+    assert len(sizes) == 2

@@ -289,7 +289,7 @@ def test_patterns_change_hands_only_between_equals_and_for_the_better(digits: li
 
 def cost(budgets: Sequence[fc.Budget], order: Sequence[int], mixes: Tensor, target: Tensor) -> float:
     """The distance left in a ranked list of eight weights, by way of masks and regions."""
-    masks = [{"w": budgets[place].held(torch.arange(8))} for place in order]
+    masks = [{"w": budgets[place].kept(torch.arange(8))} for place in order]
     return region_weights(masks, {"w": torch.zeros(8)}, mixes, target).after * float(
         torch.stack([mask["w"] for mask in masks]).any(0).sum()
     )

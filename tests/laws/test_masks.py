@@ -72,7 +72,7 @@ def test_pythagoras_of_pruning(case: tuple[Params, list[Mask]]) -> None:
 @given(st.lists(st.floats(-10, 10, width=16), min_size=1, max_size=60), keeps)
 def test_a_mask_keeps_the_largest_scores(scores: list[float], keep: float) -> None:
     values = torch.tensor(scores)
-    held = Budget(keep).held(rank(values))
+    held = Budget(keep).kept(rank(values))
     assert 1 <= int(held.sum()) <= len(scores)
     if not bool(held.all()):
         assert float(values[held].min()) >= float(values[~held].max())
@@ -91,7 +91,7 @@ def test_rank_is_rank_with_ties_by_index(scores: list[int]) -> None:
 @given(st.integers(1, 200), keeps, keeps, seeds)
 def test_nested_budgets_give_nested_masks(size: int, a: float, b: float, seed: int) -> None:
     ranks = rank(torch.rand(size, generator=torch.Generator().manual_seed(seed)))
-    small, large = Budget(min(a, b)).held(ranks), Budget(max(a, b)).held(ranks)
+    small, large = Budget(min(a, b)).kept(ranks), Budget(max(a, b)).kept(ranks)
     assert not bool((small & ~large).any())
 
 
@@ -100,10 +100,10 @@ def test_bands_partition_any_list(size: int, bands: int, seed: int) -> None:
     """The bands are disjoint, together everything, and a leading run of them equals a keep."""
     size += bands  # with fewer items than bands some bands would be empty, which is refused
     ranks = rank(torch.rand(size, generator=torch.Generator().manual_seed(seed)))
-    single = [pattern("0" * b + "1" + "0" * (bands - b - 1)).held(ranks) for b in range(bands)]
+    single = [pattern("0" * b + "1" + "0" * (bands - b - 1)).kept(ranks) for b in range(bands)]
     assert torch.equal(torch.stack(single).sum(0), torch.ones(size, dtype=torch.long))
     for b in range(1, bands):
-        assert torch.equal(pattern("1" * b + "0" * (bands - b)).held(ranks), Budget(b / bands).held(ranks))
+        assert torch.equal(pattern("1" * b + "0" * (bands - b)).kept(ranks), Budget(b / bands).kept(ranks))
 
 
 @given(st.sampled_from([weight_pruning, neuron_pruning, fixed_subnetwork]), keeps, keeps, seeds)

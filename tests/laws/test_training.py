@@ -29,27 +29,27 @@ def job_for(seed: int, recipe: LocalSGD) -> Job:
 
 @given(seeds, st.floats(0.001, 0.5), st.floats(0, 0.9), st.integers(1, 3), st.booleans())
 @settings(max_examples=25)
-def test_training_never_moves_a_pruned_entry(seed: int, lr: float, momentum: float, epochs: int, traced: bool) -> None:
+def test_pruned_entries_stay_zero(seed: int, lr: float, momentum: float, epochs: int, traced: bool) -> None:
     """Pruned entries are exactly zero before every step and after the last."""
     job = job_for(seed, LocalSGD(epochs, 5, lr, momentum))
     kept = kept_of(job.mask, job.theta)
     stepper = Stepper(*with_keyed_dropout(small_net()), F.cross_entropy, traced)
-    take, looks = stepper.epochs, 0
+    epochs_of, checks = stepper.epochs, 0
 
     def watched(x: torch.Tensor, y: torch.Tensor, orders: torch.Tensor, batch_size: int) -> torch.Tensor:
-        nonlocal looks
+        nonlocal checks
         losses = []
         for order in orders:
             for batch in order.split(batch_size):
-                looks += 1
+                checks += 1
                 for name, tensor in stepper.model.named_parameters():
                     assert not bool(tensor.detach()[~kept[name]].any())
-                losses.append(take(x, y, batch.unsqueeze(0), batch_size))
+                losses.append(epochs_of(x, y, batch.unsqueeze(0), batch_size))
         return torch.cat(losses[-math.ceil(len(order) / batch_size) :])
 
     stepper.epochs = watched  # type: ignore[method-assign]
     update = train_client(stepper, job)
-    assert looks == job.recipe.steps(23)
+    assert checks == job.recipe.steps(23)
     for name, tensor in update.theta.items():
         assert not bool(tensor[~kept[name]].any())
 
@@ -57,7 +57,7 @@ def test_training_never_moves_a_pruned_entry(seed: int, lr: float, momentum: flo
 @given(seeds)
 @settings(max_examples=15)
 def test_training_equals_the_written_formula(seed: int) -> None:
-    """theta <- theta - gamma v with v <- mu v + grad o m, from theta o m, by torch's own SGD on a masked model."""
+    """v <- mu v + grad o m and theta <- theta - gamma v from theta o m, by torch's SGD on a masked model."""
     job = job_for(seed, LocalSGD(epochs=2, batch_size=23, lr=0.1, momentum=0.5))
     (model, stream), reference = with_keyed_dropout(small_net()), small_net().eval()
     model.eval()
@@ -69,16 +69,16 @@ def test_training_equals_the_written_formula(seed: int) -> None:
         for name, tensor in reference.named_parameters():
             tensor.copy_(job.theta[name] * kept[name])
             tensor.register_hook(lambda grad, name=name: grad * kept[name])
-    optimiser = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.5)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.5)
     for _ in range(2):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(reference(data.inputs), data.labels).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
     for name, tensor in reference.named_parameters():
         assert torch.allclose(update.theta[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_training_leaves_the_global_generator_alone() -> None:
+def test_training_does_not_use_the_global_generator() -> None:
     before = torch.default_generator.get_state()
     train_client(Stepper(*with_keyed_dropout(small_net()), F.cross_entropy), job_for(0, LocalSGD(epochs=1)))
     assert torch.equal(before, torch.default_generator.get_state())

@@ -15,12 +15,15 @@ from fedcover.budgets import Budget, share
 from fedcover.calibration import Calibration, CostModel, keep_for
 from fedcover.errors import InputError
 from fedcover.masks.cost import Cost, cost_of
-from fedcover.models import IMAGES, build
+from fedcover.models import INPUT_SHAPES, build
 from fedcover.params import Mask, Params, params_of
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.structure.units import UnitGroup, find_groups
 
-PAPER = {name: trace(build(name, IMAGES[name], 10, 0), torch.zeros(2, *IMAGES[name])) for name in ("mlp", "lenet")}
+PAPER = {
+    name: trace(build(name, INPUT_SHAPES[name], 10, 0), torch.zeros(2, *INPUT_SHAPES[name]))
+    for name in ("mlp", "lenet")
+}
 MLP = PAPER["mlp"]
 FAST = Calibration("a test", "mlp", 159010, False, 10, ((0.5, 0.5), (1.0, 1.0)), 1e6, 5e5)
 
@@ -54,7 +57,7 @@ def weights_mask(network: ModelStructure, keep: float, seed: int = 0) -> Mask:
     mask: dict[str, torch.Tensor] = {}
     for name in network.hidden:
         shape = network.shapes[name]
-        held = Budget(keep).held(torch.randperm(math.prod(shape), generator=rng))
+        held = Budget(keep).kept(torch.randperm(math.prod(shape), generator=rng))
         if not held.all():
             mask[name] = held.reshape(shape)
     return mask
@@ -64,7 +67,7 @@ def units_mask(groups: tuple[UnitGroup, ...], theta: Params, keep: float, seed: 
     rng = torch.Generator().manual_seed(seed)
     mask: dict[str, torch.Tensor] = {}
     for group in groups:
-        held = Budget(keep).held(torch.randperm(group.size, generator=rng))
+        held = Budget(keep).kept(torch.randperm(group.size, generator=rng))
         if not held.all():
             group.restrict(mask, theta, held)
     return mask

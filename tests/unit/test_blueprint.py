@@ -11,7 +11,7 @@ from torch import nn
 import fedcover as fc
 from fedcover.audit.design import design_report
 from fedcover.calibration import CostModel
-from fedcover.models import MLP, build, usual
+from fedcover.models import MLP, build, default_model
 from fedcover.params import params_of
 from fedcover.theory import Constants, Steps, theorem1
 from fedcover_experiments.paper.published import tables
@@ -82,7 +82,7 @@ def measured(model: nn.Module, shape: tuple[int, ...], code: str, gamma: int, un
 @pytest.mark.parametrize(("name", "code"), [("mlp", "1444777777"), ("lenet", "10x0.25"), ("lenet", "2x1,0.5,0.25")])
 def test_the_noise_that_is_shown_is_that_of_the_masks(name: str, code: str, units: bool) -> None:
     """A weight between two hidden layers is lost once, however many of its ends are not held."""
-    model, example = usual(name)
+    model, example = default_model(name)
     found = design_report(fc.parse_code(code), model=model, example=example, units=units, window=1)
     for point in found.frontier:
         noise, gamma = measured(model, tuple(example.shape[1:]), code, point.gamma, units)
@@ -99,7 +99,7 @@ def test_the_noise_that_is_shown_is_that_of_the_masks(name: str, code: str, unit
 
 
 def test_a_code_of_whole_units_is_measured_too() -> None:
-    model, example = usual("lenet")
+    model, example = default_model("lenet")
     found = design_report(fc.parse_code("10x1100"), model=model, example=example, units=True, window=1)
     assert found.given is not None
     assert found.given == found.frontier[0]  # all keep the largest units, nobody the others
@@ -116,7 +116,7 @@ def test_the_whole_bound_chooses_where_its_constants_are_given(
     code, shown, err = cli("design", "--budgets", "1444777777", "--model", "mlp", *options, *more, "--json")
     assert code == 0, err
     found = json.loads(shown)
-    model, example = usual("mlp")
+    model, example = default_model("mlp")
     norm2 = sum(float(t.double().square().sum()) for t in params_of(model).values())
     totals = {}
     for gamma in range(1, 7):

@@ -16,7 +16,7 @@ def test_the_papers_seven_policies() -> None:
 
 def test_six_kernels_in_quarters_keep_five() -> None:
     """The appendix: at 75 % the five largest of six kernels stay."""
-    assert int(QUARTERS["4"].held(torch.arange(6)).sum()) == 5
+    assert int(QUARTERS["4"].kept(torch.arange(6)).sum()) == 5
     assert share(0.75, 16) == 12
 
 
@@ -56,17 +56,17 @@ def test_patterns_must_keep_something() -> None:
 
 
 def test_a_budget_always_leaves_something() -> None:
-    assert int(Budget(1e-12).held(torch.arange(200)).sum()) == 1
+    assert int(Budget(1e-12).kept(torch.arange(200)).sum()) == 1
     with pytest.raises(InputError, match="keeps none of the 3 items of 'fc1'; use fewer bands"):
-        pattern("0000001").held(torch.arange(3), "fc1")
+        pattern("0000001").kept(torch.arange(3), "fc1")
 
 
 def test_layers_override() -> None:
     budget = Budget(0.5, layers=(("a", 3), ("b", Budget(1.0))))
     assert not budget.full
-    assert [int(budget.held(torch.arange(8), layer).sum()) for layer in ("a", "b", "c")] == [3, 8, 4]
+    assert [int(budget.kept(torch.arange(8), layer).sum()) for layer in ("a", "b", "c")] == [3, 8, 4]
     with pytest.raises(InputError, match="keeps 3 items of 'a', which has 2"):
-        budget.held(torch.arange(2), "a")
+        budget.kept(torch.arange(2), "a")
 
 
 def test_budgets_by_slot_and_by_client() -> None:

@@ -21,13 +21,16 @@ from fedcover.cli.calibrate import calibrate as command
 from fedcover.config.schema import parse_config, read_config
 from fedcover.deploy import bandwidth as link
 from fedcover.errors import InputError
-from fedcover.models import IMAGES, build
+from fedcover.models import INPUT_SHAPES, build
 from fedcover.params import params_of
 from fedcover.policies.prunefl import PruneFl
 from fedcover.structure.trace import trace
 from fedcover.training.client import Job
 
-PAPER = {name: trace(build(name, IMAGES[name], 10, 0), torch.zeros(2, *IMAGES[name])) for name in ("mlp", "lenet")}
+PAPER = {
+    name: trace(build(name, INPUT_SHAPES[name], 10, 0), torch.zeros(2, *INPUT_SHAPES[name]))
+    for name in ("mlp", "lenet")
+}
 MLP = PAPER["mlp"]
 FAST = Calibration("a test", "mlp", 159010, False, 10, ((0.5, 0.5), (1.0, 1.0)), 1e6, 5e5)
 
@@ -222,14 +225,17 @@ def test_a_file_that_cannot_be_written_is_found_before_timing(
 ) -> None:
     monkeypatch.setattr(timing, "timed", lambda *job: pytest.fail("it was timed"))
     (tmp_path / "file").write_text("")
-    for where, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "x.json", "is no folder; give a path in a")):
+    for where, words in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "x.json", "is not a folder"),
+    ):
         code, _, err = call("--out", str(where))
         assert code == 2
         assert words in err
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     code, _, err = call("--out", str(tmp_path / "new" / "x.json"))
     assert code == 2
-    assert "may not be written to; give a path in a folder you own" in err
+    assert "is not writable; give a path in a folder you own" in err
     assert not (tmp_path / "new").exists()
 
 

@@ -13,7 +13,7 @@ from fedcover.config.policy_settings import choose
 from fedcover.errors import InputError
 from fedcover.masks.cost import cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
-from fedcover.models import usual
+from fedcover.models import default_model
 from fedcover.params import Params, params_of
 from fedcover.policies.base import Policy
 from fedcover.seeding import Round
@@ -95,7 +95,7 @@ def audit_code(
     >>> audit_code("1111223344").gamma_min, audit_code("1111444444").gamma_min
     (8, 4)
     """
-    module, example = usual(model, seed)
+    module, example = default_model(model, seed)
     structure = trace(module, example)
     choice = choose(policy, settings)
     bound = choice.policy().bind(structure)
@@ -170,7 +170,7 @@ def _band_coverage(policy: Policy, budgets: Sequence[Budget], theta: Params) -> 
     bands = bands if bands <= MOST_BANDS else 4
     least = torch.full((bands,), len(budgets), dtype=torch.long)
     for name, ranks in every_rank.items():
-        held = torch.stack([budget.held(ranks, name) for budget in budgets]).sum(0)
+        held = torch.stack([budget.kept(ranks, name) for budget in budgets]).sum(0)
         least.scatter_reduce_(0, ranks * bands // ranks.numel(), held, "amin")
     found: list[int] = least.tolist()
     return found

@@ -184,7 +184,7 @@ def _patterns(theta: Params, stocks: Sequence[Stock], budgets: Sequence[Budget])
     for stock in stocks:
         ranks = rank(stock.block.energy(theta))
         for mask, budget in zip(masks, budgets, strict=True):
-            held = budget.held(ranks, stock.block.name)
+            held = budget.kept(ranks, stock.block.name)
             if not held.all():
                 stock.block.restrict(mask, theta, held)
     return list(masks)

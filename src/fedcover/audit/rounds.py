@@ -13,7 +13,7 @@ from fedcover.budgets import BudgetSpec, budgets_of
 from fedcover.clients import cohort_of
 from fedcover.config.policy_settings import Choice, choose
 from fedcover.errors import InputError, check_whole
-from fedcover.models import usual
+from fedcover.models import default_model
 from fedcover.policies.base import Policy
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure, trace
@@ -187,4 +187,4 @@ def _played(tally: Tally, rounds: int, window: int, times: int, seed: int) -> _F
 
 
 def _traced(model: str, seed: int) -> ModelStructure:
-    return trace(*usual(model, seed))
+    return trace(*default_model(model, seed))

@@ -11,8 +11,9 @@ from fedcover.clients import Client
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError, check_whole
 from fedcover.params import FULL, Mask, params_of
-from fedcover.policies.shared_mask import hidden_of, largest, magnitudes, whole_part
+from fedcover.policies.shared_mask import largest, magnitudes, whole_part
 from fedcover.seeding import Round
+from fedcover.structure.trace import hidden_weights
 from fedcover.training.client import Job
 from fedcover.training.task import LocalSGD, Task
 
@@ -36,7 +37,7 @@ def weight_seconds(
         raise InputError(f"keeps must be one or more numbers between 0 and 1; got {list(keeps)}")
     structure = trained_form(model, example)
     theta = params_of(structure.model)
-    layers = hidden_of(structure, "PruneFL")
+    layers = hidden_weights(structure, "PruneFL")
     cases: list[tuple[str, int]] = [(n, whole_part(keep, theta[n].numel())) for n in layers for keep in keeps]
     masks: list[Mask] = [largest(magnitudes(theta, [name]), many) for name, many in cases]
     task, clients, client = Task(structure.model), made_up(structure, batch), Client(0, 0, Budget())

@@ -15,7 +15,7 @@ from fedcover.cli.options import ModelOption
 from fedcover.data import names, shape_of
 from fedcover.deploy import bandwidth as wire
 from fedcover.errors import InputError
-from fedcover.models import IMAGES, usual
+from fedcover.models import INPUT_SHAPES, default_model
 
 
 @friendly
@@ -55,7 +55,7 @@ def calibrate(
         _weights(model, [keep for keep in fractions if keep != 1], batch, out_file, as_json)
         return
     rates = wire.measure(*wire.address_of(link)) if link else None
-    found = measured(*usual(model), fractions, batch, units, model, link=rates)
+    found = measured(*default_model(model), fractions, batch, units, model, link=rates)
     if out_file is not None:
         write_atomically(out_file, found.to_json())
     if as_json:
@@ -73,7 +73,7 @@ def _serve(text: str) -> None:
 
 
 def _weights(model: str, keeps: list[float], batch: int, out_file: Path | None, as_json: bool) -> None:
-    seconds, fixed = weight_seconds(*usual(model), keeps, batch)
+    seconds, fixed = weight_seconds(*default_model(model), keeps, batch)
     lines = [
         f"# Seconds of a training step of {batch} examples that one weight of each layer costs, and the rest of it.",
         f"# {this_device()}",
@@ -97,7 +97,7 @@ def _weights(model: str, keeps: list[float], batch: int, out_file: Path | None, 
 
 def _data_of(model: str) -> str:
     """The first data set whose inputs are those that a model is timed on."""
-    return next(name for name in names() if shape_of(name)[0] == IMAGES[model])
+    return next(name for name in names() if shape_of(name)[0] == INPUT_SHAPES[model])
 
 
 def _fractions(text: str) -> list[float]:

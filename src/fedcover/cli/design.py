@@ -16,7 +16,7 @@ from fedcover.cli.options import CalibrationOption, UnitOption
 from fedcover.errors import InputError, check_extra
 from fedcover.federation.run_folder import load_model
 from fedcover.masks.design import SegmentShare
-from fedcover.models import MODELS, usual
+from fedcover.models import MODELS, default_model
 from fedcover.structure.trace import trace
 from fedcover.theory import Constants, Steps, theorem1
 from fedcover.theory.certificates import percent
@@ -123,7 +123,7 @@ def _show_step(constants: Constants, steps: Steps) -> None:
 
 def _module(model: str, folder: Path | None) -> tuple[nn.Module, Tensor]:
     """A named network, fresh or with the weights of a run, and an example of its inputs."""
-    module, example = usual(model)
+    module, example = default_model(model)
     return load_model(folder, module) if folder is not None else module, example
 
 

@@ -1,4 +1,4 @@
-"""Engines: they train a round's jobs. Serial is the definition of all."""
+"""Engines, which train the jobs of a round; ``Serial`` is the reference for all of them."""
 
 from fedcover.engines.base import Engine
 from fedcover.engines.processes.pool import Processes

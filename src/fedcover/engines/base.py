@@ -1,4 +1,4 @@
-"""What an engine is: jobs in, updates out, in the order of the jobs."""
+"""The interface of an engine: jobs in, updates out, in the order of the jobs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -11,35 +11,53 @@ from fedcover.training.client import Job
 
 
 class Engine(ABC):
-    """Trains a round's jobs. ``Serial`` is the definition; every other engine must agree with it."""
+    """The base class of engines, which train the jobs of a round.
+
+    ``Serial`` is the reference. Every other engine must agree with it: bit for bit if ``exact`` is True, up to
+    rounding otherwise. A new engine implements ``train``, sets ``name`` and overrides the attributes below where
+    their defaults do not describe it.
+
+    An engine starts its workers when they are first needed, and a run closes the engine at its end. To share an
+    engine between runs, use it as a context manager: ``with Processes() as engine: ...``.
+    """
 
     name: str
+    """The name of the engine in settings and run folders."""
     exact: bool = True
-    """Whether its results are those of ``Serial``, bit for bit."""
+    """True if the results are bit-identical to those of ``Serial``."""
+    trains_one_by_one: bool = True
+    """True if each client is trained on its own, not as a row of a batch; a policy's ``one_by_one`` requires it."""
     device: torch.device = torch.device("cpu")
-    """Where it wants theta and masks, and leaves updates: the whole round is played there."""
+    """The device of the whole round: theta and masks are moved to it, and updates are on it."""
     together: int = 1
-    """How many updates are best averaged at once."""
+    """The number of updates that are best averaged at once."""
     ahead: int = 1
-    """How many calls of ``train`` may be under way at once: with 2, one trains while another is planned."""
-    held: bool = False
-    """Whether somebody keeps it open with ``with``: runs then leave it as it is, ready for the next."""
+    """The number of calls of ``train`` that may run at once; with 2, one trains while the next is planned."""
+    keep_open: bool = False
+    """True inside a ``with`` block: runs then do not close the engine."""
 
     def playing(self) -> AbstractContextManager[object]:
-        """What must hold while rounds are played with this engine."""
+        """Return the context in which rounds are played with this engine."""
         return nullcontext()
 
     @abstractmethod
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
-        """One update for each job, in the order of the jobs; the jobs may be of different federations."""
+        """Yield one update per job, in the order of the jobs.
 
-    def close(self) -> None:  # noqa: B027 - most engines hold nothing
-        """Let go of workers and memory; the engine starts anew if it is used again."""
+        Args:
+            jobs: The jobs of a round. They may belong to different federations.
+
+        Raises:
+            ClientError: If the training of a client fails; the message names the client and the round.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to release
+        """Release workers and memory; the engine starts them again if it is used again."""
 
     def __enter__(self) -> "Engine":
-        self.held = True
+        self.keep_open = True
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.held = False
+        self.keep_open = False
         self.close()

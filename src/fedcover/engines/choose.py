@@ -1,4 +1,4 @@
-"""Which engine, when the user leaves it open."""
+"""The choice of an engine by its name."""
 
 import torch
 
@@ -10,21 +10,32 @@ from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.errors import InputError
 
 ENGINES = ("auto", "serial", "processes", "vectorized")
+"""The names that ``choose_engine`` accepts."""
 
 
 def choose_engine(name: str, workers: int | None = None, shrink: bool = True, cohort: int = 2) -> Engine:
-    """The engine of this name; ``auto`` takes a GPU, else worker processes, where there is something to share out.
+    """Return a new engine by its name.
+
+    Args:
+        name: One of ``ENGINES``. ``auto`` uses a GPU if there is one, and worker processes otherwise. With one
+            client per round, or with one core and no GPU, it uses ``Serial``.
+        workers: The number of worker processes; by default the number of usable cores.
+        shrink: Whether ``Serial`` and ``Processes`` train physically smaller sub-models.
+        cohort: The number of clients per round; ``auto`` does not start more workers than that.
+
+    Raises:
+        InputError: If there is no such engine in this process.
 
     >>> choose_engine("serial").name
     'serial'
     """
     if name in ("flower", "flower-sim"):
         raise InputError(
-            f"engine {name} is no engine of this process; simulate with `fedcover run --set engine=flower-sim`, or use"
-            f" real devices with `fedcover deploy run`"
+            f"engine '{name}' cannot be used here; simulate with `fedcover run --set engine=flower-sim`, or use real"
+            f" devices with `fedcover deploy run`"
         )
     if name not in ENGINES:
-        raise InputError(f"there is no engine '{name}'; use one of {', '.join(ENGINES)}")
+        raise InputError(f"engine must be one of {', '.join(ENGINES)}; got '{name}'")
     if name == "vectorized" or (name == "auto" and torch.cuda.is_available() and cohort > 1):
         return Vectorized()
     cores = workers or usable_cores()

@@ -1,4 +1,4 @@
-"""Where one client is trained: scratch models, shrunk or not. Serial and the worker processes share it."""
+"""Training of single clients on scratch models, shrunk or not; used by ``Serial`` and by worker processes."""
 
 import copy
 from dataclasses import dataclass, field, replace
@@ -14,12 +14,14 @@ from fedcover.training.client import Job, train_client
 from fedcover.training.steps.stepper import Stepper
 
 MOST_STEPPERS = 32
-"""How many shapes of sub-model are kept ready for each model."""
+"""The number of sub-model shapes whose steppers are cached for each model."""
 
 
 @dataclass
 class _Scratch:
-    original: nn.Module  # kept, so that its id cannot be taken by another
+    """The scratch copies of one model."""
+
+    original: nn.Module  # a reference, so that its id is not reused
     model: nn.Module
     stream: Stream
     shrinker: Shrinker | None = None
@@ -27,9 +29,11 @@ class _Scratch:
 
 
 class ClientTrainer:
-    """Trains jobs one at a time, keeping scratch models for each model it has met.
+    """A trainer of one job at a time, which caches scratch models for each model.
 
-    With ``shrink`` sub-models are made smaller; without ``traced`` every step goes through autograd.
+    Args:
+        shrink: Whether to train physically smaller sub-models.
+        traced: Whether to trace and replay training steps; False sends every step through autograd.
     """
 
     def __init__(self, shrink: bool, traced: bool = True) -> None:
@@ -37,7 +41,7 @@ class ClientTrainer:
         self._scratches: dict[int, _Scratch] = {}
 
     def train(self, job: Job) -> ClientUpdate:
-        """The update of one client."""
+        """Train one client and return its update."""
         original = job.task.model
         if id(original) not in self._scratches:
             self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original))
@@ -51,11 +55,11 @@ class ClientTrainer:
         return replace(small, theta=sub.restore(small.theta, job.theta), mask=job.mask)
 
     def _stepper(self, scratch: _Scratch, job: Job, sub: SubModel | None = None) -> Stepper:
-        """The stepper for a job's loss on the whole model, or on a sub-model of the same shapes."""
+        """Return the cached stepper for a job's loss on the whole model, or on sub-models of one shape."""
         key = (id(job.task.loss), sub.shape_key if sub else None)
-        if found := scratch.steppers.pop(key, None):
-            scratch.steppers[key] = found  # now the last to be forgotten
-            return found
+        if stepper := scratch.steppers.pop(key, None):
+            scratch.steppers[key] = stepper  # the most recently used is the last to be evicted
+            return stepper
         if len(scratch.steppers) >= MOST_STEPPERS:
             del scratch.steppers[next(iter(scratch.steppers))]
         model = sub.model if sub else copy.deepcopy(scratch.model)
@@ -63,10 +67,10 @@ class ClientTrainer:
         return scratch.steppers[key]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Release all scratch models."""
         self._scratches.clear()
 
 
-def failure(job: Job, why: str) -> ClientError:
-    """The error that names the client, the round and the stage."""
-    return ClientError(f"client {job.client.number} failed in round {job.this_round.index} while training: {why}")
+def failure(job: Job, reason: str) -> ClientError:
+    """Return an error that names the client, the round and the stage."""
+    return ClientError(f"client {job.client.number} failed in round {job.this_round.index} while training: {reason}")

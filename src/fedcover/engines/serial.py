@@ -1,4 +1,4 @@
-"""One client after another, in this process, on one thread: the definition of every other engine."""
+"""The serial engine: one client after another, in this process, on one thread. It defines every other engine."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,30 +10,36 @@ from fedcover.training.client import Job
 
 
 class Serial(Engine):
-    """The reference engine. With ``shrink`` sub-models are made physically smaller before they are trained.
+    """The reference engine: it trains one client after another, on one thread.
 
-    Steps are traced once and replayed; ``traced=False`` leaves them to autograd, for a model whose forward
-    pass depends on more than its input and parameters.
+    Args:
+        shrink: Whether to build a physically smaller sub-model from each mask before training. The result is the
+            same up to rounding, and it is faster where masks remove whole units.
+        traced: Whether to trace a training step once and replay it. Use False for a model whose forward pass
+            depends on more than its input, parameters and buffers; every step then goes through autograd.
+
+    >>> Serial(shrink=True)
+    serial
     """
 
     name = "serial"
 
     def __init__(self, shrink: bool = False, traced: bool = True) -> None:
-        self._bench = ClientTrainer(shrink, traced)
+        self._trainer = ClientTrainer(shrink, traced)
 
     def __repr__(self) -> str:
         return "serial"
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
-        """One client after another."""
+        """Yield one update per job; each client is trained when its update is needed."""
         for job in jobs:
             try:
                 with one_thread():
-                    update = self._bench.train(job)
+                    update = self._trainer.train(job)
             except Exception as error:
                 raise failure(job, str(error) or type(error).__name__) from error
             yield update
 
     def close(self) -> None:
-        """Forget the scratch models."""
-        self._bench.clear()
+        """Release the scratch models."""
+        self._trainer.clear()

@@ -1,4 +1,4 @@
-"""Networks by name: the paper's two, HeteroFL's, a ResNet-18 and a small transformer, as plain modules."""
+"""Models by name: the paper's two, HeteroFL's, a ResNet-18 and a small transformer, as plain modules."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -13,7 +13,7 @@ from fedcover.models.resnet import ResNet18, resnet18_gn
 from fedcover.models.transformer import Transformer
 from fedcover.seeding import ambient
 
-__all__ = ["CNN", "IMAGES", "MLP", "MODELS", "LeNet", "ResNet18", "Transformer", "build", "usual"]
+__all__ = ["CNN", "INPUT_SHAPES", "MLP", "MODELS", "LeNet", "ResNet18", "Transformer", "build", "default_model"]
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "mlp": MLP,
@@ -24,7 +24,7 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "transformer": Transformer,
 }
 
-IMAGES: dict[str, tuple[int, ...]] = {
+INPUT_SHAPES: dict[str, tuple[int, ...]] = {
     "mlp": (1, 28, 28),
     "lenet": (3, 32, 32),
     "cnn": (3, 32, 32),
@@ -32,25 +32,41 @@ IMAGES: dict[str, tuple[int, ...]] = {
     "resnet18_gn": (3, 32, 32),
     "transformer": (64,),
 }
-"""The shape of input that each network is for."""
+"""Shape of the inputs for which each model was designed."""
 CLASSES, CHARACTERS = 10, 32
 
 
-def usual(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
-    """A named model for the data that it is for, and two blank inputs.
+def default_model(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    """Return a named model for the inputs for which it was designed, and two blank inputs.
 
-    >>> model, example = usual("transformer")
+    Args:
+        name: Name of the model; see ``MODELS``.
+        seed: Seed of the initial parameters.
+
+    Raises:
+        InputError: If there is no model of this name.
+
+    >>> model, example = default_model("transformer")
     >>> model(example).shape
     torch.Size([2, 32, 64])
     """
-    shape = IMAGES.get(name, (1,))
+    shape = INPUT_SHAPES.get(name, (1,))
     text = len(shape) == 1
     model = build(name, shape, CHARACTERS if text else CLASSES, seed)
     return model, torch.zeros(2, *shape, dtype=torch.long if text else torch.float32)
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """A named model for inputs of this shape, initialised from the seed alone.
+    """Return a named model for inputs of a shape, whose initial parameters depend only on the seed.
+
+    Args:
+        name: Name of the model; see ``MODELS``.
+        shape: Shape of one input, such as (1, 28, 28).
+        classes: Number of classes.
+        seed: Seed of the initial parameters.
+
+    Raises:
+        InputError: If there is no model of this name, or if it does not accept such inputs.
 
     >>> sum(p.numel() for p in build("mlp", (1, 28, 28), 10, seed=0).parameters())
     159010

@@ -1,4 +1,4 @@
-"""The paper's two models, and what its code digits mean on LeNet."""
+"""The paper's two models, and the budgets of its code digits on LeNet."""
 
 from typing import ClassVar
 
@@ -30,7 +30,13 @@ LENET_FS: Codebook = {
 
 
 class MLP(nn.Module):
-    """784-200-10 with dropout on the hidden layer: 159,010 parameters, 158,800 multiply-adds."""
+    """784-200-10 with dropout on the hidden layer: 159,010 parameters, 158,800 multiply-adds.
+
+    Args:
+        shape: Shape of one input.
+        classes: Number of classes.
+        hidden: Number of hidden units.
+    """
 
     def __init__(self, shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, hidden: int = 200) -> None:
         super().__init__()
@@ -42,23 +48,28 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores for a batch of images."""
+        """Return the class scores of a batch of images."""
         scores: Tensor = self.fc2(F.relu(self.dropout(self.fc1(x.flatten(1)))))
         return scores
 
 
 class LeNet(nn.Module):
-    """Two convolutions and 400-120-100-10: 64,102 parameters, 653,800 multiply-adds on 3 x 32 x 32."""
+    """Two convolutions and 400-120-100-10: 64,102 parameters, 653,800 multiply-adds on 3 x 32 x 32.
+
+    Args:
+        shape: Shape of one image, at least 16 x 16.
+        classes: Number of classes.
+    """
 
     prunes_kernels = True
     """WP ranks and prunes whole kernels of its convolutions."""
     codebooks: ClassVar[dict[str, Codebook]] = {"WP": LENET_WP, "FS": LENET_FS}
-    """What code digits mean to a policy on this model; any model may declare this."""
+    """Budgets of code digits on this model, by policy; any model may declare this."""
 
     def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()
         if len(shape) != 3 or min(shape[1:]) < 16:
-            raise InputError(f"lenet needs images of at least 16 x 16; these are {tuple(shape)}: use the mlp instead")
+            raise InputError(f"lenet needs images of at least 16 x 16; got {tuple(shape)}; use the mlp instead")
         side = [((n - 4) // 2 - 4) // 2 for n in shape[1:]]
         self.conv1 = nn.Conv2d(shape[0], 6, 5)
         self.conv2 = nn.Conv2d(6, 16, 5)
@@ -67,7 +78,7 @@ class LeNet(nn.Module):
         self.fc3 = nn.Linear(100, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores for a batch of images."""
+        """Return the class scores of a batch of images."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         scores: Tensor = self.fc3(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from fedcover.errors import InputError
 
 GROUPS = 32
-"""The groups of every group norm."""
+"""Number of groups of every group norm."""
 STAGES = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
-"""Width and stride of the eight blocks."""
+"""Channels and stride of the eight blocks."""
 
 
 def _norm(kind: str, channels: int) -> nn.Module:
@@ -30,23 +30,28 @@ class ResidualBlock(nn.Module):
             self.shortcut = nn.Sequential(conv, _norm(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output for a batch of images."""
+        """Return the block's output for a batch of images."""
         inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         return F.relu(inner + self.shortcut(x))
 
 
 class ResNet18(nn.Module):
-    """The ResNet-18 for small images: 11.2 million parameters, 0.56 billion multiply-adds.
+    """ResNet-18 for small images: 11.2 million parameters, 0.56 billion multiply-adds.
 
-    ``norm`` is ``batch`` or ``group``: 32 groups, so that its units are groups of 2 to 16 channels.
+    Args:
+        shape: Shape of one image.
+        classes: Number of classes.
+        norm: ``batch`` or ``group``; with group norms of 32 groups, units are groups of 2 to 16 channels.
     """
 
     def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm: str = "batch") -> None:
         super().__init__()
         if len(shape) != 3:
-            raise InputError(f"resnet18 needs images, channels x height x width; these are {tuple(shape)}: use the mlp")
+            raise InputError(
+                f"resnet18 needs images, channels x height x width; got {tuple(shape)}; use the mlp instead"
+            )
         if norm not in ("batch", "group"):
-            raise InputError(f"the norm of a resnet18 is 'batch' or 'group'; got '{norm}'")
+            raise InputError(f"norm must be 'batch' or 'group'; got '{norm}'")
         self.conv = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
         self.norm = _norm(norm, 64)
         blocks, width = [], 64
@@ -57,12 +62,12 @@ class ResNet18(nn.Module):
         self.fc = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores for a batch of images."""
+        """Return the class scores of a batch of images."""
         x = self.blocks(F.relu(self.norm(self.conv(x))))
         scores: Tensor = self.fc(x.mean((2, 3)))
         return scores
 
 
 def resnet18_gn(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> ResNet18:
-    """ResNet-18 with group norm."""
+    """Return a ResNet-18 with group norm."""
     return ResNet18(shape, classes, norm="group")

@@ -22,9 +22,9 @@ from fedcover.errors import check_number, check_whole
 from fedcover.params import Mask, Params
 from fedcover.policies.base import Policy, RoundFeedback, State, check_bound, shown_in
 from fedcover.policies.registry import register
-from fedcover.policies.shared_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
+from fedcover.policies.shared_mask import largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
-from fedcover.structure.trace import ModelStructure
+from fedcover.structure.trace import ModelStructure, hidden_weights
 from fedcover.training.options import Regrow, TrainingOptions
 
 
@@ -47,7 +47,7 @@ class FedDst(Policy):
 
     def bind(self, structure: ModelStructure) -> "FedDst":
         """Return this policy with the model's hidden weight tensors."""
-        return replace(self, shapes={name: structure.shapes[name] for name in hidden_of(structure, "FedDST")})
+        return replace(self, shapes={name: structure.shapes[name] for name in hidden_weights(structure, "FedDST")})
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

@@ -15,10 +15,10 @@ from fedcover.clients import Client
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.registry import register
-from fedcover.policies.shared_mask import hidden_of, largest, magnitudes, whole_part
+from fedcover.policies.shared_mask import largest, magnitudes, whole_part
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
-from fedcover.structure.trace import ModelStructure
+from fedcover.structure.trace import ModelStructure, hidden_weights
 from fedcover.training.options import TrainingOptions
 
 
@@ -32,7 +32,7 @@ class Fiarse(Policy):
 
     def bind(self, structure: ModelStructure) -> "Fiarse":
         """Return this policy with the model's hidden weight tensors."""
-        return replace(self, layers=hidden_of(structure, "FIARSE"))
+        return replace(self, layers=hidden_weights(structure, "FIARSE"))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

@@ -81,7 +81,7 @@ class Fjord(Policy):
             return FULL
         mask: dict[str, Tensor] = {}
         for block in self.blocks:
-            block.restrict(mask, theta, Budget(keep).held(rank(block.scores(theta))))
+            block.restrict(mask, theta, Budget(keep).kept(rank(block.scores(theta))))
         return mask
 
 

@@ -17,10 +17,9 @@ from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import rank
 from fedcover.policies.registry import register
-from fedcover.policies.shared_mask import hidden_of
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
-from fedcover.structure.trace import ModelStructure
+from fedcover.structure.trace import ModelStructure, hidden_weights
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class GrowAndPrune(Policy):
 
     def bind(self, structure: ModelStructure) -> "GrowAndPrune":
         """Return this policy with the model's hidden weight tensors."""
-        return replace(self, layers=hidden_of(structure, str(self)))
+        return replace(self, layers=hidden_weights(structure, self))
 
     def partition(self, layer: str) -> int:
         """Return the partition of a layer; neighbours share one. With fewer layers than kappa some are empty."""
@@ -91,7 +90,7 @@ class GrowAndPrune(Policy):
         mask: dict[str, Tensor] = {}
         for name in self.layers:
             if self.partition(name) != dense and keep < 1:
-                mask[name] = Budget(keep).held(ranks[name]).reshape(theta[name].shape)
+                mask[name] = Budget(keep).kept(ranks[name]).reshape(theta[name].shape)
         return mask or FULL
 
 

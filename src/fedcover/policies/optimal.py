@@ -25,9 +25,8 @@ from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import Block, Units, Weights, check_layers
 from fedcover.policies.registry import register
-from fedcover.policies.shared_mask import hidden_of
 from fedcover.seeding import Round
-from fedcover.structure.trace import ModelStructure
+from fedcover.structure.trace import ModelStructure, hidden_weights
 from fedcover.structure.units import groups_for
 
 SHORT = "short of gamma"
@@ -68,7 +67,7 @@ class Optimal(Policy):
         blocks: Sequence[Block] = (
             [Units(group, in_order=False) for group in groups_for("optimal_units", structure)]
             if self.units
-            else [Weights(name) for name in hidden_of(structure, "optimal")]
+            else [Weights(name) for name in hidden_weights(structure, "optimal")]
         )
         return replace(self, blocks=tuple(blocks))
 

@@ -22,9 +22,9 @@ from fedcover.errors import InputError, check_number, check_whole
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, RoundFeedback, State, check_bound, shown_in
 from fedcover.policies.registry import register
-from fedcover.policies.shared_mask import hidden_of, largest, least_keep, magnitudes, state_with, whole_part
+from fedcover.policies.shared_mask import largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
-from fedcover.structure.trace import ModelStructure
+from fedcover.structure.trace import ModelStructure, hidden_weights
 from fedcover.training.options import TrainingOptions
 
 
@@ -57,7 +57,7 @@ class PruneFl(Policy):
 
     def bind(self, structure: ModelStructure) -> "PruneFl":
         """Return this policy with the model's hidden weight tensors, and their multiply-adds if seconds are unknown."""
-        layers = hidden_of(structure, "PruneFL")
+        layers = hidden_weights(structure, "PruneFL")
         if self.seconds is None:
             seconds = {name: structure.macs[name] or 1.0 for name in layers}
             whole = [name for name in structure.shapes if name not in layers]

@@ -17,7 +17,7 @@ from fedcover.errors import InputError
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.seeding import Round
-from fedcover.structure.trace import ModelStructure
+from fedcover.structure.trace import ModelStructure, hidden_weights
 from fedcover.structure.units import UnitGroup, groups_for
 
 Ranks = Mapping[str, Tensor]
@@ -159,12 +159,8 @@ class Ranked(Policy):
 
     def bind(self, structure: ModelStructure) -> "Ranked":
         """Return this policy with the model's blocks."""
+        hidden_weights(structure, self.name)  # raises if there is nothing to prune
         blocks, codebook = self.find(structure)
-        if not blocks:
-            raise InputError(
-                f"{self.name} finds nothing to prune in {type(structure.model).__name__}: it has one layer,"
-                f" the output, which stays whole; add a hidden layer or use the policy 'full'"
-            )
         return replace(self, blocks=blocks, codebook=codebook)
 
     @property
@@ -190,7 +186,7 @@ class Ranked(Policy):
             for block in self.blocks:
                 items = ranks[block.name]
                 if budget.spans(items.numel(), block.name) != [(0, items.numel())]:
-                    block.restrict(mask, theta, budget.held(items, block.name))
+                    block.restrict(mask, theta, budget.kept(items, block.name))
             by_budget[budget] = mask or FULL
         return [by_budget[client.budget] for client in cohort]
 

@@ -10,22 +10,10 @@ import torch
 from torch import Tensor
 
 from fedcover.clients import Client
-from fedcover.errors import InputError
 from fedcover.params import Mask, Params
 from fedcover.policies.base import SHOWN, State
 from fedcover.policies.ranked import rank
 from fedcover.policies.unit_policy import width_of
-from fedcover.structure.trace import ModelStructure
-
-
-def hidden_of(structure: ModelStructure, name: str) -> tuple[str, ...]:
-    """Return the weight tensors that may be pruned; raise InputError if there are none."""
-    if not structure.hidden:
-        raise InputError(
-            f"{name} finds nothing to prune in {type(structure.model).__name__}: it has one layer, the output, which"
-            f" stays whole; add a hidden layer or use the policy 'full'"
-        )
-    return structure.hidden
 
 
 def whole_part(keep: float, size: int) -> int:

@@ -1,1 +1,1 @@
-"""What a module is made of: its layers, batch norms, dropouts, units and sub-models."""
+"""The structure of a module: its layers, batch norms, dropout layers, units and sub-models."""

@@ -1,9 +1,9 @@
-"""What happens to buffers that training moves: the statistics of batch norm. It is decided here and nowhere else.
+"""Batch norm in federated training. All decisions about buffers that training changes are in this file.
 
-Clients with different sub-models cannot share running averages: a channel's mean depends on which others feed it. So
-batch norm is static, as in HeteroFL (Diao et al., ICLR 2021): in training each batch is normalised by its own
-statistics and nothing is remembered; before a model is evaluated, the statistics of its layers are gathered once over
-the clients' data. Other buffers that move are refused, with the remedy.
+Clients with different sub-models cannot share running averages: the mean of a channel depends on the channels that
+feed it. Batch norm is therefore static, as in HeteroFL (Diao et al., ICLR 2021): in training each batch is normalised
+by its own statistics and no average is kept; before a model is evaluated, the statistics of its layers are gathered
+once over the clients' data. Other buffers that training changes are refused.
 """
 
 import copy
@@ -16,13 +16,17 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedcover.errors import InputError
 from fedcover.structure.trace import ModelStructure
 
-MOST = 2000
-"""Examples over which statistics are gathered, spread evenly over all that the clients have."""
+MOST_EXAMPLES = 2000
+"""Number of examples over which statistics are gathered, spread evenly over the data of all clients."""
 BATCH = 500
 
 
 def static_form(structure: ModelStructure, model: nn.Module) -> nn.Module:
-    """A model as it is trained: itself, or, if it has batch norms with running averages, a copy without them."""
+    """Return the form of a model that is trained: a copy without running averages, or itself if it has none.
+
+    Raises:
+        InputError: If a buffer other than a running average changes in training.
+    """
     averaging = {name: layer for name, layer in model.named_modules() if _averages(layer)}
     others = [name for name in structure.moving if name.rpartition(".")[0] not in averaging]
     if others:
@@ -42,10 +46,22 @@ def static_form(structure: ModelStructure, model: nn.Module) -> nn.Module:
 
 
 def gather_statistics(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """Put the statistics of these inputs, under its present parameters, into a model's batch norms; the same model.
+    """Set the running statistics of a model's batch norms from inputs, and return the model in evaluation mode.
 
-    The mean over batches of each batch's mean and variance; all other layers are in evaluation mode, as the model is
-    afterwards. A model trained here and loaded by ``load_model`` needs it before it is used.
+    Training keeps no running averages, so a model that was trained here and loaded by ``load_model`` needs this
+    before it is used. The statistics are the means over batches of each batch's mean and variance, under the present
+    parameters and with all other layers in evaluation mode.
+
+    Args:
+        model: Model to change in place; one without batch norms is only set to evaluation mode.
+        inputs: Inputs like those of training, on the model's device.
+
+    Returns:
+        The same model.
+
+    >>> model = gather_statistics(nn.Sequential(nn.BatchNorm1d(1)), torch.tensor([[1.0], [3.0]]))
+    >>> model[0].running_mean.item(), model[0].running_var.item()
+    (2.0, 2.0)
     """
     layers = _batch_norms(model.eval())
     momenta = [layer.momentum for layer in layers]
@@ -68,29 +84,35 @@ def gather_statistics(model: nn.Module, inputs: Tensor) -> nn.Module:
 
 
 def has_statistics(model: nn.Module) -> bool:
-    """Whether a model has batch norms, whose statistics must be gathered before it is evaluated."""
+    """Return whether a model has batch norms, whose statistics must be gathered before it is evaluated."""
     return bool(_batch_norms(model))
 
 
 def check_batches(structure: ModelStructure, sizes: Mapping[int, int], batch: int) -> None:
-    """Nothing, or an error that names a client whose last batch is one example, which the network cannot normalise."""
+    """Raise InputError if the last batch of a client has one example, which the model cannot normalise.
+
+    Args:
+        structure: Structure of the model.
+        sizes: Number of examples of each client.
+        batch: Batch size.
+    """
     if not has_statistics(structure.model):
         return
-    lonely = next((client for client, size in sizes.items() if size % batch == 1 or batch == 1), None)
-    if lonely is None:
+    client = next((client for client, size in sizes.items() if size % batch == 1 or batch == 1), None)
+    if client is None:
         return
     try:
         with torch.no_grad():
             copy.deepcopy(structure.model).train()(structure.example[:1])
     except ValueError:
         raise InputError(
-            f"client {lonely} has {sizes[lonely]} examples, and in batches of {batch} the last is one alone, which a"
+            f"client {client} has {sizes[client]} examples, so in batches of {batch} the last has one example, which a"
             f" batch norm cannot normalise; use another local.batch_size, or group norm"
         ) from None
 
 
-def spread_over(inputs: Tensor, most: int = MOST) -> Tensor:
-    """At most so many of these, evenly spread.
+def spread_over(inputs: Tensor, most: int = MOST_EXAMPLES) -> Tensor:
+    """Return at most ``most`` of the inputs, evenly spread.
 
     >>> spread_over(torch.arange(10), 4).tolist()
     [0, 2, 5, 7]

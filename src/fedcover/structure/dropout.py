@@ -1,7 +1,7 @@
-"""Dropout with an address: which units drop depends on (client, round, step, layer) and on nothing else.
+"""Dropout with an address: the units that drop depend only on (client, round, step, layer).
 
-``nn.Dropout`` draws from a global generator, so what a client drops would depend on the engine and on
-who trains beside it. In scratch models it is replaced by this, whose bits come from a hash.
+``nn.Dropout`` draws from a global generator, so the units that a client drops would depend on the engine and on the
+other clients in the cohort. Copies of the model that are trained use ``KeyedDropout`` instead, whose bits are a hash.
 """
 
 import copy
@@ -21,7 +21,7 @@ TOP = -(2**31)
 
 
 def mix(x: Any) -> Any:
-    """A well-mixed 32-bit number from another; works on whole numbers and on int64 tensors alike.
+    """Return a 32-bit hash of a 32-bit number, for Python integers and for int64 tensors.
 
     >>> mix(1) == int(mix(torch.tensor(1))), mix(1) != mix(2)
     (True, True)
@@ -32,7 +32,7 @@ def mix(x: Any) -> Any:
 
 
 def mix_int32(x: Tensor) -> Tensor:
-    """The same bits as ``mix`` in int32, whose products wrap and whose shifts drag the sign along; twice as fast.
+    """Return the bits of ``mix`` in int32, twice as fast; products wrap and shifts extend the sign there.
 
     >>> int(mix_int32(torch.tensor(5, dtype=torch.int32))) & LOW == mix(5)
     True
@@ -42,75 +42,76 @@ def mix_int32(x: Tensor) -> Tensor:
     return x ^ ((x >> 16) & 0xFFFF)
 
 
-class Ask(NamedTuple):
-    """A dropout layer and what it drops from."""
+class DropoutCall(NamedTuple):
+    """One call of a dropout layer in a forward pass."""
 
     layer: int
-    """The layer's number, and which call of it in a forward pass."""
+    """Number of the layer and of the call, from ``Stream.number``."""
     p: float
+    """Probability that an entry drops."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class Stream:
-    """Where the randomness of a model's dropout layers stands: whose it is, and at which step."""
+    """The state of a model's dropout layers: the key of the client and round, and the step."""
 
     def __init__(self) -> None:
         self.key: Any = 0
         self._step: Any = 0
-        self._calls: dict[int, int] = {}
-        self.asked: dict[Ask, None] = {}
-        """What layers have asked for since somebody emptied this."""
-        self.given: Mapping[Ask, Tensor] | None = None
-        """Scales that were made beforehand; then no hash is computed here."""
+        self._counts: dict[int, int] = {}
+        self.recorded: dict[DropoutCall, None] = {}
+        """Calls of the layers since this was last cleared."""
+        self.prepared: Mapping[DropoutCall, Tensor] | None = None
+        """Scales drawn in advance; if set, no hash is computed."""
 
     def __deepcopy__(self, memo: object) -> "Stream":
-        return self  # copies of a model share their stream, so that whoever trains them can set it
+        return self  # copies of a model share the stream, so that setting it affects all of them
 
     @property
     def step(self) -> Any:
-        """The step that is being taken; setting it begins a forward pass."""
+        """The current step; setting it starts a forward pass."""
         return self._step
 
     @step.setter
     def step(self, step: Any) -> None:
         self._step = step
-        self._calls.clear()
+        self._counts.clear()
 
     def number(self, layer: int) -> int:
-        """A number for a layer's next call in this forward pass: a layer that is called twice drops differently."""
-        call = self._calls.get(layer, 0)
-        self._calls[layer] = call + 1
-        return layer + call * MOST_LAYERS
+        """Return the number of a layer's next call in this forward pass; repeated calls drop different entries."""
+        count = self._counts.get(layer, 0)
+        self._counts[layer] = count + 1
+        return layer + count * MOST_LAYERS
 
-    def scale(self, ask: Ask, device: torch.device) -> Tensor:
-        """What a layer multiplies by at this step: 1 / (1 - p) where an entry stays and 0 where it drops."""
-        if self.given is not None:
-            return self.given[ask]
-        self.asked[ask] = None
-        kept = _numbers(self.key, self.step, ask, device) >= _least(ask)
-        return kept.to(ask.dtype) * (1 / (1 - ask.p))
-
-
-def scales(key: int, steps: Tensor, ask: Ask, device: torch.device) -> Tensor:
-    """What a layer multiplies by at each of several steps."""
-    # Comparing in place gives numbers 0 or 1: bool tensors take three times as long to make and to read.
-    return _numbers(key, steps, ask, device).ge_(_least(ask)).to(ask.dtype).mul_(1 / (1 - ask.p))
+    def scale(self, call: DropoutCall, device: torch.device) -> Tensor:
+        """Return the factors of a call at this step: 1 / (1 - p) for entries that stay, 0 for those that drop."""
+        if self.prepared is not None:
+            return self.prepared[call]
+        self.recorded[call] = None
+        kept = _numbers(self.key, self.step, call, device) >= _threshold(call)
+        return kept.to(call.dtype) * (1 / (1 - call.p))
 
 
-def _numbers(key: Any, step: Any, ask: Ask, device: torch.device) -> Tensor:
-    """A random int32 for each place; with a tensor of steps or keys, for each of these."""
+def scales(key: int, steps: Tensor, call: DropoutCall, device: torch.device) -> Tensor:
+    """Return the factors of a call at each of several steps, stacked along the first axis."""
+    # Comparing in place gives numbers 0 or 1: bool tensors take three times as long to write and to read.
+    return _numbers(key, steps, call, device).ge_(_threshold(call)).to(call.dtype).mul_(1 / (1 - call.p))
+
+
+def _numbers(key: Any, step: Any, call: DropoutCall, device: torch.device) -> Tensor:
+    """Return a random int32 for each entry; a tensor of steps or keys adds its shape in front."""
     low, high = key & LOW, (key >> 32) & LOW
-    base = mix(mix(mix(low) ^ high) + step * GOLDEN + ask.layer & LOW)
+    base = mix(mix(mix(low) ^ high) + step * GOLDEN + call.layer & LOW)
     start = torch.as_tensor(base, device=device).to(torch.int32)
-    # The base is well mixed, so neighbouring places may differ by one: mix is made for such numbers.
-    place = torch.arange(math.prod(ask.shape), device=device, dtype=torch.int32)
-    return (mix_int32(start.unsqueeze(-1) + place) ^ TOP).view(*start.shape, *ask.shape)
+    # The base is well mixed, and mix separates neighbouring numbers, so entries may differ by one.
+    entry = torch.arange(math.prod(call.shape), device=device, dtype=torch.int32)
+    return (mix_int32(start.unsqueeze(-1) + entry) ^ TOP).view(*start.shape, *call.shape)
 
 
-def _least(ask: Ask) -> int:
-    """The least number with which a place stays."""
-    return int(ask.p * 2**32) + TOP
+def _threshold(call: DropoutCall) -> int:
+    """Return the smallest number with which an entry stays."""
+    return int(call.p * 2**32) + TOP
 
 
 class KeyedDropout(nn.Module):
@@ -121,17 +122,17 @@ class KeyedDropout(nn.Module):
         self.p, self.layer, self.stream = p, layer, stream
 
     def forward(self, x: Tensor) -> Tensor:
-        """Entries dropped with probability p, the rest scaled by 1 / (1 - p); nothing in evaluation."""
+        """Drop entries with probability p and scale the others by 1 / (1 - p); in evaluation return the input."""
         if not self.training or self.p == 0:
             return x
         if self.p == 1:
             return torch.zeros_like(x)
-        ask = Ask(self.stream.number(self.layer), self.p, tuple(x.shape), x.dtype)
-        return x * self.stream.scale(ask, x.device)
+        call = DropoutCall(self.stream.number(self.layer), self.p, tuple(x.shape), x.dtype)
+        return x * self.stream.scale(call, x.device)
 
 
 def with_keyed_dropout(model: nn.Module) -> tuple[nn.Module, Stream]:
-    """A copy of the model whose ``nn.Dropout`` layers draw from a stream, and that stream."""
+    """Return a copy of the model whose ``nn.Dropout`` layers draw from a stream, and that stream."""
     stream = Stream()
     scratch = copy.deepcopy(model)
     keyed: dict[nn.Module, KeyedDropout] = {}

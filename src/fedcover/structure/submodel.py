@@ -1,7 +1,7 @@
 """Smaller models: the units that a mask removes whole are cut out of the module itself.
 
-Shrinking is only an optimisation: training the smaller module under the mask that is left over gives what
-training the whole one under the whole mask gives. Dropout draws for fewer units: there, in distribution.
+Shrinking is only an optimisation: training the smaller module under the remaining mask gives the result of training
+the whole one under the whole mask. With dropout, which draws for fewer units, the results agree in distribution.
 """
 
 import math
@@ -28,7 +28,9 @@ from fedcover.structure.units import (
 
 @dataclass(frozen=True, eq=False)
 class SubModel:
-    """A smaller module, and what is needed to go from theta to its parameters and back.
+    """A smaller dense module for a mask, and the conversions between theta and its parameters.
+
+    ``shrink`` and ``Shrinker.shrink`` return it.
 
     >>> from fedcover.structure.trace import trace
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -43,24 +45,34 @@ class SubModel:
     source: nn.Module
     """The whole model that it is cut from."""
     mask: Mask
-    """What the mask still removes, in the small shapes; empty if nothing."""
+    """The remaining mask, in the small shapes: single entries that are pruned in units that stay."""
     cuts: Cuts
+    """Indices that stay, along each axis that is cut."""
     macs: float
     """Multiply-adds of one example's forward pass through the smaller module."""
     shape_key: tuple[tuple[int, ...], ...]
-    """The shapes of the small parameters: equal for sub-models of one network that can share a module."""
+    """The shapes of the small parameters: equal for sub-models of one model that can share a module."""
 
     @cached_property
     def model(self) -> nn.Module:
-        """The smaller module, made when it is first asked for; its parameters are its own."""
+        """The smaller module, built on first use; it shares no parameter with the whole model."""
         return smaller_copy(self.source, self.cuts)
 
     def cut(self, theta: Mapping[str, Tensor]) -> Params:
-        """The small model's part of theta, copied; the mask that is left over is not applied."""
+        """Return a copy of the small model's part of theta; the remaining mask is not applied.
+
+        Args:
+            theta: Parameters of the whole model, or anything of their shapes.
+        """
         return {name: cut(tensor, self.cuts.get(name)) for name, tensor in theta.items()}
 
     def restore(self, small: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Params:
-        """The small parameters at their places in tensors shaped as in ``like``, and exactly zero elsewhere."""
+        """Return the small parameters at their positions in the whole shapes, with exact zeros elsewhere.
+
+        Args:
+            small: Parameters of the smaller module.
+            like: Tensors of the whole shapes, such as theta.
+        """
         full = {name: small[name].clone() for name in like}
         for name, axes in self.cuts.items():
             for axis, kept in axes.items():
@@ -71,7 +83,14 @@ class SubModel:
 
 
 class Shrinker:
-    """Makes the sub-models of one network. ``left_whole`` tells which layers it never cuts, and why.
+    """A factory of the sub-models of one model.
+
+    Args:
+        structure: Structure of the model, from ``trace``.
+
+    Attributes:
+        groups: Groups of units that it can cut.
+        left_whole: Layers that it never cuts, with the reason.
 
     >>> from fedcover.models import MLP; from fedcover.structure.trace import trace
     >>> shrinker = Shrinker(trace(MLP(), torch.zeros(2, 1, 28, 28)))
@@ -85,14 +104,18 @@ class Shrinker:
         self._structure = structure
         self._shapes = {name: torch.empty(shape, device="meta") for name, shape in structure.shapes.items()}
         try:
-            found = unit_structure(structure)
+            units = unit_structure(structure)
         except Exception as error:  # an optimisation must not stop a run
-            why = "no units were found: " + str(error).partition("\n")[0]
-            found = UnitStructure((), {layer_of(name): why for name in structure.hidden})
-        self.groups, self.left_whole = found.groups, found.left_whole
+            reason = "no units were found: " + str(error).partition("\n")[0]
+            units = UnitStructure((), {layer_of(name): reason for name in structure.hidden})
+        self.groups, self.left_whole = units.groups, units.left_whole
 
     def shrink(self, mask: Mask) -> SubModel:
-        """The sub-model without the units of which the mask removes every entry: weights in, bias, weights out."""
+        """Return the sub-model without the units of which the mask removes every entry (incoming, bias, outgoing).
+
+        Raises:
+            InputError: If the mask does not fit the model.
+        """
         meta = {name: kept.to("meta") if isinstance(kept, Tensor) else kept for name, kept in mask.items()}
         check_mask(meta, self._shapes, "the mask to shrink by")
         cuts = cuts_of(self.groups, mask)
@@ -104,7 +127,18 @@ class Shrinker:
 
 
 def shrink(model: nn.Module, mask: Mask, example: Tensor) -> SubModel:
-    """A smaller dense module for any mask of a model: ``example`` is a batch of its inputs.
+    """Return the smaller dense module for a mask of a model.
+
+    Args:
+        model: Any module; it is not changed.
+        mask: Mask over its parameters; units of which it removes every entry are cut out.
+        example: A batch of inputs.
+
+    Returns:
+        The sub-model, whose ``model`` is the smaller module and whose ``mask`` is what remains of the mask.
+
+    Raises:
+        InputError: If the mask does not fit the model, or if the model cannot run on the example.
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> first = torch.tensor([True, False, False])

@@ -1,6 +1,6 @@
-"""What a network does with its parameters, found by watching one forward pass.
+"""The use that a model makes of its parameters, observed in one forward pass.
 
-No layer names and no special layers: a parameter is known by its storage, wherever it is used.
+No layer name or layer type is special: a parameter is recognised by its storage, wherever it is used.
 """
 
 import copy
@@ -19,24 +19,26 @@ from fedcover.errors import InputError
 
 @dataclass(frozen=True)
 class ModelStructure:
-    """The facts about a module that policies and costs need."""
+    """The facts about a model that policies and costs need; ``trace`` returns it."""
 
     model: nn.Module
+    """A copy of the model, on the CPU."""
     example: Tensor
-    """Two inputs, enough to run the module on."""
+    """Two inputs, on which the model can run."""
     shapes: Mapping[str, tuple[int, ...]]
+    """Shape of each parameter, by name."""
     weights: tuple[str, ...]
-    """Tensors of two or more axes, in order of use."""
+    """Names of the tensors of two or more axes, in order of use."""
     output: str
-    """The weight tensor used last: the output layer's."""
+    """Name of the weight tensor used last: the output layer's."""
     macs: Mapping[str, float]
-    """Multiply-adds that one entry of a tensor takes part in, for one example's forward pass."""
+    """Multiply-adds that one entry of a tensor takes part in, in the forward pass of one example."""
     first: frozenset[str]
-    """Tensors that meet the raw input, for which training needs no gradient towards the input."""
+    """Tensors that are multiplied with the raw input, for which training needs no gradient towards the input."""
     uncounted: tuple[str, ...]
-    """Weight tensors whose multiply-adds could not be counted, as in an LSTM; ``macs`` has 0 for them."""
+    """Weight tensors whose multiply-adds could not be counted, as in an LSTM; ``macs`` is 0 for them."""
     moving: tuple[str, ...]
-    """Buffers that a training pass changes, such as running statistics."""
+    """Buffers that a forward pass in training mode changes, such as running statistics."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -47,11 +49,11 @@ class ModelStructure:
 _VIEWS = ("view", "_unsafe_view", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "transpose", "permute")
 _LIGHT = ("add", "sub", "mul", "div", "embedding", "index", "detach", "alias", "clone")
 _WITHOUT_PRODUCTS = frozenset(getattr(torch.ops.aten, name) for name in _VIEWS + _LIGHT)
-"""Operations that take part in no matrix product: a parameter met by these alone has no multiply-adds to count."""
+"""Operations without a matrix product: a parameter used only by these has no multiply-adds to count."""
 
 
 class _Watch(TorchDispatchMode):
-    """Notes, for each parameter, the operations that it takes part in."""
+    """Records the operations that each parameter takes part in."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -86,14 +88,21 @@ class _Watch(TorchDispatchMode):
 
 
 def trace(model: nn.Module, example: Tensor) -> ModelStructure:
-    """The facts about a module, from one forward pass on a copy of it; ``example`` is a batch of inputs.
+    """Return the structure of a model, from one forward pass on a copy of it.
 
-    >>> net = trace(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 4))
-    >>> net.hidden, net.output, net.macs["0.weight"]
+    Args:
+        model: Any module with at least one weight tensor of two or more axes; it is not changed.
+        example: A batch of inputs; the first two are used.
+
+    Raises:
+        InputError: If the model cannot run on the example, or has nothing to train or to prune.
+
+    >>> structure = trace(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 4))
+    >>> structure.hidden, structure.output, structure.macs["0.weight"]
     (('0.weight',), '2.weight', 1.0)
     """
-    # Two examples, since batch normalisation refuses one; training mode, since evaluation may take fused
-    # paths in which parameters cannot be told apart.
+    # Two examples, since batch norm refuses one; training mode, since evaluation may take fused paths in which
+    # parameters cannot be told apart.
     example = example[:2] if len(example) > 1 else torch.cat([example, example])
     scratch = copy.deepcopy(model).cpu().train()
     watch = _Watch(scratch)
@@ -111,25 +120,59 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
     weights = tuple(name for name in names if len(shapes[name]) > 1)
     if not weights:
         raise InputError(f"the model {type(model).__name__} has no weight matrix; there is nothing to prune")
-    output = next((name for name in reversed(watch.multiplies)), weights[-1])
-    macs = {name: watch.macs.get(name, 0.0) / len(example) for name in shapes}
-    moving = tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name]))
-    silent = tuple(n for n in weights if n in watch.elsewhere and not macs[n])
-    return ModelStructure(scratch, example.cpu(), shapes, weights, output, macs, frozenset(watch.first), silent, moving)
+    return ModelStructure(
+        model=scratch,
+        example=example.cpu(),
+        shapes=shapes,
+        weights=weights,
+        output=next(reversed(watch.multiplies), weights[-1]),
+        macs={name: watch.macs.get(name, 0.0) / len(example) for name in shapes},
+        first=frozenset(watch.first),
+        uncounted=tuple(name for name in weights if name in watch.elsewhere and not watch.macs.get(name)),
+        moving=tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name])),
+    )
+
+
+def hidden_weights(structure: ModelStructure, policy: object) -> tuple[str, ...]:
+    """Return the names of the weight tensors that a policy may prune: all but the output layer's.
+
+    Args:
+        structure: Structure of the model.
+        policy: The policy or its name, for the message.
+
+    Raises:
+        InputError: If the output layer is the only one.
+
+    >>> hidden_weights(trace(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(2, 4)), "WP")
+    ('0.weight',)
+    """
+    if not structure.hidden:
+        raise InputError(
+            f"{policy} finds nothing to prune in {type(structure.model).__name__}: its only layer is the output, which"
+            f" stays whole; add a hidden layer or use the policy 'full'"
+        )
+    return structure.hidden
 
 
 def carries(structure: ModelStructure, theta: Mapping[str, Tensor]) -> bool:
-    """Whether a network with these parameters tells inputs apart; it does not if a layer is gone that all pass through.
+    """Return whether the output depends on the input (False if a mask removed a whole layer on the only path).
 
-    >>> net = trace(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(2, 4))
-    >>> theta = {name: torch.ones(shape) for name, shape in net.shapes.items()}
-    >>> carries(net, theta), carries(net, {**theta, "0.weight": torch.zeros(3, 4)})
+    Args:
+        structure: Structure of the model.
+        theta: Parameters, with zeros where a mask removed them.
+
+    >>> structure = trace(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(2, 4))
+    >>> theta = {name: torch.ones(shape) for name, shape in structure.shapes.items()}
+    >>> carries(structure, theta), carries(structure, {**theta, "0.weight": torch.zeros(3, 4)})
     (True, False)
     """
-    model, like = copy.deepcopy(structure.model).eval(), structure.example
+    model, example = copy.deepcopy(structure.model).eval(), structure.example
     rng = torch.Generator().manual_seed(0)
-    other = torch.rand(like.shape, generator=rng).to(like.dtype) if like.is_floating_point() else torch.ones_like(like)
-    here = {name: tensor.to(like.device) for name, tensor in theta.items()}
+    if example.is_floating_point():
+        varied = torch.rand(example.shape, generator=rng).to(example.dtype)
+    else:
+        varied = torch.ones_like(example)
+    local = {name: tensor.to(example.device) for name, tensor in theta.items()}
     with torch.no_grad():
-        one, two = (functional_call(model, here, (inputs,)) for inputs in (torch.zeros_like(like), other))
-    return not torch.equal(one, two)
+        blank_scores, varied_scores = (functional_call(model, local, (x,)) for x in (torch.zeros_like(example), varied))
+    return not torch.equal(blank_scores, varied_scores)

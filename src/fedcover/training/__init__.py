@@ -1,1 +1,1 @@
-"""Local training: the task, the recipe, one client's training, and fast training steps."""
+"""Local training: the task, the recipe, the training of one client, and fast training steps."""

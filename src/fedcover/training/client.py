@@ -1,6 +1,9 @@
-"""One client's training: masked SGD with momentum on its data.
+"""The training of one client: masked SGD with momentum on its data.
 
-theta_{q,n,t} = theta_{q,n,t-1} - gamma grad F_n(theta_{q,n,t-1}, xi) o m, from theta_q o m.
+From theta_{q,n,0} = theta_q o m and v_0 = 0, with the gradient of the loss on a batch xi:
+
+    v_t = momentum v_{t-1} + grad F_n(theta_{q,n,t-1}, xi) o m
+    theta_{q,n,t} = theta_{q,n,t-1} - lr v_t
 """
 
 from dataclasses import dataclass
@@ -21,42 +24,44 @@ from fedcover.training.transforms import train_with_options
 
 @dataclass(frozen=True)
 class Job:
-    """All that one client's training depends on. The data stay where they are: ``clients`` is shared."""
+    """Everything that one client's training depends on."""
 
     task: Task
     population: Population
+    """The data of all clients, which jobs share."""
     client: Client
     theta: Params
+    """The global parameters, before masking."""
     mask: Mask
     recipe: LocalSGD
     this_round: Round
     options: TrainingOptions | None = None
-    """What training has beyond plain masked SGD; None for nothing."""
+    """What training does beyond plain masked SGD; None for nothing."""
 
 
 def shuffle_draws(job: Job, examples: int) -> Tensor:
-    """A random number for each example in each epoch; their order is the order of the examples."""
+    """Return a random number for each example in each epoch; sorting them gives the order of the examples."""
     rng = job.this_round.generator("batches", job.client.id)
     return torch.rand(job.recipe.epochs, examples, generator=rng)
 
 
 def width_draws(job: Job, examples: int) -> Tensor:
-    """Which of its drill's widths a client trains at each of its steps."""
+    """Return the index of the width that a client trains at each of its steps."""
     assert job.options is not None
     rng = job.this_round.generator("widths", job.client.id)
     return torch.randint(len(job.options.widths), (job.recipe.steps(examples),), generator=rng)
 
 
 def dropout_key(job: Job) -> int:
-    """The key of a client's dropout in a round."""
+    """Return the key of a client's dropout in a round."""
     return address(job.this_round.seed, "round", job.this_round.index, "dropout", job.client.id)
 
 
 def train_client(stepper: Stepper, job: Job) -> ClientUpdate:
-    """The client's update; pruned entries are exactly zero from the first step to the last."""
+    """Train one client and return its update; pruned entries are exactly zero throughout."""
     update = _train(stepper, job)
     if (job.mask or (job.options and job.options.widths)) and not all_finite(update.theta):
-        # A gradient that is not finite at a pruned entry survives the product with 0.
+        # The product of a gradient that is not finite with a mask's 0 is not 0.
         update = _train(stepper, job, exact=True)
     return update
 
@@ -66,15 +71,15 @@ def _train(stepper: Stepper, job: Job, exact: bool = False) -> ClientUpdate:
     owned, mask, report = job.population.indices(client), job.mask, None
     gains = options.gains if options else {}
     stepper.start(job.theta, mask, recipe.lr, recipe.momentum, dropout_key(job), exact, gains)
-    # What is random and is neither shuffling nor nn.Dropout draws from a generator lent for the while.
+    # Random numbers of the model other than those of nn.Dropout come from a generator with its own address.
     with ambient(job.this_round.seed, "round", job.this_round.index, "train", client), torch.no_grad():
         orders = owned[shuffle_draws(job, len(owned)).argsort(stable=True, dim=1)]
         if options is None:
             losses = stepper.epochs(data.inputs, data.labels, orders, recipe.batch_size)
         else:
-            drawn = width_draws(job, len(owned)).tolist() if options.widths else []
+            widths = width_draws(job, len(owned)).tolist() if options.widths else []
             losses, mask, report = train_with_options(
-                stepper, options, mask, data.inputs, data.labels, orders, recipe.batch_size, drawn
+                stepper, options, mask, data.inputs, data.labels, orders, recipe.batch_size, widths
             )
         sizes = (len(owned) - torch.arange(0, len(owned), recipe.batch_size)).clamp(max=recipe.batch_size)
         train_loss = float((losses * sizes).sum()) / len(owned)

@@ -1,4 +1,4 @@
-"""Training under a drill: the steps of ``Stepper``, with what a drill asks for between gradient and update."""
+"""Training with options: the steps of ``Stepper``, with transforms between gradient and update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,20 +20,31 @@ def train_with_options(
     labels: Tensor,
     orders: Tensor,
     batch_size: int,
-    drawn: Sequence[int],
+    widths: Sequence[int],
 ) -> tuple[Tensor, Mask, Params | None]:
-    """The losses of the last epoch, the mask after it, and the report if there is one; the stepper has been started.
+    """Train a client with options, on a stepper that has been started.
 
-    ``orders`` has the order of the examples in each epoch; ``drawn`` the width of each step, if there are widths.
+    Args:
+        stepper: The stepper, at the client's theta and mask.
+        options: The training options.
+        mask: The client's mask.
+        inputs: The inputs of all examples.
+        labels: The labels of all examples.
+        orders: For each epoch, the indices of the client's examples in their order.
+        batch_size: The number of examples per step.
+        widths: The index of the width at each step; empty if the options have no widths.
+
+    Returns:
+        The losses of the last epoch, the mask after training, and the gradient report if there is one.
     """
     steps = None
     if options.thresholds or options.widths or options.report:
-        steps = _Steps(stepper, options, drawn)
+        steps = _TransformedSteps(stepper, options, widths)
 
-    def train(some: Tensor) -> Tensor:
+    def train(epochs: Tensor) -> Tensor:
         if steps is None:
-            return stepper.epochs(inputs, labels, some, batch_size)
-        return steps.epochs(inputs, labels, some, batch_size)
+            return stepper.epochs(inputs, labels, epochs, batch_size)
+        return steps.epochs(inputs, labels, epochs, batch_size)
 
     regrow = options.regrow
     if regrow is None or not mask:
@@ -52,7 +63,7 @@ def train_with_options(
 
 
 def _regrow(stepper: Stepper, regrow: Regrow, mask: Mask, x: Tensor, y: Tensor) -> Mask:
-    """The mask after readjustment by the gradients on a batch; the momenta stay as they are."""
+    """Return the mask after readjustment by the gradients on a batch; momenta stay as they are."""
     momenta = [flat.velocity.clone() for flat in stepper.flats]
     stepper.gradients(x, y)
     new = dict(mask)
@@ -64,48 +75,51 @@ def _regrow(stepper: Stepper, regrow: Regrow, mask: Mask, x: Tensor, y: Tensor) 
 
 
 @dataclass
-class _Part:
-    """What a drilled step needs for one stretch of parameters; ``flat.velocity`` holds gradients meanwhile.
+class _FlatState:
+    """The state of transformed steps for one flat buffer of parameters; its ``velocity`` stores gradients meanwhile.
 
-    Pruned entries are multiplied by 0 rather than picked out, as in ``Stepper``: torch's ``where`` takes ten times as
-    long. What is not finite survives that; such a client is trained again with ``exact``.
+    Pruned entries are multiplied by 0 instead of being selected, as in ``Stepper``, since torch's ``where`` takes ten
+    times as long. Values that are not finite remain so; such a client is trained again with ``exact``.
     """
 
     flat: Flat
     momentum: Tensor
     taus: list[tuple[slice, float, float]]
-    """Where a threshold holds, its tau, and what theta is multiplied by there."""
+    """For each tensor with a threshold, its slice of the buffer, tau and gain."""
     inside: list[Tensor]
-    """For each width 1 inside it and 0 outside; empty without widths."""
+    """For each width, 1 inside it and 0 outside; empty without widths."""
     whole: Tensor
-    """All of theta; with widths a step sees a part of it."""
+    """The whole of theta; with widths, a step uses only a part of it."""
     squares: Tensor | None
+    """The sums of squared gradients; None without a report."""
 
 
 @dataclass
-class _Still:
-    """A tensor that is not trained, and yet is narrower at each width."""
+class _FrozenTensor:
+    """A frozen tensor that widths still mask."""
 
     shown: Tensor
-    """The model's own."""
+    """The tensor of the model."""
     whole: Tensor
     masks: list[Tensor | None]
-    """For each width what is inside it; None for all."""
+    """The mask of each width; None where it keeps all."""
 
     def show(self, width: int) -> None:
-        """Be what it is at a width."""
+        """Apply the mask of one width."""
         mask = self.masks[width]
         self.shown.copy_(self.whole if mask is None else torch.where(mask, self.whole, 0.0))
 
 
-class _Steps:
-    """Takes drilled steps: gradients as they are, then what the drill asks for, then momentum and the update."""
+class _TransformedSteps:
+    """A taker of steps with options: gradients, transforms of them, momentum, and the update."""
 
-    def __init__(self, stepper: Stepper, options: TrainingOptions, drawn: Sequence[int]) -> None:
-        self._stepper, self._drawn, self._distil, self._taken = stepper, drawn, options.distil, 0
-        self._parts = []
+    def __init__(self, stepper: Stepper, options: TrainingOptions, widths: Sequence[int]) -> None:
+        self._stepper, self._widths, self._distil, self._num_steps = stepper, widths, options.distil, 0
+        self._states = []
         for flat in stepper.flats:
-            inside = [torch.ones_like(flat.theta) if (h := flat.over(mask)) is None else h for mask in options.widths]
+            inside = [
+                torch.ones_like(flat.theta) if (kept := flat.over(mask)) is None else kept for mask in options.widths
+            ]
             whole = flat.theta.clone() if options.widths else flat.theta
             squares = torch.zeros_like(flat.theta) if options.report else None
             taus = [
@@ -113,55 +127,55 @@ class _Steps:
                 for name, (at, size) in zip(flat.names, flat.places, strict=True)
                 if options.thresholds.get(name)
             ]
-            self._parts.append(_Part(flat, torch.zeros_like(flat.theta), taus, inside, whole, squares))
-        self._still = [
-            _Still(tensor.detach(), tensor.detach().clone(), [mask.get(name) for mask in options.widths])
+            self._states.append(_FlatState(flat, torch.zeros_like(flat.theta), taus, inside, whole, squares))
+        self._frozen = [
+            _FrozenTensor(tensor.detach(), tensor.detach().clone(), [mask.get(name) for mask in options.widths])
             for name, tensor in stepper.model.named_parameters()
             if not tensor.requires_grad and any(name in mask for mask in options.widths)
         ]
 
     def epochs(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor:
-        """Take the steps of several epochs; the losses of the last."""
-        found: list[Tensor] = []
+        """Take the steps of several epochs, and return the losses of the last."""
+        losses: list[Tensor] = []
         for order in orders:
             xs, ys = (data.index_select(0, order).split(batch_size) for data in (inputs, labels))
-            found = [self._step(x, y) for x, y in zip(xs, ys, strict=True)]
-        return torch.stack(found)
+            losses = [self._step(x, y) for x, y in zip(xs, ys, strict=True)]
+        return torch.stack(losses)
 
     def remask(self, old: Mask, new: Mask) -> None:
-        """Go on under another mask."""
-        for part in self._parts:
-            before, after = part.flat.over(old), part.flat.over(new)
+        """Continue with another mask."""
+        for state in self._states:
+            before, after = state.flat.over(old), state.flat.over(new)
             if before is not None and after is not None:
-                part.momentum.masked_fill_((before == 0) | (after == 0), 0.0)
+                state.momentum.masked_fill_((before == 0) | (after == 0), 0.0)
 
     def finish(self) -> Params | None:
-        """The report, if there is one; a gradient that was not finite counts for nothing."""
+        """Make the model whole again, and return the gradient report if there is one, with 0 for non-finite sums."""
         reports: Params = {}
-        for part in self._parts:
-            if part.squares is not None:
-                reports |= part.flat.split(torch.where(part.squares.isfinite(), part.squares, 0.0))
-            if part.inside:
-                part.flat.theta.copy_(part.whole)
-        for still in self._still:
-            still.shown.copy_(still.whole)
+        for state in self._states:
+            if state.squares is not None:
+                reports |= state.flat.split(torch.where(state.squares.isfinite(), state.squares, 0.0))
+            if state.inside:
+                state.flat.theta.copy_(state.whole)
+        for frozen in self._frozen:
+            frozen.shown.copy_(frozen.whole)
         if not reports:
             return None
-        every = self._stepper.model.named_parameters()  # what is not trained has no gradient
-        return {name: reports.get(name, torch.zeros_like(tensor)) for name, tensor in every}
+        parameters = self._stepper.model.named_parameters()  # frozen ones have no gradient
+        return {name: reports.get(name, torch.zeros_like(tensor)) for name, tensor in parameters}
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
-        stepper, width = self._stepper, self._drawn[self._taken] if self._drawn else 0
-        loss = self._narrow(x, width)
-        found = stepper.gradients(x, y, loss)
-        for part in self._parts:
-            self._update(part, width)
+        stepper, width = self._stepper, self._widths[self._num_steps] if self._widths else 0
+        loss_function = self._narrow(x, width)
+        loss = stepper.gradients(x, y, loss_function)
+        for state in self._states:
+            self._update(state, width)
         stepper.number += 1
-        self._taken += 1
-        return found
+        self._num_steps += 1
+        return loss
 
     def _narrow(self, x: Tensor, width: int) -> Loss | None:
-        """Make the model what it is at a width; the loss there, if it is not the stepper's own."""
+        """Mask the model by a width; return the loss function there, or None for the stepper's own."""
         loss = None
         if self._distil:
             self._show(-1)
@@ -172,39 +186,39 @@ class _Steps:
         return loss
 
     def _show(self, width: int) -> None:
-        """Let the model have what is inside a width; what is not trained too."""
-        for part in self._parts:
-            if part.inside:
-                torch.mul(part.whole, part.inside[width], out=part.flat.theta)
-        for still in self._still:
-            still.show(width)
+        """Mask the model by a width, its frozen tensors too."""
+        for state in self._states:
+            if state.inside:
+                torch.mul(state.whole, state.inside[width], out=state.flat.theta)
+        for frozen in self._frozen:
+            frozen.show(width)
 
-    def _update(self, part: _Part, width: int) -> None:
-        flat, grad = part.flat, part.flat.velocity
-        if part.squares is not None:
-            own = grad if flat.gain is None else grad * flat.gain
-            part.squares.addcmul_(own, own)
-        for where, tau, gain in part.taus:
-            grad[where].mul_(boost(part.whole[where] if gain == 1 else part.whole[where] / gain, tau))
-        held = part.inside[width] if part.inside else None
-        kept = flat.kept if held is None else held if flat.kept is None else held * flat.kept
+    def _update(self, state: _FlatState, width: int) -> None:
+        flat, grad = state.flat, state.flat.velocity
+        if state.squares is not None:
+            unscaled = grad if flat.gain is None else grad * flat.gain
+            state.squares.addcmul_(unscaled, unscaled)
+        for where, tau, gain in state.taus:
+            grad[where].mul_(boost(state.whole[where] if gain == 1 else state.whole[where] / gain, tau))
+        inside = state.inside[width] if state.inside else None
+        kept = flat.kept if inside is None else inside if flat.kept is None else inside * flat.kept
         if self._stepper.exact and kept is not None:
             grad.masked_fill_(kept == 0, 0.0)
-        if held is None:
-            part.momentum.mul_(self._stepper.momentum).add_(grad)
-        else:  # outside the width momentum waits
-            part.momentum.mul_(1 - held * (1 - self._stepper.momentum)).addcmul_(grad, held)
+        if inside is None:
+            state.momentum.mul_(self._stepper.momentum).add_(grad)
+        else:  # outside the width momentum does not change
+            state.momentum.mul_(1 - inside * (1 - self._stepper.momentum)).addcmul_(grad, inside)
         if kept is None:
-            part.whole.sub_(part.momentum, alpha=self._stepper.lr)
+            state.whole.sub_(state.momentum, alpha=self._stepper.lr)
         else:
-            part.whole.addcmul_(part.momentum, kept, value=-self._stepper.lr)
+            state.whole.addcmul_(state.momentum, kept, value=-self._stepper.lr)
 
 
 def _distilled(loss: Loss, widest: Tensor, share: float) -> Loss:
-    """(1 - a) loss + a KL(widest || these scores)."""
+    """Return the loss function (1 - a) loss + a KL(widest || scores), with a the share."""
 
-    def both(scores: Tensor, labels: Tensor) -> Tensor:
-        apart = F.kl_div(F.log_softmax(scores, 1), widest, reduction="batchmean", log_target=True)
-        return (1 - share) * loss(scores, labels) + share * apart
+    def distilled(scores: Tensor, labels: Tensor) -> Tensor:
+        divergence = F.kl_div(F.log_softmax(scores, 1), widest, reduction="batchmean", log_target=True)
+        return (1 - share) * loss(scores, labels) + share * divergence
 
-    return both
+    return distilled

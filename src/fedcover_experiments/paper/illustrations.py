@@ -39,7 +39,7 @@ def held_regions(code: str) -> list[list[bool]]:
     >>> held_regions("14")
     [[True, True, True, True], [True, True, True, False]]
     """
-    return [budget.held(torch.arange(REGIONS)).tolist() for budget in parse_code(code)]
+    return [budget.kept(torch.arange(REGIONS)).tolist() for budget in parse_code(code)]
 
 
 def region_coverage(code: str) -> list[int]:

@@ -1,8 +1,8 @@
-"""Clients over CPU cores: worker processes that hold data and models once and take jobs.
+"""Clients distributed over CPU cores: worker processes that share data and models and receive jobs.
 
-Workers are forked, so they inherit tasks and data without copies. A job goes over a pipe as a few
-numbers; theta, masks, trained values and reports lie in shared memory. Each worker runs one thread,
-so results are those of ``Serial``, bit for bit, for any number of workers.
+Workers are forked, so they inherit tasks and data without copies. A job is sent through a pipe as a few
+numbers; theta, masks, trained values and gradient reports are in shared memory. Each worker runs one thread,
+so results are bit-identical to those of ``Serial`` for any number of workers.
 """
 
 import ctypes
@@ -12,27 +12,45 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedcover._threads import usable_cores
 from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.clients import Client
 from fedcover.data import Population
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import ClientTrainer, failure
 from fedcover.engines.processes.shared_memory import BufferLayout, shared_bytes
 from fedcover.errors import InputError, check_whole
+from fedcover.seeding import Round
 from fedcover.training.client import Job
-from fedcover.training.options import levels_of, widths_of
+from fedcover.training.options import TrainingOptions, levels_of, widths_of
 from fedcover.training.steps.native import library
-from fedcover.training.task import Task
+from fedcover.training.task import LocalSGD, Task
 
 Site = tuple[Task, Population]
+"""A task with its data."""
 
 
 class Processes(Engine):
-    """Trains a round's clients in parallel; ``workers`` defaults to the number of usable cores."""
+    """An engine that trains the clients of a round in parallel worker processes.
+
+    Results are bit-identical to those of ``Serial`` with the same ``shrink`` and ``traced``, for any number of
+    workers. Workers are started at the first round and stopped when the engine is closed.
+
+    Args:
+        workers: The number of worker processes; by default the number of usable cores.
+        shrink: Whether to build a physically smaller sub-model from each mask before training.
+        traced: Whether to trace a training step once and replay it; False sends every step through autograd.
+
+    Raises:
+        InputError: If ``workers`` is not a whole number of 1 or more.
+
+    >>> Processes(workers=2)
+    processes, 2 workers
+    """
 
     name = "processes"
 
@@ -42,25 +60,25 @@ class Processes(Engine):
         check_whole("workers", self.workers, 1)
         if not can_fork():
             raise InputError("engine 'processes' needs a system that can fork, such as Linux; use engine 'serial'")
-        self._bench = ClientTrainer(shrink, traced)
+        self._trainer = ClientTrainer(shrink, traced)
 
     def __repr__(self) -> str:
         return f"processes, {self.workers} workers"
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
-        """The jobs' updates in their own order, whoever is ready first."""
+        """Yield one update per job, in the order of the jobs, whichever worker finishes first."""
         if not jobs:
             return
         if self._pool is None or not self._pool.fits(jobs):
             self.close()
-            self._pool = _Pool(jobs, self.workers, self._bench)
+            self._pool = _Pool(jobs, self.workers, self._trainer)
         done = False
         try:
             for number, update in enumerate(self._pool.train(jobs), start=1):
-                done = number == len(jobs)  # known before the last is handed over: readers count, and may stop there
+                done = number == len(jobs)  # set before the last yield: a caller that counts may stop there
                 yield update
         finally:
-            if not done:  # an error, or a reader who left: workers may be in the middle of something
+            if not done:  # after an error or an abandoned iteration, workers may still be training
                 self.close()
 
     def close(self) -> None:
@@ -78,128 +96,171 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods()
 
 
-@dataclass
-class _Worker:
-    process: Any
-    pipe: Connection
-    desk: "_SharedBuffers"
-    job: int | None = None
-
-
 @dataclass(frozen=True)
 class _SharedBuffers:
-    """What a worker shares with its parent; memory that nobody touches takes no room."""
+    """The memory that a worker shares with its parent; pages that are never touched take no memory."""
 
     mask: torch.Tensor
     levels: torch.Tensor
-    """How many of a drill's widths hold each entry."""
-    out: torch.Tensor
+    """For each entry, the number of width masks that contain it."""
+    theta: torch.Tensor
+    """The trained values."""
     report: torch.Tensor
+    """The gradient report."""
 
     @classmethod
     def of(cls, size: int, entries: int) -> "_SharedBuffers":
         return cls(shared_bytes(entries), shared_bytes(entries), shared_bytes(size), shared_bytes(size))
 
 
+@dataclass
+class _Worker:
+    """A worker process, as its parent sees it."""
+
+    process: Any
+    pipe: Connection
+    buffers: _SharedBuffers
+    job: int | None = None
+    """The index of the job that it is training; None if it is idle."""
+
+
+class _Message(NamedTuple):
+    """A job as it is sent to a worker; its tensors are in shared memory."""
+
+    site: int
+    theta: int
+    """The index of the shared buffer with the job's theta."""
+    mask: tuple[str, ...]
+    """The names of the tensors in the mask."""
+    client: Client
+    recipe: LocalSGD
+    this_round: Round
+    options: TrainingOptions | None
+    """The training options without their widths."""
+    levels: tuple[str, ...]
+    """The names of the tensors that widths mask."""
+    num_widths: int
+    distil: float
+
+
+class _Reply(NamedTuple):
+    """A worker's reply; the trained values are in shared memory."""
+
+    examples: int
+    train_loss: float
+    error: str | None = None
+
+
 class _Pool:
-    """Workers forked for certain sites (tasks with their data) and a certain number of models at once."""
+    """Workers forked for certain sites and for a maximum number of different thetas per call."""
 
-    def __init__(self, jobs: Sequence[Job], workers: int, bench: ClientTrainer) -> None:
-        import torch._inductor  # noqa: F401 - tracing needs it; workers would each spend seconds to import it
+    def __init__(self, jobs: Sequence[Job], workers: int, trainer: ClientTrainer) -> None:
+        import torch._inductor  # noqa: F401 - tracing needs it; each worker would spend seconds on the import
 
-        library()  # compiled, if it must be, and loaded once for all workers
+        library()  # compiled if necessary, and loaded once for all workers
 
         self._sites = _distinct([(job.task, job.population) for job in jobs])
         self._layouts = [BufferLayout(dict(task.model.named_parameters())) for task, _ in self._sites]
-        self._models = len({id(job.theta) for job in jobs})
+        self._max_thetas = len({id(job.theta) for job in jobs})
         size, entries = (max(getattr(layout, key) for layout in self._layouts) for key in ("size", "entries"))
-        self._theta = [shared_bytes(size) for _ in range(self._models)]
+        self._thetas = [shared_bytes(size) for _ in range(self._max_thetas)]
         context = multiprocessing.get_context("fork")
         self._workers: list[_Worker] = []
         for _ in range(workers):
-            ours, theirs = context.Pipe()
-            desk = _SharedBuffers.of(size, entries)
-            others = [worker.pipe for worker in self._workers]
-            inherited = (theirs, [ours, *others], self._sites, self._layouts, self._theta, desk, bench)
+            parent_end, worker_end = context.Pipe()
+            buffers = _SharedBuffers.of(size, entries)
+            unused = [parent_end, *(worker.pipe for worker in self._workers)]
+            inherited = (worker_end, unused, self._sites, self._layouts, self._thetas, buffers, trainer)
             process = context.Process(target=_work, args=inherited, daemon=True)
             process.start()
-            theirs.close()
-            self._workers.append(_Worker(process, ours, desk))
+            worker_end.close()
+            self._workers.append(_Worker(process, parent_end, buffers))
 
     def fits(self, jobs: Sequence[Job]) -> bool:
-        """Whether these jobs are for the sites that the workers know, and not for too many models."""
-        known = {(id(task), id(clients)) for task, clients in self._sites}
+        """Return whether all workers live and have the sites of these jobs and enough buffers for their thetas."""
+        sites = {(id(task), id(population)) for task, population in self._sites}
         alive = all(worker.process.is_alive() for worker in self._workers)
-        few = len({id(job.theta) for job in jobs}) <= self._models
-        return alive and few and all((id(job.task), id(job.population)) in known for job in jobs)
+        enough = len({id(job.theta) for job in jobs}) <= self._max_thetas
+        return alive and enough and all((id(job.task), id(job.population)) in sites for job in jobs)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
-        site_of = {(id(task), id(clients)): i for i, (task, clients) in enumerate(self._sites)}
+        """Yield one update per job, in the order of the jobs."""
+        site_of = {(id(task), id(population)): i for i, (task, population) in enumerate(self._sites)}
         sites = [site_of[id(job.task), id(job.population)] for job in jobs]
-        slots: dict[int, int] = {}
-        for job, site in zip(jobs, sites, strict=True):
-            if id(job.theta) not in slots:
-                slot = slots[id(job.theta)] = len(slots)
-                for name, view in self._layouts[site].params(self._theta[slot]).items():
-                    view.copy_(job.theta[name])
+        thetas = self._share_thetas(jobs, sites)
         ready: dict[int, ClientUpdate] = {}
-        given = taken = 0
-        while taken < len(jobs):
+        sent = delivered = 0
+        while delivered < len(jobs):
             # A window keeps memory bounded when one client is much slower than the others.
             for worker in self._workers:
-                if worker.job is None and given < min(len(jobs), taken + 2 * len(self._workers)):
-                    self._give(worker, given, jobs[given], sites[given], slots[id(jobs[given].theta)])
-                    given += 1
-            if taken not in ready:
+                if worker.job is None and sent < min(len(jobs), delivered + 2 * len(self._workers)):
+                    self._send(worker, sent, jobs[sent], sites[sent], thetas[id(jobs[sent].theta)])
+                    sent += 1
+            if delivered not in ready:
                 for worker in self._wait(jobs):
                     assert worker.job is not None
-                    ready[worker.job] = self._take(worker, jobs[worker.job], sites[worker.job])
+                    ready[worker.job] = self._receive(worker, jobs[worker.job], sites[worker.job])
                     worker.job = None
-            while taken in ready:
-                yield ready.pop(taken)
-                taken += 1
+            while delivered in ready:
+                yield ready.pop(delivered)
+                delivered += 1
 
-    def _give(self, worker: _Worker, number: int, job: Job, site: int, slot: int) -> None:
+    def _share_thetas(self, jobs: Sequence[Job], sites: Sequence[int]) -> dict[int, int]:
+        """Copy each theta into a shared buffer; return the buffers' indices by the ids of the thetas."""
+        indices: dict[int, int] = {}
+        for job, site in zip(jobs, sites, strict=True):
+            if id(job.theta) not in indices:
+                index = indices[id(job.theta)] = len(indices)
+                for name, view in self._layouts[site].params(self._thetas[index]).items():
+                    view.copy_(job.theta[name])
+        return indices
+
+    def _send(self, worker: _Worker, number: int, job: Job, site: int, theta: int) -> None:
         layout, options = self._layouts[site], job.options
-        names, widths = layout.put_mask(worker.desk.mask, job.mask), None
+        mask = layout.put_mask(worker.buffers.mask, job.mask)
+        levels, num_widths, distil = tuple[str, ...](), 0, 0.0
         if options is not None and options.widths:
-            widths = layout.put_levels(worker.desk.levels, levels_of(options.widths)), len(options.widths)
+            levels = layout.put_levels(worker.buffers.levels, levels_of(options.widths))
+            num_widths, distil = len(options.widths), options.distil
             options = replace(options, widths=(), distil=0.0)
-        distil = job.options.distil if job.options else 0.0
         worker.job = number
+        message = _Message(
+            site, theta, mask, job.client, job.recipe, job.this_round, options, levels, num_widths, distil
+        )
         try:
-            worker.pipe.send((site, slot, names, job.client, job.recipe, job.this_round, options, widths, distil))
+            worker.pipe.send(message)
         except OSError as error:
             raise failure(job, _death(worker)) from error
 
     def _wait(self, jobs: Sequence[Job]) -> list[_Worker]:
-        """The workers that have answered; an error if one has died."""
+        """Wait for replies and return the workers that have sent one; raise ClientError if a worker has died."""
         busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
         sentinels = {worker.process.sentinel: worker for worker in busy.values()}
-        found = wait([*busy, *sentinels])
-        answered = [worker for pipe, worker in busy.items() if pipe in found]
+        ready = wait([*busy, *sentinels])
+        replied = [worker for pipe, worker in busy.items() if pipe in ready]
         for sentinel, worker in sentinels.items():
-            if sentinel in found and worker not in answered:
+            if sentinel in ready and worker not in replied:
                 assert worker.job is not None
                 raise failure(jobs[worker.job], _death(worker))
-        return answered
+        return replied
 
-    def _take(self, worker: _Worker, job: Job, site: int) -> ClientUpdate:
+    def _receive(self, worker: _Worker, job: Job, site: int) -> ClientUpdate:
         try:
-            examples, train_loss, error = worker.pipe.recv()
-        except (EOFError, OSError) as lost:
-            raise failure(job, _death(worker)) from lost
-        if error is not None:
-            raise failure(job, error)
-        layout, desk, mask, report = self._layouts[site], worker.desk, job.mask, None
+            reply: _Reply = worker.pipe.recv()
+        except (EOFError, OSError) as error:
+            raise failure(job, _death(worker)) from error
+        if reply.error is not None:
+            raise failure(job, reply.error)
+        layout, buffers, mask, report = self._layouts[site], worker.buffers, job.mask, None
         if job.options is not None and job.options.regrow:
-            mask = {name: kept.clone() for name, kept in layout.mask(desk.mask, tuple(mask)).items()}
+            mask = {name: kept.clone() for name, kept in layout.mask(buffers.mask, tuple(mask)).items()}
         if job.options is not None and job.options.report:
-            report = {name: view.clone() for name, view in layout.params(desk.report).items()}
-        return ClientUpdate(job.client.id, layout.kept(desk.out, mask), mask, examples, train_loss, report=report)
+            report = {name: view.clone() for name, view in layout.params(buffers.report).items()}
+        theta = layout.kept(buffers.theta, mask)
+        return ClientUpdate(job.client.id, theta, mask, reply.examples, reply.train_loss, report=report)
 
     def close(self) -> None:
-        """End the workers, wherever they are."""
+        """Kill the workers, whatever they are doing."""
         for worker in self._workers:
             worker.pipe.close()
             worker.process.kill()
@@ -209,10 +270,11 @@ class _Pool:
 
 
 def _distinct(sites: Sequence[Site]) -> list[Site]:
-    return list({(id(task), id(clients)): (task, clients) for task, clients in sites}.values())
+    return list({(id(task), id(population)): (task, population) for task, population in sites}.values())
 
 
 def _death(worker: _Worker) -> str:
+    """Return why a worker process ended."""
     worker.process.join(5)
     code = worker.process.exitcode
     if code is not None and code < 0:
@@ -227,44 +289,56 @@ def _work(
     sites: Sequence[Site],
     layouts: Sequence[BufferLayout],
     thetas: Sequence[torch.Tensor],
-    desk: _SharedBuffers,
-    bench: ClientTrainer,
+    buffers: _SharedBuffers,
+    trainer: ClientTrainer,
 ) -> None:
-    """The life of a worker: train what comes over the pipe until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is the parent's business
+    """Train the jobs that arrive through the pipe until it closes: the main function of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     _die_with_parent()
     torch.set_num_threads(1)
-    for other in unused:
-        other.close()
-    answer: tuple[int, float, str | None]
+    for connection in unused:
+        connection.close()
     while True:
         try:
-            site, slot, names, client, recipe, this_round, options, widths, distil = pipe.recv()
+            message: _Message = pipe.recv()
         except (EOFError, OSError):
             return
         try:
-            (task, clients), layout = sites[site], layouts[site]
-            theta, mask = layout.params(thetas[slot]), layout.mask(desk.mask, names)
-            if widths is not None:
-                nested = widths_of(layout.levels(desk.levels, widths[0]), widths[1])
-                options = replace(options, widths=nested, distil=distil)
-            update = bench.train(Job(task, clients, client, theta, mask, recipe, this_round, options))
-            layout.put_kept(desk.out, update.theta, update.mask)
-            if update.mask is not mask:
-                layout.put_mask(desk.mask, update.mask)
-            if update.report is not None:
-                for name, view in layout.params(desk.report).items():
-                    view.copy_(update.report[name])
-            answer = (update.examples, update.train_loss, None)
+            site, layout = sites[message.site], layouts[message.site]
+            reply = _train(message, site, layout, layout.params(thetas[message.theta]), buffers, trainer)
         except MemoryError:
-            answer = (0, 0.0, "its worker ran out of memory; use fewer workers")
+            reply = _Reply(0, 0.0, "its worker ran out of memory; use fewer workers")
         except Exception as error:
-            answer = (0, 0.0, str(error) or type(error).__name__)
-        pipe.send(answer)
+            reply = _Reply(0, 0.0, str(error) or type(error).__name__)
+        pipe.send(reply)
+
+
+def _train(
+    message: _Message,
+    site: Site,
+    layout: BufferLayout,
+    theta: dict[str, torch.Tensor],
+    buffers: _SharedBuffers,
+    trainer: ClientTrainer,
+) -> _Reply:
+    """Train the job of a message and write its update into the shared buffers."""
+    mask, options = layout.mask(buffers.mask, message.mask), message.options
+    if options is not None and message.num_widths:
+        widths = widths_of(layout.levels(buffers.levels, message.levels), message.num_widths)
+        options = replace(options, widths=widths, distil=message.distil)
+    job = Job(*site, message.client, theta, mask, message.recipe, message.this_round, options)
+    update = trainer.train(job)
+    layout.put_kept(buffers.theta, update.theta, update.mask)
+    if update.mask is not mask:
+        layout.put_mask(buffers.mask, update.mask)
+    if update.report is not None:
+        for name, view in layout.params(buffers.report).items():
+            view.copy_(update.report[name])
+    return _Reply(update.examples, update.train_loss)
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, even by kill -9: no orphans."""
+    """Ask Linux to kill this process when its parent ends, even by ``kill -9``, so that no orphans remain."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

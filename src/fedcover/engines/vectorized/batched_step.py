@@ -2,26 +2,26 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedcover.engines.vectorized.batch_table import BatchTable, moved
-from fedcover.engines.vectorized.compile import fused
+from fedcover.engines.vectorized.batch_table import BatchTable, to_device
+from fedcover.engines.vectorized.compile import compile_step
 from fedcover.engines.vectorized.convolutions import use_stacked_convolutions
-from fedcover.engines.vectorized.regrowing import TOGETHER, Turn, regrow_rows, turns_of
+from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, readjustments, regrow_rows
 from fedcover.engines.vectorized.transforms import (
-    DrillKind,
-    at_step,
+    OptionsKind,
+    buffers_at_step,
     column,
-    drill_buffers,
-    drilled_gradient,
-    drilled_scale,
-    finished,
-    inside,
-    load_drills,
+    inside_width,
+    load_options,
+    option_buffers,
+    step_size,
+    trained_values,
+    transform_gradient,
 )
 from fedcover.errors import InputError
 from fedcover.params import Params
@@ -29,11 +29,12 @@ from fedcover.seeding import ambient
 from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
+from fedcover.training.task import LocalSGD
 
 
 @dataclass
 class Buffers:
-    """What a step reads and writes, in place, so that a captured graph finds it at the same address."""
+    """The tensors that a step reads and writes in place, so that a captured graph has them at fixed addresses."""
 
     theta: Params
     velocity: Params
@@ -42,139 +43,161 @@ class Buffers:
     keys: Tensor
     step: Tensor
     losses: Tensor
-    training_options: Params
-    """What drills need; empty without them."""
+    options: Params
+    """The buffers of training options; empty without them."""
+
+
+class TrainedStacks(NamedTuple):
+    """The result of training clients together; the first axis of each stack is the client."""
+
+    theta: Params
+    losses: Tensor
+    """The loss of each (step, client)."""
+    reports: Params
+    """The gradient reports; empty if there are none."""
+    masks: Params
+    """The masks, if clients readjusted them; empty otherwise."""
 
 
 class BatchedStep:
-    """A step for a fixed number of clients, captured once and replayed."""
+    """A step of a fixed number of clients, captured once and replayed.
+
+    Args:
+        jobs: The first jobs to be trained; later ones must be of the same kind and number.
+        table: The batches of the jobs.
+        masked: Whether to have masks, which are then there for every tensor: one step for all masks of a policy.
+        kind: The training options for which there are buffers.
+        inputs: The inputs of all examples, on the device.
+        labels: The labels of all examples, on the device.
+        device: The device to train on.
+        compiled: Whether to compile the step.
+    """
 
     def __init__(
         self,
         jobs: Sequence[Job],
         table: BatchTable,
         masked: bool,
-        training_options: DrillKind,
+        kind: OptionsKind,
         inputs: Tensor,
         labels: Tensor,
         device: torch.device,
         compiled: bool,
     ) -> None:
-        self._model, self._stream = with_keyed_dropout(jobs[0].task.model)
+        self._model, stream = with_keyed_dropout(jobs[0].task.model)
         _refuse_randomness(self._model.train(), jobs[0])
         _refuse_short_batches(self._model, jobs[0], table)
         self._model.to(device)
         if compiled and device.type == "cuda":  # uncompiled, unfolding costs more than it saves
             use_stacked_convolutions(self._model)
-        self._inputs, self._labels, self._device = inputs, labels, device
-        self._recipe, self._full, loss = jobs[0].recipe, table.full, jobs[0].task.loss
-        n, steps = len(jobs), len(table.index)
+        self._inputs, self._labels, self._device, self.masked = inputs, labels, device, masked
+        self._trained = tuple(name for name, p in self._model.named_parameters() if p.requires_grad)
+        self._buffers = self._allocate(table, masked, kind)
+        self._gradients = _gradients_function(self._model, stream, jobs[0].task.loss, table.full)
+        self._update = _update_function(self._gradients, jobs[0].recipe, self._trained)
+        self._graph: Any = None
+        self._frozen: Params = {}
+        if compiled:
+            self._update = compile_step(self._update, self._arguments(), kernels=device.type == "cuda")
+
+    def _allocate(self, table: BatchTable, masked: bool, kind: OptionsKind) -> Buffers:
+        steps, clients = table.index.shape[:2]
         shapes = dict(self._model.named_parameters())
 
         def stack(name: str, dtype: torch.dtype | None = None) -> Tensor:
-            return torch.zeros((n, *shapes[name].shape), dtype=dtype or shapes[name].dtype, device=device)
+            shape = (clients, *shapes[name].shape)
+            return torch.zeros(shape, dtype=dtype or shapes[name].dtype, device=self._device)
 
-        self._trained = tuple(name for name, p in shapes.items() if p.requires_grad)
         theta = {name: stack(name) for name in shapes}
-        self._at = Buffers(
+        return Buffers(
             theta,
             {name: stack(name) for name in self._trained},
             {name: stack(name, torch.bool) for name in shapes if masked},
             torch.zeros_like(table.index),
-            torch.zeros(n, dtype=torch.long, device=device),
-            torch.zeros((), dtype=torch.long, device=device),
-            torch.zeros((steps, n), device=device),
-            drill_buffers(training_options, self._trained, steps, theta),
+            torch.zeros(clients, dtype=torch.long, device=self._device),
+            torch.zeros((), dtype=torch.long, device=self._device),
+            torch.zeros((steps, clients), device=self._device),
+            option_buffers(kind, self._trained, steps, theta),
         )
-        self._gradients = _gradients_function(self._model, self._stream, loss, self._full)
-        self._update = _update_function(self._gradients, self._recipe, self._trained)
-        self._graph: Any = None
-        self._still: Params = {}
-        if compiled:
-            self._update = fused(self._update, self._arguments(), kernels=device.type == "cuda")
 
-    @property
-    def masked(self) -> bool:
-        """Whether it has masks, then of every tensor: one program for whatever a policy prunes."""
-        return bool(self._at.masks)
-
-    def run(self, jobs: Sequence[Job], table: BatchTable) -> tuple[Params, Tensor, Params, Params]:
-        """Stacks of trained parameters, the loss of every step and client, and, if there are any, stacks of reports
-        and of masks, the latter where clients changed theirs."""
+    def run(self, jobs: Sequence[Job], table: BatchTable) -> TrainedStacks:
+        """Train these jobs, and return copies of the results."""
         self._load(jobs, table)
         if self._device.type == "cuda" and self._graph is None:
             self._capture()
             self._load(jobs, table)
-        take = self._step if self._graph is None else self._graph.replay
-        turns, steps = turns_of(jobs), len(table.index)
+        take_step = self._step if self._graph is None else self._graph.replay
+        by_step, steps = readjustments(jobs), len(table.index)
         for step in range(steps):
-            self._regrow(step, turns.get(step, []))
-            take()
-        self._regrow(steps, turns.get(steps, []))
-        theta, reports = finished(self._at.theta, self._at.training_options)
-        theta |= self._still
-        masks = {name: stack.clone() for name, stack in self._at.masks.items()} if turns else {}
-        return theta, self._at.losses.clone(), reports, masks
+            self._regrow(step, by_step.get(step, []))
+            take_step()
+        self._regrow(steps, by_step.get(steps, []))
+        theta, reports = trained_values(self._buffers.theta, self._buffers.options)
+        theta |= self._frozen
+        masks = {name: stack.clone() for name, stack in self._buffers.masks.items()} if by_step else {}
+        return TrainedStacks(theta, self._buffers.losses.clone(), reports, masks)
 
     def _load(self, jobs: Sequence[Job], table: BatchTable) -> None:
-        at = self._at
-        thetas, theta_of = _once([job.theta for job in jobs])
-        for name, stack in at.theta.items():
-            _deal([theta[name] for theta in thetas], theta_of, stack)
-        masks, mask_of = _once([job.mask for job in jobs])
-        for name, stack in at.masks.items():
+        """Reset the buffers to the start of these jobs: theta o m with zero momenta."""
+        buffers = self._buffers
+        thetas, theta_of = _distinct([job.theta for job in jobs])
+        for name, stack in buffers.theta.items():
+            _fill([theta[name] for theta in thetas], theta_of, stack)
+        masks, mask_of = _distinct([job.mask for job in jobs])
+        for name, stack in buffers.masks.items():
             whole = torch.ones(stack.shape[1:], dtype=torch.bool, device=self._device)
-            _deal([mask.get(name, whole) for mask in masks], mask_of, stack)
-            at.theta[name].masked_fill_(~stack, 0.0)
-        # A product with a gain and a division by it may round, and what is not trained stays as it is.
-        still = [name for name in at.theta if name not in self._trained and f"gain/{name}" in at.training_options]
-        self._still = {name: at.theta[name].clone() for name in still}
-        load_drills(at.training_options, jobs, at.theta)
-        for velocity in at.velocity.values():
+            _fill([mask.get(name, whole) for mask in masks], mask_of, stack)
+            buffers.theta[name].masked_fill_(~stack, 0.0)
+        # Multiplying by a gain and dividing by it may round, but tensors that are not trained must not change.
+        frozen = [name for name in buffers.theta if name not in self._trained and f"gain/{name}" in buffers.options]
+        self._frozen = {name: buffers.theta[name].clone() for name in frozen}
+        load_options(buffers.options, jobs, buffers.theta)
+        for velocity in buffers.velocity.values():
             velocity.zero_()
-        at.index.copy_(table.index)
-        at.keys.copy_(moved([dropout_key(job) for job in jobs], self._device))
-        at.step.zero_()
+        buffers.index.copy_(table.index)
+        buffers.keys.copy_(to_device([dropout_key(job) for job in jobs], self._device))
+        buffers.step.zero_()
 
     def _arguments(self) -> tuple[Any, ...]:
-        """What the update needs for the present step, its batch gathered on the device."""
-        at = self._at
+        """Return the arguments of the update for the current step, with its batch gathered on the device."""
+        at = self._buffers
         index = at.index.index_select(0, at.step.view(1)).squeeze(0)
         batch = self._batch(index)
-        return at.theta, at.velocity, at.masks, *batch, at.keys, at.step, at_step(at.training_options, at.step)
+        return at.theta, at.velocity, at.masks, *batch, at.keys, at.step, buffers_at_step(at.options, at.step)
 
     def _batch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, labels, and which of them are real."""
+        """Return inputs, labels, and which of them are examples and not padding."""
         flat = index.clamp_min(0).view(-1)
         x = self._inputs.index_select(0, flat).view(*index.shape, *self._inputs.shape[1:])
         y = self._labels.index_select(0, flat).view(*index.shape, *self._labels.shape[1:])
         return x, y, index >= 0
 
     def _step(self) -> None:
-        at = self._at
+        at = self._buffers
         losses = self._update(*self._arguments())
         at.losses.index_copy_(0, at.step.view(1), losses.unsqueeze(0).to(at.losses.dtype))
         at.step.add_(1)
 
-    def _regrow(self, step: int, turns: Sequence[Turn]) -> None:
-        """Let some clients readjust their masks before a step; buffers are written in place."""
-        at = self._at
-        for start in range(0, len(turns), TOGETHER):
-            some = turns[start : start + TOGETHER]
-            rows, batches = (moved(n, self._device) for n in ([t.row for t in some], [t.batch for t in some]))
+    def _regrow(self, step: int, due: Sequence[Readjustment]) -> None:
+        """Readjust the masks of some clients before a step, in place."""
+        at = self._buffers
+        for start in range(0, len(due), MOST_AT_ONCE):
+            part = due[start : start + MOST_AT_ONCE]
+            rows, batches = (to_device(n, self._device) for n in ([t.row for t in part], [t.batch for t in part]))
             theta = {name: stack[rows] for name, stack in at.theta.items()}
             parameters = {name: theta.pop(name) for name in self._trained}
             batch = self._batch(at.index[batches, rows])
             grads, _ = self._gradients(parameters, theta, *batch, at.keys[rows], step)
-            shares = moved([turn.share for turn in some], self._device, torch.float64)
+            shares = to_device([readjustment.share for readjustment in part], self._device, torch.float64)
             regrow_rows(at.theta, at.velocity, at.masks, grads, rows, shares)
 
     def _capture(self) -> None:
+        """Capture a step as a CUDA graph, after a few steps on a side stream as a warm-up."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
-                self._at.step.zero_()  # a round may have fewer steps than these
+                self._buffers.step.zero_()  # a round may have fewer steps than the warm-up
                 self._step()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
@@ -183,7 +206,7 @@ class BatchedStep:
 
 
 def _refuse_randomness(model: nn.Module, job: Job) -> None:
-    """An error if a model draws random numbers of its own, which would depend on who is trained beside it."""
+    """Raise InputError if a model draws random numbers itself: they would depend on the other clients of a batch."""
     with ambient(0, "look"), torch.no_grad():
         before = torch.default_generator.get_state()
         model(job.population.examples.inputs[:2].clone())
@@ -191,40 +214,40 @@ def _refuse_randomness(model: nn.Module, job: Job) -> None:
             name = type(job.task.model).__name__
             raise InputError(
                 f"the model {name} draws random numbers other than by nn.Dropout, which engine=vectorized cannot"
-                f" give each client for itself; use nn.Dropout, or engine=processes"
+                f" separate by client; use nn.Dropout, or engine=processes"
             )
 
 
 def _refuse_short_batches(model: nn.Module, job: Job, table: BatchTable) -> None:
-    """An error if a batch norm would take the places of a short batch that stand for no example into account."""
+    """Raise InputError if a batch norm would include the padding of a short batch in its statistics."""
     real = table.index >= 0
     if has_statistics(model) and bool((real.any(2) & ~real.all(2)).any()):
         size = job.recipe.batch_size
         raise InputError(
-            f"engine=vectorized cannot give a batch norm fewer examples than whole batches of {size} have; give every"
-            f" client a multiple of {size} examples, or use engine=processes"
+            f"engine=vectorized needs full batches of {size} examples for a model with batch norm; give every client"
+            f" a multiple of {size} examples, or use engine=processes"
         )
 
 
-def _once(things: Sequence[Any]) -> tuple[list[Any], list[int]]:
-    """Each object once, and for every place the number of the object that stands there."""
+def _distinct(objects: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Return the distinct objects, and for each element of the sequence its number among them."""
     numbers: dict[int, int] = {}
-    for thing in things:
-        numbers.setdefault(id(thing), len(numbers))
-    first = {numbers[id(thing)]: thing for thing in reversed(things)}
-    return [first[n] for n in range(len(numbers))], [numbers[id(thing)] for thing in things]
+    for item in objects:
+        numbers.setdefault(id(item), len(numbers))
+    first = {numbers[id(item)]: item for item in reversed(objects)}
+    return [first[n] for n in range(len(numbers))], [numbers[id(item)] for item in objects]
 
 
-def _deal(tensors: Sequence[Tensor], number_of: Sequence[int], stack: Tensor) -> None:
-    """Fill a stack, on its device, with one of the tensors at each place."""
-    choice = torch.stack([tensor.to(stack.device) for tensor in tensors])
-    torch.index_select(choice, 0, moved(number_of, stack.device), out=stack)
+def _fill(tensors: Sequence[Tensor], number_of: Sequence[int], stack: Tensor) -> None:
+    """Fill each row of a stack, on its device, with the tensor of its number."""
+    choices = torch.stack([tensor.to(stack.device) for tensor in tensors])
+    torch.index_select(choices, 0, to_device(number_of, stack.device), out=stack)
 
 
 def _gradients_function(
     model: nn.Module, stream: Stream, loss: Callable[[Tensor, Tensor], Tensor], full: bool
 ) -> Callable[..., tuple[Params, Tensor]]:
-    """The gradients of clients' parameters on a batch each, and their losses."""
+    """Return a function from stacks of parameters and batches to the gradients and losses of all clients."""
 
     def client_loss(
         parameters: Params, fixed: Params, x: Tensor, y: Tensor, real: Tensor, key: Tensor, step: Tensor
@@ -241,30 +264,33 @@ def _gradients_function(
 
 
 def _update_function(
-    gradients: Callable[..., tuple[Params, Tensor]], recipe: Any, trained: tuple[str, ...]
+    gradients: Callable[..., tuple[Params, Tensor]], recipe: LocalSGD, trained: tuple[str, ...]
 ) -> Callable[..., Tensor]:
-    """One step of all clients: gradients, momentum and the masked update, in place; gives each client's loss."""
+    """Return a function that takes one step of all clients in place: gradients, momenta and the masked update.
+
+    It returns each client's loss.
+    """
 
     def update(
         theta: Params, velocity: Params, masks: Params, x: Tensor, y: Tensor, real: Tensor, keys: Tensor, step: Tensor,
-        extra: Params,
+        options: Params,
     ) -> Tensor:  # fmt: skip
-        held = {name: found for name in trained if (found := inside(name, extra)) is not None}
-        parameters = {n: torch.where(held[n], theta[n], 0.0) if n in held else theta[n] for n in trained}
+        inside = {name: width for name in trained if (width := inside_width(name, options)) is not None}
+        parameters = {n: torch.where(inside[n], theta[n], 0.0) if n in inside else theta[n] for n in trained}
         fixed = {name: stack for name, stack in theta.items() if name not in parameters}
         grads, losses = gradients(parameters, fixed, x, y, real, keys, step)
-        scale = real.any(1) * recipe.lr  # a client whose steps are over stands still
+        lr = real.any(1) * recipe.lr  # 0 for a client that has finished its steps
         for name in trained:
-            grad = drilled_gradient(name, grads[name], theta[name], extra, real.any(1)) if extra else grads[name]
+            grad = transform_gradient(name, grads[name], theta[name], options, real.any(1)) if options else grads[name]
             grad = torch.where(masks[name], grad, 0.0) if name in masks else grad
-            each = drilled_scale(name, scale.to(velocity[name].dtype), extra)
-            if name in held:
-                v = torch.where(held[name], velocity[name] * recipe.momentum + grad, velocity[name])
+            scale = step_size(name, lr.to(velocity[name].dtype), options)
+            if name in inside:
+                v = torch.where(inside[name], velocity[name] * recipe.momentum + grad, velocity[name])
                 velocity[name].copy_(v)
-                v = torch.where(held[name], v, 0.0)
+                v = torch.where(inside[name], v, 0.0)
             else:
                 v = velocity[name].mul_(recipe.momentum).add_(grad)
-            theta[name].sub_(v * column(each, v))
+            theta[name].sub_(v * column(scale, v))
         return losses
 
     return update

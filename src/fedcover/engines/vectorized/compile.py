@@ -1,8 +1,8 @@
-"""A step as one fused program: traced to plain operations, then compiled.
+"""Compilation of a step: it is traced to plain operations, which are then compiled and fused.
 
-Tracing first takes the Python objects out (a dropout layer's stream, the dicts of parameters), which
-the compiler could not follow through vmap. On a GPU the products that dominate a small-batch step
-are then given to kernels of our own (``kernels.py``).
+Tracing first removes Python objects (a dropout layer's stream, the dicts of parameters) that the compiler
+cannot follow through vmap. On a GPU, the matrix products that dominate a step on small batches are then
+replaced by the kernels of ``linear_kernels.py``.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,22 @@ from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 MOST_EXAMPLES = 64
-"""Batches up to this size are small: their products are bound by reading the weights."""
+"""The largest batch for which the kernels are used: products over small batches are bound by reading the weights."""
 LEAST_ENTRIES = 4096
-"""Weights of fewer entries are left to the compiler."""
+"""The smallest weight matrix for which the kernels are used; smaller ones are left to the compiler."""
 
 
-def fused(function: Callable[..., Tensor], arguments: tuple[Any, ...], kernels: bool = False) -> Callable[..., Tensor]:
-    """The function, compiled for arguments like these; what it does in place it still does in place.
+def compile_step(
+    function: Callable[..., Tensor], arguments: tuple[Any, ...], kernels: bool = False
+) -> Callable[..., Tensor]:
+    """Return a step compiled for arguments of these shapes; what it changes in place is still changed in place.
 
-    Where it cannot be compiled (no compiler, an operation that is not supported) it stays as it is.
+    If the step cannot be compiled (no compiler, an operation that is not supported), it is called as it is.
+
+    Args:
+        function: The step, from nested containers of tensors to one tensor.
+        arguments: Example arguments.
+        kernels: Whether to use the kernels for linear layers; they need a GPU.
     """
     flat, spec = pytree.tree_flatten(arguments)
 
@@ -39,49 +46,49 @@ def fused(function: Callable[..., Tensor], arguments: tuple[Any, ...], kernels: 
     except Exception:
         return function
     compiled = torch.compile(graph, dynamic=False, fullgraph=True)
-    works: bool | None = None  # not known before the first call
+    works: bool | None = None  # None until the first call, at which the graph is compiled
 
-    def run(*given: Any) -> Tensor:
+    def run(*tensors: Any) -> Tensor:
         nonlocal works
         if works is False:
-            return function(*given)
+            return function(*tensors)
         try:
-            found: Tensor = compiled(*pytree.tree_leaves(given))
+            result: Tensor = compiled(*pytree.tree_leaves(tensors))
         except torch.OutOfMemoryError:
             raise
         except Exception:
             if works:
                 raise
             works = False
-            return function(*given)
+            return function(*tensors)
         works = True
-        return found
+        return result
 
     return run
 
 
 def use_kernels(module: fx.GraphModule) -> int:
-    """How many products of a traced step were given to the kernels, in place."""
-    import fedcover.engines.vectorized.linear_kernels  # noqa: F401 - it registers the operations
+    """Replace products in a traced step by the kernels, in place; return how many were replaced."""
+    import fedcover.engines.vectorized.linear_kernels  # noqa: F401 - registers the operations
 
-    ours = torch.ops.fedcover
-    graph, done = module.graph, 0
+    kernels = torch.ops.fedcover
+    graph, replaced = module.graph, 0
     for node in _calls(graph, aten.sub_.Tensor):
-        done += _use_rank_step(graph, node, ours.rank_step.default)
-    graph.eliminate_dead_code()  # the gradients that nothing reads any more
+        replaced += _use_rank_step(graph, node, kernels.rank_step.default)
+    graph.eliminate_dead_code()  # the gradients that are no longer read
     for node in _calls(graph, aten.bmm.default):
         weight, flipped = _resolve(node.args[1])
-        if weight.op == "placeholder" and _worth(weight, batch=node.meta["val"].shape[1]):
-            product = ours.forward_product if flipped else ours.backward_product
+        if weight.op == "placeholder" and _is_worthwhile(weight, batch=node.meta["val"].shape[1]):
+            product = kernels.forward_product if flipped else kernels.backward_product
             with graph.inserting_before(node):
                 new = graph.call_function(product.default, (node.args[0], weight))
             new.meta = dict(node.meta)
             node.replace_all_uses_with(new)
             graph.erase_node(node)
-            done += 1
+            replaced += 1
     graph.eliminate_dead_code()
     module.recompile()
-    return done
+    return replaced
 
 
 def _calls(graph: fx.Graph, target: Any) -> list[Any]:
@@ -89,7 +96,10 @@ def _calls(graph: fx.Graph, target: Any) -> list[Any]:
 
 
 def _use_rank_step(graph: fx.Graph, sub: Any, rank_step: Any) -> int:
-    """Recognise theta.sub_(v.mul_(momentum).add_(where(mask, grad, 0)) * scale) with grad a product over a batch."""
+    """Replace theta.sub_(v.mul_(momentum).add_(where(mask, grad, 0)) * scale) by ``rank_step``; return 1 or 0.
+
+    The gradient must be a product over a batch. The mask may be missing.
+    """
     theta, change = sub.args
     if theta.op != "placeholder" or len(theta.meta["val"].shape) != 3 or change.target is not aten.mul.Tensor:
         return 0
@@ -107,7 +117,7 @@ def _use_rank_step(graph: fx.Graph, sub: Any, rank_step: Any) -> int:
     if product.target is not aten.bmm.default:
         return 0
     left, right = product.args
-    if not _worth(theta, batch=left.meta["val"].shape[2]):
+    if not _is_worthwhile(theta, batch=left.meta["val"].shape[2]):
         return 0
     with graph.inserting_before(sub):
         # grad = A B over the batch, or its transpose B^T A^T.
@@ -120,13 +130,13 @@ def _use_rank_step(graph: fx.Graph, sub: Any, rank_step: Any) -> int:
     return 1
 
 
-def _worth(weight: Any, batch: int) -> bool:
+def _is_worthwhile(weight: Any, batch: int) -> bool:
     value = weight.meta["val"]
     return bool(value.dtype == torch.float32 and value[0].numel() >= LEAST_ENTRIES and batch <= MOST_EXAMPLES)
 
 
 def _resolve(node: Any) -> tuple[Any, bool]:
-    """The tensor behind views that change nothing, and whether it is transposed on the way."""
+    """Return the node behind views that keep its shape, and whether these transpose it."""
     flipped = False
     while node.op == "call_function":
         source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None

@@ -1,11 +1,12 @@
-"""Triton kernels for convolutions whose weights differ from client to client; patches never reach memory.
+"""Triton kernels for convolutions whose weights differ between clients; patches are never written to memory.
 
-Each is a product over patches that are gathered as they are needed. With n clients, batch b, images
-(n, b, C, H, W) and weights (n, OC, C, KH, KW): ``forward`` sums over a patch, ``weight_gradient`` over all
-places of a client, ``input_gradient`` over the places that an entry of an image went into. Places are
-counted through a client's whole batch. What tells sizes is known when a kernel is compiled: an entry of
-a patch then costs one load at a fixed distance. Neighbouring lanes take neighbouring places, since an
-undecided compiler lets lanes run along a tile's first axis.
+Each kernel is a product over patches, which are gathered when they are needed. The clients are n, the batch
+is b, images are (n, b, C, H, W) and weights (n, OC, C, KH, KW). A place is a position in the output of a
+client's batch, numbered through the whole batch. ``forward`` sums over a patch, ``weight_gradient`` over all
+places of a client, and ``input_gradient`` over the places whose patches contain an entry of an image.
+Sizes are constants when a kernel is compiled, so that an entry of a patch costs one load at a fixed offset.
+Neighbouring lanes take neighbouring places, since by default the compiler lets lanes run along the first axis
+of a tile.
 """
 
 from collections.abc import Sequence
@@ -15,21 +16,21 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
-from fedcover.engines.vectorized.convolutions import places_of
+from fedcover.engines.vectorized.convolutions import output_size
 
 PROGRAMS = 2048
-"""About as many programs as keep a large GPU busy."""
+"""The approximate number of programs that keeps a large GPU busy."""
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _high(x):  # type: ignore[no-untyped-def]
-    """The nearest number of tf32: half of the digits of float32."""
+    """Round to the nearest tf32 number, which has half the digits of float32."""
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _product(a, b):  # type: ignore[no-untyped-def]
-    """a b on tensor cores in three tf32 parts. Tensor cores do not round their sums: keep these short."""
+    """Return a b as three tf32 products on tensor cores, which truncate their sums: keep these short."""
     high_a, high_b = _high(a), _high(b)
     total = tl.dot(a - high_a, high_b, input_precision="tf32")
     total = tl.dot(high_a, b - high_b, total, input_precision="tf32")
@@ -42,7 +43,7 @@ def _patches(  # type: ignore[no-untyped-def]
     OH: tl.constexpr, OW: tl.constexpr, SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     DY: tl.constexpr, DX: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """One channel of the patches at places p (rows), followed by a column of ones, then zeros."""
+    """Return one channel of the patches at places p (rows), followed by a column of ones, then zeros."""
     tap = tl.arange(0, TAPS)
     p = tl.minimum(p, B * OH * OW - 1)
     top, left = p // OW % OH * SY - PY, p % OW * SX - PX
@@ -88,7 +89,7 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     TAPS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """One channel's taps and some outputs, over one part of the places; the column of ones gives the bias's."""
+    """Compute one channel's taps for some outputs over a part of the places; the column of ones gives the bias."""
     K: tl.constexpr = C * KH * KW + 1
     client = tl.program_id(2).to(tl.int64)
     c, part = tl.program_id(0) % C, tl.program_id(0) // C
@@ -115,7 +116,7 @@ def _input_gradient(  # type: ignore[no-untyped-def]
     PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     INNER: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Here a place is one of an image: it meets, at each tap of the kernel, at most one place of the output."""
+    """Compute the gradient at places of an image, each of which meets at most one output place at each tap."""
     client = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     q = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
@@ -141,11 +142,11 @@ def _input_gradient(  # type: ignore[no-untyped-def]
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[int]) -> Tensor:
-    """The convolution of each client's images: (n, b, OC, OH, OW)."""
+    """Return the convolution of each client's images: (n, b, OC, OH, OW)."""
     x, weight = x.contiguous(), weight.contiguous()
     n, batch, *image = x.shape
     outputs, kernel = weight.shape[1], weight.shape[3:]
-    places = places_of(image[1:], kernel, how)
+    places = output_size(image[1:], kernel, how)
     out = torch.empty(n, batch, outputs, *places, device=x.device, dtype=x.dtype)
     taps, rows, block = _taps(kernel), _rows(outputs), 128
     grid = (triton.cdiv(batch * places[0] * places[1], block), triton.cdiv(outputs, rows), n)
@@ -157,7 +158,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[int]) 
 
 
 def weight_gradient(d: Tensor, x: Tensor, kernel: Sequence[int], how: Sequence[int]) -> Tensor:
-    """The gradients of each client's weights and bias: (n, OC, C KH KW + 1), the bias's last."""
+    """Return the gradients of each client's weights and bias: (n, OC, C KH KW + 1), with the bias last."""
     d, x = d.contiguous(), x.contiguous()
     n, batch, outputs, *places = d.shape
     image = x.shape[2:]
@@ -175,7 +176,7 @@ def weight_gradient(d: Tensor, x: Tensor, kernel: Sequence[int], how: Sequence[i
 
 
 def input_gradient(d: Tensor, weight: Tensor, size: Sequence[int], how: Sequence[int]) -> Tensor:
-    """The gradient of each client's images: (n, b, C, *size)."""
+    """Return the gradient of each client's images: (n, b, C, *size)."""
     d, weight = d.contiguous(), weight.contiguous()
     n, batch, outputs, *places = d.shape
     channels, *kernel = weight.shape[2:]
@@ -190,15 +191,15 @@ def input_gradient(d: Tensor, weight: Tensor, size: Sequence[int], how: Sequence
 
 
 def _taps(kernel: Sequence[int]) -> int:
-    """The columns of a tile of patches: a power of two with room for a kernel and the column of ones."""
+    """Return the columns of a tile of patches: a power of two that fits a kernel and the column of ones."""
     return max(16, int(triton.next_power_of_2(kernel[0] * kernel[1] + 1)))
 
 
 def _rows(channels: int) -> int:
-    """The other side of a tile: a power of two that tensor cores take."""
+    """Return the other side of a tile: a power of two that tensor cores support."""
     return min(32, max(8, int(triton.next_power_of_2(channels))))
 
 
 def _small(taps: int, rows: int) -> bool:
-    """Whether few warps have registers for a tile."""
+    """Return whether the registers of a few warps suffice for a tile."""
     return taps <= 32 and rows <= 16

@@ -1,8 +1,8 @@
-"""Convolutions for many clients at once.
+"""Convolutions of many clients at once.
 
-A convolution whose weights differ from client to client is a grouped convolution to the libraries,
-which run it group by group. ``DirectConv2d`` gives it to kernels of our own (``convolution_kernels.py``);
-``MatmulConv2d``, which unfolds patches for one batched product, is for what they do not take.
+For the usual libraries, a convolution whose weights differ between clients is a grouped convolution, which
+they run group by group. ``DirectConv2d`` uses the kernels of ``convolution_kernels.py`` instead.
+``MatmulConv2d``, which unfolds patches for one batched product, covers the cases that the kernels do not.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,27 +13,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LARGEST_KERNEL = 63
-"""The most entries of a kernel, in one channel, that a tile of patches has room for."""
+"""The largest number of kernel entries per channel that fits into a tile of patches."""
 LARGEST_PATCH = 256
-"""Patches of more entries make products large enough for the libraries, which then are faster."""
+"""The largest number of patch entries for which the kernels are used; for larger ones the libraries are faster."""
 
 
-def places_of(size: Sequence[int], kernel: Sequence[int], how: Sequence[int]) -> list[int]:
-    """The sides of a convolution's output; ``how`` is stride, padding and dilation, two numbers each.
+def output_size(size: Sequence[int], kernel: Sequence[int], how: Sequence[int]) -> list[int]:
+    """Return the height and width of a convolution's output.
 
-    >>> places_of((32, 32), (5, 5), (1, 2, 0, 0, 1, 1))
+    Args:
+        size: The height and width of the input.
+        kernel: The height and width of the kernel.
+        how: Stride, padding and dilation, two numbers each.
+
+    >>> output_size((32, 32), (5, 5), (1, 2, 0, 0, 1, 1))
     [28, 14]
     """
     sides = zip(size, kernel, how[:2], how[2:4], how[4:], strict=True)
     return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
 
 
-# The three operations take one client, or a stack of clients as a first axis: that is all that vmap adds.
+# The three operations take one client, or with vmap a stack of clients as the first axis.
 
 
 @torch.library.custom_op("fedcover::convolution", mutates_args=(), device_types="cuda")
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[int]) -> Tensor:
-    """Images (b, C, H, W) and weights (OC, C, KH, KW) give (b, OC, OH, OW)."""
+    """Return the convolution (b, OC, OH, OW) of images (b, C, H, W) with weights (OC, C, KH, KW)."""
     from fedcover.engines.vectorized.convolution_kernels import forward
 
     if x.ndim == 4:
@@ -43,12 +48,12 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[in
 
 @convolution.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[int]) -> Tensor:
-    return x.new_empty(*x.shape[:-3], weight.shape[-4], *places_of(x.shape[-2:], weight.shape[-2:], how))
+    return x.new_empty(*x.shape[:-3], weight.shape[-4], *output_size(x.shape[-2:], weight.shape[-2:], how))
 
 
 @torch.library.custom_op("fedcover::convolution_weight_gradient", mutates_args=(), device_types="cuda")
 def weight_gradient(d: Tensor, x: Tensor, kernel: Sequence[int], how: Sequence[int]) -> Tensor:
-    """The gradient of weights and bias: (OC, C KH KW + 1), the bias's as a last column."""
+    """Return the gradient of weights and bias: (OC, C KH KW + 1), with the bias as the last column."""
     from fedcover.engines.vectorized.convolution_kernels import weight_gradient
 
     return weight_gradient(d[None], x[None], kernel, how)[0] if x.ndim == 4 else weight_gradient(d, x, kernel, how)
@@ -61,7 +66,7 @@ def _(d: Tensor, x: Tensor, kernel: Sequence[int], how: Sequence[int]) -> Tensor
 
 @torch.library.custom_op("fedcover::convolution_input_gradient", mutates_args=(), device_types="cuda")
 def input_gradient(d: Tensor, weight: Tensor, size: Sequence[int], how: Sequence[int]) -> Tensor:
-    """The gradient of the images: (b, C, *size)."""
+    """Return the gradient of the images: (b, C, *size)."""
     from fedcover.engines.vectorized.convolution_kernels import input_gradient
 
     return input_gradient(d[None], weight[None], size, how)[0] if d.ndim == 4 else input_gradient(d, weight, size, how)
@@ -73,15 +78,15 @@ def _(d: Tensor, weight: Tensor, size: Sequence[int], how: Sequence[int]) -> Ten
 
 
 def _over_clients(operation: Any) -> Callable[..., Any]:
-    """The rule by which vmap hands an operation its clients: all at once."""
+    """Return the vmap rule of an operation that takes all clients at once."""
 
-    def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> Any:
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         def stack(value: Any, dim: int | None) -> Any:
             if not isinstance(value, Tensor):
                 return value
             return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
 
-        return operation(*map(stack, given, in_dims)), 0
+        return operation(*map(stack, arguments, in_dims)), 0
 
     return rule
 
@@ -92,7 +97,7 @@ input_gradient.register_vmap(_over_clients(input_gradient))
 
 
 class _Convolve(torch.autograd.Function):
-    """The convolution and its gradients."""
+    """The convolution with its gradients, for autograd."""
 
     generate_vmap_rule = True
 
@@ -109,14 +114,14 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        with torch.no_grad():  # nobody asks for the gradient of a gradient
+        with torch.no_grad():  # second derivatives are not needed
             of_x = input_gradient(d, weight, x.shape[-2:], ctx.how) if ctx.needs_input_grad[0] else None
             both = weight_gradient(d, x, weight.shape[-2:], ctx.how)
         return of_x, both[:, :-1].view(weight.shape), both[:, -1] if ctx.biased else None, None
 
 
 class DirectConv2d(nn.Module):
-    """The same function as an ``nn.Conv2d`` without groups, with the same parameters, by kernels of our own."""
+    """An ``nn.Conv2d`` without groups, with the same parameters, computed by ``convolution_kernels.py``."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -124,13 +129,13 @@ class DirectConv2d(nn.Module):
         self.how = [*conv.stride, *map(int, conv.padding), *conv.dilation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution of a batch of images."""
-        found: Tensor = _Convolve.apply(x, self.weight, self.bias, self.how)  # type: ignore[no-untyped-call]
-        return found
+        """Return the convolution of a batch of images."""
+        out: Tensor = _Convolve.apply(x, self.weight, self.bias, self.how)  # type: ignore[no-untyped-call]
+        return out
 
 
 class MatmulConv2d(nn.Module):
-    """The same function as an ``nn.Conv2d`` without groups, with the same parameters, by unfolding."""
+    """An ``nn.Conv2d`` without groups, with the same parameters, computed by unfolding patches."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -138,18 +143,18 @@ class MatmulConv2d(nn.Module):
         self.how = [*conv.stride, *map(int, conv.padding), *conv.dilation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution of a batch of images."""
+        """Return the convolution of a batch of images."""
         kernel, how = self.weight.shape[-2:], self.how
         patches = F.unfold(x, kernel, tuple(how[4:]), tuple(how[2:4]), tuple(how[:2]))
         out = self.weight.flatten(1) @ patches
         if self.bias is not None:
             out = out + self.bias.unsqueeze(1)
-        found: Tensor = out.unflatten(-1, places_of(x.shape[-2:], kernel, how))
-        return found
+        images: Tensor = out.unflatten(-1, output_size(x.shape[-2:], kernel, how))
+        return images
 
 
 def use_stacked_convolutions(model: nn.Module) -> None:
-    """Replace the convolutions of a scratch model, in place, where they can be."""
+    """Replace the supported convolutions of a scratch model, in place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if not isinstance(child, nn.Conv2d) or type(child) is not nn.Conv2d:

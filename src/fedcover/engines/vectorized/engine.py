@@ -1,14 +1,14 @@
-"""Clients as a batch axis on one device: all of a round's clients take each step together.
+"""Clients as the batch axis of one device: all clients of a round take each step together.
 
-Masks are data, batches are gathered on the device, momentum and the masked update are one pass. On
-a GPU a step is captured once as a CUDA graph and replayed. Results agree with ``Serial`` to rounding;
-each client's are the same alone or in company.
+Masks are data, batches are gathered on the device, and momentum and masked update are one pass. On a GPU, a
+step is captured once as a CUDA graph and replayed. Results agree with ``Serial`` up to rounding, and up to
+rounding a client's result does not depend on the clients that are trained with it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,166 +16,186 @@ from torch import Tensor, nn
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import failure
-from fedcover.engines.vectorized.batch_table import batch_table
-from fedcover.engines.vectorized.batched_step import BatchedStep
+from fedcover.engines.vectorized.batch_table import BatchTable, batch_table
+from fedcover.engines.vectorized.batched_step import BatchedStep, TrainedStacks
 from fedcover.engines.vectorized.transforms import option_kinds
 from fedcover.errors import InputError
-from fedcover.params import Params
 from fedcover.training.client import Job
 from fedcover.training.task import Task
 
 _Batch = tuple[Any, list[int]]
-"""What its jobs share, and their numbers."""
-_Trained = tuple[Params, Tensor, Tensor, Params, Params]
-"""Stacks of parameters; each client's last loss; whether all its values are finite; stacks of reports and of masks."""
-_Begun = tuple[list[int], Callable[[], list[ClientUpdate]]]
-"""The numbers of jobs that are being trained, and what waits for them."""
+"""A key that the jobs of a batch share, and their numbers."""
+_Started = tuple[list[int], Callable[[], list[ClientUpdate]]]
+"""The numbers of jobs that are being trained, and a function that waits for their updates."""
+
+
+class _Trained(NamedTuple):
+    """The trained stacks of a batch, with each client's mean loss and whether all of its values are finite."""
+
+    stacks: TrainedStacks
+    mean_losses: Tensor
+    finite: Tensor
 
 
 class Vectorized(Engine):
-    """Trains clients as one batch; ``device`` defaults to a GPU where there is one.
+    """An engine that trains the clients of a round as one batch, on a GPU or a CPU.
 
-    ``most`` bounds how many clients are trained at once; a larger cohort is split, as is one that does not fit
-    into memory.
+    Results agree with ``Serial`` up to rounding. A model must draw random numbers only through ``nn.Dropout``.
+
+    Args:
+        device: The device to train on, such as ``"cuda"``; by default a GPU if there is one, else the CPU.
+        compile: Whether to compile training steps; by default only on a GPU. The first round then takes longer.
+        most: The largest number of clients to train at once. A larger cohort is split, as is one that does not
+            fit into memory.
+
+    >>> Vectorized("cpu")
+    vectorized on cpu
     """
 
     name = "vectorized"
     exact = False
+    trains_one_by_one = False
 
     def __init__(self, device: str | None = None, compile: bool | None = None, most: int = 4096) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._compile = self.device.type == "cuda" if compile is None else compile
         self._most = most
         self._data: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
-        self._machines: dict[Any, BatchedStep] = {}
-        self._training: Any = None
+        self._batched_steps: dict[Any, BatchedStep] = {}
+        self._stream: Any = None
         if self.device.type == "cuda":
             self.together, self.ahead = 16, 2
-            self._training = torch.cuda.Stream(self.device)
+            self._stream = torch.cuda.Stream(self.device)
 
     def __repr__(self) -> str:
         return f"vectorized on {self.device}"
 
     def playing(self) -> AbstractContextManager[object]:
-        """On a GPU: planning and averaging go before training, which has a queue of its own."""
-        if self._training is None:
+        """Return a context in which, on a GPU, planning and averaging take priority over the stream of training."""
+        if self._stream is None:
             return nullcontext()
         return torch.cuda.stream(torch.cuda.Stream(self.device, priority=-1))
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
-        """The jobs' updates in their own order; alike jobs are trained together.
+        """Return an iterator over one update per job, in the order of the jobs; similar jobs are trained together.
 
-        On a GPU the call returns as soon as the work is queued; who reads the updates waits for them.
+        On a GPU the call returns as soon as the work is queued, and reading the updates waits for it.
         """
-        kinds = {key: _kind(task) for key, task in {id(job.task): job.task for job in jobs}.items()}
+        task_keys = {key: _task_key(task) for key, task in {id(job.task): job.task for job in jobs}.items()}
         groups: dict[Any, list[int]] = {}
-        for number, (job, training_options) in enumerate(zip(jobs, option_kinds(jobs), strict=True)):
-            groups.setdefault((training_options, kinds[id(job.task)], *_part(job)), []).append(number)
+        for number, (job, kind) in enumerate(zip(jobs, option_kinds(jobs), strict=True)):
+            groups.setdefault((kind, task_keys[id(job.task)], *_job_key(job)), []).append(number)
         batches = [
-            (kind, numbers[start : start + self._most])
-            for kind, numbers in groups.items()
+            (key, numbers[start : start + self._most])
+            for key, numbers in groups.items()
             for start in range(0, len(numbers), self._most)
         ]
         return self._in_order(jobs, batches, self._start(jobs, batches, 0) if jobs else None)
 
-    def _in_order(self, jobs: Sequence[Job], batches: list[_Batch], begun: _Begun | None) -> Iterator[ClientUpdate]:
-        """The updates by the numbers of their jobs; a batch is begun when it is needed, so that few are in memory."""
+    def _in_order(self, jobs: Sequence[Job], batches: list[_Batch], started: _Started | None) -> Iterator[ClientUpdate]:
+        """Yield the updates in the order of the jobs; start a batch only when it is needed, to save memory."""
         done: dict[int, ClientUpdate] = {}
         for number in range(len(jobs)):
             while number not in done:
-                numbers, finish = begun or self._start(jobs, batches, number)
-                begun = None
+                numbers, finish = started or self._start(jobs, batches, number)
+                started = None
                 done |= zip(numbers, finish(), strict=True)
             yield done.pop(number)
 
-    def _start(self, jobs: Sequence[Job], batches: list[_Batch], number: int) -> _Begun:
-        """Begin the batch with this job; one that does not fit into memory is halved, and later ones are as small."""
-        place = next(i for i, (_, numbers) in enumerate(batches) if number in numbers)
-        kind, numbers = batches.pop(place)
+    def _start(self, jobs: Sequence[Job], batches: list[_Batch], number: int) -> _Started:
+        """Start the batch of a job. If it does not fit into memory, halve it and limit later batches to that size."""
+        position = next(i for i, (_, numbers) in enumerate(batches) if number in numbers)
+        key, numbers = batches.pop(position)
         while True:
-            some = [jobs[n] for n in numbers]
+            batch = [jobs[n] for n in numbers]
             try:
-                return numbers, self._begin(kind, some)
+                return numbers, self._queue(key, batch)
             except torch.OutOfMemoryError as error:
                 if len(numbers) == 1:
-                    why = f"{self.device} is out of memory for one client; use a smaller batch or engine=processes"
-                    raise failure(some[0], why) from error
+                    reason = f"{self.device} is out of memory for one client; use a smaller batch or engine=processes"
+                    raise failure(batch[0], reason) from error
             self.close()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             self._most = -(-len(numbers) // 2)
-            batches.insert(place, (kind, numbers[self._most :]))
+            batches.insert(position, (key, numbers[self._most :]))
             numbers = numbers[: self._most]
 
     def close(self) -> None:
-        """Give the device's memory back."""
-        if self._training is not None:
-            self._training.synchronize()
+        """Release the memory of the device."""
+        if self._stream is not None:
+            self._stream.synchronize()
         self._data.clear()
-        self._machines.clear()
+        self._batched_steps.clear()
 
-    def _begin(self, kind: Any, jobs: Sequence[Job]) -> Callable[[], list[ClientUpdate]]:
-        """Queue the training of alike jobs; what is returned waits for it."""
-        if self._training is None:
-            return lambda: _updates(jobs, *self._named_run(kind, jobs))
-        ours = torch.cuda.current_stream(self.device)
-        self._training.wait_stream(ours)
-        with torch.cuda.stream(self._training):
-            theta, means, finite, reports, masks = self._named_run(kind, jobs)
+    def _queue(self, key: Any, jobs: Sequence[Job]) -> Callable[[], list[ClientUpdate]]:
+        """Queue the training of a batch of jobs; return a function that waits for their updates."""
+        if self._stream is None:
+            return lambda: _updates(jobs, self._named_run(key, jobs))
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            trained = self._named_run(key, jobs)
             done = torch.cuda.Event()
             done.record()
-        for tensor in (*theta.values(), means, finite, *reports.values(), *masks.values()):
-            tensor.record_stream(ours)
+        theta, _, reports, masks = trained.stacks
+        for tensor in (*theta.values(), trained.mean_losses, trained.finite, *reports.values(), *masks.values()):
+            tensor.record_stream(current)
 
         def finish() -> list[ClientUpdate]:
             torch.cuda.current_stream(self.device).wait_event(done)
-            return _updates(jobs, theta, means, finite, reports, masks)
+            return _updates(jobs, trained)
 
         return finish
 
-    def _named_run(self, kind: Any, jobs: Sequence[Job]) -> _Trained:
-        """``_run``, whose errors name the first of the clients trained together; any of them may be the cause."""
+    def _named_run(self, key: Any, jobs: Sequence[Job]) -> _Trained:
+        """Call ``_run``; name the first of the clients in errors, any of which may be the cause."""
         try:
-            return self._run(kind, jobs)
+            return self._run(key, jobs)
         except (InputError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            company = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
-            raise failure(jobs[0], f"{str(error) or type(error).__name__}{company}") from error
+            others = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
+            raise failure(jobs[0], f"{str(error) or type(error).__name__}{others}") from error
 
-    def _run(self, kind: Any, jobs: Sequence[Job]) -> _Trained:
-        inputs, labels = self._data_of(jobs[0])
+    def _run(self, key: Any, jobs: Sequence[Job]) -> _Trained:
         table = batch_table(jobs, self.device)
-        masked, key = any(job.mask for job in jobs), (kind, len(jobs), tuple(table.index.shape), table.full)
-        if key not in self._machines or (masked and not self._machines[key].masked):
-            self._machines.pop(key, None)  # one with masks serves for jobs without them too
-            while len(self._machines) >= self.ahead:  # no more: each holds whole stacks of models
-                del self._machines[next(iter(self._machines))]
-            self._machines[key] = BatchedStep(jobs, table, masked, kind[0], inputs, labels, self.device, self._compile)
-        theta, losses, reports, masks = self._machines[key].run(jobs, table)
+        stacks = self._batched_step(key, jobs, table).run(jobs, table)
         counts = (table.index >= 0).sum(2) * table.last_epoch
-        means = (losses * counts).sum(0) / counts.sum(0)
-        finite = torch.stack([torch.isfinite(s).flatten(1).all(1) for s in theta.values()]).all(0)
-        return theta, means, finite, reports, masks
+        means = (stacks.losses * counts).sum(0) / counts.sum(0)
+        finite = torch.stack([torch.isfinite(s).flatten(1).all(1) for s in stacks.theta.values()]).all(0)
+        return _Trained(stacks, means, finite)
+
+    def _batched_step(self, key: Any, jobs: Sequence[Job], table: BatchTable) -> BatchedStep:
+        """Return the cached step for a batch; one with masks also serves jobs without them."""
+        masked, steps = any(job.mask for job in jobs), self._batched_steps
+        kind, key = key[0], (key, len(jobs), tuple(table.index.shape), table.full)
+        if key not in steps or (masked and not steps[key].masked):
+            steps.pop(key, None)
+            while len(steps) >= self.ahead:  # not more than needed: each has stacks of whole models
+                del steps[next(iter(steps))]
+            data = self._data_of(jobs[0])
+            steps[key] = BatchedStep(jobs, table, masked, kind, *data, self.device, self._compile)
+        return steps[key]
 
     def _data_of(self, job: Job) -> tuple[Tensor, Tensor]:
         inputs, labels = job.population.examples.inputs, job.population.examples.labels
         key = (id(inputs), id(labels))
         if key not in self._data:
-            # The first two are kept, so that their ids stay their own.
+            # The first two are references, so that their ids are not reused.
             self._data[key] = (inputs, labels, inputs.to(self.device), labels.to(self.device))
         return self._data[key][2:]
 
 
-def _kind(task: Task) -> Any:
-    """What tasks must share for their clients to be trained as one batch."""
+def _task_key(task: Task) -> Any:
+    """Return what tasks must share for their clients to be trained as one batch."""
     model = task.model
     shapes = tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in model.named_parameters())
-    return (repr(model), shapes, tuple(map(_look, model.modules())), id(task.loss))
+    return (repr(model), shapes, tuple(map(_module_key, model.modules())), id(task.loss))
 
 
-def _look(module: nn.Module) -> Any:
-    """What a module's forward pass may depend on beside its parameters: its type, plain attributes and buffers."""
+def _module_key(module: nn.Module) -> Any:
+    """Return what a forward pass may depend on apart from parameters: type, plain attributes and buffers."""
     plain: list[Any] = []
     for name, value in [*vars(module).items(), *module._buffers.items()]:
         if isinstance(value, Tensor):
@@ -187,24 +207,24 @@ def _look(module: nn.Module) -> Any:
     return type(module), tuple(plain)
 
 
-def _part(job: Job) -> Any:
-    """What their jobs must share beside that."""
+def _job_key(job: Job) -> Any:
+    """Return what jobs must share, apart from their tasks, to be trained as one batch."""
     return job.recipe, id(job.population.examples.inputs), id(job.population.examples.labels)
 
 
-def _updates(
-    jobs: Sequence[Job], theta: Params, means: Tensor, finite: Tensor, reports: Params, masks: Params
-) -> list[ClientUpdate]:
-    """One update for each client of a batch; on a GPU its tensors are parts of the stacks."""
+def _updates(jobs: Sequence[Job], trained: _Trained) -> list[ClientUpdate]:
+    """Return one update per client of a batch; their tensors are views of the stacks."""
+    theta, _, reports, masks = trained.stacks
+    losses, finite = trained.mean_losses.tolist(), trained.finite.tolist()
     return [
         ClientUpdate(
             job.client.id,
             {name: stack[i] for name, stack in theta.items()},
             {name: masks[name][i] for name in job.mask} if job.options and job.options.regrow else job.mask,
             job.population.size(job.client.id),
-            mean,
-            fine,
+            loss,
+            all_finite,
             report={name: stack[i] for name, stack in reports.items()} or None,
         )
-        for i, (job, mean, fine) in enumerate(zip(jobs, means.tolist(), finite.tolist(), strict=True))
+        for i, (job, loss, all_finite) in enumerate(zip(jobs, losses, finite, strict=True))
     ]

@@ -1,9 +1,9 @@
-"""Triton kernels for the products that decide a small-batch step: each reads every weight once.
+"""Triton kernels for the products that dominate a step on a small batch: each reads every weight once.
 
 For a linear layer with n clients, batch b, weights (n, out, in):
-``forward_product`` is x W^T, ``backward_product`` d W; ``rank_step`` forms the gradient d^T x a tile at
-a time, in registers, and applies mask, momentum and step to that tile, so the gradient never touches
-memory. Products run on tensor cores in three tf32 parts, which keeps float32's accuracy.
+``forward_product`` is x W^T and ``backward_product`` is d W. ``rank_step`` computes the gradient d^T x one tile
+at a time, in registers, and applies mask, momentum and step to that tile, so that the gradient is never written
+to memory. Products run on tensor cores as three tf32 products, which keeps the accuracy of float32.
 """
 
 import torch
@@ -71,7 +71,7 @@ def _multiply(x: Tensor, weight: Tensor, flipped: bool) -> Tensor:
 
 @torch.library.custom_op("fedcover::forward_product", mutates_args=())
 def forward_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T for each client: (n, batch, in) and (n, out, in) give (n, batch, out)."""
+    """Return x W^T for each client: (n, batch, in) and (n, out, in) give (n, batch, out)."""
     return _multiply(x, weight, flipped=True)
 
 
@@ -82,7 +82,7 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 
 @torch.library.custom_op("fedcover::backward_product", mutates_args=())
 def backward_product(d: Tensor, weight: Tensor) -> Tensor:
-    """d W for each client: (n, batch, out) and (n, out, in) give (n, batch, in)."""
+    """Return d W for each client: (n, batch, out) and (n, out, in) give (n, batch, in)."""
     return _multiply(d, weight, flipped=False)
 
 
@@ -95,7 +95,7 @@ def _(d: Tensor, weight: Tensor) -> Tensor:
 def rank_step(
     theta: Tensor, velocity: Tensor, mask: Tensor | None, d: Tensor, x: Tensor, scale: Tensor, momentum: float
 ) -> None:
-    """v <- momentum v + (d^T x) o m, theta <- theta - scale v for each client, in one pass."""
+    """Update each client in place, in one pass: v <- momentum v + (d^T x) o m, theta <- theta - scale v."""
     d, x = d.contiguous(), x.contiguous()
     n, rows, columns = theta.shape
     batch = d.shape[1]

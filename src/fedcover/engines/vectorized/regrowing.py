@@ -1,4 +1,4 @@
-"""Masks that many clients readjust in mid-training: between two steps, outside what is compiled or captured."""
+"""Masks that clients readjust during training: between two steps, outside what is compiled or captured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,38 +9,44 @@ from fedcover.params import Params
 from fedcover.training.client import Job
 from fedcover.training.options import regrown_each
 
-TOGETHER = 64
-"""So many clients readjust at once: sorting takes several times the memory of what is sorted."""
+MOST_AT_ONCE = 64
+"""The number of clients that readjust at once: sorting takes several times the memory of what is sorted."""
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One client's readjustment."""
+class Readjustment:
+    """One client's readjustment of its mask."""
 
     row: int
-    """Its place among the clients that are trained together."""
+    """The client's row in the stacks."""
     batch: int
-    """The step whose batch the gradients are taken on."""
+    """The step whose batch the gradients are computed on."""
     share: float
 
 
-def turns_of(jobs: Sequence[Job]) -> dict[int, list[Turn]]:
-    """Who readjusts, by the number of steps that come before; clients have epochs of different lengths."""
-    found: dict[int, list[Turn]] = {}
+def readjustments(jobs: Sequence[Job]) -> dict[int, list[Readjustment]]:
+    """Return the readjustments by the number of steps before them; clients have epochs of different lengths."""
+    by_step: dict[int, list[Readjustment]] = {}
     for row, job in enumerate(jobs):
         regrow = job.options.regrow if job.options else None
         if regrow and job.mask:
             epochs = job.recipe.epochs
-            each = job.recipe.steps(job.population.size(job.client.id)) // epochs
-            turn = Turn(row, min(regrow.after, epochs - 1) * each, regrow.share)
-            found.setdefault(min(regrow.after, epochs) * each, []).append(turn)
-    return found
+            per_epoch = job.recipe.steps(job.population.size(job.client.id)) // epochs
+            readjustment = Readjustment(row, min(regrow.after, epochs - 1) * per_epoch, regrow.share)
+            by_step.setdefault(min(regrow.after, epochs) * per_epoch, []).append(readjustment)
+    return by_step
 
 
 def regrow_rows(theta: Params, velocity: Params, masks: Params, grads: Params, rows: Tensor, shares: Tensor) -> None:
-    """Readjust some rows of the masks, in place; what does not stay is 0 and at rest.
+    """Readjust some rows of the masks in place; set entries that do not stay active, and their momenta, to 0.
 
-    ``grads`` has these rows alone. Where a mask holds all of a tensor there is nothing to exchange.
+    Args:
+        theta: The stacks of parameters.
+        velocity: The stacks of momenta.
+        masks: The stacks of masks. A row that keeps all of a tensor stays as it is.
+        grads: The gradients of these rows only.
+        rows: The rows to readjust.
+        shares: The share of active entries that each of these rows replaces.
     """
     for name, mask in masks.items():
         if name not in grads:  # it is not trained

@@ -1,6 +1,17 @@
-"""Drills of many clients at once: numbers and masks of each client, as stacks that a step reads."""
+"""Training options of clients that are trained together: stacks of their numbers and masks, which a step reads.
+
+The buffers are one dict. Its keys are ``KIND/NAME`` with the name of a tensor, or ``LEAST_LEVEL``:
+
+* ``gain/NAME``: one gain per client;
+* ``tau/NAME``: one threshold per client;
+* ``level/NAME``: for each entry, the number of the client's widths that contain it;
+* ``frozen/NAME``: the whole of a tensor that is not trained, where clients have widths;
+* ``shown/NAME``: the tensor's stack in theta, into which each step writes the part inside the drawn width;
+* ``squares/NAME``: the sums of squared gradients that clients report.
+"""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,64 +21,77 @@ from fedcover.params import Params
 from fedcover.training.client import Job, width_draws
 from fedcover.training.options import MOST_WIDTHS, TrainingOptions, boost, levels_of
 
-DrillKind = tuple[bool, ...]
-"""Whether there are gains, thresholds, widths, and whether the client reports."""
-LEAST = "least"
-"""The name of the table that says, for (step, client), the least level of an entry that is inside the drawn width."""
+LEAST_LEVEL = "least level"
+"""Key of the (step, client) table of width thresholds: an entry is inside the width if its level is at least this."""
 PLAIN = TrainingOptions()
 
 
-def option_kinds(jobs: Sequence[Job]) -> list[DrillKind]:
-    """What drills must share for their clients to be trained as one batch; all False without drills.
+class OptionsKind(NamedTuple):
+    """The training options for which a batch of clients has buffers; all False for plain masked SGD."""
 
-    Clients of one federation go together even if only some of them have gains, thresholds or widths: the others have
-    a gain of 1, a threshold of 0 and all of their model inside. Otherwise a federation would be cut into small batches.
+    gains: bool
+    thresholds: bool
+    widths: bool
+    report: bool
+
+
+def option_kinds(jobs: Sequence[Job]) -> list[OptionsKind]:
+    """Return for each job the kind that clients must share to be trained as one batch.
+
+    Clients of one federation are trained together even if only some of them have gains, thresholds or widths: the
+    others get a gain of 1, a threshold of 0 and their whole model as a width. Otherwise a federation would be split
+    into small batches.
     """
-    own = [_kind(job.options or PLAIN) for job in jobs]
-    shared: dict[int, list[bool]] = {}
-    for job, kind in zip(jobs, own, strict=True):
-        before = shared.setdefault(id(job.theta), [False, False, False])
-        shared[id(job.theta)] = [a or b for a, b in zip(before, kind, strict=False)]
-    return [(*shared[id(job.theta)], kind[-1]) for job, kind in zip(jobs, own, strict=True)]
+    kinds = [_kind(job.options or PLAIN) for job in jobs]
+    shared: dict[int, OptionsKind] = {}
+    for job, kind in zip(jobs, kinds, strict=True):
+        before = shared.get(id(job.theta), kind)
+        shared[id(job.theta)] = OptionsKind(*(a or b for a, b in zip(before, kind, strict=True)))
+    return [shared[id(job.theta)]._replace(report=kind.report) for job, kind in zip(jobs, kinds, strict=True)]
 
 
-def _kind(options: TrainingOptions) -> DrillKind:
+def _kind(options: TrainingOptions) -> OptionsKind:
     if options.distil:
-        what = "distils from the widest of several widths"
-        raise InputError(f"the policy {what}, which engine=vectorized cannot do; use engine=processes or engine=serial")
-    return bool(options.gains), bool(options.thresholds), bool(options.widths), options.report
+        raise InputError(
+            "engine=vectorized cannot distil from the widest of several widths, which the policy requires; use"
+            " engine=processes or engine=serial"
+        )
+    return OptionsKind(bool(options.gains), bool(options.thresholds), bool(options.widths), options.report)
 
 
-def drill_buffers(kind: DrillKind, trained: Sequence[str], steps: int, like: Params) -> Params:
-    """Room for what drills of a kind need, by ``KIND/NAME``; empty without drills. ``like`` is the stack of theta.
+def option_buffers(kind: OptionsKind, trained: Sequence[str], steps: int, theta: Params) -> Params:
+    """Return the buffers for training options of one kind; empty for plain masked SGD.
 
-    With widths, what is not trained is narrowed in theta itself, under ``shown``, and stays whole under ``still``.
+    Args:
+        kind: The training options that need buffers.
+        trained: The names of the tensors that are trained.
+        steps: The number of steps of the client with the most.
+        theta: The stacks of the clients' parameters.
     """
-    gains, thresholds, widths, report = kind
-    first = next(iter(like.values()))
-    clients, device = len(first), first.device
-    made: Params = {}
-    for name in like if gains else ():  # what is not trained has its gain in forward passes too
-        made[f"gain/{name}"] = like[name].new_zeros(clients)
-    for name in like if widths else ():  # and so it has its widths
-        made[f"level/{name}"] = torch.zeros_like(like[name], dtype=torch.uint8)
+    first = next(iter(theta.values()))
+    num_clients, device = len(first), first.device
+    buffers: Params = {}
+    for name in theta if kind.gains else ():  # frozen tensors have gains in forward passes too
+        buffers[f"gain/{name}"] = theta[name].new_zeros(num_clients)
+    for name in theta if kind.widths else ():  # and they have widths
+        buffers[f"level/{name}"] = torch.zeros_like(theta[name], dtype=torch.uint8)
         if name not in trained:
-            made |= {f"still/{name}": torch.zeros_like(like[name]), f"shown/{name}": like[name]}
+            buffers |= {f"frozen/{name}": torch.zeros_like(theta[name]), f"shown/{name}": theta[name]}
     for name in trained:
-        made |= {f"tau/{name}": like[name].new_zeros(clients)} if thresholds else {}
-        made |= {f"squares/{name}": torch.zeros_like(like[name])} if report else {}
-    if widths:
-        made[LEAST] = torch.zeros((steps, clients), dtype=torch.uint8, device=device)
-    return made
+        buffers |= {f"tau/{name}": theta[name].new_zeros(num_clients)} if kind.thresholds else {}
+        buffers |= {f"squares/{name}": torch.zeros_like(theta[name])} if kind.report else {}
+    if kind.widths:
+        buffers[LEAST_LEVEL] = torch.zeros((steps, num_clients), dtype=torch.uint8, device=device)
+    return buffers
 
 
-def load_drills(buffers: Params, jobs: Sequence[Job], theta: Params) -> None:
-    """Fill the buffers for these jobs, and make theta what is trained in its place."""
+def load_options(buffers: Params, jobs: Sequence[Job], theta: Params) -> None:
+    """Fill the buffers for these jobs, and multiply the stacks of theta by their gains."""
     training_options = [job.options or PLAIN for job in jobs]
-    counted: dict[int, Params] = {}
+    levels: dict[int, Params] = {}
     for options in training_options:
-        if options.widths and id(options) not in counted:
-            counted[id(options)] = levels_of(options.widths)
+        if options.widths and id(options) not in levels:
+            levels[id(options)] = levels_of(options.widths)
     for key, buffer in buffers.items():
         kind, _, name = key.partition("/")
         if kind == "gain":
@@ -77,75 +101,75 @@ def load_drills(buffers: Params, jobs: Sequence[Job], theta: Params) -> None:
             buffer.copy_(torch.tensor([options.thresholds.get(name, 0.0) for options in training_options]))
         elif kind == "squares":
             buffer.zero_()
-        elif kind == "still":
+        elif kind == "frozen":
             buffer.copy_(theta[name])
         elif kind == "level":
             buffer.fill_(MOST_WIDTHS)
             for row, options in zip(buffer, training_options, strict=True):
-                if name in counted.get(id(options), {}):
-                    row.copy_(counted[id(options)][name])
-        elif key == LEAST:
-            buffer.zero_()
-            for client, (job, options) in enumerate(zip(jobs, training_options, strict=True)):
-                if options.widths:
-                    drawn = width_draws(job, job.population.size(job.client.id))
-                    buffer[: len(drawn), client] = (len(options.widths) - drawn).to(buffer)
+                if name in levels.get(id(options), {}):
+                    row.copy_(levels[id(options)][name])
+        elif key == LEAST_LEVEL:
+            _load_draws(buffer, jobs)
 
 
-def at_step(buffers: Params, step: Tensor) -> Params:
-    """The buffers as a step sees them: of the table of widths its own row. What is not trained is narrowed here."""
-    if LEAST not in buffers:
+def _load_draws(least_level: Tensor, jobs: Sequence[Job]) -> None:
+    """Fill the table of width thresholds with the widths that clients draw at their steps."""
+    least_level.zero_()
+    for client, job in enumerate(jobs):
+        if job.options is not None and job.options.widths:
+            draws = width_draws(job, job.population.size(job.client.id))
+            least_level[: len(draws), client] = (len(job.options.widths) - draws).to(least_level)
+
+
+def buffers_at_step(buffers: Params, step: Tensor) -> Params:
+    """Return the buffers of one step, with its row of the width thresholds; mask frozen tensors by that width."""
+    if LEAST_LEVEL not in buffers:
         return buffers
-    found = {**buffers, LEAST: buffers[LEAST].index_select(0, step.view(1)).squeeze(0)}
-    for name in _still(buffers):
-        held, shown, whole = inside(name, found), found.pop(f"shown/{name}"), found.pop(f"still/{name}")
-        assert held is not None
-        shown.copy_(torch.where(held, whole, 0.0))
-        del found[f"level/{name}"]
-    return found
+    current = {**buffers, LEAST_LEVEL: buffers[LEAST_LEVEL].index_select(0, step.view(1)).squeeze(0)}
+    for name in [key.removeprefix("frozen/") for key in buffers if key.startswith("frozen/")]:
+        inside, shown, whole = inside_width(name, current), current.pop(f"shown/{name}"), current.pop(f"frozen/{name}")
+        assert inside is not None
+        shown.copy_(torch.where(inside, whole, 0.0))
+        del current[f"level/{name}"]
+    return current
 
 
-def _still(buffers: Params) -> list[str]:
-    """What is not trained and has widths."""
-    return [key.removeprefix("still/") for key in buffers if key.startswith("still/")]
+def inside_width(name: str, buffers: Params) -> Tensor | None:
+    """Return which entries of a stack are inside the drawn width of their client; None without widths."""
+    level = buffers.get(f"level/{name}")
+    return None if level is None else level >= column(buffers[LEAST_LEVEL], level)
 
 
-def inside(name: str, extra: Params) -> Tensor | None:
-    """What is inside the drawn width of each client; None without widths."""
-    level = extra.get(f"level/{name}")
-    return None if level is None else level >= column(extra[LEAST], level)
-
-
-def drilled_gradient(name: str, grad: Tensor, theta: Tensor, extra: Params, real: Tensor) -> Tensor:
-    """The gradient that goes into the momentum; reports take it in as it is."""
-    gain = extra.get(f"gain/{name}")
-    if (squares := extra.get(f"squares/{name}")) is not None:
-        own = grad if gain is None else grad * column(gain, grad)
-        squares.add_(torch.where(column(real, grad), own * own, 0.0))
-    if (tau := extra.get(f"tau/{name}")) is not None:
+def transform_gradient(name: str, grad: Tensor, theta: Tensor, buffers: Params, real: Tensor) -> Tensor:
+    """Add a gradient to the reports, and return the gradient that is added to the momentum."""
+    gain = buffers.get(f"gain/{name}")
+    if (squares := buffers.get(f"squares/{name}")) is not None:
+        unscaled = grad if gain is None else grad * column(gain, grad)
+        squares.add_(torch.where(column(real, grad), unscaled * unscaled, 0.0))
+    if (tau := buffers.get(f"tau/{name}")) is not None:
         grad = grad * boost(theta if gain is None else theta / column(gain, theta), column(tau, theta))
     return grad
 
 
-def drilled_scale(name: str, scale: Tensor, extra: Params) -> Tensor:
-    """The step size of each client for one tensor."""
-    gain = extra.get(f"gain/{name}")
-    return scale if gain is None else scale * gain * gain
+def step_size(name: str, lr: Tensor, buffers: Params) -> Tensor:
+    """Return the step size of each client for one tensor: lr g^2 with a gain of g."""
+    gain = buffers.get(f"gain/{name}")
+    return lr if gain is None else lr * gain * gain
 
 
-def finished(theta: Params, buffers: Params) -> tuple[Params, Params]:
-    """Copies of the trained stacks, divided by their gains, and of the reports; the latter empty if there are none."""
-    theta = {name: buffers.get(f"still/{name}", stack) for name, stack in theta.items()}
+def trained_values(theta: Params, buffers: Params) -> tuple[Params, Params]:
+    """Return copies of the trained stacks, divided by their gains, and the gradient reports, if there are any."""
+    theta = {name: buffers.get(f"frozen/{name}", stack) for name, stack in theta.items()}
     trained = {
         name: stack / column(buffers[f"gain/{name}"], stack) if f"gain/{name}" in buffers else stack.clone()
         for name, stack in theta.items()
     }
     if not any(key.startswith("squares/") for key in buffers):
         return trained, {}
-    found = {name: buffers.get(f"squares/{name}", torch.zeros_like(stack)) for name, stack in theta.items()}
-    return trained, {name: torch.where(stack.isfinite(), stack, 0.0) for name, stack in found.items()}
+    squares = {name: buffers.get(f"squares/{name}", torch.zeros_like(stack)) for name, stack in theta.items()}
+    return trained, {name: torch.where(stack.isfinite(), stack, 0.0) for name, stack in squares.items()}
 
 
-def column(values: Tensor, like: Tensor) -> Tensor:
-    """One number for each client, shaped to go with a stack."""
-    return values.view(-1, *[1] * (like.ndim - 1))
+def column(values: Tensor, stack: Tensor) -> Tensor:
+    """Reshape one number per client so that it broadcasts over a stack."""
+    return values.view(-1, *[1] * (stack.ndim - 1))

@@ -1,4 +1,4 @@
-"""Reading torch-pruning's dependency graph: which indices of which tensors belong to one unit."""
+"""Reader of torch-pruning's dependency graph: the indices of each tensor that belong to one unit."""
 
 import copy
 import math
@@ -16,29 +16,32 @@ from fedcover.errors import check_extra
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.group import Member, UnitGroup, layer_of
 from fedcover.structure.units.layers import axes_of, channels_of_group
-from fedcover.structure.units.timeout import call_with_timeout
+from fedcover.structure.units.walk_limits import limit_walk
 
 Split = tuple[int, ...]
-PATIENCE = 60.0
-"""Seconds that a network's structure may take to follow; torch-pruning can go round in circles."""
+"""The sizes of the parts into which a view splits an axis, such as (heads, channels of a head)."""
+TIME_LIMIT = 60.0
+"""Seconds that torch-pruning may take to follow the units of a model."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A group as the graph gives it, and how its layer's outputs are split on their way, as into attention heads."""
+class CandidateGroup:
+    """A group of units as the graph gives it, before it is verified."""
 
     finest: UnitGroup
+    """The group with the smallest units, one for each output of its layer."""
     splits: tuple[Split, ...]
+    """The ways in which later operations split the layer's outputs, as into attention heads."""
 
     def coarser(self) -> Iterator[UnitGroup]:
-        """The same with larger units, the finest first: for each split all that share some of its coordinates."""
-        makings = {
+        """Yield the group with larger units, the smallest first: units that share some coordinates of a split."""
+        mergers = {
             (math.prod(split[axis] for axis in axes), split, axes)
             for split in self.splits
             for count in range(1, len(split))
             for axes in combinations(range(len(split)), count)
         }
-        for size, split, axes in sorted(makings, reverse=True):
+        for size, split, axes in sorted(mergers, reverse=True):
             unit = torch.zeros(split, dtype=torch.long)
             for axis in axes:
                 along = torch.arange(split[axis]).reshape([-1 if a == axis else 1 for a in range(len(split))])
@@ -47,46 +50,44 @@ class Found:
 
 
 def merge(group: UnitGroup, unit: Tensor, size: int) -> UnitGroup:
-    """A group whose unit u is now a part of unit[u]."""
+    """Return a group of ``size`` units in which unit u of the given group is part of unit ``unit[u]``."""
     members = tuple(replace(member, units=unit[member.units]) for member in group.members)
     return replace(group, size=size, members=members)
 
 
-def read_graph(structure: ModelStructure) -> tuple[list[Found], dict[str, str]]:
-    """The groups that the graph gives, in order of use, and the layers of those that cannot be cut, with the reason."""
+def read_graph(structure: ModelStructure) -> tuple[list[CandidateGroup], dict[str, str]]:
+    """Return the groups of the graph, in order of use, and the layers whose units cannot be cut, with the reason."""
     check_extra("units", "pruning whole units", "torch_pruning")
     import torch_pruning
 
     model = copy.deepcopy(structure.model).eval()
 
-    def trace() -> list[list[Any]]:
+    try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=structure.example)
-            return [list(group) for group in graph.get_all_groups()]
-
-    try:
-        listed = call_with_timeout(PATIENCE, trace)
+            limit_walk(graph, TIME_LIMIT)
+            listed = [list(group) for group in graph.get_all_groups()]
     except Exception as error:
-        why = f"no units were found: {str(error).partition(chr(10))[0] or type(error).__name__}"
-        return [], {layer_of(name): why for name in structure.hidden}
+        reason = f"no units were found: {str(error).partition(chr(10))[0] or type(error).__name__}"
+        return [], {layer_of(name): reason for name in structure.hidden}
     reader = _Reader(model, structure)
-    found: list[UnitGroup] = []
+    groups: list[UnitGroup] = []
     left: dict[str, str] = {}
     for items in listed:
         group = reader.read(items)
         if isinstance(group, str):
             left |= dict.fromkeys(reader.layers(items), group)
         elif group is not None:
-            found.append(group)
+            groups.append(group)
     order = {name: i for i, name in enumerate(structure.weights)}
-    found.sort(key=lambda g: min(order.get(m.tensor, len(order)) for m in g.members if m.incoming))
+    groups.sort(key=lambda g: min(order.get(m.tensor, len(order)) for m in g.members if m.incoming))
     splits = _splits(structure)
-    return [Found(group, tuple(s for s in splits if math.prod(s) == group.size)) for group in found], left
+    return [CandidateGroup(group, tuple(s for s in splits if math.prod(s) == group.size)) for group in groups], left
 
 
 class _Reader:
-    """Turns torch-pruning's groups into ours."""
+    """Converts torch-pruning's groups to ``UnitGroup``."""
 
     def __init__(self, model: nn.Module, structure: ModelStructure) -> None:
         self._structure = structure
@@ -96,12 +97,12 @@ class _Reader:
         self._tied = {name: self._parameters[id(tensor)] for name, tensor in every}
 
     def layers(self, items: Sequence[Any]) -> list[str]:
-        """The layers whose outputs a group has."""
+        """Return the layers whose outputs belong to a group."""
         out = [item.dep.target.module for item in items if item.dep.handler.__name__.endswith("out_channels")]
         return [self._names[module] for module in out if module in self._names]
 
     def read(self, items: Sequence[Any]) -> UnitGroup | str | None:
-        """A group; or why it cannot be cut; or None for the output layer's, which nobody cuts."""
+        """Return a group, the reason why it cannot be cut, or None for the output layer's, which is never cut."""
         members: list[Member] = []
         root, size, together = "", max(max(item.root_idxs) for item in items) + 1, 1
         for item in items:
@@ -114,7 +115,7 @@ class _Reader:
                 name = self._names[module]
                 axes = axes_of(module, out)
                 if axes is None:
-                    return f"its units pass through '{name}', a {type(module).__name__}, which is not cut"
+                    return f"its units pass through '{name}', a {type(module).__name__}, which cannot be cut"
                 tensors = {f"{name}.{kind}" if name else kind: axis for kind, axis in axes.items()}
                 root = root or name
                 together = math.lcm(together, channels_of_group(module))
@@ -122,7 +123,7 @@ class _Reader:
                 continue  # an operation without parameters, such as ReLU or pooling
             for tensor, axis in tensors.items():
                 if tensor not in self._tied:
-                    continue  # such as a bias that is not there
+                    continue  # such as the bias of a layer without one
                 if tensor == self._structure.output and axis == 0 and out:
                     return None
                 if list(self._tied.values()).count(self._tied[tensor]) > 1:
@@ -136,7 +137,7 @@ class _Reader:
         group = UnitGroup(root, size, tuple(members))
         if together > 1:
             if size % together:
-                return f"its {size} units do not come in whole groups of {together}, as a group norm needs them"
+                return f"its {size} units do not form whole groups of {together}, as a group norm needs"
             group = merge(group, torch.arange(size) // together, size // together)
         return group
 
@@ -151,12 +152,12 @@ class _Reader:
 
 
 def _axis_of_length(parameter: nn.Parameter, length: int) -> int:
-    """The last axis of this length, along which a free parameter's units lie."""
+    """Return the last axis of this length, along which the units of a free parameter lie."""
     return max((axis for axis, size in enumerate(parameter.shape) if size == length), default=parameter.ndim)
 
 
 class _Views(TorchDispatchMode):
-    """Notes into which parts an axis is split."""
+    """Records the parts into which views split an axis."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -178,7 +179,7 @@ class _Views(TorchDispatchMode):
 
 
 def _splits(structure: ModelStructure) -> list[Split]:
-    """How a pass splits axes; the largest number of parts first."""
+    """Return the splits of axes in a forward pass, those with the most parts first."""
     watch = _Views()
     with torch.no_grad(), watch:
         copy.deepcopy(structure.model).eval()(structure.example)

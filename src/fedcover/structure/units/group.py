@@ -1,4 +1,4 @@
-"""What a group of units is."""
+"""Groups of units."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,10 +14,12 @@ class Member:
     """One axis of one tensor, and the unit that each of its indices belongs to."""
 
     tensor: str
+    """Name of the parameter."""
     axis: int
     units: Tensor
+    """Unit of each index along the axis."""
     incoming: bool
-    """Whether these are the weights into the unit (rather than its bias, or the weights out of it)."""
+    """True for the weights into a unit, False for its bias and the weights out of it."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,14 @@ class UnitGroup:
     """The units of one layer, or of several layers tied by a residual stream."""
 
     name: str
+    """Name of the first layer."""
     size: int
+    """Number of units."""
     members: tuple[Member, ...]
+    """Everything that the units own."""
 
     def incoming_norm(self, theta: Params) -> Tensor:
-        """The L1 norm of each unit's incoming weights."""
+        """Return the L1 norm of each unit's incoming weights."""
         total = torch.zeros(self.size, dtype=torch.float64, device=next(iter(theta.values())).device)
         for member in self.members:
             if member.incoming:
@@ -38,26 +43,32 @@ class UnitGroup:
         return total
 
     def energy(self, theta: Params) -> Tensor:
-        """The squared norm of all that each unit owns: what is lost without it."""
+        """Return the squared norm of all entries that each unit owns."""
         total = torch.zeros(self.size, dtype=torch.float64, device=next(iter(theta.values())).device)
         for member in self.members:
             squares = theta[member.tensor].double().square().movedim(member.axis, 0).reshape(len(member.units), -1)
             total.index_add_(0, _on(member.units, total.device), squares.sum(1))
         return total
 
-    def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
-        """Narrow a mask, in place, to the units that are held."""
+    def restrict(self, mask: dict[str, Tensor], theta: Params, kept: Tensor) -> None:
+        """Narrow a mask, in place, to some units of this group.
+
+        Args:
+            mask: Mask to change; tensors that it does not name yet are added.
+            theta: Parameters, for their shapes.
+            kept: For each unit, True if it stays.
+        """
         for member in self.members:
             tensor = theta[member.tensor]
             shape = [1] * tensor.ndim
             shape[member.axis] = -1
-            along = held[_on(member.units, held.device)].reshape(shape)
-            known = mask.get(member.tensor)
-            mask[member.tensor] = along.expand(tensor.shape).clone() if known is None else known & along
+            along = kept[_on(member.units, kept.device)].reshape(shape)
+            previous = mask.get(member.tensor)
+            mask[member.tensor] = along.expand(tensor.shape).clone() if previous is None else previous & along
 
 
 def layer_of(tensor: str) -> str:
-    """The layer that a tensor belongs to; a free parameter stands for itself.
+    """Return the layer that a tensor belongs to; a free parameter is its own layer.
 
     >>> layer_of("blocks.0.conv1.weight"), layer_of("positions")
     ('blocks.0.conv1', 'positions')
@@ -67,5 +78,5 @@ def layer_of(tensor: str) -> str:
 
 @lru_cache(maxsize=256)
 def _on(units: Tensor, device: torch.device) -> Tensor:
-    """Indices on a device, moved there once."""
+    """Return indices on a device; they are moved there once."""
     return units.to(device)

@@ -1,4 +1,4 @@
-"""What each kind of layer has along its units, and how it is told that there are fewer."""
+"""The axes of each kind of layer along which its units lie, and the attributes that hold its sizes."""
 
 from typing import Any
 
@@ -10,12 +10,17 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.I
 
 
 def is_depthwise(layer: nn.Module) -> bool:
-    """Whether a convolution has one input channel for each output channel, and no others."""
+    """Return whether a convolution has one input channel for each output channel."""
     return isinstance(layer, CONVOLUTIONS) and layer.groups == layer.in_channels == layer.out_channels > 1
 
 
 def axes_of(layer: nn.Module, out: bool) -> dict[str, int] | None:
-    """Which axis of which of a layer's tensors its output (or input) units lie along; None if it cannot be cut."""
+    """Return the axis of each tensor of a layer along which its units lie; None if the layer cannot be cut.
+
+    Args:
+        layer: Layer of any kind.
+        out: True for the output units, False for the input units.
+    """
     if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         if is_depthwise(layer):
             return {"weight": 0, "bias": 0}
@@ -38,36 +43,37 @@ def _normal(layer: nn.LayerNorm) -> tuple[int, ...]:
 
 
 def channels_of_group(layer: nn.Module) -> int:
-    """How many channels a layer needs to keep together: those that a group norm normalises as one."""
+    """Return the number of channels that must stay together: those that a group norm normalises as one."""
     return layer.num_channels // layer.num_groups if isinstance(layer, nn.GroupNorm) else 1
 
 
 def statistics_of(layer: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a layer that have an entry for each of its units."""
+    """Return the buffers of a layer that have one entry for each of its units."""
     if not isinstance(layer, NORMS):
         return {}
-    return {name: kept for name in ("running_mean", "running_var") if (kept := layer._buffers.get(name)) is not None}
+    buffers = {name: layer._buffers.get(name) for name in ("running_mean", "running_var")}
+    return {name: buffer for name, buffer in buffers.items() if buffer is not None}
 
 
 def resize(layer: nn.Module, whole: nn.Module) -> None:
-    """Set what a layer says about its sizes to what its tensors have; ``whole`` is the layer that it was cut from."""
-    made: Any = layer
-    shape = tuple(made.weight.shape)
+    """Set the size attributes of a layer from the shapes of its tensors; ``whole`` is the layer it was cut from."""
+    small: Any = layer
+    shape = tuple(small.weight.shape)
     if isinstance(layer, nn.Linear):
-        made.out_features, made.in_features = shape
+        small.out_features, small.in_features = shape
     elif is_depthwise(whole):
-        made.out_channels = made.in_channels = made.groups = shape[0]
+        small.out_channels = small.in_channels = small.groups = shape[0]
     elif isinstance(layer, CONVOLUTIONS):
-        made.out_channels, made.in_channels = shape[:2]
+        small.out_channels, small.in_channels = shape[:2]
     elif isinstance(layer, TRANSPOSED):
-        made.in_channels, made.out_channels = shape[:2]
+        small.in_channels, small.out_channels = shape[:2]
     elif isinstance(layer, nn.Embedding):
-        made.embedding_dim = shape[1]
+        small.embedding_dim = shape[1]
     elif isinstance(layer, NORMS):
-        made.num_features = shape[0]
+        small.num_features = shape[0]
     elif isinstance(layer, nn.GroupNorm):
-        made.num_groups, made.num_channels = shape[0] // channels_of_group(whole), shape[0]
+        small.num_groups, small.num_channels = shape[0] // channels_of_group(whole), shape[0]
     elif isinstance(layer, nn.LayerNorm):
-        made.normalized_shape = shape
+        small.normalized_shape = shape
     elif isinstance(layer, nn.PReLU):
-        made.num_parameters = shape[0]
+        small.num_parameters = shape[0]

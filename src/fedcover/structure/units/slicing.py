@@ -1,4 +1,4 @@
-"""Cutting: which indices a mask leaves, and a copy of a module that holds only those."""
+"""Slicing: the indices that a mask keeps, and a copy of a model with only those."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Cuts = Mapping[str, Mapping[int, Tensor]]
 
 
 def cuts_of(groups: Sequence[UnitGroup], mask: Mask) -> Cuts:
-    """The indices that stay, along each axis on which a mask removes whole units."""
+    """Return the indices that stay, along each axis on which a mask removes whole units."""
     cuts: dict[str, dict[int, Tensor]] = {}
     for group in groups:
         if not all(member.tensor in mask for member in group.members):
@@ -25,7 +25,7 @@ def cuts_of(groups: Sequence[UnitGroup], mask: Mask) -> Cuts:
             kept = mask[member.tensor].movedim(member.axis, 0).reshape(len(member.units), -1).any(1)
             alive[member.units[kept.cpu()]] = True
         if not bool(alive.any()):
-            alive[0] = True  # a layer must have a unit; the mask that is left over removes it
+            alive[0] = True  # a layer needs at least one unit; the remaining mask removes it
         if not bool(alive.all()):
             for member in group.members:
                 cuts.setdefault(member.tensor, {})[member.axis] = alive[member.units].nonzero().squeeze(1)
@@ -33,20 +33,20 @@ def cuts_of(groups: Sequence[UnitGroup], mask: Mask) -> Cuts:
 
 
 def shape_after(shape: Sequence[int], axes: Mapping[int, Tensor] | None) -> tuple[int, ...]:
-    """The shape of what stays of a tensor."""
+    """Return the shape of a tensor after it is cut."""
     return tuple(len(axes[axis]) if axes and axis in axes else size for axis, size in enumerate(shape))
 
 
 def cut(tensor: Tensor, axes: Mapping[int, Tensor] | None) -> Tensor:
-    """A contiguous copy of what stays of a tensor."""
+    """Return a contiguous copy of the entries that stay of a tensor."""
     for axis, kept in (axes or {}).items():
         tensor = tensor.index_select(axis, kept.to(tensor.device))
     return tensor if axes else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def smaller_copy(model: nn.Module, cuts: Cuts) -> nn.Module:
-    """A copy of a model that holds only what the cuts leave; its parameters are its own."""
-    # What is in the memo, deepcopy takes for copied: whole tensors are never copied, tied ones stay tied.
+    """Return a copy of a model with only the entries that the cuts leave; it shares no parameter with the model."""
+    # deepcopy takes everything in the memo as copied: whole tensors are never copied, and tied ones stay tied.
     memo: dict[int, object] = {
         id(tensor): nn.Parameter(cut(tensor.detach(), cuts.get(name)), tensor.requires_grad)
         for name, tensor in model.named_parameters()

@@ -1,10 +1,10 @@
-"""One client's SGD step, fast: traced once to plain operations, then replayed on flat buffers.
+"""Fast SGD steps of one client: traced once to plain operations, then replayed on flat buffers.
 
 A step on a small batch is little arithmetic; calling modules and autograd costs several times as much.
-So the operations of loss and gradients are found once for each shape of batch. Parameters and momenta lie
-in one stretch of memory each, so the update is one operation, and a product that makes the gradient of a
-weight matrix adds straight to its momentum. A model that cannot be traced is trained by autograd, and one
-that is a chain of simple layers by the C library, an epoch at a time.
+Therefore the operations of loss and gradients are traced once for each batch shape. Parameters and momenta are
+in one flat buffer each, so that the update is one operation, and the product that computes the gradient of a
+weight matrix adds directly to its momentum. A model that cannot be traced is trained by autograd, and a chain
+of simple layers is trained by the C library, one epoch per call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,73 +17,82 @@ from torch import Tensor, nn
 
 from fedcover.params import Mask, Params, params_of, prune, put_params
 from fedcover.seeding import ambient
-from fedcover.structure.dropout import Ask, Stream, scales
+from fedcover.structure.dropout import DropoutCall, Stream, scales
 from fedcover.training.steps.native import ChainState, Matcher
 from fedcover.training.steps.traced import TracedStep, trace_step
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 ALIGN = 16
+"""Tensors begin at multiples of this many entries."""
 NONE: Mapping[str, float] = MappingProxyType({})
 CLOSE = 1e-3
-"""How far a program may be from autograd, as a share of the largest value; an error is far larger, rounding smaller."""
+"""The largest accepted difference between a traced step and autograd, relative to the largest value.
+
+It is larger than rounding and far smaller than an error.
+"""
 AHEAD = 1 << 16
-"""About how many places of dropout are drawn at once."""
+"""The approximate number of dropout entries that are drawn at once."""
 
 
 @dataclass
 class Flat:
-    """The trained parameters of one type, their momenta and their mask, each as one stretch of memory."""
+    """The trained parameters of one dtype, their momenta and their mask, each as one flat buffer."""
 
     names: list[str]
     theta: Tensor
     velocity: Tensor
     momenta: list[Tensor]
-    """The velocity as views, one for each name."""
+    """The velocity as one view per name."""
     places: list[tuple[int, int]]
-    """Where each name's entries begin, and how many there are."""
+    """For each name, the first of its entries and their number."""
     kept: Tensor | None = None
-    """1 where an entry is kept and 0 where it is pruned; None if nothing is. Under gains g it is g^2 where kept."""
+    """1 where an entry is kept and 0 where it is pruned; None if all are kept. With gains g, g^2 where kept."""
     gain: Tensor | None = None
-    """What ``theta`` is multiplied by while it is trained; None for 1."""
+    """The factor of ``theta`` during training; None for 1."""
 
     def over(self, values: Mapping[str, Tensor] | Mapping[str, float]) -> Tensor | None:
-        """Values by name laid out as theta is, 1 where there are none; None if there are none at all."""
+        """Return values by name in the layout of theta, with 1 for missing names; None if all are missing."""
         if not any(name in values for name in self.names):
             return None
-        found = torch.ones_like(self.theta)
+        flat = torch.ones_like(self.theta)
         for name, (at, size) in zip(self.names, self.places, strict=True):
             if name in values:
                 value = values[name]
-                found[at : at + size] = value.reshape(-1) if isinstance(value, Tensor) else value
-        return found
+                flat[at : at + size] = value.reshape(-1) if isinstance(value, Tensor) else value
+        return flat
 
     def split(self, values: Tensor) -> Params:
-        """A stretch laid out as theta is, by name, as copies."""
+        """Return copies of the parts of a buffer in the layout of theta, by name."""
         shapes = zip(self.names, self.places, self.momenta, strict=True)
         return {name: values[at : at + size].view_as(v).clone() for name, (at, size), v in shapes}
 
 
 class Stepper:
-    """Takes SGD steps on a scratch model, whose parameters it moves into memory of its own, ``flats``.
+    """A taker of SGD steps on a scratch model, whose parameters it moves into flat buffers, ``flats``.
 
-    ``trace=False`` leaves every step to autograd.
+    Args:
+        model: The scratch model, with keyed dropout.
+        stream: The stream of the model's dropout.
+        loss: A function from (scores, labels) to the mean loss.
+        trace: Whether to trace steps; False leaves every step to autograd.
     """
 
     def __init__(self, model: nn.Module, stream: Stream, loss: Loss, trace: bool = True) -> None:
         self.model, self.stream, self.loss = model.train(), stream, loss
         self._trace = trace
         self.flats = _lay_out(model)
-        self._recogniser = Matcher(model, stream, loss)
+        self._matcher = Matcher(model, stream, loss)
         self._traced_steps: dict[object, TracedStep | None] = {}
         self.lr = self.momentum = 0.0
         self.exact = False
         self._gains: Mapping[str, float] = NONE
-        self._still: Params = {}
-        """What is not trained and has a gain: a product with it and a division by it may round."""
+        self._frozen: Params = {}
+        """Frozen tensors with gains: multiplying by a gain and dividing by it may round."""
         self.number = 0
-        """Steps taken so far."""
-        self._drawn: dict[Ask, tuple[int, Sequence[Tensor]]] = {}
+        """The number of steps taken since the start."""
+        self._dropout: dict[DropoutCall, tuple[int, Sequence[Tensor]]] = {}
+        """For each dropout layer, the first step and the multipliers from that step on."""
 
     def start(
         self,
@@ -95,17 +104,26 @@ class Stepper:
         exact: bool = False,
         gains: Mapping[str, float] = NONE,
     ) -> None:
-        """Be theta o m, at rest, before step 0; ``key`` is that of the client's dropout.
+        """Reset to theta o m with zero momentum.
 
-        Pruned gradients are multiplied by 0, which a gradient that is not finite survives. ``exact`` cuts them out
-        instead, and is slower. A model whose tensor is used as g theta is trained as theta' = g theta with the step
-        size times g^2, which is the same, and ``params`` divides by g.
+        A tensor with gain g is trained as theta' = g theta with the step size times g^2, which is equivalent, and
+        ``params`` divides by g.
+
+        Args:
+            theta: The parameters.
+            mask: The client's mask.
+            lr: The step size.
+            momentum: The factor by which momentum decays at each step.
+            key: The key of the client's dropout.
+            exact: Whether to set pruned gradients to 0 instead of multiplying them by 0, which does not remove a
+                gradient that is not finite; it is slower.
+            gains: The factors of tensors in forward passes, by name.
         """
         self.lr, self.momentum, self.exact, self._gains = lr, momentum, exact, gains
         self.stream.key, self.number = key, 0
-        self._drawn.clear()
+        self._dropout.clear()
         fixed = [name for name, p in self.model.named_parameters() if name in gains and not p.requires_grad]
-        self._still = prune({name: theta[name] for name in fixed}, mask)
+        self._frozen = prune({name: theta[name] for name in fixed}, mask)
         theta = {name: t * gains[name] if name in gains else t for name, t in theta.items()} if gains else theta
         put_params(self.model, prune(theta, mask))
         for flat in self.flats:
@@ -117,7 +135,7 @@ class Stepper:
                 flat.kept = squared if flat.kept is None else flat.kept.mul_(squared)
 
     def remask(self, old: Mask, new: Mask) -> None:
-        """Go on under another mask: what it drops is 0, and what it adds begins at 0 and at rest."""
+        """Continue with another mask; entries that it drops or adds become 0, with zero momentum."""
         for flat in self.flats:
             before, after = flat.over(old), flat.over(new)
             if before is None or after is None:
@@ -128,7 +146,7 @@ class Stepper:
             flat.kept = after if flat.gain is None else after.mul_(flat.gain.square())
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """Take one step on a batch; its loss before the step."""
+        """Take one step on a batch, and return the loss before it."""
         traced = None if self.exact else self._traced_step(x, y)
         loss = self._by_autograd(x, y) if traced is None else self._by_traced(traced, x, y)
         for flat in self.flats:
@@ -140,19 +158,22 @@ class Stepper:
         return loss
 
     def epochs(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor:
-        """Take the steps of several epochs, each over the examples in an order of its own; the losses of the last."""
+        """Take the steps of several epochs, each with its own order of the examples; return the losses of the last."""
         losses = self._by_chain(inputs, labels, orders, batch_size)
         if losses is not None:
             return losses
         for order in orders:
             xs, ys = (data.index_select(0, order).split(batch_size) for data in (inputs, labels))
-            found = [self.step(x, y) for x, y in zip(xs, ys, strict=True)]
-        return torch.stack(found)
+            steps = [self.step(x, y) for x, y in zip(xs, ys, strict=True)]
+        return torch.stack(steps)
 
     def gradients(self, x: Tensor, y: Tensor, loss: Loss | None = None) -> Tensor:
-        """The loss on a batch; its gradients, those of pruned entries too, now stand where the momenta were.
+        """Return the loss on a batch, and replace the momenta by the gradients, at pruned entries too.
 
-        Another ``loss`` than the stepper's own is left to autograd.
+        Args:
+            x: The inputs.
+            y: The labels.
+            loss: Another loss function than the stepper's; it is left to autograd.
         """
         momentum, exact = self.momentum, self.exact
         for flat in self.flats:
@@ -165,20 +186,20 @@ class Stepper:
             self.momentum, self.exact = momentum, exact
 
     def params(self) -> Params:
-        """A copy of the model's parameters as they stand."""
-        found = params_of(self.model)
-        found = {name: t / self._gains[name] if name in self._gains else t for name, t in found.items()}
-        return {name: self._still.get(name, t) for name, t in found.items()}
+        """Return a copy of the model's parameters, divided by their gains."""
+        theta = params_of(self.model)
+        theta = {name: t / self._gains[name] if name in self._gains else t for name, t in theta.items()}
+        return {name: self._frozen.get(name, t) for name, t in theta.items()}
 
     def _by_chain(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor | None:
-        """The same by the C library; None, with nothing done, if it cannot."""
+        """Take the steps of several epochs by the C library; return None, with nothing done, if it cannot."""
         if not self._trace or self.exact or len(self.flats) != 1:
             return None
         (flat,) = self.flats
-        if flat.gain is not None:  # the library knows kept and pruned alone
+        if flat.gain is not None:  # the library only distinguishes kept and pruned
             return None
         places = dict(zip(flat.names, flat.places, strict=True))
-        chain = self._recogniser.find(inputs, labels, orders, batch_size, places)
+        chain = self._matcher.find(inputs, labels, orders, batch_size, places)
         if chain is None:
             return None
         state = ChainState(flat.theta, flat.velocity, flat.kept, self.lr, self.momentum, self.stream.key, self.number)
@@ -187,54 +208,54 @@ class Stepper:
         return losses
 
     def _traced_step(self, x: Tensor, y: Tensor) -> TracedStep | None:
-        """The program for batches of this shape, found once; None if steps on them are left to autograd."""
+        """Return the traced step for batches of this shape, cached; None if they are left to autograd."""
         key = (x.shape, x.dtype, y.shape, y.dtype)
         if key not in self._traced_steps:
             momenta = {name: v for flat in self.flats for name, v in zip(flat.names, flat.momenta, strict=True)}
-            found = trace_step(self.model, self.stream, self.loss, x, y, momenta) if self._trace else None
-            self._traced_steps[key] = found if found is not None and self._agrees(found, x, y) else None
+            traced = trace_step(self.model, self.stream, self.loss, x, y, momenta) if self._trace else None
+            self._traced_steps[key] = traced if traced is not None and self._agrees(traced, x, y) else None
         return self._traced_steps[key]
 
     def _agrees(self, traced: TracedStep, x: Tensor, y: Tensor) -> bool:
-        """Whether a program's loss and gradients on a batch are autograd's; momenta are left as they were."""
+        """Return whether a traced step's loss and gradients on a batch agree with autograd's; restore the momenta."""
         before = [flat.velocity.clone() for flat in self.flats]
-        found = []
+        results = []
         for take in (self._by_autograd, partial(self._by_traced, traced)):
             for flat in self.flats:
                 flat.velocity.zero_()
             with ambient(0, "agree"):
                 loss = take(x.clone(), y)
-            found.append([loss, *(flat.velocity.clone() for flat in self.flats)])
+            results.append([loss, *(flat.velocity.clone() for flat in self.flats)])
         for flat, velocity in zip(self.flats, before, strict=True):
             flat.velocity.copy_(velocity)
-        # Where autograd's own values are not finite there is nothing to compare.
+        # Where autograd's values are not finite there is nothing to compare.
         return all(
             bool((a - b).abs().max() <= CLOSE * a.abs().max()) or not bool(torch.isfinite(a).all())
-            for a, b in zip(*found, strict=True)
+            for a, b in zip(*results, strict=True)
         )
 
     def _by_traced(self, traced: TracedStep, x: Tensor, y: Tensor) -> Tensor:
-        return traced.run(x, y, self.momentum, *[self._scale(ask, x.device) for ask in traced.asks])
+        return traced.run(x, y, self.momentum, *[self._scale(call, x.device) for call in traced.calls])
 
-    def _scale(self, ask: Ask, device: torch.device) -> Tensor:
-        """A layer's dropout at this step, drawn for many steps at once."""
-        first, drawn = self._drawn.get(ask, (0, ()))
+    def _scale(self, call: DropoutCall, device: torch.device) -> Tensor:
+        """Return the multipliers of a dropout layer at this step; they are drawn for many steps at once."""
+        first, drawn = self._dropout.get(call, (0, ()))
         if not first <= self.number < first + len(drawn):
-            ahead = max(1, AHEAD // torch.Size(ask.shape).numel())
+            ahead = max(1, AHEAD // torch.Size(call.shape).numel())
             first = self.number
             steps = torch.arange(first, first + ahead, device=device)
-            drawn = scales(self.stream.key, steps, ask, device).unbind()
-            self._drawn[ask] = (first, drawn)
+            drawn = scales(self.stream.key, steps, call, device).unbind()
+            self._dropout[call] = (first, drawn)
         return drawn[self.number - first]
 
-    def _by_autograd(self, x: Tensor, y: Tensor, other: Loss | None = None) -> Tensor:
+    def _by_autograd(self, x: Tensor, y: Tensor, loss_function: Loss | None = None) -> Tensor:
         self.stream.step = self.number
         with torch.enable_grad():
             trained = [p for p in self.model.parameters() if p.requires_grad]
-            loss = (other or self.loss)(self.model(x), y)
-            found = torch.autograd.grad(loss, trained, materialize_grads=True)
+            loss = (loss_function or self.loss)(self.model(x), y)
+            gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        grads = dict(zip(names, found, strict=True))
+        grads = dict(zip(names, gradients, strict=True))
         for flat in self.flats:
             for name, v, (at, size) in zip(flat.names, flat.momenta, flat.places, strict=True):
                 if self.exact and flat.kept is not None:
@@ -244,22 +265,22 @@ class Stepper:
 
 
 def _lay_out(model: nn.Module) -> list[Flat]:
-    """Move the trained parameters of a model into flat stretches, one for each type."""
+    """Move the trained parameters of a model into flat buffers, one for each dtype."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     flats = []
     for dtype in dict.fromkeys(p.dtype for _, p in trained):
-        of_type = [(name, p) for name, p in trained if p.dtype == dtype]
+        of_dtype = [(name, p) for name, p in trained if p.dtype == dtype]
         places, at = [], 0
-        for _, p in of_type:
+        for _, p in of_dtype:
             places.append((at, p.numel()))
             at += -(-p.numel() // ALIGN) * ALIGN
-        theta, velocity = of_type[0][1].new_zeros(at).detach(), of_type[0][1].new_zeros(at).detach()
+        theta, velocity = of_dtype[0][1].new_zeros(at).detach(), of_dtype[0][1].new_zeros(at).detach()
         momenta = []
         with torch.no_grad():
-            for (_, p), (start, size) in zip(of_type, places, strict=True):
+            for (_, p), (start, size) in zip(of_dtype, places, strict=True):
                 view = theta[start : start + size].view(p.shape)
                 view.copy_(p)
                 p.data = view
                 momenta.append(velocity[start : start + size].view(p.shape))
-        flats.append(Flat([name for name, _ in of_type], theta, velocity, momenta, places))
+        flats.append(Flat([name for name, _ in of_dtype], theta, velocity, momenta, places))
     return flats

@@ -1,4 +1,4 @@
-"""The operations of a training step: loss, gradients and momenta, found by tracing a model once."""
+"""Traced training steps: a model is traced once to the operations of loss, gradients and momenta."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcover.seeding import ambient
-from fedcover.structure.dropout import Ask, Stream
+from fedcover.structure.dropout import DropoutCall, Stream
 
 aten = torch.ops.aten
 
 VIEWS = {aten.t.default, aten.transpose.int, aten.view.default, aten.expand.default, aten.permute.default}
 VIEWS |= {aten.unsqueeze.default, aten.squeeze.dim, aten.select.int, aten.slice.Tensor}
-"""Operations whose result lies in the memory of their input."""
+"""Operations whose result is a view of their input."""
 SAME = {aten.detach.default, aten.alias.default}
-"""Operations that change nothing where no gradients are recorded."""
-CONSTANT = {aten.ones_like.default, aten.zeros_like.default}
-"""Operations whose result depends on the shape of their input alone."""
+"""Operations that have no effect where no gradients are recorded."""
+SHAPE_ONLY = {aten.ones_like.default, aten.zeros_like.default}
+"""Operations whose result depends only on the shape of their input."""
 QUICK = {
     aten.addmm.default: torch.addmm,
     aten.mm.default: torch.mm,
@@ -34,19 +34,19 @@ QUICK = {
     aten._log_softmax.default: torch._log_softmax,
     aten._log_softmax_backward_data.default: torch._log_softmax_backward_data,
 }
-"""The same operations by a way in that takes less time."""
+"""Equivalent functions that take less time to call."""
 IN_PLACE = {aten.mul.Tensor: "mul_", aten.add.Tensor: "add_", aten.relu.default: "relu_"}
-"""Operations that may write over their first input where nobody else needs it."""
+"""Methods that overwrite their first input, for where nothing else needs it."""
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A traced step for one shape of batch, bound to a model's parameters and momenta."""
+    """A traced step for one batch shape, bound to a model's parameters and momenta."""
 
     run: Callable[..., Tensor]
-    """(x, y, momentum, scale of each ask) -> loss; adds gradients to the momenta, leaves parameters alone."""
-    asks: tuple[Ask, ...]
-    """The dropout that a step needs."""
+    """(x, y, momentum, multipliers of each dropout layer) -> loss; updates the momenta but not the parameters."""
+    calls: tuple[DropoutCall, ...]
+    """The dropout layers that a step calls."""
 
 
 def trace_step(
@@ -57,9 +57,15 @@ def trace_step(
     y: Tensor,
     momenta: Mapping[str, Tensor],
 ) -> TracedStep | None:
-    """The program of one step on batches like (x, y); None if the model cannot be traced.
+    """Return the traced step for batches of the shapes of (x, y); None if the model cannot be traced.
 
-    ``momenta`` has the velocity of every trained parameter.
+    Args:
+        model: The model, with keyed dropout.
+        stream: The stream of the model's dropout.
+        loss: A function from (scores, labels) to the mean loss.
+        x: A batch of inputs.
+        y: A batch of labels.
+        momenta: The velocity of each trained parameter.
     """
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     fixed = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name not in momenta}
@@ -68,15 +74,15 @@ def trace_step(
     def step(x: Tensor, y: Tensor, *tensors: Tensor) -> list[Tensor]:
         parameters = [tensor.requires_grad_() for tensor in tensors[: len(trained)]]
         named = dict(zip([*trained, *fixed], [*parameters, *tensors[len(trained) :]], strict=False))
-        stream.given = dict(zip(asks, tensors[len(values) :], strict=True))
+        stream.prepared = dict(zip(calls, tensors[len(values) :], strict=True))
         stream.step = 0
-        found = loss(functional_call(model, named, (x,)), y)
-        return [found, *torch.autograd.grad(found, parameters, materialize_grads=True)]
+        value = loss(functional_call(model, named, (x,)), y)
+        return [value, *torch.autograd.grad(value, parameters, materialize_grads=True)]
 
     try:
         with ambient(0, "trace"), torch.enable_grad():
-            asks = asks_of(model, stream, x)
-            drawn = [torch.ones(ask.shape, dtype=ask.dtype) for ask in asks]
+            calls = dropout_calls(model, stream, x)
+            drawn = [torch.ones(call.shape, dtype=call.dtype) for call in calls]
             inputs = [tensor.detach().clone() for tensor in values]
             graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(x, y, *inputs, *drawn)
     except MemoryError:
@@ -84,74 +90,76 @@ def trace_step(
     except Exception:  # such as control flow that depends on data
         return None
     finally:
-        stream.given = None
-    return TracedStep(_bind(graph, values, [momenta[name] for name in trained], len(asks)), asks)
+        stream.prepared = None
+    return TracedStep(_build(graph, values, [momenta[name] for name in trained], len(calls)), calls)
 
 
-def asks_of(model: nn.Module, stream: Stream, x: Tensor) -> tuple[Ask, ...]:
-    """The dropout that one forward pass asks for."""
-    stream.asked.clear()
+def dropout_calls(model: nn.Module, stream: Stream, x: Tensor) -> tuple[DropoutCall, ...]:
+    """Return the dropout layers that one forward pass calls."""
+    stream.recorded.clear()
     stream.step = 0
     with torch.no_grad():
-        model(x.clone())  # a model may write to its input
-    return tuple(stream.asked)
+        model(x.clone())  # a model may modify its input
+    return tuple(stream.recorded)
 
 
-def _bind(
-    traced: fx.GraphModule, values: Sequence[Tensor], momenta: Sequence[Tensor], asks: int
+def _build(
+    traced: fx.GraphModule, values: Sequence[Tensor], momenta: Sequence[Tensor], num_calls: int
 ) -> Callable[..., Tensor]:
-    """The traced step as a function of (x, y, momentum, scales), with all that stands still filled in."""
+    """Return the traced step as a function of (x, y, momentum, multipliers), with all constants bound."""
     inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
     ((loss, *grads),) = next(node for node in traced.graph.nodes if node.op == "output").args
-    still = _still(traced, dict(zip(inputs[2:], values, strict=False)))
-    sums = [_as_product(grad, v) for grad, v in zip(grads, momenta, strict=True)]
-    needed = {loss, *(grad for grad, found in zip(grads, sums, strict=True) if found is None)}
-    needed |= {node for found in sums if found for node in found[1:] if isinstance(node, fx.Node)}
-    live = _live(traced, needed, still)
+    constants = _constants(traced, dict(zip(inputs[2:], values, strict=False)))
+    products = [_as_product(grad, v) for grad, v in zip(grads, momenta, strict=True)]
+    needed = {loss, *(grad for grad, product in zip(grads, products, strict=True) if product is None)}
+    needed |= {node for product in products if product for node in product[1:] if isinstance(node, fx.Node)}
+    live = _live(traced, needed, constants)
 
-    write = _Writer(still, live, needed)
-    x, y, momentum = (write.graph.placeholder(name) for name in ("x", "y", "momentum"))
-    write.new |= {inputs[0]: x, inputs[1]: y}
-    for number, node in enumerate(inputs[len(inputs) - asks :]):
-        write.new[node] = write.graph.placeholder(f"scale_{number}")
+    writer = _Writer(constants, live, needed)
+    graph = writer.graph
+    x, y, momentum = (graph.placeholder(name) for name in ("x", "y", "momentum"))
+    writer.new |= {inputs[0]: x, inputs[1]: y}
+    for number, node in enumerate(inputs[len(inputs) - num_calls :]):
+        writer.new[node] = graph.placeholder(f"scale_{number}")
     for node in traced.graph.nodes:
         if node in live:
-            write.copy(node)
-    for v, grad, found in zip(momenta, grads, sums, strict=True):
-        if found is None:
-            velocity = write.hold(v)
-            write.graph.call_method("mul_", (velocity, momentum))
-            write.graph.call_method("add_", (velocity, write.of(grad)))
+            writer.copy(node)
+    for v, grad, product in zip(momenta, grads, products, strict=True):
+        if product is None:
+            velocity = writer.bind(v)
+            graph.call_method("mul_", (velocity, momentum))
+            graph.call_method("add_", (velocity, writer.of(grad)))
         else:
-            kind, velocity, left, right = found
-            write.graph.call_method(kind, (write.hold(velocity), write.of(left), write.of(right)), {"beta": momentum})
-    write.graph.output(write.of(loss))
-    return write.function(traced)
+            method, velocity, left, right = product
+            graph.call_method(method, (writer.bind(velocity), writer.of(left), writer.of(right)), {"beta": momentum})
+    graph.output(writer.of(loss))
+    return writer.function(traced)
 
 
 class _Writer:
-    """Writes the program: tensors that stand still become its first arguments, to be filled in once."""
+    """A writer of the new graph, in which constants are the first arguments, to be bound once."""
 
-    def __init__(self, still: Mapping[Any, Tensor], live: set[Any], needed: set[Any]) -> None:
+    def __init__(self, constants: Mapping[Any, Tensor], live: set[Any], needed: set[Any]) -> None:
         self.graph = fx.Graph()
         self.new: dict[Any, Any] = {}
-        self._still, self._live, self._needed = still, live, needed
-        self._held: list[Tensor] = []
+        """The nodes of the new graph, by those of the trace."""
+        self._constants, self._live, self._needed = constants, live, needed
+        self._bound: list[Tensor] = []
 
-    def hold(self, value: Tensor) -> Any:
-        """A tensor that stands still."""
-        self._held.append(value)
+    def bind(self, value: Tensor) -> Any:
+        """Return a new argument for a constant."""
+        self._bound.append(value)
         with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
-            return self.graph.placeholder(f"still_{len(self._held)}")
+            return self.graph.placeholder(f"constant_{len(self._bound)}")
 
     def of(self, node: Any) -> Any:
-        """What stands for a node of the trace."""
+        """Return the node of the new graph for a node of the trace, or for a tensor."""
         if node not in self.new:
-            self.new[node] = self.hold(node if isinstance(node, Tensor) else self._still[node])
+            self.new[node] = self.bind(node if isinstance(node, Tensor) else self._constants[node])
         return self.new[node]
 
     def copy(self, node: Any) -> None:
-        """Write an operation, in the form that takes the least time."""
+        """Copy an operation, in the form that takes the least time."""
         arguments = fx.node.map_arg(node.args, self.of)
         if node.target in SAME:
             self.new[node] = arguments[0]
@@ -164,19 +172,19 @@ class _Writer:
             self.new[node] = self.graph.call_function(QUICK.get(node.target, node.target), arguments, kwargs)
 
     def _free(self, source: Any, user: Any) -> bool:
-        """Whether an operation may write over its source: a fresh tensor like its result that no other reads."""
-        if source in self._still or source in self._needed or not isinstance(source.target, OpOverload):
+        """Return whether an operation may overwrite its source: a new tensor like its result, with no other user."""
+        if source in self._constants or source in self._needed or not isinstance(source.target, OpOverload):
             return False
-        if source.target is aten._unsafe_view.default or {one for one in source.users if one in self._live} != {user}:
+        if source.target is aten._unsafe_view.default or set(source.users) & self._live != {user}:
             return False
         if any(result.alias_info is not None for result in source.target._schema.returns):
-            return False  # a view, or written in place itself: its memory is another's
+            return False  # a view or the result of an in-place operation, which shares its memory
         a, b = source.meta["val"], user.meta["val"]
         return (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
 
     def function(self, traced: fx.GraphModule) -> Callable[..., Tensor]:
-        """The program as a function of what does not stand still."""
-        return partial(fx.GraphModule(traced, self.graph).forward, *reversed(self._held))
+        """Return the new graph as a function, with its constants bound."""
+        return partial(fx.GraphModule(traced, self.graph).forward, *reversed(self._bound))
 
 
 def _writes(node: Any) -> bool:
@@ -187,27 +195,32 @@ def _draws(node: Any) -> bool:
     return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
-def _still(traced: fx.GraphModule, still: dict[Any, Tensor]) -> dict[Any, Tensor]:
-    """What is the same memory, or the same value, in every step: parameters, views on them, constants."""
+def _constants(traced: fx.GraphModule, values: dict[Any, Tensor]) -> dict[Any, Tensor]:
+    """Return the tensors that are the same memory or value in every step: parameters, views of them, constants.
+
+    Args:
+        traced: The traced step.
+        values: The tensors of its inputs; the result extends this dict.
+    """
     plain = not any(_writes(node) for node in traced.graph.nodes)
     for node in traced.graph.nodes:
         if node.op == "get_attr":
-            still[node] = getattr(traced, node.target)
+            values[node] = getattr(traced, node.target)
         elif node.op != "call_function":
             continue
-        elif node.target in VIEWS | SAME and all(one in still for one in node.all_input_nodes):
-            still[node] = node.target(*fx.node.map_arg(node.args, lambda one: still[one]), **node.kwargs)
-        elif node.target in CONSTANT and plain:
+        elif node.target in VIEWS | SAME and all(source in values for source in node.all_input_nodes):
+            values[node] = node.target(*fx.node.map_arg(node.args, lambda source: values[source]), **node.kwargs)
+        elif node.target in SHAPE_ONLY and plain:
             like = node.args[0].meta["val"]
-            still[node] = node.target(torch.empty(like.shape, dtype=like.dtype), *node.args[1:])
-    return still
+            values[node] = node.target(torch.empty(like.shape, dtype=like.dtype), *node.args[1:])
+    return values
 
 
 def _as_product(grad: Any, v: Tensor) -> tuple[str, Tensor, Any, Any] | None:
-    """A gradient that a momentum can take in by one product: (method, momentum, left, right); None if it cannot.
+    """Return (method, momentum, left, right) if one product can add a gradient to its momentum; None otherwise.
 
-    For a weight matrix the product over the batch, the momentum turned if need be; for a bias the sum over
-    the batch, as a product with ones.
+    For a weight matrix it is the product over the batch, with the momentum transposed if necessary. For a bias it
+    is the sum over the batch, as a product with ones.
     """
     flipped = False
     while grad.target in SAME | {aten.t.default}:
@@ -219,25 +232,25 @@ def _as_product(grad: Any, v: Tensor) -> tuple[str, Tensor, Any, Any] | None:
         source, dims = grad.args[0].args[:2]
         rows = source.meta["val"]
         if rows.ndim == 2 and dims == [0] and not grad.args[0].kwargs and source.target is not aten.t.default:
-            return ("addmv_", v, _turned(source), torch.ones(rows.shape[0], dtype=rows.dtype))
+            return ("addmv_", v, _transposed(source), torch.ones(rows.shape[0], dtype=rows.dtype))
     return None
 
 
-def _turned(node: Any) -> Any:
-    """The transpose of a node, which the trace may have already."""
+def _transposed(node: Any) -> Any:
+    """Return the transpose of a node, which may already be in the trace."""
     for user in node.users:
         if user.target is aten.t.default:
             return user
     with node.graph.inserting_after(node):
-        turned = node.graph.call_function(aten.t.default, (node,))
-    turned.meta["val"] = node.meta["val"].t()
-    return turned
+        transpose = node.graph.call_function(aten.t.default, (node,))
+    transpose.meta["val"] = node.meta["val"].t()
+    return transpose
 
 
-def _live(traced: fx.GraphModule, needed: set[Any], still: Mapping[Any, Tensor]) -> set[Any]:
-    """The operations that must run: what is needed, what that needs, and all that writes or draws."""
+def _live(traced: fx.GraphModule, needed: set[Any], constants: Mapping[Any, Tensor]) -> set[Any]:
+    """Return the operations that must run: those needed, their inputs, and all that write in place or draw."""
     live = {node for node in traced.graph.nodes if node in needed or _writes(node) or _draws(node)}
     for node in reversed(traced.graph.nodes):
-        if node in live and node not in still:
+        if node in live and node not in constants:
             live |= set(node.all_input_nodes)
-    return {node for node in live if node not in still and node.op == "call_function"}
+    return {node for node in live if node not in constants and node.op == "call_function"}

@@ -1,4 +1,4 @@
-"""Steps in plain C: a chain of simple layers is trained an epoch at a time, by one call."""
+"""Training steps in C: one call trains a chain of simple layers for an epoch."""
 
 from fedcover.training.steps.native.build import library
 from fedcover.training.steps.native.chain import Chain, ChainState

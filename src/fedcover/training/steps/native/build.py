@@ -1,4 +1,4 @@
-"""The C library, compiled at first use for this very machine, and kept in the user's cache."""
+"""The C library, which is compiled for this machine at first use and cached in the user's cache folder."""
 
 import ctypes
 import functools
@@ -13,22 +13,23 @@ from pathlib import Path
 from fedcover.data import cache_folder
 
 SOURCE = Path(__file__).with_name("chain.c")
-# Contraction to fused multiply-adds is asked for by name, since compilers differ in what they take for granted.
+# Contraction to fused multiply-adds is requested explicitly, since the defaults of compilers differ.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fPIC", "-shared")
 OFF = "FEDCOVER_NATIVE"
-"""The environment variable that, set to 0, leaves all steps to torch."""
+"""The environment variable that disables the library if it is 0."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library; None if it is switched off, or if there is no compiler that can make it."""
+    """Return the library; None if it is disabled, or if it cannot be compiled or loaded."""
     if os.environ.get(OFF) == "0":
         return None
     try:
         compiler = shlex.split(os.environ.get("CC") or "cc")
         version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
-        made = (SOURCE.read_bytes(), " ".join([*compiler, *FLAGS]).encode(), version, _processor())
-        path = cache_folder() / "native" / f"chain-{hashlib.sha256(b'|'.join(made)).hexdigest()[:32]}.so"
+        ingredients = (SOURCE.read_bytes(), " ".join([*compiler, *FLAGS]).encode(), version, _processor())
+        digest = hashlib.sha256(b"|".join(ingredients)).hexdigest()[:32]
+        path = cache_folder() / "native" / f"chain-{digest}.so"
         if not path.exists():
             _compile(compiler, path)
         return _declared(ctypes.CDLL(str(path)))
@@ -37,7 +38,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _compile(compiler: list[str], path: Path) -> None:
-    """Make the library; two processes may both do so, since the file appears in one step."""
+    """Compile the library; several processes may do so at once, since the file is moved into place atomically."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         draft = Path(folder) / path.name
@@ -47,7 +48,7 @@ def _compile(compiler: list[str], path: Path) -> None:
 
 
 def _processor() -> bytes:
-    """What code made for this processor depends on: its name and what it can do."""
+    """Return what code for this processor depends on: its name and its features."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
@@ -56,6 +57,7 @@ def _processor() -> bytes:
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the argument and result types of the library's functions."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.fedcover_chain_size.argtypes, library.fedcover_chain_size.restype = [pointer, number, number], number
     library.fedcover_chain_epoch.argtypes = [pointer, number, pointer]

@@ -1,12 +1,12 @@
 /* One client's SGD steps on a chain of linear layers, ReLU and dropout, with cross entropy as the loss.
 
-A step on a small batch is bound by the memory that weights and momenta move through, so both are read and written
-once per step: each block of the first layer's weights is multiplied by the next batch as soon as it is updated.
+A step on a small batch is bound by memory bandwidth, so weights and momenta are read and written only once per step:
+each block of the first layer's weights is multiplied by the next batch as soon as it is updated.
 
-Layouts, with L lanes to a vector:
+Layouts, with L lanes per vector:
   rows     [tile][f / DEPTH][row in tile][f % DEPTH]   activations and their gradients, one row for each example
   weights  [k / DEPTH][h / L][k % DEPTH][2][h % L]     a weight, then its momentum, for input k and output h
-Lanes and rows that stand for nothing hold zeros. Sums go in a fixed order: equal input gives equal bits. */
+Padding in lanes and rows is zero. Sums are computed in a fixed order: equal input gives equal bits. */
 
 #include <math.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@ Lanes and rows that stand for nothing hold zeros. Sums go in a fixed order: equa
 
 #if defined(__AVX512F__)
 #define L 16
-#define MOST 12 /* rows of a tile: two vectors of outputs for each must stay in registers */
+#define MOST 12 /* rows per tile: two vectors of outputs for each row must stay in registers */
 #elif defined(__AVX__)
 #define L 8
 #define MOST 6
@@ -25,9 +25,9 @@ Lanes and rows that stand for nothing hold zeros. Sums go in a fixed order: equa
 #define L 4
 #define MOST 6
 #endif
-#define DEPTH 128 /* features of a block, a multiple of 2 L */
+#define DEPTH 128 /* features per block, a multiple of 2 L */
 #define OPS 64
-_Static_assert(DEPTH % (2 * L) == 0, "two vectors of outputs must lie in one block");
+_Static_assert(DEPTH % (2 * L) == 0, "two vectors of outputs must be in one block");
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -39,36 +39,36 @@ enum { LINEAR, RELU, DROPOUT };
 
 typedef struct {
     int64_t kind, in, out;
-    int64_t weight, bias;  /* where they begin in theta; bias -1: none */
-    int64_t layer, least;  /* dropout: its number, and the least hash that stays */
+    int64_t weight, bias;  /* their first entries in theta; -1 if there is no bias */
+    int64_t layer, least;  /* dropout: its number, and the smallest hash that is kept */
     double scale;          /* dropout: 1 / (1 - p) */
 } Op;
 
 typedef struct {
     float *theta, *velocity;
-    const float *kept; /* 0 where an entry is pruned; NULL: nothing is */
+    const float *kept; /* 0 where an entry is pruned; NULL if none is */
     const float *inputs;
     const int64_t *labels, *order;
     int64_t examples, count, batch;
     int64_t step;
     uint64_t key;
     double lr, momentum;
-    int64_t first, last; /* whether to take theta and velocity in before, and to give them back after */
+    int64_t first, last; /* whether to load theta and velocity before, and to store them after */
     float *losses, *work;
 } Job;
 
 typedef struct {
     Op op;
-    float *value, *scale, *grad; /* rows: output; dropout's multipliers; gradient of a linear layer's output */
-    float *weight, *bias;        /* with momenta; the bias as a weight matrix with one input */
-    uint16_t *kept, *bias_kept;  /* a bit for each lane */
+    float *value, *scale, *grad; /* in rows: output, dropout's multipliers, gradient of a linear layer's output */
+    float *weight, *bias;        /* with momenta; the bias is a weight matrix with one input */
+    uint16_t *kept, *bias_kept;  /* one bit per lane */
 } Stage;
 
 typedef struct {
     Stage stages[OPS];
     int64_t ops, head;   /* the head is the first linear layer */
-    int64_t tile, tiles; /* rows of a tile, tiles of a batch */
-    float *x[2];         /* what goes into the head: this batch and the next */
+    int64_t tile, tiles; /* rows per tile, tiles per batch */
+    float *x[2];         /* inputs of the head: this batch and the next */
     int masked;
     float lr, momentum;
 } Chain;
@@ -77,7 +77,7 @@ INLINE int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to; }
 INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE vf load(const float *at) { return *(const vf *)at; }
 INLINE void store(float *at, vf value) { *(vf *)at = value; }
-INLINE vf all(float value) { return value - (vf){}; } /* not + 0, which a negative zero would not survive */
+INLINE vf all(float value) { return value - (vf){}; } /* not + 0, which would turn -0 into 0 */
 INLINE vf zero_where(vi where, vf value) { return (vf)(~where & (vi)value); }
 
 INLINE vi iota(void) {
@@ -92,17 +92,18 @@ INLINE vf keep(vf value, uint16_t bits) {
     return zero_where((lanes & (int32_t)bits) == 0, value);
 }
 
-/* Where feature f of a row lies, in rows of ``width`` features. */
+/* Return the position of feature f of a row, in rows of ``width`` features. */
 INLINE int64_t place(const Chain *c, int64_t width, int64_t row, int64_t f) {
-    const int64_t tile = c->tiles > 1 ? row / c->tile : 0; /* a division takes longer than all the rest */
+    const int64_t tile = c->tiles > 1 ? row / c->tile : 0; /* avoids the division, which takes longer than the rest */
     return ((tile * up(width, DEPTH) + f / DEPTH - tile) * c->tile + row) * DEPTH + f % DEPTH;
 }
 
 /* ---- weights ---- */
 
-/* ``depth`` inputs by one or two vectors of outputs, those of the second ``apart`` floats after those of the first.
+/* Update the weights of ``depth`` inputs and one or two vectors of outputs.
 
-Two share what is loaded from x, since loads take longer than arithmetic. */
+The weights of the second vector are ``apart`` floats after those of the first. The two share loads from x, since
+loads take longer than arithmetic. */
 INLINE void update(const int rows, const int vectors, const int apply, const int masked, int64_t depth, int64_t apart,
                    float *restrict w, const uint16_t *restrict kept, const float *restrict x, const float *restrict d,
                    float beta, float lr) {
@@ -145,7 +146,7 @@ INLINE void forward(const int rows, const int vectors, int64_t depth, int64_t ap
 typedef void Update(int64_t, int64_t, float *, const uint16_t *, const float *, const float *, float, float);
 typedef void Forward(int64_t, int64_t, const float *, const float *, float *);
 typedef struct {
-    Update *update[3]; /* the momentum alone; the weight too; the weight under a mask */
+    Update *update[3]; /* only momentum; momentum and weight; momentum and masked weight */
     Forward *forward;
 } Kernels;
 
@@ -179,10 +180,10 @@ static const Kernels kernels[][2] = {
 #endif
 };
 
-/* All of a layer's weights: updated by (x, d) unless x is NULL, then multiplied into out unless next is NULL.
+/* Update all of a layer's weights by (x, d) unless x is NULL, then multiply them by ``next`` unless it is NULL.
 
-A block of weights is small enough to be still in the nearest cache when it is multiplied. Every other step goes
-backwards, so that what was touched last, and may still be in the next cache, comes first. */
+A block of weights is small enough to be still in the L1 cache when it is multiplied. Every other step runs
+backwards, so that it begins with the blocks that were used last and may still be in the L2 cache. */
 static void pass(const Chain *c, const Stage *s, const float *x, const float *next, int backwards) {
     const int64_t in = s->op.in, vectors = up(s->op.out, L), blocks = up(in, DEPTH), tile = c->tile * DEPTH;
     const int64_t x_step = blocks * tile, out_step = up(s->op.out, DEPTH) * tile, pairs = up(vectors, 2);
@@ -201,7 +202,7 @@ static void pass(const Chain *c, const Stage *s, const float *x, const float *ne
     }
 }
 
-/* Every row of a layer's output begins as the bias. */
+/* Initialise every row of a layer's output with the bias. */
 static void begin(const Chain *c, const Stage *s) {
     for (int64_t h = 0; h < s->op.out; h += L)
         for (int64_t row = 0; row < c->tile * c->tiles; row++)
@@ -229,7 +230,7 @@ INLINE vf pick(vf a, vf b, vi from) {
 #define PICK(a, b, from) pick(a, b, from)
 #endif
 
-/* The sums over the lanes of L vectors, as one vector. */
+/* Return the sums over the lanes of L vectors, as one vector. */
 INLINE vf lane_sums(vf *v) {
     UNROLL for (int half = 1; half < L; half *= 2) {
         const vi from = iota() + ((iota() / half) & 1) * (L - half);
@@ -239,7 +240,7 @@ INLINE vf lane_sums(vf *v) {
     return v[0];
 }
 
-/* The gradient of a layer's input: d W. */
+/* Compute the gradient of a layer's input: d W. */
 static void input_gradient(const Chain *c, const Stage *s, float *dx) {
     const int64_t vectors = up(s->op.out, L);
     for (int64_t k = 0; k < s->op.in; k += L) {
@@ -256,7 +257,7 @@ static void input_gradient(const Chain *c, const Stage *s, float *dx) {
     }
 }
 
-/* ---- what has no weights ---- */
+/* ---- operations without weights ---- */
 
 INLINE vu mix(vu x) {
     x = (x ^ (x >> 16)) * 0x7FEB352Du;
@@ -266,7 +267,7 @@ INLINE vu mix(vu x) {
 
 static uint32_t mix_one(uint32_t x) { return mix((vu){} + x)[0]; }
 
-/* The bits of dropout.py; from ``in`` to ``out``, multipliers to ``scale`` unless it is NULL. */
+/* Apply dropout with the bits of dropout.py, and store the multipliers in ``scale`` unless it is NULL. */
 static void drop(const Chain *c, const Op *op, uint64_t key, int64_t step, const float *in, float *out, float *scale) {
     const uint32_t client = mix_one(mix_one((uint32_t)key) ^ (uint32_t)(key >> 32));
     const uint32_t base = mix_one(client + (uint32_t)step * 0x9E3779B1u + (uint32_t)op->layer);
@@ -289,7 +290,7 @@ static void relu(const Chain *c, const Op *op, const float *in, float *out) {
         }
 }
 
-/* Through ReLU or dropout, in place. */
+/* Propagate a gradient back through ReLU or dropout, in place. */
 static void backward(const Chain *c, const Stage *s, float *d) {
     for (int64_t row = 0; row < c->tile * c->tiles; row++)
         for (int64_t f = 0; f < s->op.in; f += L) {
@@ -299,7 +300,7 @@ static void backward(const Chain *c, const Stage *s, float *d) {
         }
 }
 
-/* The mean loss of a batch, and its gradient. */
+/* Return the mean loss of a batch, and store its gradient in d. */
 static float cross_entropy(const Chain *c, int64_t classes, const float *scores, const int64_t *labels,
                            const int64_t *order, int64_t n, float *d) {
     double total = 0;
@@ -323,9 +324,9 @@ static float cross_entropy(const Chain *c, int64_t classes, const float *scores,
     return (float)(total / (double)n);
 }
 
-/* ---- a client ---- */
+/* ---- one client ---- */
 
-/* Lay a chain out in ``work``; how many floats it takes. */
+/* Lay out a chain in ``work``, and return the number of floats that it takes. */
 static int64_t lay_out(Chain *c, const Op *ops, int64_t n, int64_t batch, float *work) {
     float *at = work;
     c->tiles = up(batch, MOST);
@@ -352,7 +353,7 @@ static int64_t lay_out(Chain *c, const Op *ops, int64_t n, int64_t batch, float 
     return at - work;
 }
 
-/* Carry one matrix, whose inputs are padded to a multiple of ``pad``, between its natural place and the chain's. */
+/* Copy a matrix between theta and the chain's layout, in which inputs are padded to a multiple of ``pad``. */
 static void carry(const Job *job, int64_t from, int64_t in, int64_t out, int64_t pad, float *w, uint16_t *kept,
                   int back) {
     for (int64_t kb = 0; kb < in; kb += DEPTH)
@@ -385,7 +386,7 @@ static void carry_all(const Chain *c, const Job *job, int back) {
     }
 }
 
-/* A batch's rows into the head's input, through what comes before it. */
+/* Copy a batch into the head's input, through the layers before the head. */
 static void enter(const Chain *c, const Job *job, int64_t batch, float *x) {
     const int64_t width = c->stages[c->head].op.in, begins = batch * job->batch;
     const int64_t n = least_of(job->batch, job->count - begins);
@@ -461,9 +462,10 @@ static int epoch(const Op *ops, int64_t n, const Job *job) {
     return 0;
 }
 
-/* Every batch of one epoch; 1, with nothing done, if a label or an index is out of range.
+/* Take the steps of one epoch; return 1, with nothing done, if a label or an index is out of range.
 
-Numbers below 1e-38 count as 0: the momenta of a unit that is silent for long fall that low, and are slow there. */
+Denormal numbers (below 1e-38) count as 0: the momenta of a unit that has long been inactive become that small, and
+arithmetic on them is slow. */
 int fedcover_chain_epoch(const Op *ops, int64_t n, const Job *job) {
 #if defined(__SSE__)
     const unsigned before = _mm_getcsr();

@@ -1,4 +1,4 @@
-"""A chain of simple layers, and its steps by the C library."""
+"""Chains of simple layers, which the C library trains."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,28 +12,32 @@ LINEAR, RELU, DROPOUT = range(3)
 
 
 class Op(NamedTuple):
-    """A layer, as the library knows it."""
+    """A layer in the form that the library takes."""
 
     kind: int
     inputs: int
     outputs: int
     weight: int = -1
-    """Where a linear layer's weights begin in theta."""
+    """The first entry of a linear layer's weights in theta."""
     bias: int = -1
-    """Where its bias begins; -1 if it has none."""
+    """The first entry of its bias in theta; -1 if it has none."""
     layer: int = 0
-    """A dropout layer's number."""
+    """The number of a dropout layer."""
     least: int = 0
-    """The least hash with which it keeps a place."""
+    """The smallest hash for which a dropout layer keeps an entry."""
     scale: float = 0.0
-    """What it multiplies by what it keeps."""
+    """The factor of the entries that a dropout layer keeps."""
 
 
 class _Op(ctypes.Structure):
+    """``Op`` of chain.c."""
+
     _fields_ = (*((name, ctypes.c_int64) for name in Op._fields[:-1]), ("scale", ctypes.c_double))
 
 
 class _Job(ctypes.Structure):
+    """``Job`` of chain.c."""
+
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("theta", "velocity", "kept", "inputs", "labels", "order")),
         *((name, ctypes.c_int64) for name in ("examples", "count", "batch", "step")),
@@ -46,7 +50,7 @@ class _Job(ctypes.Structure):
 
 @dataclass(frozen=True)
 class ChainState:
-    """Where a client stands: parameters, momenta and mask as flat stretches of memory, and its settings."""
+    """The state of a client: parameters, momenta and mask as flat buffers, and its settings."""
 
     theta: Tensor
     velocity: Tensor
@@ -58,7 +62,12 @@ class ChainState:
 
 
 class Chain:
-    """Layers one after another, whose parameters begin at certain places of a flat stretch."""
+    """A sequence of layers with their parameters in one flat buffer.
+
+    Args:
+        library: The C library.
+        ops: The layers, from first to last.
+    """
 
     def __init__(self, library: ctypes.CDLL, ops: Sequence[Op]) -> None:
         self._library = library
@@ -69,9 +78,17 @@ class Chain:
     def epochs(
         self, state: ChainState, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int
     ) -> Tensor | None:
-        """The losses of the last epoch's steps; None, with nothing done, if a label is out of range.
+        """Take the steps of several epochs in place, and return the losses of the last.
 
-        There is one call for each epoch, so that a run can be interrupted.
+        Return None, with nothing done, if a label is out of range. The library is called once per epoch, so that a
+        run can be interrupted.
+
+        Args:
+            state: The state of the client, of which theta and velocity are updated.
+            inputs: The inputs of all examples.
+            labels: The labels of all examples.
+            orders: For each epoch, the indices of the client's examples in their order.
+            batch_size: The number of examples per step.
         """
         assert inputs.is_contiguous()
         assert labels.is_contiguous()
@@ -82,9 +99,9 @@ class Chain:
             self._work = torch.empty(size)
         losses = torch.empty(-(-orders.shape[1] // batch_size))
         for epoch, order in enumerate(orders):
-            given = (state.theta, state.velocity, state.kept, inputs, labels, order)
+            tensors = (state.theta, state.velocity, state.kept, inputs, labels, order)
             job = _Job(
-                *(None if tensor is None else tensor.data_ptr() for tensor in given),
+                *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
                 *(len(labels), len(order), batch_size, state.step + epoch * len(losses), state.key),
                 *(state.lr, state.momentum, epoch == 0, epoch == len(orders) - 1),
                 *(losses.data_ptr(), self._work.data_ptr()),

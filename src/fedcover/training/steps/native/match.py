@@ -1,4 +1,4 @@
-"""Which models are a chain: known by the operations of a traced forward pass, and by taking steps both ways."""
+"""Recognition of models that are chains: by tracing a forward pass, and by comparing steps with autograd."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,26 +10,33 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcover.seeding import ambient, generator
-from fedcover.structure.dropout import Ask, Stream
+from fedcover.structure.dropout import DropoutCall, Stream
 from fedcover.training.steps.native.build import library
 from fedcover.training.steps.native.chain import DROPOUT, LINEAR, RELU, Chain, ChainState, Op
-from fedcover.training.steps.traced import asks_of
+from fedcover.training.steps.traced import dropout_calls
 
 aten = torch.ops.aten
 
 MOST_OPS = 64
+"""The largest number of layers that the library takes."""
 ROWS = 3
-"""How many examples the traced batch has."""
+"""The number of examples in the traced batch."""
 CLOSE = 1e-4
-"""How far the two ways to take a step may differ, as a share of a tensor's largest entry."""
+"""The largest accepted difference from autograd, relative to a tensor's largest entry."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Places = Mapping[str, tuple[int, int]]
-"""Where each parameter begins in a flat stretch, and its size."""
+"""For each parameter, the first of its entries in a flat buffer, and their number."""
 
 
 class Matcher:
-    """Finds the chain that a model is, once for each shape of its inputs and each number of rows."""
+    """A finder of the chain that is equivalent to a model, with a cache by input shape and number of rows.
+
+    Args:
+        model: The model, with keyed dropout.
+        stream: The stream of the model's dropout.
+        loss: The loss; chains support only ``F.cross_entropy``.
+    """
 
     def __init__(self, model: nn.Module, stream: Stream, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self._model, self._stream, self._loss = model, stream, loss
@@ -37,7 +44,7 @@ class Matcher:
         self._agreed: dict[tuple[torch.Size, int], bool] = {}
 
     def find(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int, places: Places) -> Chain | None:
-        """The chain that can take these steps; None if the model is none, or if there is no library."""
+        """Return the chain that can take these steps; None if the model is not a chain or there is no library."""
         if not (labels.dtype == orders.dtype == torch.int64 and labels.ndim == 1 and inputs.dtype == torch.float32):
             return None
         if not all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in (inputs, labels, orders)):
@@ -52,8 +59,8 @@ class Matcher:
     def _find(self, inputs: Tensor, places: Places) -> Chain | None:
         if self._loss is not F.cross_entropy or not _plain(self._model, inputs):
             return None
-        found = library()
-        if found is None:
+        native = library()
+        if native is None:
             return None
         try:
             with ambient(0, "find chain"), torch.enable_grad():
@@ -64,16 +71,16 @@ class Matcher:
         except Exception:  # such as control flow that depends on data
             return None
         finally:
-            self._stream.given = None
-        return Chain(found, ops) if ops and len(ops) <= MOST_OPS else None
+            self._stream.prepared = None
+        return Chain(native, ops) if ops and len(ops) <= MOST_OPS else None
 
     def _agrees(self, chain: Chain, shape: torch.Size, rows: int, places: Places) -> bool:
-        """Whether a chain's steps on batches of so many rows are autograd's."""
+        """Return whether a chain's steps on batches of this many rows agree with autograd's."""
         if (shape, rows) not in self._agreed:
             before = self._stream.key, self._stream.step
             try:
                 with ambient(0, "agree"), torch.enable_grad():
-                    # Twice, since values next to a ReLU's corner may fall to either side.
+                    # Two tries, since rounding may move values next to the kink of a ReLU to either side.
                     tries = (_agree(chain, self._model, self._stream, shape, rows, places, seed) for seed in range(2))
                     self._agreed[shape, rows] = any(tries)
             except MemoryError:
@@ -86,7 +93,7 @@ class Matcher:
 
 
 def _plain(model: nn.Module, inputs: Tensor) -> bool:
-    """Whether everything is trained, in float32, on the CPU, and nobody listens."""
+    """Return whether every parameter is trained, in float32 and on the CPU, and there are no hooks."""
     parameters = list(model.parameters())
     tensors = [inputs, *parameters]
     return (
@@ -99,27 +106,27 @@ def _plain(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def _find_ops(model: nn.Module, stream: Stream, x: Tensor, places: Places) -> list[Op] | None:
-    """The layers of a model, from first to last; None if it does anything else."""
+    """Return the layers of a model, from first to last; None if it does anything else."""
     names = [name for name, _ in model.named_parameters()]
-    asks = asks_of(model, stream, x)
+    calls = dropout_calls(model, stream, x)
 
     def forward(x: Tensor, *tensors: Tensor) -> Any:
-        stream.given = dict(zip(asks, tensors[len(names) :], strict=True))
+        stream.prepared = dict(zip(calls, tensors[len(names) :], strict=True))
         stream.step = 0
         return functional_call(model, dict(zip(names, tensors, strict=False)), (x,))
 
     values = [p.detach().clone() for p in model.parameters()]
-    scales = [torch.ones(ask.shape, dtype=ask.dtype) for ask in asks]
+    scales = [torch.ones(call.shape, dtype=call.dtype) for call in calls]
     traced = make_fx(forward, tracing_mode="fake", _allow_non_fake_inputs=True)(x, *values, *scales)
     at, *rest = (node for node in traced.graph.nodes if node.op == "placeholder")
-    parameters, dropped = dict(zip(rest, names, strict=False)), dict(zip(rest[len(names) :], asks, strict=True))
-    turned: dict[Any, str] = {}
+    parameters, dropped = dict(zip(rest, names, strict=False)), dict(zip(rest[len(names) :], calls, strict=True))
+    transposed: dict[Any, str] = {}
     ops: list[Op] = []
     for node in traced.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
         if node.target is aten.t.default and node.args[0] in parameters:
-            turned[node] = parameters.pop(node.args[0])  # popped, so that no parameter is met twice
+            transposed[node] = parameters.pop(node.args[0])  # removed, so that no parameter is used twice
             continue
         if node.kwargs or node.op != "call_function" or at not in node.args:
             return None
@@ -134,10 +141,10 @@ def _find_ops(model: nn.Module, stream: Stream, x: Tensor, places: Places) -> li
             ops.append(Op(RELU, inputs, outputs))
         elif node.target is aten.mul.Tensor and others and others[0] in dropped:
             ops.append(_dropout(dropped[others[0]], inputs))
-        elif node.target is aten.mm.default and node.args[0] is at and node.args[1] in turned:
-            ops.append(Op(LINEAR, inputs, outputs, places[turned.pop(node.args[1])][0]))
-        elif node.target is aten.addmm.default and node.args[1] is at and node.args[2] in turned:
-            weight, bias = turned.pop(node.args[2]), parameters.pop(node.args[0], None)
+        elif node.target is aten.mm.default and node.args[0] is at and node.args[1] in transposed:
+            ops.append(Op(LINEAR, inputs, outputs, places[transposed.pop(node.args[1])][0]))
+        elif node.target is aten.addmm.default and node.args[1] is at and node.args[2] in transposed:
+            weight, bias = transposed.pop(node.args[2]), parameters.pop(node.args[0], None)
             if bias is None or places[bias][1] != outputs:
                 return None
             ops.append(Op(LINEAR, inputs, outputs, places[weight][0], places[bias][0]))
@@ -145,20 +152,20 @@ def _find_ops(model: nn.Module, stream: Stream, x: Tensor, places: Places) -> li
             return None
         at = node
     (result,) = next(node for node in traced.graph.nodes if node.op == "output").args
-    whole = result is at and at.meta["val"].ndim == 2 and not parameters and not turned
-    return ops if whole else None
+    complete = result is at and at.meta["val"].ndim == 2 and not parameters and not transposed
+    return ops if complete else None
 
 
-def _dropout(ask: Ask, width: int) -> Op:
-    return Op(DROPOUT, width, width, layer=ask.layer, least=int(ask.p * 2**32), scale=1 / (1 - ask.p))
+def _dropout(call: DropoutCall, features: int) -> Op:
+    return Op(DROPOUT, features, features, layer=call.layer, least=int(call.p * 2**32), scale=1 / (1 - call.p))
 
 
 def _agree(
     chain: Chain, model: nn.Module, stream: Stream, shape: torch.Size, rows: int, places: Places, seed: int
 ) -> bool:
-    """Whether two steps both ways come to the same, on random values.
+    """Return whether two steps of a chain agree with those of autograd, on random values.
 
-    These are the same in every process: what is refused must not depend on who asks.
+    The values are the same in every process, so that all processes accept the same models.
     """
     rng = generator(seed, "agree")
     theta = torch.zeros(max(at + size for at, size in places.values()))

@@ -1,4 +1,4 @@
-"""Steps in C against autograd's, what is left to torch, and what happens without a compiler."""
+"""Steps in C against autograd, models that are left to torch, and machines without a compiler."""
 
 import functools
 import itertools
@@ -23,14 +23,14 @@ from fedcover.training.steps.native import library
 from fedcover.training.steps.stepper import Stepper
 from tests.conftest import small_data, small_net
 
-needs_compiler = pytest.mark.skipif(library() is None, reason="no C compiler, or native steps are switched off")
+needs_compiler = pytest.mark.skipif(library() is None, reason="no C compiler, or native steps are disabled")
 
 Make = Callable[[], nn.Module]
 
 
-def mlp(*widths: int, bias: bool = True, p: float = 0.0) -> nn.Module:
+def mlp(*sizes: int, bias: bool = True, p: float = 0.0) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten()]
-    for number, (a, b) in enumerate(itertools.pairwise(widths)):
+    for number, (a, b) in enumerate(itertools.pairwise(sizes)):
         layers += [nn.Dropout(p), nn.ReLU()] if number else []
         layers += [nn.Linear(a, b, bias=bias)]
     return nn.Sequential(*layers)
@@ -65,7 +65,7 @@ def orders(count: int, epochs: int = 2, examples: int = 80) -> Tensor:
 
 
 RUNS = ((1, 5, 0.5), (7, 30, 0.0), (10, 33, 0.9), (16, 40, 0.5), (33, 80, 0.5), (99, 4, 0.0))
-"""Batch size, examples of the client, momentum."""
+"""Batch size, number of the client's examples, momentum."""
 
 
 def half(theta: Params) -> Mask:
@@ -86,7 +86,7 @@ def train(
     stepper: Stepper, make: Make, mask: Mask | None = None, batch_size: int = 10, count: int = 33,
     momentum: float = 0.5, batch: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Params, Tensor]:  # fmt: skip
-    """Two epochs of one client."""
+    """Train one client for two epochs."""
     stepper.start(params_of(build(make)), mask or {}, 0.1, momentum, key=2**62 + 2**33 + 5)
     x, y = batch or data()
     with ambient(0, "train"), torch.no_grad():
@@ -95,83 +95,83 @@ def train(
 
 
 def by_torch(stepper: Stepper) -> bool:
-    """Whether steps were left to torch."""
+    """Return whether steps were left to torch."""
     return bool(stepper._traced_steps)
 
 
-def assert_same_but_for_rounding(found: tuple[Params, Tensor], expected: tuple[Params, Tensor]) -> None:
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+def assert_close(actual: tuple[Params, Tensor], expected: tuple[Params, Tensor]) -> None:
+    torch.testing.assert_close(actual[1], expected[1], rtol=1e-5, atol=1e-6)
     for name, tensor in expected[0].items():
-        torch.testing.assert_close(found[0][name], tensor, rtol=1e-4, atol=4e-6)
+        torch.testing.assert_close(actual[0][name], tensor, rtol=1e-4, atol=4e-6)
 
 
 @needs_compiler
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", CHAINS)
-def test_steps_in_c_are_autograds(name: str, masked: bool) -> None:
+def test_steps_in_c_agree_with_autograd(name: str, masked: bool) -> None:
     make = CHAINS[name]
     before = params_of(build(make))
     mask = half(before) if masked else {}
     for settings in RUNS:
         stepper = stepper_of(make)
-        found = train(stepper, make, mask, *settings)
+        actual = train(stepper, make, mask, *settings)
         assert not by_torch(stepper)
-        assert_same_but_for_rounding(found, train(stepper_of(make, traced=False), make, mask, *settings))
+        assert_close(actual, train(stepper_of(make, traced=False), make, mask, *settings))
         for key, kept in mask.items():
-            assert not bool(found[0][key][~kept].any())
-        assert masked or any(not torch.equal(found[0][key], tensor) for key, tensor in before.items())
+            assert not bool(actual[0][key][~kept].any())
+        assert masked or any(not torch.equal(actual[0][key], tensor) for key, tensor in before.items())
 
 
 @needs_compiler
 @pytest.mark.parametrize("batch_size", range(1, 31))
 def test_every_number_of_rows(batch_size: int) -> None:
-    """Each has its own tiles; the last batch is shorter by one."""
+    """Each number of rows has its own tiles; the last batch is one example shorter."""
     make, count = CHAINS["paper"], max(1, 2 * batch_size - 1)
-    found = train(stepper_of(make), make, {}, batch_size, count)
-    assert_same_but_for_rounding(found, train(stepper_of(make, traced=False), make, {}, batch_size, count))
+    actual = train(stepper_of(make), make, {}, batch_size, count)
+    assert_close(actual, train(stepper_of(make, traced=False), make, {}, batch_size, count))
 
 
 @needs_compiler
-def test_equal_input_gives_equal_bits_whoever_came_before() -> None:
+def test_equal_input_gives_equal_bits_after_any_client() -> None:
     make = CHAINS["deep"]
     used = stepper_of(make)
     train(used, make, half(params_of(build(make))), 16, 40, 0.9)
     first, again, fresh = train(used, make), train(used, make), train(stepper_of(make), make)
-    for other in (again, fresh):
-        assert torch.equal(first[1], other[1])
-        assert all(torch.equal(tensor, other[0][name]) for name, tensor in first[0].items())
+    for result in (again, fresh):
+        assert torch.equal(first[1], result[1])
+        assert all(torch.equal(tensor, result[0][name]) for name, tensor in first[0].items())
 
 
 @needs_compiler
-def test_steps_go_on_where_the_last_ones_stopped() -> None:
-    """Momenta and the number of the step come back from C; torch can take the next step."""
+def test_steps_continue_after_the_last_ones() -> None:
+    """Momenta and the step number are returned from C, so that torch can take the next step."""
     make, (x, y), order = CHAINS["deep"], data(), orders(30)
-    together = train(stepper_of(make), make, count=30)
+    expected = train(stepper_of(make), make, count=30)
     for traced in (True, False):
-        apart = stepper_of(make)
-        apart.start(params_of(build(make)), {}, 0.1, 0.5, key=2**62 + 2**33 + 5)
+        stepper = stepper_of(make)
+        stepper.start(params_of(build(make)), {}, 0.1, 0.5, key=2**62 + 2**33 + 5)
         with torch.no_grad():
-            apart.epochs(x, y, order[:1], 10)
-            apart._trace = traced
-            losses = apart.epochs(x, y, order[1:], 10)
-        assert by_torch(apart) != traced
-        assert_same_but_for_rounding((apart.params(), losses), together)
+            stepper.epochs(x, y, order[:1], 10)
+            stepper._trace = traced
+            losses = stepper.epochs(x, y, order[1:], 10)
+        assert by_torch(stepper) != traced
+        assert_close((stepper.params(), losses), expected)
 
 
 @needs_compiler
-def test_small_numbers_live_on_outside() -> None:
+def test_denormal_numbers_still_work_in_torch() -> None:
     train(stepper_of(CHAINS["paper"]), CHAINS["paper"])
     assert float(torch.tensor([1e-40]) * 0.5) > 0
 
 
 @needs_compiler
-def test_labels_that_are_no_classes_are_torchs_business() -> None:
+def test_labels_that_are_not_classes_are_left_to_torch() -> None:
     make, (x, y) = CHAINS["paper"], data()
-    y[::3] = -100  # torch leaves these out
+    y[::3] = -100  # torch ignores these
     stepper = stepper_of(make)
-    found = train(stepper, make, batch=(x, y))
+    actual = train(stepper, make, batch=(x, y))
     assert by_torch(stepper)
-    assert_same_but_for_rounding(found, train(stepper_of(make, traced=False), make, batch=(x, y)))
+    assert_close(actual, train(stepper_of(make, traced=False), make, batch=(x, y)))
     y[:] = 3
     with pytest.raises(IndexError, match="out of bounds"):
         train(stepper_of(make), make, batch=(x, y))
@@ -188,27 +188,27 @@ def test_other_data_are_left_to_torch(change: str) -> None:
     if change == "double":
         make, x = (lambda: CHAINS["paper"]().double()), x.double()
     stepper = stepper_of(make)
-    found = train(stepper, make, batch=(x, y))
+    actual = train(stepper, make, batch=(x, y))
     assert by_torch(stepper)
-    assert_same_but_for_rounding(found, train(stepper_of(make, traced=False), make, batch=(x, y)))
+    assert_close(actual, train(stepper_of(make, traced=False), make, batch=(x, y)))
 
 
-class Does(nn.Module):
-    """A hidden layer, and whatever a test wants to be done with it."""
+class WithOperation(nn.Module):
+    """A chain with an operation of a test's choice after a hidden layer."""
 
-    def __init__(self, what: Callable[["Does", Tensor], Tensor]) -> None:
+    def __init__(self, operation: Callable[["WithOperation", Tensor], Tensor]) -> None:
         super().__init__()
-        self.what = what
+        self.operation = operation
         self.one, self.two, self.out = nn.Linear(36, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-        self.register_buffer("seen", torch.zeros(8))
+        self.register_buffer("zeros", torch.zeros(8))
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.out(self.what(self, self.two(F.relu(self.one(x.flatten(1))))))
+        scores: Tensor = self.out(self.operation(self, self.two(F.relu(self.one(x.flatten(1))))))
         return scores
 
 
 class Leaky(torch.autograd.Function):
-    """ReLU whose gradient is another's."""
+    """A ReLU with the gradient of the identity."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class Leaky(torch.autograd.Function):
         return grad
 
 
-def without_gradient(net: Does, x: Tensor) -> Tensor:
+def without_gradient(net: WithOperation, x: Tensor) -> Tensor:
     with torch.no_grad():
         return net.two(x)  # type: ignore[no-any-return]
 
@@ -236,9 +236,9 @@ def frozen() -> nn.Module:
     return net
 
 
-def hooked(register: str, what: Callable[..., object]) -> nn.Module:
+def hooked(register: str, hook: Callable[..., object]) -> nn.Module:
     net = mlp(36, 9, 3)
-    getattr(net[4], register)(what)  # type: ignore[index]
+    getattr(net[4], register)(hook)  # type: ignore[index]
     return net
 
 
@@ -248,20 +248,22 @@ OTHERS: dict[str, Make] = {
     "frozen": frozen,
     "all dropped": lambda: mlp(36, 9, 3, p=1.0),
     "forward hook": lambda: hooked("register_forward_hook", lambda module, inputs, output: output * 2),
-    "forward hook that listens": lambda: hooked("register_forward_hook", lambda module, inputs, output: None),
+    "forward hook without effect": lambda: hooked("register_forward_hook", lambda module, inputs, output: None),
     "backward hook": lambda: hooked("register_full_backward_hook", lambda module, grads, outputs: None),
-    "scores shaped otherwise": lambda: Does(lambda net, x: x.view(-1, 4, 2).transpose(1, 2).reshape(-1, 8)),
-    "rows as columns": lambda: Does(lambda net, x: x.view(2, -1, 8).flatten(0, 1) if len(x) % 2 == 0 else x.flip(0)),
-    "residual": lambda: Does(lambda net, x: x + net.two(x)),
-    "scaled": lambda: Does(lambda net, x: x * 2),
-    "squared": lambda: Does(lambda net, x: x * x),
-    "buffer": lambda: Does(lambda net, x: x * (net.seen + 2)),
-    "no gradient": lambda: Does(without_gradient),
-    "detached": lambda: Does(lambda net, x: x.detach()),
-    "other backward": lambda: Does(lambda net, x: Leaky.apply(x)),  # type: ignore[no-any-return]
-    "by rows": lambda: Does(lambda net, x: F.relu(x) if len(x) > 3 else x),
-    "by data": lambda: Does(lambda net, x: F.relu(x) if x.mean() > 0 else x),
-    "unused": lambda: Does(lambda net, x: net.out.weight.sum() * 0 + x),
+    "transposed scores": lambda: WithOperation(lambda net, x: x.view(-1, 4, 2).transpose(1, 2).reshape(-1, 8)),
+    "rows as columns": lambda: WithOperation(
+        lambda net, x: x.view(2, -1, 8).flatten(0, 1) if len(x) % 2 == 0 else x.flip(0)
+    ),
+    "residual": lambda: WithOperation(lambda net, x: x + net.two(x)),
+    "scaled": lambda: WithOperation(lambda net, x: x * 2),
+    "squared": lambda: WithOperation(lambda net, x: x * x),
+    "buffer": lambda: WithOperation(lambda net, x: x * (net.zeros + 2)),
+    "no gradient": lambda: WithOperation(without_gradient),
+    "detached": lambda: WithOperation(lambda net, x: x.detach()),
+    "other backward": lambda: WithOperation(lambda net, x: Leaky.apply(x)),  # type: ignore[no-any-return]
+    "by rows": lambda: WithOperation(lambda net, x: F.relu(x) if len(x) > 3 else x),
+    "by data": lambda: WithOperation(lambda net, x: F.relu(x) if x.mean() > 0 else x),
+    "unused": lambda: WithOperation(lambda net, x: net.out.weight.sum() * 0 + x),
     "batch in the features": lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3)),
 }
 
@@ -271,16 +273,16 @@ OTHERS: dict[str, Make] = {
 def test_other_models_are_left_to_torch(name: str) -> None:
     make = OTHERS[name]
     stepper = stepper_of(make)
-    found = train(stepper, make, count=36)
+    actual = train(stepper, make, count=36)
     assert by_torch(stepper)
-    assert_same_but_for_rounding(found, train(stepper_of(make, traced=False), make, count=36))
+    assert_close(actual, train(stepper_of(make, traced=False), make, count=36))
 
 
 @needs_compiler
-def test_the_models_that_do_nothing_more_are_not_refused() -> None:
-    """What OTHERS are made of is a chain by itself."""
-    stepper = stepper_of(lambda: Does(lambda net, x: x))
-    train(stepper, lambda: Does(lambda net, x: x))
+def test_a_chain_without_the_other_operation_is_accepted() -> None:
+    """The model of OTHERS with the identity as its operation is a chain."""
+    stepper = stepper_of(lambda: WithOperation(lambda net, x: x))
+    train(stepper, lambda: WithOperation(lambda net, x: x))
     assert not by_torch(stepper)
 
 
@@ -296,9 +298,9 @@ def test_the_models_that_do_nothing_more_are_not_refused() -> None:
 def test_other_losses_are_left_to_torch(loss: Callable[..., Tensor]) -> None:
     make = CHAINS["paper"]
     stepper = stepper_of(make, loss=loss)
-    found = train(stepper, make)
+    actual = train(stepper, make)
     assert by_torch(stepper)
-    assert_same_but_for_rounding(found, train(stepper_of(make, traced=False, loss=loss), make))
+    assert_close(actual, train(stepper_of(make, traced=False, loss=loss), make))
 
 
 @needs_compiler
@@ -308,14 +310,14 @@ def test_shrunk_models_are_chains_too() -> None:
     task, budgets = fc.Task(small_net()), fc.by_slot("1247")
     playing = fc.Federation(task, clients, fc.neuron_pruning(), budgets, local, cohort=4, engine=engine)
     playing.play_round(playing.start())
-    steppers = [one for scratch in engine._bench._scratches.values() for one in scratch.steppers.values()]
+    steppers = [stepper for scratch in engine._trainer._scratches.values() for stepper in scratch.steppers.values()]
     assert len(steppers) > 1
     assert not any(by_torch(stepper) for stepper in steppers)
 
 
 @pytest.fixture
-def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
-    """An empty cache, and a library that is asked for anew."""
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    """An empty cache folder, so that the library is built again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.cache_clear()
     yield monkeypatch
@@ -325,28 +327,30 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.Mon
 @pytest.mark.parametrize(
     ("variable", "value"), [("FEDCOVER_NATIVE", "0"), ("CC", "/nonexistent/cc"), ("CC", "false"), ("CC", "true")]
 )
-def test_without_a_library_torch_takes_the_steps(anew: pytest.MonkeyPatch, variable: str, value: str) -> None:
-    """No compiler; one that fails; one that says it is fine and makes nothing."""
-    anew.setenv(variable, value)
+def test_without_a_library_torch_takes_the_steps(empty_cache: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    """A disabled library, no compiler, one that fails, and one that reports success but writes nothing."""
+    empty_cache.setenv(variable, value)
     assert library() is None
     make = CHAINS["paper"]
     stepper = stepper_of(make)
-    found = train(stepper, make)
+    actual = train(stepper, make)
     assert by_torch(stepper)
-    assert_same_but_for_rounding(found, train(stepper_of(make, traced=False), make))
+    assert_close(actual, train(stepper_of(make, traced=False), make))
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_not_an_error(empty_cache: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "fedcover").write_text("a file where the folder should be")
     assert library() is None
 
 
 @needs_compiler
-def test_processes_may_compile_at_once_and_later_ones_find_it_made(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_processes_may_compile_at_once_and_later_ones_reuse_the_library(
+    empty_cache: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     script = "from fedcover.training.steps.native import library; assert library() is not None"
     both = [subprocess.Popen([sys.executable, "-c", script], env={**os.environ}) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
-    (made,) = (tmp_path / "fedcover" / "native").iterdir()
-    before = made.stat().st_mtime_ns
+    (built,) = (tmp_path / "fedcover" / "native").iterdir()
+    before = built.stat().st_mtime_ns
     assert library() is not None
-    assert [path.stat().st_mtime_ns for path in made.parent.iterdir()] == [before]
+    assert [path.stat().st_mtime_ns for path in built.parent.iterdir()] == [before]

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from fedcover.errors import InputError
 from fedcover.masks.cost import cost_of
-from fedcover.models import MLP, LeNet, build
+from fedcover.models import MLP, LeNet
 from fedcover.params import params_of
 from fedcover.structure.trace import trace
 from fedcover.structure.units import find_groups
 
 
 class Functional(nn.Module):
-    """Parameters without layers: named by nothing but their use."""
+    """Parameters without layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,28 +39,28 @@ class Characters(nn.Module):
         return F.linear(h, self.embed.weight)
 
 
-def test_the_papers_networks() -> None:
+def test_costs_of_the_papers_models() -> None:
     for model, shape, parameters, macs in ((MLP(), (1, 28, 28), 159010, 158800), (LeNet(), (3, 32, 32), 64102, 653800)):
-        network = trace(model, torch.zeros(1, *shape))
-        full = cost_of(network, {})
+        structure = trace(model, torch.zeros(1, *shape))
+        full = cost_of(structure, {})
         assert (full.parameters, full.macs) == (parameters, macs)
         assert full.bytes_down == full.bytes_up == 4 * parameters
 
 
-def test_order_is_that_of_use() -> None:
-    network = trace(Functional(), torch.zeros(2, 4))
-    assert network.hidden == ("early",)
-    assert network.output == "late"
-    assert network.macs == {"early": 1.0, "late": 1.0}
-    assert network.first == {"early"}
+def test_the_order_is_the_order_of_use() -> None:
+    structure = trace(Functional(), torch.zeros(2, 4))
+    assert structure.hidden == ("early",)
+    assert structure.output == "late"
+    assert structure.macs == {"early": 1.0, "late": 1.0}
+    assert structure.first == {"early"}
 
 
 def test_sequences_and_tied_weights() -> None:
-    network = trace(Characters(), torch.zeros(2, 6, dtype=torch.long))
-    assert network.output == "embed.weight"
-    assert set(network.hidden) == {"attention.in_proj_weight", "attention.out_proj.weight"}
-    assert network.macs["attention.out_proj.weight"] == 6  # once for each position
-    assert network.macs["embed.weight"] == 6
+    structure = trace(Characters(), torch.zeros(2, 6, dtype=torch.long))
+    assert structure.output == "embed.weight"
+    assert set(structure.hidden) == {"attention.in_proj_weight", "attention.out_proj.weight"}
+    assert structure.macs["attention.out_proj.weight"] == 6  # once for each position
+    assert structure.macs["embed.weight"] == 6
 
 
 def test_flops_of_a_step_count_what_autograd_does() -> None:
@@ -68,20 +68,20 @@ def test_flops_of_a_step_count_what_autograd_does() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     for model, shape in ((MLP(), (1, 28, 28)), (LeNet(), (3, 32, 32))):
-        network = trace(model, torch.zeros(1, *shape))
+        structure = trace(model, torch.zeros(1, *shape))
         x = torch.randn(10, *shape)
         counter = FlopCounterMode(display=False)
         with counter:
             model(x).sum().backward()
-        assert cost_of(network, {}).flops_of_step(10) == counter.get_total_flops()
+        assert cost_of(structure, {}).flops_of_step(10) == counter.get_total_flops()
 
 
 def test_macs_of_a_mask_are_those_of_the_smaller_network() -> None:
     model = LeNet()
-    network = trace(model, torch.zeros(1, 3, 32, 32))
+    structure = trace(model, torch.zeros(1, 3, 32, 32))
     theta = params_of(model)
     mask: dict[str, Tensor] = {}
-    for group in find_groups(network):
+    for group in find_groups(structure):
         group.restrict(mask, theta, torch.arange(group.size) < group.size // 2)
 
     class Half(nn.Module):
@@ -93,13 +93,13 @@ def test_macs_of_a_mask_are_those_of_the_smaller_network() -> None:
         forward = LeNet.forward
 
     small = cost_of(trace(Half(), torch.zeros(1, 3, 32, 32)), {})
-    cut = cost_of(network, mask)
+    cut = cost_of(structure, mask)
     assert (cut.parameters, cut.macs, cut.bytes_up) == (small.parameters, small.macs, small.bytes_up)
     assert cut.flops_per_example == small.flops_per_example
     assert 0 < cut.bytes_down - cut.bytes_up < 200  # a product of axes takes few bytes
 
 
-def test_tracing_leaves_the_model_alone() -> None:
+def test_tracing_does_not_change_the_model() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trace(model, torch.randn(2, 4))
@@ -114,14 +114,3 @@ def test_models_that_cannot_be_used() -> None:
         trace(nn.LayerNorm(4), torch.zeros(2, 4))
     with pytest.raises(InputError, match=r"has no parameters"):
         trace(nn.ReLU(), torch.zeros(2, 4))
-    with pytest.raises(
-        InputError,
-        match=r"there is no model 'lenett'; use one of mlp, lenet, .*; did you mean 'lenet'",
-    ):
-        build("lenett", (1, 28, 28), 10, 0)
-
-
-def test_named_models_depend_on_the_seed_alone() -> None:
-    a, b, c = (params_of(build("mlp", (1, 4, 4), 3, seed)) for seed in (1, 1, 2))
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    assert not torch.equal(a["fc1.weight"], c["fc1.weight"])

@@ -1,4 +1,4 @@
-"""Policies that train beyond plain masked SGD, in every engine, in company, and after a stop."""
+"""Policies that train beyond plain masked SGD: in every engine, in lockstep, and after a stop."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ State = dict[str, Tensor]
 
 
 class Mixed(fc.Policy):
-    """Weights by magnitude; gains by keep, thresholds and reports together; it remembers what it hears."""
+    """Pruning by magnitude with gains by keep, thresholds and reports, whose state is the sum of the reports."""
 
     def __init__(self, report: bool = True) -> None:
         self._report = report
@@ -66,8 +66,8 @@ POLICIES: dict[str, Callable[[], fc.Policy]] = {
     "PruneFL": lambda: fc.prunefl(every=2),
     "mixed": Mixed,
 }
-ALONE = ("FjORD, distilled",)
-"""Those that clients cannot be trained for as one batch."""
+ONE_BY_ONE = ("FjORD, distilled",)
+"""Those whose clients cannot be trained as one batch."""
 
 
 @pytest.mark.parametrize("shrink", [False, True])
@@ -77,15 +77,15 @@ def test_processes_equal_serial_bit_for_bit(name: str, shrink: bool) -> None:
     serial = federation(Serial(shrink), POLICIES[name]())
     expected = serial.run(4, evaluate_on=test)
     for workers in (1, 3):
-        found = federation(Processes(workers, shrink), POLICIES[name]()).run(4, evaluate_on=test)
-        assert found == expected
-        assert found.theta is not None
+        actual = federation(Processes(workers, shrink), POLICIES[name]()).run(4, evaluate_on=test)
+        assert actual == expected
+        assert actual.theta is not None
         assert expected.theta is not None
-        assert same(found.theta, expected.theta)
+        assert same(actual.theta, expected.theta)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_drills_are_the_same_traced_shrunk_or_by_autograd(name: str) -> None:
+def test_options_agree_traced_shrunk_and_by_autograd(name: str) -> None:
     expected = images(Serial(), "mlp", POLICIES[name]()).run(3)
     for engine in (Serial(traced=False), Serial(shrink=True)):
         assert furthest(expected, images(engine, "mlp", POLICIES[name]()).run(3)) < TOLERANCE
@@ -93,7 +93,7 @@ def test_drills_are_the_same_traced_shrunk_or_by_autograd(name: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("name", [name for name in POLICIES if name not in ALONE])
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in ONE_BY_ONE])
 def test_vectorized_agrees_with_serial(name: str, network: str, device: str) -> None:
     serial, batch = (images(engine, network, POLICIES[name]()) for engine in (Serial(), Vectorized(device)))
     states = [serial.start(), batch.start()]
@@ -106,29 +106,29 @@ def test_vectorized_agrees_with_serial(name: str, network: str, device: str) -> 
             torch.testing.assert_close(states[1].policy[key].cpu(), tensor, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("default")  # the compiler's own
+@pytest.mark.filterwarnings("default")  # of the compiler
 @pytest.mark.parametrize("name", ["mixed", "FjORD"])
 def test_vectorized_compiled(name: str) -> None:
     expected = images(Serial(), "mlp", POLICIES[name]()).run(1)
     assert furthest(expected, images(Vectorized("cpu", compile=True), "mlp", POLICIES[name]()).run(1)) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ALONE)
-def test_vectorized_says_what_it_cannot_do(name: str) -> None:
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_vectorized_refuses_distillation(name: str) -> None:
     playing = images(Vectorized("cpu"), "mlp", POLICIES[name]())
-    with pytest.raises(fc.InputError, match="needs clients trained one by one; use engine=processes"):
+    with pytest.raises(fc.InputError, match="use engine=processes"):
         playing.run(1)
-    with pytest.raises(fc.InputError, match=r"which engine=vectorized cannot do; use engine=processes"):
+    with pytest.raises(fc.InputError, match=r"engine=vectorized cannot distil .*use engine=processes"):
         playing.play_round(playing.play_round(playing.start())[0])
 
 
 @pytest.mark.parametrize("engine", [Serial, lambda: Processes(2), lambda: Vectorized("cpu")])
-def test_drilled_federations_in_lockstep_are_the_same_as_alone(engine: Callable[[], fc.Engine]) -> None:
-    names = [name for name in POLICIES if name not in ALONE or engine is Serial]
-    alone = [images(engine(), "mlp", POLICIES[name]()).run(2) for name in names]
+def test_federations_in_lockstep_agree_with_separate_runs(engine: Callable[[], fc.Engine]) -> None:
+    names = [name for name in POLICIES if name not in ONE_BY_ONE or engine is Serial]
+    separate = [images(engine(), "mlp", POLICIES[name]()).run(2) for name in names]
     together = fc.run_many([images(Serial(), "mlp", POLICIES[name]()) for name in names], 2, engine=engine())
     close = TOLERANCE if isinstance(engine(), Vectorized) else 0.0
-    assert all(furthest(a, b) <= close for a, b in zip(alone, together, strict=True))
+    assert all(furthest(a, b) <= close for a, b in zip(separate, together, strict=True))
 
 
 @pytest.mark.parametrize("stop", [2])
@@ -152,7 +152,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, stop: int, tmp_path: 
     assert same(again.theta, whole.theta)
 
 
-def test_the_first_round_of_prunefl_is_one_clients() -> None:
+def test_the_first_round_of_prunefl_has_one_client() -> None:
     playing = federation(Serial(), fc.prunefl(every=2))
     state, first = playing.play_round(playing.start())
     _, second = playing.play_round(state)
@@ -161,17 +161,17 @@ def test_the_first_round_of_prunefl_is_one_clients() -> None:
     assert max(second.kept) < 1
 
 
-def test_what_prunefl_prunes_keeps_its_value_and_what_comes_back_has_it() -> None:
+def test_entries_that_prunefl_prunes_keep_their_values_until_they_return() -> None:
     playing = federation(Serial(), fc.prunefl(every=2))
     state = playing.start()
-    back = 0
+    returned = 0
     for index in range(6):
         before, mask = state.theta, shown_in(state.policy)
         state, _ = playing.play_round(state)
         for name, kept in mask.items() if index > 1 else ():
             assert torch.equal(state.theta[name][~kept], before[name][~kept])
-            back += int((shown_in(state.policy)[name] & ~kept).sum())
-    assert back > 0
+            returned += int((shown_in(state.policy)[name] & ~kept).sum())
+    assert returned > 0
 
 
 def test_a_policy_with_one_mask_is_evaluated_under_it() -> None:
@@ -196,17 +196,17 @@ def test_a_policy_with_one_mask_is_loaded_under_it(tmp_path: Path) -> None:
     assert any(bool((tensor == 0).any()) for tensor in history.theta.values())
 
 
-def test_reports_and_new_masks_are_paid_for() -> None:
+def test_reports_and_new_masks_count_as_traffic() -> None:
     playing = federation(Serial(), fc.feddst(every=2))
     state, plain = playing.play_round(playing.start())
     _, moved = playing.play_round(state)
     assert moved.bytes_up - plain.bytes_up == plain.bytes_down - plain.bytes_up
-    silent, telling = (federation(Serial(), Mixed(report)).run(1).last for report in (False, True))
+    plain, reporting = (federation(Serial(), Mixed(report)).run(1).last for report in (False, True))
     size = sum(tensor.numel() for tensor in playing.theta0.values())
-    assert telling.bytes_up - silent.bytes_up == 6 * 4 * size
+    assert reporting.bytes_up - plain.bytes_up == 6 * 4 * size
 
 
-def test_weights_by_labels_go_by_the_masks_that_came_back() -> None:
+def test_weights_by_labels_use_the_masks_of_the_updates() -> None:
     clients = federation(Serial()).clients
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     budgets = fc.by_slot([0.5, 0.5, 0.5])
@@ -218,7 +218,7 @@ def test_weights_by_labels_go_by_the_masks_that_came_back() -> None:
     assert bool(torch.isfinite(state.theta["0.weight"]).all())
 
 
-def test_certificates_say_that_training_is_not_plain() -> None:
+def test_certificates_report_that_training_is_not_plain() -> None:
     playing = federation(Serial(), fc.fiarse())
     playing.weighting, playing.certify = "uniform", True
     certificate = playing.run(1).last.certificate
@@ -227,22 +227,22 @@ def test_certificates_say_that_training_is_not_plain() -> None:
     assert "trains otherwise" in certificate["sentence"]
 
 
-def test_distillation_takes_the_place_of_the_labels() -> None:
-    """With nearly all of the weight on it the teacher is the model itself, and less moves."""
+def test_distillation_replaces_the_labels() -> None:
+    """With nearly all of the weight on distillation, the teacher is the model itself, and theta changes less."""
     playing = images(Serial(), "residual", fc.fjord((0.5,), distil=0.999999))
     plain = images(Serial(), "residual", fc.fjord((0.5,)))
-    moved = [furthest(one.run(1), _still(one)) for one in (playing, plain)]
-    assert moved[0] < moved[1]
+    changes = [furthest(federation.run(1), untrained(federation)) for federation in (playing, plain)]
+    assert changes[0] < changes[1]
 
 
-def _still(playing: fc.Federation) -> fc.History:
+def untrained(playing: fc.Federation) -> fc.History:
     history = fc.History()
     history.theta = playing.theta0
     return history
 
 
 class Broken(fc.Policy):
-    """Breaks one law of drills or of hearing."""
+    """A policy that breaks one law of training options or feedback."""
 
     def __init__(self, law: str) -> None:
         self._law, self._calls = law, 0
@@ -259,7 +259,7 @@ class Broken(fc.Policy):
         self, theta: Params, cohort: Sequence[fc.Client], masks: Sequence[Mask], this_round: fc.Round, state: State
     ) -> list[fc.TrainingOptions | None]:
         self._calls += 1
-        made: dict[str, list[fc.TrainingOptions | None]] = {
+        options: dict[str, list[fc.TrainingOptions | None]] = {
             "one short": [None],
             "everyone rests": [fc.TrainingOptions(rest=True)] * len(cohort),
             "no such tensor": [fc.TrainingOptions(gains={"x": 2.0})] * len(cohort),
@@ -268,12 +268,12 @@ class Broken(fc.Policy):
         }
         if self._law == "changes theta":
             theta["0.bias"].mul_(0.5)
-        return made.get(self._law, [None] * len(cohort))
+        return options.get(self._law, [None] * len(cohort))
 
     def observe(self, theta: Params, feedback: fc.RoundFeedback, this_round: fc.Round, state: State) -> State:
         self._calls += 1
         if self._law == "fails":
-            raise RuntimeError("deaf")
+            raise RuntimeError("broken")
         if self._law == "changes state":
             state["sum"].add_(1)
         if self._law == "another state":
@@ -309,33 +309,33 @@ def test_check_policy_names_the_broken_law(how: str, law: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["one short", "everyone rests", "no such tensor", "not nested"])
-def test_a_federation_refuses_drills_that_do_not_fit(how: str) -> None:
+def test_a_federation_refuses_options_that_do_not_fit(how: str) -> None:
     net = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
     playing = fc.Federation(fc.Task(net), federation(Serial()).clients, Broken(how), cohort=2)
-    with pytest.raises(fc.InputError, match=r"return a list, one each|let at least one train|the model has not|nested"):
+    with pytest.raises(fc.InputError, match=r"return a list, one each|let at least one train|'x'|nested"):
         playing.run(1)
 
 
-def test_drills_refuse_what_makes_no_sense() -> None:
+def test_options_refuse_values_out_of_range() -> None:
     whole: Mask = {}
-    for settings, why in (
-        ({"gains": {"w": 0.0}}, "the gain of 'w' must be a positive number"),
-        ({"thresholds": {"w": -1.0}}, "the threshold of 'w' must be 0 or more"),
-        ({"distil": 0.5}, "give widths, or leave it 0"),
-        ({"widths": (whole,), "regrow": fc.Regrow(0.1)}, "cannot both draw widths and regrow"),
-        ({"widths": (whole,) * 256}, "give at most 255"),
+    for settings, message in (
+        ({"gains": {"w": 0.0}}, "the gain of 'w' must be"),
+        ({"thresholds": {"w": -1.0}}, "the threshold of 'w' must be"),
+        ({"distil": 0.5}, "distil needs widths"),
+        ({"widths": (whole,), "regrow": fc.Regrow(0.1)}, "widths and regrow"),
+        ({"widths": (whole,) * 256}, "at most 255"),
     ):
-        with pytest.raises(fc.InputError, match=why):
+        with pytest.raises(fc.InputError, match=message):
             fc.TrainingOptions(**settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", [lambda: Serial(), lambda: Serial(shrink=True), lambda: Vectorized("cpu")])
-def test_gains_hold_for_layers_that_are_not_trained_and_leave_them_as_they_are(
+def test_gains_apply_to_frozen_layers_and_do_not_change_them(
     engine: Callable[[], fc.Engine],
 ) -> None:
-    """The Scaler divides what a frozen layer gives too; its weights come back to the bit."""
+    """The Scaler also multiplies frozen layers; their weights come back bit-identical."""
 
-    def played(engine: fc.Engine) -> fc.History:
+    def play(engine: fc.Engine) -> fc.History:
         rng = torch.Generator().manual_seed(0)
         with ambient(1, "frozen"):
             net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
@@ -344,7 +344,7 @@ def test_gains_hold_for_layers_that_are_not_trained_and_leave_them_as_they_are(
         x = torch.randn(32, 5, generator=rng)
         clients = fc.data.from_parts((x, x[:, :3].argmax(1)), torch.arange(32).split(8))
         local = fc.LocalSGD(2, 4, 0.1, 0.5)
-        made = fc.Federation(
+        federation = fc.Federation(
             fc.Task(net),
             clients,
             fc.heterofl(label_aware=False),
@@ -353,9 +353,9 @@ def test_gains_hold_for_layers_that_are_not_trained_and_leave_them_as_they_are(
             cohort=3,
             engine=engine,
         )
-        found = made.run(3)
-        assert found.theta is not None
-        assert torch.equal(found.theta["2.weight"], net[2].weight)
-        return found
+        history = federation.run(3)
+        assert history.theta is not None
+        assert torch.equal(history.theta["2.weight"], net[2].weight)
+        return history
 
-    assert furthest(played(engine()), played(Serial())) < TOLERANCE
+    assert furthest(play(engine()), play(Serial())) < TOLERANCE

@@ -1,4 +1,4 @@
-"""HeteroFL in attention: the prefix is taken inside each head, wherever the code lets a head be narrower."""
+"""HeteroFL in attention: the prefix is taken inside each head where the code allows narrower heads."""
 
 import math
 
@@ -10,7 +10,7 @@ import fedcover as fc
 from fedcover.models import build
 from fedcover.params import Mask, Params, params_of, prune, put_params
 from fedcover.structure.submodel import shrink
-from tests.unit.test_units import FOUND, HEAD, HEADS, ROWS
+from tests.networks import HEAD, HEADS, ROWS, fixed_number_of_heads, heads_of_fixed_width
 
 TEXT = torch.randint(0, 10, (2, 12), generator=torch.Generator().manual_seed(0))
 
@@ -23,7 +23,7 @@ def heterofl_mask(model: nn.Module, example: Tensor, width: float) -> tuple[Para
 
 
 def assert_cut_is_masked(model: nn.Module, example: Tensor, theta: Params, mask: Mask) -> nn.Module:
-    """The smaller network, which gives what the masked one gives and has no mask left."""
+    """Return the smaller model, after checking that it gives the outputs of the masked one and has no mask left."""
     sub = shrink(model, mask, example)
     assert not sub.mask
     put_params(model, prune(theta, mask))
@@ -48,11 +48,10 @@ def test_the_named_transformer_keeps_the_first_channels_of_every_head(width: flo
 
 
 def test_heads_whose_width_the_code_fixes_stay_or_go_whole() -> None:
-    for case, inside in (
-        ("channels of all heads", (torch.arange(HEAD) < 2).repeat(HEADS)),
-        ("whole heads", (torch.arange(HEADS) < 2).repeat_interleave(HEAD)),
+    for model, inside in (
+        (fixed_number_of_heads(), (torch.arange(HEAD) < 2).repeat(HEADS)),
+        (heads_of_fixed_width(), (torch.arange(HEADS) < 2).repeat_interleave(HEAD)),
     ):
-        model, example, _ = FOUND[case]
-        theta, mask = heterofl_mask(model, example, 0.5)
+        theta, mask = heterofl_mask(model, ROWS, 0.5)
         assert all(torch.equal(mask[f"{layer}.bias"], inside) for layer in ("q", "k", "v"))
         assert_cut_is_masked(model, ROWS, theta, mask)

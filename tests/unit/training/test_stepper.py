@@ -1,4 +1,4 @@
-"""The traced step against autograd's, on networks with all that a trace could get wrong."""
+"""Traced steps against autograd, on models with features that are hard to trace."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,16 @@ from fedcover.engines.serial import Serial
 from fedcover.models import MLP, LeNet
 from fedcover.params import Params, params_of
 from fedcover.seeding import ambient
-from fedcover.structure.dropout import LOW, Ask, KeyedDropout, Stream, mix, mix_int32, scales, with_keyed_dropout
+from fedcover.structure.dropout import (
+    LOW,
+    DropoutCall,
+    KeyedDropout,
+    Stream,
+    mix,
+    mix_int32,
+    scales,
+    with_keyed_dropout,
+)
 from fedcover.training.client import Job
 from fedcover.training.steps.stepper import Stepper
 from tests.conftest import small_data, small_net
@@ -20,7 +29,7 @@ from tests.laws.strategies import random_mask
 
 
 class Odd(nn.Module):
-    """Tied weights, a frozen layer, a buffer, a plain tensor, a parameter that is not used, a product and a norm."""
+    """A model with tied weights, a frozen layer, a buffer, a plain tensor, an unused parameter and a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +54,7 @@ class Odd(nn.Module):
 
 
 class Adapted(nn.Module):
-    """Products and sums whose gradients share tensors: a write in place must not reach what is read later."""
+    """A model whose gradients share tensors: an in-place operation must not change what is read later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +69,7 @@ class Adapted(nn.Module):
 
 
 class Writing(nn.Module):
-    """Normalises its input in place."""
+    """A model that normalises its input in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +81,7 @@ class Writing(nn.Module):
 
 
 class Twice(nn.Module):
-    """One dropout layer under two names, called twice."""
+    """A model with one dropout layer under two names, which is called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +94,7 @@ class Twice(nn.Module):
 
 
 class Noisy(nn.Module):
-    """Draws from torch's own generator."""
+    """A model that draws from torch's generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,8 +106,8 @@ class Noisy(nn.Module):
         return scores
 
 
-class Undecided(nn.Module):
-    """Looks at its input to decide what to do, which no trace can follow."""
+class DataDependent(nn.Module):
+    """A model whose operations depend on its input, which cannot be traced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +128,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "writing": Writing,
     "twice": Twice,
     "noisy": Noisy,
-    "undecided": Undecided,
+    "data dependent": DataDependent,
     "double": lambda: MLP((1, 6, 6), 3, hidden=20).double(),
 }
 
@@ -130,7 +139,7 @@ def net(name: str) -> nn.Module:
 
 
 def train(name: str, traced: bool, masked: bool, momentum: float = 0.5) -> tuple[Params, list[float], Stepper]:
-    """Two clients one after the other, with batches of two sizes."""
+    """Train two clients one after the other, with batches of two sizes."""
     stepper = Stepper(*with_keyed_dropout(net(name)), F.cross_entropy, traced)
     theta = params_of(net(name))
     trained = {key for key, p in net(name).named_parameters() if p.requires_grad}
@@ -150,14 +159,14 @@ def train(name: str, traced: bool, masked: bool, momentum: float = 0.5) -> tuple
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_traced_step_is_autograds(name: str, masked: bool, momentum: float) -> None:
+def test_a_traced_step_agrees_with_autograd(name: str, masked: bool, momentum: float) -> None:
     expected, expected_losses, _ = train(name, False, masked, momentum)
-    found, losses, stepper = train(name, True, masked, momentum)
-    assert all((traced is None) == (name == "undecided") for traced in stepper._traced_steps.values())
+    actual, losses, stepper = train(name, True, masked, momentum)
+    assert all((traced is None) == (name == "data dependent") for traced in stepper._traced_steps.values())
     assert losses == pytest.approx(expected_losses, rel=1e-5, abs=1e-6)
     before = params_of(net(name))
     for key, tensor in expected.items():
-        torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual[key], tensor, rtol=1e-5, atol=1e-6)
         assert masked or not torch.equal(tensor, before[key]) or key.startswith(("frozen", "unused"))
 
 
@@ -174,8 +183,8 @@ def test_a_layer_that_is_called_twice_drops_differently() -> None:
 
 
 @pytest.mark.parametrize("name", ["odd", "writing"])
-def test_what_a_client_learns_does_not_depend_on_who_came_before(name: str) -> None:
-    """Momenta, masks and dropout start anew; a program found earlier gives what one found now would."""
+def test_a_client_does_not_depend_on_earlier_clients(name: str) -> None:
+    """Momenta, masks and dropout are reset; a step traced earlier gives the same bits as a new one."""
     x, y = torch.randn(4, 1, 6, 6), torch.tensor([0, 1, 2, 0])
     theta = params_of(net(name))
 
@@ -191,8 +200,8 @@ def test_what_a_client_learns_does_not_depend_on_who_came_before(name: str) -> N
     assert all(torch.equal(a, b) for a, b in zip(run(used).values(), run(fresh).values(), strict=True))
 
 
-def test_infinite_gradients_at_pruned_entries_are_cut_out() -> None:
-    """An input that is infinite where all its weights are pruned makes their gradients NaN; the rest must live."""
+def test_infinite_gradients_at_pruned_entries_have_no_effect() -> None:
+    """An input that overflows where all its weights are pruned makes their gradients NaN, but not the others."""
     data = small_data(20)
     data.inputs[:, 5] = 1e38
     mask = {"0.weight": torch.arange(6).expand(8, 6) < 5}
@@ -212,13 +221,13 @@ def test_infinite_gradients_at_pruned_entries_are_cut_out() -> None:
     assert not bool(update.theta["0.weight"][:, 5].any())
 
 
-def test_dropout_bits_are_those_of_the_written_hash() -> None:
+def test_dropout_bits_are_those_of_the_hash() -> None:
     numbers = torch.randint(-(2**31), 2**31, (1000,))
     fast = mix_int32(numbers.to(torch.int32)).long() & LOW
     assert fast.tolist() == [mix(number & LOW) for number in numbers.tolist()]
     stream = Stream()
     layer, stream.key = KeyedDropout(0.3, 3, stream), 2**60 + 9
-    together = scales(stream.key, torch.arange(4, 9), Ask(3, 0.3, (7, 5), torch.float32), torch.device("cpu"))
+    together = scales(stream.key, torch.arange(4, 9), DropoutCall(3, 0.3, (7, 5), torch.float32), torch.device("cpu"))
     for step in range(4, 9):
         stream.step = step
         assert torch.equal(together[step - 4], layer(torch.ones(7, 5)))

@@ -1,4 +1,4 @@
-"""Laws of drilled training: each part of a drill against its formula, written out with autograd."""
+"""Laws of training options: each option against its formula, written with autograd."""
 
 from dataclasses import replace
 
@@ -25,12 +25,12 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-6}
 
 
 def net(seed: int = 0) -> nn.Sequential:
-    with ambient(seed, "drilled"):
+    with ambient(seed, "training options"):
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
 TASK, ENGINE = Task(net()), Serial()
-"""Shared, so that steps are traced once."""
+"""Shared, so that steps are traced only once."""
 
 
 def job_for(seed: int, options: TrainingOptions | None, masked: bool = True) -> Job:
@@ -41,7 +41,7 @@ def job_for(seed: int, options: TrainingOptions | None, masked: bool = True) -> 
 
 
 def batches(job: Job) -> list[tuple[Tensor, Tensor]]:
-    """The batches of a job's steps."""
+    """Return the batches of a job's steps."""
     data = job.population.examples_of(0)
     orders = shuffle_draws(job, EXAMPLES).argsort(stable=True, dim=1)
     return [(data.inputs[part], data.labels[part]) for order in orders for part in order.split(RECIPE.batch_size)]
@@ -59,14 +59,14 @@ def trained(job: Job) -> tuple[Params, Mask, Params | None]:
     return update.theta, update.mask, update.report
 
 
-def close(found: Params, expected: Params) -> None:
+def close(actual: Params, expected: Params) -> None:
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, **CLOSE)  # type: ignore[call-overload]
+        torch.testing.assert_close(actual[name], tensor, **CLOSE)  # type: ignore[call-overload]
 
 
 @given(seeds, st.booleans())
 @settings(max_examples=15)
-def test_a_drill_that_asks_for_nothing_changes_no_bit(seed: int, masked: bool) -> None:
+def test_default_options_change_no_bit(seed: int, masked: bool) -> None:
     theta, mask, report = trained(job_for(seed, TrainingOptions(), masked))
     plain, plain_mask, _ = trained(job_for(seed, None, masked))
     assert same(theta, plain)
@@ -76,7 +76,7 @@ def test_a_drill_that_asks_for_nothing_changes_no_bit(seed: int, masked: bool) -
 
 @given(seeds, st.floats(0.2, 5), st.booleans())
 @settings(max_examples=15)
-def test_gains_are_a_layer_whose_output_is_multiplied_in_training(seed: int, gain: float, masked: bool) -> None:
+def test_gains_multiply_tensors_in_forward_passes(seed: int, gain: float, masked: bool) -> None:
     gains = {"0.weight": gain, "0.bias": gain, "2.weight": 2.0, "2.bias": 2.0}
     job = job_for(seed, TrainingOptions(gains=gains), masked)
     kept = kept_of(job.mask, job.theta)
@@ -91,7 +91,7 @@ def test_gains_are_a_layer_whose_output_is_multiplied_in_training(seed: int, gai
 
 @given(seeds, st.floats(0.001, 2), st.booleans())
 @settings(max_examples=15)
-def test_thresholds_scale_kept_gradients_at_the_present_theta(seed: int, tau: float, gained: bool) -> None:
+def test_thresholds_scale_gradients_by_the_current_theta(seed: int, tau: float, gained: bool) -> None:
     gains = {"0.weight": 3.0} if gained else {}
     job = job_for(seed, TrainingOptions(thresholds={"0.weight": tau, "2.weight": tau}, gains=gains))
     kept = kept_of(job.mask, job.theta)
@@ -120,25 +120,25 @@ def test_reports_are_the_squared_gradients_of_all_entries(seed: int, gained: boo
             squares[name] += grad**2
             velocity[name] = RECIPE.momentum * velocity[name] + grad * kept[name]
             theta[name] = theta[name] - RECIPE.lr * velocity[name]
-    found, _, report = trained(job)
+    actual, _, report = trained(job)
     assert report is not None
-    close(found, theta)
+    close(actual, theta)
     close(report, squares)
 
 
 def prefixes() -> tuple[Mask, ...]:
-    """Three nested masks of units, the widest not the whole model."""
-    made = []
+    """Return three nested masks of units, the widest of which is not the whole model."""
+    masks = []
     for first, second in ((2, 1), (5, 3), (7, 5)):
         a, b = torch.arange(8) < first, torch.arange(5) < second
         mask = {"0.weight": a[:, None].expand(8, 6), "0.bias": a, "2.weight": b[:, None] & a, "2.bias": b}
-        made.append({**mask, "4.weight": b.expand(3, 5)})
-    return tuple(made)
+        masks.append({**mask, "4.weight": b.expand(3, 5)})
+    return tuple(masks)
 
 
 @given(seeds)
 @settings(max_examples=15)
-def test_each_batch_trains_one_width_and_the_rest_stands_still(seed: int) -> None:
+def test_each_batch_trains_one_width_and_nothing_outside_changes(seed: int) -> None:
     widths = prefixes()
     job = replace(job_for(seed, TrainingOptions(widths=widths), masked=False), mask=widths[-1])
     theta = {name: t * kept_of(widths[-1], job.theta)[name] for name, t in job.theta.items()}
@@ -154,12 +154,12 @@ def test_each_batch_trains_one_width_and_the_rest_stands_still(seed: int) -> Non
     close(trained(job)[0], theta)
 
 
-def test_widths_are_drawn_evenly_and_anew_for_each_client_and_round() -> None:
+def test_widths_are_drawn_evenly_and_independently_for_each_client_and_round() -> None:
     options = TrainingOptions(widths=prefixes())
     job = job_for(0, options, masked=False)
     job = replace(job, recipe=LocalSGD(200, 5))
-    others = [replace(job, client=Client(i, 0, Budget()), this_round=Round(q, 0)) for i in (0, 1) for q in (1, 2)]
-    drawn = [width_draws(other, EXAMPLES) for other in others]
+    jobs = [replace(job, client=Client(i, 0, Budget()), this_round=Round(q, 0)) for i in (0, 1) for q in (1, 2)]
+    drawn = [width_draws(job, EXAMPLES) for job in jobs]
     assert all(not torch.equal(a, b) for n, a in enumerate(drawn) for b in drawn[:n])
     shares = torch.bincount(torch.cat(drawn)) / sum(map(len, drawn))
     assert torch.allclose(shares, torch.full((3,), 1 / 3), atol=0.03)
@@ -174,35 +174,35 @@ def test_regrowth_keeps_density_drops_the_smallest_and_grows_only_the_inactive(
         kept = torch.rand(tensor.shape, generator=rng) < 0.5
         grad = torch.randn(tensor.shape, generator=rng)
         new = regrown(tensor * kept, kept, grad, share)
-        gone, come = kept & ~new, new & ~kept
+        dropped, grown = kept & ~new, new & ~kept
         assert int(new.sum()) == int(kept.sum()), name
-        many = min(int(share * int(kept.sum()) + 1e-9), int((~kept).sum()))
-        assert int(gone.sum()) == int(come.sum()) == many
-        if many and many < int(kept.sum()):
-            assert float(tensor[gone].abs().max()) <= float(tensor[kept & new].abs().min())
-        if many and many < int((~kept).sum()):
-            assert float(grad[come].abs().min()) >= float(grad[~kept & ~new].abs().max())
+        count = min(int(share * int(kept.sum()) + 1e-9), int((~kept).sum()))
+        assert int(dropped.sum()) == int(grown.sum()) == count
+        if count and count < int(kept.sum()):
+            assert float(tensor[dropped].abs().max()) <= float(tensor[kept & new].abs().min())
+        if count and count < int((~kept).sum()):
+            assert float(grad[grown].abs().min()) >= float(grad[~kept & ~new].abs().max())
 
 
 @given(st.integers(1, 4), st.integers(1, 12), seeds)
-def test_a_stack_regrows_as_each_of_it_alone_ties_and_all(many: int, entries: int, seed: int) -> None:
+def test_a_stack_regrows_as_each_tensor_by_itself_with_ties(rows: int, entries: int, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
-    theta, grad = (torch.randint(-2, 3, (many, entries), generator=rng) / 2 for _ in range(2))
-    kept = torch.rand(many, entries, generator=rng) < torch.rand(many, 1, generator=rng)
-    shares = torch.rand(many, generator=rng, dtype=torch.float64)
+    theta, grad = (torch.randint(-2, 3, (rows, entries), generator=rng) / 2 for _ in range(2))
+    kept = torch.rand(rows, entries, generator=rng) < torch.rand(rows, 1, generator=rng)
+    shares = torch.rand(rows, generator=rng, dtype=torch.float64)
     new = regrown_each(theta * kept, kept, grad, shares)
-    for row in range(many):
+    for row in range(rows):
         assert torch.equal(new[row], regrown(theta[row] * kept[row], kept[row], grad[row], float(shares[row])))
         count = min(int(float(shares[row]) * int(kept[row].sum()) + 1e-9), int((~kept[row]).sum()))
-        active, other = kept[row].nonzero().view(-1).tolist(), (~kept[row]).nonzero().view(-1).tolist()
-        gone = sorted(active, key=lambda i: abs(float(theta[row, i])))[:count]
-        come = sorted(other, key=lambda i: -abs(float(grad[row, i])))[:count]
-        assert set(new[row].nonzero().view(-1).tolist()) == (set(active) - set(gone)) | set(come)
+        active, inactive = kept[row].nonzero().view(-1).tolist(), (~kept[row]).nonzero().view(-1).tolist()
+        dropped = sorted(active, key=lambda i: abs(float(theta[row, i])))[:count]
+        grown = sorted(inactive, key=lambda i: -abs(float(grad[row, i])))[:count]
+        assert set(new[row].nonzero().view(-1).tolist()) == (set(active) - set(dropped)) | set(grown)
 
 
 @given(seeds, st.integers(1, 3), st.floats(0.1, 0.9))
 @settings(max_examples=15)
-def test_a_regrown_client_goes_on_under_its_new_mask(seed: int, after: int, share: float) -> None:
+def test_a_client_continues_with_its_regrown_mask(seed: int, after: int, share: float) -> None:
     job = job_for(seed, TrainingOptions(regrow=Regrow(share, after)))
     kept = kept_of(job.mask, job.theta)
     theta = {name: tensor * kept[name] for name, tensor in job.theta.items()}
@@ -222,25 +222,25 @@ def test_a_regrown_client_goes_on_under_its_new_mask(seed: int, after: int, shar
         for name, grad in gradients(theta, x, y).items():
             velocity[name] = RECIPE.momentum * velocity[name] + grad * kept[name]
             theta[name] = theta[name] - RECIPE.lr * velocity[name]
-    found, mask, _ = trained(job)
+    actual, mask, _ = trained(job)
     assert set(mask) == set(job.mask)
     assert all(torch.equal(mask[name], kept[name]) for name in mask)
-    assert all(not bool(found[name][~mask[name]].any()) for name in mask)
-    close(found, theta)
+    assert all(not bool(actual[name][~mask[name]].any()) for name in mask)
+    close(actual, theta)
 
 
 @given(thetas(), st.lists(st.floats(0, 1), min_size=1, max_size=6), seeds)
-def test_nested_masks_are_their_levels(theta: Params, shares: list[float], seed: int) -> None:
+def test_levels_determine_nested_masks(theta: Params, shares: list[float], seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     order = {name: torch.rand(tensor.shape, generator=rng) for name, tensor in theta.items()}
     nested = tuple({name: rank < share for name, rank in order.items()} for share in sorted(shares))
     nested = (*nested, {name: kept for name, kept in nested[-1].items() if name.endswith("bias")})
     again = widths_of(levels_of(nested), len(nested))
-    for mask, found in zip(nested, again, strict=True):
-        assert same(kept_of(mask, theta), kept_of(found, theta))
+    for mask, restored in zip(nested, again, strict=True):
+        assert same(kept_of(mask, theta), kept_of(restored, theta))
 
 
-def test_a_gradient_that_is_not_finite_at_a_pruned_entry_does_no_harm() -> None:
+def test_a_gradient_that_is_not_finite_at_a_pruned_entry_has_no_effect() -> None:
     data = small_data(20)
     data.inputs[:, 5] = 1e38
     mask = {"0.weight": torch.arange(6).expand(8, 6) < 5}

@@ -1,4 +1,4 @@
-"""Images that a pixel shuffle rearranges, some as wide as they have channels: nothing is taken for what it is not."""
+"""Units and classes around a pixel shuffle, also of images as wide as they have channels."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fedcover.policies.heterofl import class_rows
 from fedcover.structure.submodel import Shrinker
 from fedcover.structure.trace import trace
 from fedcover.structure.units import unit_structure
-from tests.unit.test_units import TOKENS, Tied
+from tests.networks import TOKENS, Tied
 
 SHAPES = [
     (4, 2, 2),
@@ -44,19 +44,19 @@ def inner(channels: int, factor: int, side: int, kind: str) -> nn.Sequential:
 @pytest.mark.parametrize(("channels", "factor", "side"), SHAPES)
 def test_what_is_cut_around_a_shuffle_is_what_is_masked(channels: int, factor: int, side: int, kind: str) -> None:
     side = side * factor if kind == "unshuffle" else side
-    network = trace(inner(channels, factor, side, kind), torch.randn(2, channels, side, side))
-    found, rng = unit_structure(network), torch.Generator().manual_seed(0)
-    assert {"0"} == set(found.left_whole)
-    assert found.left_whole["0"]
-    theta = {name: torch.randn(shape, generator=rng) for name, shape in network.shapes.items()}
+    structure = trace(inner(channels, factor, side, kind), torch.randn(2, channels, side, side))
+    units, rng = unit_structure(structure), torch.Generator().manual_seed(0)
+    assert {"0"} == set(units.left_whole)
+    assert units.left_whole["0"]
+    theta = {name: torch.randn(shape, generator=rng) for name, shape in structure.shapes.items()}
     for _ in range(3):
         mask: dict[str, Tensor] = {}
-        for group in found.groups:
+        for group in units.groups:
             group.restrict(mask, theta, torch.rand(group.size, generator=rng) < 0.6)
-        sub, inputs = Shrinker(network).shrink(mask), torch.randn(3, channels, side, side, generator=rng)
-        put_params(network.model.eval(), prune(theta, mask))
+        sub, inputs = Shrinker(structure).shrink(mask), torch.randn(3, channels, side, side, generator=rng)
+        put_params(structure.model.eval(), prune(theta, mask))
         put_params(sub.model.eval(), prune(sub.cut(theta), sub.mask))
-        torch.testing.assert_close(sub.model(inputs), network.model(inputs), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(sub.model(inputs), structure.model(inputs), rtol=1e-4, atol=1e-4)
 
 
 def painter(channels: int, *after: nn.Module) -> nn.Sequential:
@@ -67,20 +67,20 @@ def painter(channels: int, *after: nn.Module) -> nn.Sequential:
 @pytest.mark.parametrize(("channels", "factor", "side"), SHAPES)
 @pytest.mark.parametrize("wide", [1, 2, 3])
 def test_shuffled_channels_are_not_taken_for_classes(channels: int, factor: int, side: int, wide: int) -> None:
-    """HeteroFL's rows of classes: a layer's channels are none if a shuffle makes several of them one class's image."""
+    """A layer's channels are not rows of classes if a shuffle turns several of them into the image of one class."""
     net, example = painter(channels, nn.PixelShuffle(factor)), torch.zeros(2, 3, side, side * wide)
     assert class_rows(trace(net, example)) == ((), channels // factor**2)
     policy, theta = fc.heterofl().bind(trace(net, example)), params_of(net)
     if channels // factor**2 > 1:
-        with pytest.raises(fc.InputError, match=r"cannot tell which rows of '2.weight' belong to which"):
+        with pytest.raises(fc.InputError, match=r"rows of '2.weight'"):
             policy.plan(theta, [fc.Client(0, 0, fc.Budget(), classes=(0,))], fc.Round(1, 0), {})
 
 
 @pytest.mark.parametrize("side", [2, 4, 5, 8])
 @pytest.mark.parametrize("after", [(), (nn.LogSoftmax(1),), (nn.Softmax(1),), (nn.AdaptiveAvgPool2d(1), nn.Flatten())])
 def test_classes_are_found_in_images_as_wide_as_there_are_classes(side: int, after: tuple[nn.Module, ...]) -> None:
-    found = class_rows(trace(painter(4, *after), torch.zeros(2, 3, side, side)))
-    assert found == ((("2.weight", 0), ("2.bias", 0)), 4)
+    rows = class_rows(trace(painter(4, *after), torch.zeros(2, 3, side, side)))
+    assert rows == ((("2.weight", 0), ("2.bias", 0)), 4)
 
 
 def test_classes_may_come_last_or_be_tied_to_characters() -> None:
@@ -100,7 +100,7 @@ class Scaled(nn.Module):
         return x * self.scale + self.shift
 
 
-def test_classes_with_values_behind_the_last_layer_are_not_its_rows_alone() -> None:
+def test_classes_with_values_behind_the_last_layer_are_not_only_its_rows() -> None:
     for behind in (Scaled(), nn.BatchNorm1d(10)):
         net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 10, bias=False), behind)
         assert class_rows(fc.trace(net, torch.randn(4, 5)))[0] == ()

@@ -1,4 +1,4 @@
-"""Shrinking the paper's networks, and what is left whole."""
+"""Shrinking the paper's models, and the layers that are left whole."""
 
 from collections.abc import Callable, Iterator
 
@@ -29,28 +29,28 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def network_of(kind: type[nn.Module]) -> ModelStructure:
+def structure_of(kind: type[nn.Module]) -> ModelStructure:
     return trace(kind(), torch.randn(2, *IMAGES[kind]))
 
 
-def mask_of(policy: str, code: str, network: ModelStructure) -> Mask:
-    bound = named_policy(policy).bind(network)
+def mask_of(policy: str, code: str, structure: ModelStructure) -> Mask:
+    bound = named_policy(policy).bind(structure)
     client = Client(0, 0, parse_code(code, bound.codebook)[0])
-    return bound.plan(params_of(network.model), [client], Round(1, 0), bound.start())[0][0]
+    return bound.plan(params_of(structure.model), [client], Round(1, 0), bound.start())[0][0]
 
 
-def drop(network: ModelStructure, layer: str, kept: list[int], into: str = "", out: bool = True) -> Mask:
+def drop(structure: ModelStructure, layer: str, kept: list[int], into: str = "", out: bool = True) -> Mask:
     """The mask of a chain's layer that keeps these units."""
-    shapes = network.shapes
-    held = torch.zeros(shapes[f"{layer}.weight"][0], dtype=torch.bool)
-    held[kept] = True
+    shapes = structure.shapes
+    kept_units = torch.zeros(shapes[f"{layer}.weight"][0], dtype=torch.bool)
+    kept_units[kept] = True
     mask = {f"{layer}.weight": torch.ones(shapes[f"{layer}.weight"], dtype=torch.bool)}
-    mask[f"{layer}.weight"][~held] = False
+    mask[f"{layer}.weight"][~kept_units] = False
     if f"{layer}.bias" in shapes:
-        mask[f"{layer}.bias"] = held
+        mask[f"{layer}.bias"] = kept_units
     if into and out:
         onward = torch.ones(shapes[f"{into}.weight"], dtype=torch.bool)
-        onward[:, ~held.repeat_interleave(onward.shape[1] // len(held))] = False
+        onward[:, ~kept_units.repeat_interleave(onward.shape[1] // len(kept_units))] = False
         mask[f"{into}.weight"] = onward
     return mask
 
@@ -60,9 +60,9 @@ FIXED = {"2": (5, 12, 100, 84), "3": (5, 12, 120, 100), "4": (6, 16, 100, 84)}
 
 @pytest.mark.parametrize(("digit", "sizes"), FIXED.items())
 def test_fixed_subnetworks_of_lenet_have_the_papers_shapes(digit: str, sizes: tuple[int, int, int, int]) -> None:
-    network = network_of(LeNet)
-    mask = mask_of("FS", digit, network)
-    sub = Shrinker(network).shrink(mask)
+    structure = structure_of(LeNet)
+    mask = mask_of("FS", digit, structure)
+    sub = Shrinker(structure).shrink(mask)
     conv1, conv2, fc1, fc2 = sizes
     weights = [(conv1, 3, 5, 5), (conv2, conv1, 5, 5), (fc1, conv2 * 25), (fc2, fc1), (10, fc2)]
     assert sub.mask == {}
@@ -71,17 +71,17 @@ def test_fixed_subnetworks_of_lenet_have_the_papers_shapes(digit: str, sizes: tu
     assert isinstance(model, LeNet)
     assert (model.conv1.out_channels, model.conv2.in_channels, model.conv2.out_channels) == (conv1, conv1, conv2)
     assert (model.fc1.in_features, model.fc1.out_features, model.fc3.in_features) == (conv2 * 25, fc1, fc2)
-    assert sub.macs == pytest.approx(cost_of(network, mask).macs)
+    assert sub.macs == pytest.approx(cost_of(structure, mask).macs)
     assert model(torch.randn(4, 3, 32, 32)).shape == (4, 10)
 
 
 @pytest.mark.parametrize("kind", [MLP, LeNet])
 @pytest.mark.parametrize("code", ["2", "3", "4", "0.5,", "0.1,"])
 def test_pruned_neurons_leave_no_mask(kind: type[nn.Module], code: str) -> None:
-    network = network_of(kind)
-    mask = mask_of("NP", code, network)
-    sub = Shrinker(network).shrink(mask)
-    cost = cost_of(network, mask)
+    structure = structure_of(kind)
+    mask = mask_of("NP", code, structure)
+    sub = Shrinker(structure).shrink(mask)
+    cost = cost_of(structure, mask)
     assert sub.mask == {}
     assert (sum(tensor.numel() for tensor in sub.model.parameters()), sub.macs) == (
         cost.parameters,
@@ -91,32 +91,32 @@ def test_pruned_neurons_leave_no_mask(kind: type[nn.Module], code: str) -> None:
 
 @pytest.mark.parametrize("kind", [MLP, LeNet])
 def test_pruned_weights_come_back_as_they_are(kind: type[nn.Module]) -> None:
-    network = network_of(kind)
+    structure = structure_of(kind)
     for code in "2347":
-        mask = mask_of("WP", code, network)
-        sub = Shrinker(network).shrink(mask)
+        mask = mask_of("WP", code, structure)
+        sub = Shrinker(structure).shrink(mask)
         assert list(sub.mask) == list(mask)
         assert all(sub.mask[name] is mask[name] for name in mask)
-        assert sub.shape_key == tuple(network.shapes.values())
+        assert sub.shape_key == tuple(structure.shapes.values())
 
 
 def test_the_small_model_is_a_copy_of_its_own() -> None:
-    network = network_of(MLP)
-    before = params_of(network.model)
-    model = Shrinker(network).shrink({}).model
+    structure = structure_of(MLP)
+    before = params_of(structure.model)
+    model = Shrinker(structure).shrink({}).model
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.zero_()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in network.model.named_parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in structure.model.named_parameters())
 
 
 @pytest.mark.parametrize("missing", ["fc1.weight", "fc1.bias", "fc2.weight"])
 def test_a_unit_stays_while_any_entry_of_it_stays(missing: str) -> None:
-    network = network_of(MLP)
-    mask = dict(drop(network, "fc1", list(range(50)), "fc2"))
+    structure = structure_of(MLP)
+    mask = dict(drop(structure, "fc1", list(range(50)), "fc2"))
     whole = mask.pop(missing)
-    shrinker = Shrinker(network)
-    assert shrinker.shrink(mask).shape_key == tuple(network.shapes.values())
+    shrinker = Shrinker(structure)
+    assert shrinker.shrink(mask).shape_key == tuple(structure.shapes.values())
     entry = whole.clone()
     entry[(77,) if whole.ndim == 1 else (77, 3) if missing == "fc1.weight" else (3, 77)] = True
     sub = shrinker.shrink({**mask, missing: entry})
@@ -125,17 +125,17 @@ def test_a_unit_stays_while_any_entry_of_it_stays(missing: str) -> None:
 
 
 def test_one_unit_stays_under_the_mask_if_all_go() -> None:
-    network = network_of(MLP)
-    sub = Shrinker(network).shrink(drop(network, "fc1", [], "fc2"))
+    structure = structure_of(MLP)
+    sub = Shrinker(structure).shrink(drop(structure, "fc1", [], "fc2"))
     assert sub.shape_key == ((1, 784), (1,), (10, 1), (10,))
     assert {name: bool(kept.any()) for name, kept in sub.mask.items()} == {
         "fc1.weight": False, "fc1.bias": False, "fc2.weight": False,
     }  # fmt: skip
 
 
-def test_a_bad_mask_is_named() -> None:
-    shrinker = Shrinker(network_of(MLP))
-    with pytest.raises(InputError, match=r"the mask to shrink by names 'fc9.weight', which the model has not"):
+def test_a_bad_mask_is_reported() -> None:
+    shrinker = Shrinker(structure_of(MLP))
+    with pytest.raises(InputError, match=r"the mask to shrink by names 'fc9.weight'"):
         shrinker.shrink({"fc9.weight": torch.ones(1, dtype=torch.bool)})
     with pytest.raises(InputError, match=r"has shape \(3,\) for 'fc1.bias', whose shape is \(200,\)"):
         shrinker.shrink({"fc1.bias": torch.ones(3, dtype=torch.bool)})
@@ -205,30 +205,30 @@ def _must_have_four(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("case", LEFT_WHOLE)
-def test_what_cannot_be_cut_is_left_whole_with_the_reason(case: str) -> None:
+def test_layers_that_cannot_be_cut_are_left_whole_with_the_reason(case: str) -> None:
     model, example, reason = LEFT_WHOLE[case]
     with torch.no_grad():
         list(model.parameters())[-2].zero_()  # an output layer that starts at zero hides nothing
-    network = trace(model, example)
-    shrinker = Shrinker(network)
+    structure = trace(model, example)
+    shrinker = Shrinker(structure)
     (layer,) = shrinker.left_whole
-    assert layer == network.weights[0].removesuffix(".weight")
+    assert layer == structure.weights[0].removesuffix(".weight")
     assert reason in shrinker.left_whole[layer]
-    last = network.output.removesuffix(".weight")
-    into = last if network.shapes[network.output][1] % network.shapes[f"{layer}.weight"][0] == 0 else ""
-    mask = drop(network, layer, [0, 2], into)
+    last = structure.output.removesuffix(".weight")
+    into = last if structure.shapes[structure.output][1] % structure.shapes[f"{layer}.weight"][0] == 0 else ""
+    mask = drop(structure, layer, [0, 2], into)
     sub = shrinker.shrink(mask)
-    assert sub.shape_key == tuple(network.shapes.values())
+    assert sub.shape_key == tuple(structure.shapes.values())
     assert all(sub.mask[name] is mask[name] for name in mask)
 
 
-def test_only_what_cannot_be_cut_is_left_whole() -> None:
+def test_only_layers_that_cannot_be_cut_are_left_whole() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Softmax(1), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
-    network = trace(model, ROW)
-    shrinker = Shrinker(network)
+    structure = trace(model, ROW)
+    shrinker = Shrinker(structure)
     assert [group.name for group in shrinker.groups] == ["2"]
     assert list(shrinker.left_whole) == ["0"]
-    sub = shrinker.shrink({**drop(network, "0", [0]), **drop(network, "2", [1, 4], "4")})
+    sub = shrinker.shrink({**drop(structure, "0", [0]), **drop(structure, "2", [1, 4], "4")})
     assert sub.shape_key == ((8, 6), (8,), (2, 8), (2,), (3, 2), (3,))
     assert list(sub.mask) == ["0.weight", "0.bias"]
 
@@ -243,16 +243,16 @@ def test_a_residual_stream_is_cut_in_all_its_layers() -> None:
             x = torch.sigmoid(self.first(x))
             return self.last(x + torch.sigmoid(self.inner(x)))  # type: ignore[no-any-return]
 
-    network = trace(Residual(), ROW)
-    shrinker = Shrinker(network)
+    structure = trace(Residual(), ROW)
+    shrinker = Shrinker(structure)
     mask: dict[str, Tensor] = {}
-    theta = params_of(network.model)
+    theta = params_of(structure.model)
     shrinker.groups[0].restrict(mask, theta, torch.arange(8) % 3 == 1)
     sub = shrinker.shrink(mask)
     assert sub.shape_key == ((3, 6), (3,), (3, 3), (3,), (3, 3), (3,))
-    put_params(network.model, prune(theta, mask))
+    put_params(structure.model, prune(theta, mask))
     put_params(sub.model, sub.cut(theta))
-    torch.testing.assert_close(sub.model(ROW), network.model(ROW))
+    torch.testing.assert_close(sub.model(ROW), structure.model(ROW))
     restored = sub.restore(sub.cut(theta), theta)
     assert all(torch.equal(restored[name], tensor) for name, tensor in prune(theta, mask).items())
 
@@ -263,20 +263,20 @@ def test_frozen_and_tied_parameters_buffers_and_precision_are_kept() -> None:
     model[2].bias.requires_grad_(False)
     model.register_buffer("constant", torch.arange(4))
     model.double()
-    network = trace(model, ROW.double())
-    shrinker = Shrinker(network)
-    sub = shrinker.shrink(drop(network, "2", [0, 1, 2]))
+    structure = trace(model, ROW.double())
+    shrinker = Shrinker(structure)
+    sub = shrinker.shrink(drop(structure, "2", [0, 1, 2]))
     small = sub.model
     assert isinstance(small, nn.Sequential)
     assert small[4].weight is small[0].weight
-    assert small[0].weight is not network.model[0].weight  # type: ignore[index]
+    assert small[0].weight is not structure.model[0].weight  # type: ignore[index]
     assert [name for name, tensor in small.named_parameters() if not tensor.requires_grad] == ["2.bias"]
     assert torch.equal(small.get_buffer("constant"), torch.arange(4))
     assert {tensor.dtype for tensor in small.parameters()} == {torch.float64}
     assert small.training
-    put_params(network.model, prune(params_of(model), drop(network, "2", [0, 1, 2])))
+    put_params(structure.model, prune(params_of(model), drop(structure, "2", [0, 1, 2])))
     put_params(small, prune(sub.cut(params_of(model)), sub.mask))
-    torch.testing.assert_close(small(ROW.double()), network.model(ROW.double()))
+    torch.testing.assert_close(small(ROW.double()), structure.model(ROW.double()))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
@@ -289,8 +289,8 @@ def test_models_that_choose_their_own_precision_are_cut(dtype: torch.dtype) -> N
         def forward(self, x: Tensor) -> Tensor:
             return self.last(torch.tanh(self.first(x.float() / 255)))  # type: ignore[no-any-return]
 
-    network = trace(Bytes(), torch.arange(12).reshape(2, 6).to(dtype))
-    assert Shrinker(network).shrink(drop(network, "first", [3], "last")).shape_key[0] == (1, 6)
+    structure = trace(Bytes(), torch.arange(12).reshape(2, 6).to(dtype))
+    assert Shrinker(structure).shrink(drop(structure, "first", [3], "last")).shape_key[0] == (1, 6)
 
 
 def test_a_model_of_one_layer_has_nothing_to_cut() -> None:
@@ -300,22 +300,22 @@ def test_a_model_of_one_layer_has_nothing_to_cut() -> None:
     assert shrinker.shrink({"weight": kept}).mask["weight"] is kept
 
 
-def test_without_torch_pruning_all_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_pruning_everything_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: ModelStructure) -> None:
         raise InputError("pruning whole units needs torch-pruning; run `pip install torch-pruning`")
 
-    network = network_of(MLP)
+    structure = structure_of(MLP)
     monkeypatch.setattr(fedcover.structure.submodel, "unit_structure", missing)
-    shrinker = Shrinker(network)
+    shrinker = Shrinker(structure)
     assert "needs torch-pruning" in shrinker.left_whole["fc1"]
-    assert shrinker.shrink(drop(network, "fc1", [0], "fc2")).shape_key == tuple(network.shapes.values())
+    assert shrinker.shrink(drop(structure, "fc1", [0], "fc2")).shape_key == tuple(structure.shapes.values())
 
 
-def test_looking_leaves_the_network_and_the_global_generator_alone() -> None:
-    network, noisy = network_of(LeNet), trace(Between(lambda x: F.dropout(x, training=True)), torch.zeros(2, 6))
-    before, generator = params_of(network.model), torch.default_generator.get_state()
-    Shrinker(network).shrink(mask_of("FS", "2", network))
+def test_shrinking_changes_neither_the_model_nor_the_global_generator() -> None:
+    structure, noisy = structure_of(LeNet), trace(Between(lambda x: F.dropout(x, training=True)), torch.zeros(2, 6))
+    before, generator = params_of(structure.model), torch.default_generator.get_state()
+    Shrinker(structure).shrink(mask_of("FS", "2", structure))
     Shrinker(noisy)
     assert torch.equal(generator, torch.default_generator.get_state())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in network.model.named_parameters())
-    assert network.model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in structure.model.named_parameters())
+    assert structure.model.training

@@ -1,6 +1,5 @@
-"""Units of networks of many kinds: which entries go together, and what is left whole, with the reason."""
+"""Units of networks of many kinds: the entries that belong together, and the layers left whole, with the reason."""
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -8,39 +7,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedcover.structure.units.dependency_graph
 from fedcover.errors import InputError
-from fedcover.models import IMAGES, build
+from fedcover.models import INPUT_SHAPES, build
 from fedcover.params import prune, put_params
 from fedcover.policies import POLICIES
 from fedcover.structure.submodel import Shrinker, shrink
 from fedcover.structure.trace import trace
 from fedcover.structure.units import unit_structure
-from fedcover.structure.units.timeout import TooLongError, call_with_timeout
-
-WIDTH, HEADS, HEAD = 12, 3, 4
-
-
-class Attending(nn.Module):
-    """One attention layer with a projection behind it; ``split`` makes heads of an output."""
-
-    def __init__(self, split: Callable[[Tensor], Tensor], fused: bool = False) -> None:
-        super().__init__()
-        self.split, self.fused = split, fused
-        if fused:
-            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        else:
-            self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.o, self.out = nn.Linear(WIDTH, 6), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.fused:
-            q, k, v = self.split(self.qkv(x)).permute(2, 0, 3, 1, 4).unbind(0)
-        else:
-            q, k, v = (self.split(layer(x)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        mixed = F.scaled_dot_product_attention(q, k, v, scale=HEAD**-0.5)
-        scores: Tensor = self.out(self.o(mixed.transpose(1, 2).flatten(2)).mean(1))
-        return scores
+from tests.networks import (
+    HEAD,
+    HEADS,
+    ROWS,
+    TOKENS,
+    WIDTH,
+    Attending,
+    Tied,
+    fixed_number_of_heads,
+    heads_of_fixed_width,
+)
 
 
 def _gate(a: Tensor, b: Tensor) -> Tensor:
@@ -68,20 +52,6 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return scores
-
-
-class Tied(nn.Module):
-    """A text model whose output layer is its embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.hidden, self.back = nn.Embedding(9, 6), nn.Linear(6, 8), nn.Linear(8, 6)
-        self.out = nn.Linear(6, 9, bias=False)
-        self.out.weight = self.embed.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.out(self.back(torch.relu(self.hidden(self.embed(x)))).mean(1))
         return scores
 
 
@@ -137,13 +107,11 @@ def images(*layers: nn.Module, features: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(features, 2))
 
 
-TOKENS, ROWS, VECTORS, PICTURES = (
-    torch.arange(8).reshape(2, 4), torch.randn(2, 5, WIDTH), torch.randn(2, 5), torch.randn(2, 3, 8, 8),
-)  # fmt: skip
+VECTORS, PICTURES = torch.randn(2, 5), torch.randn(2, 3, 8, 8)
 
-FOUND: dict[str, tuple[nn.Module, Tensor, dict[str, int]]] = {
-    "whole heads": (Attending(lambda x: x.unflatten(2, (-1, HEAD))), ROWS, {"v": HEADS, "o": 6}),
-    "channels of all heads": (Attending(lambda x: x.unflatten(2, (HEADS, -1))), ROWS, {"v": HEAD, "o": 6}),
+WITH_UNITS: dict[str, tuple[nn.Module, Tensor, dict[str, int]]] = {
+    "whole heads": (heads_of_fixed_width(), ROWS, {"v": HEADS, "o": 6}),
+    "channels of all heads": (fixed_number_of_heads(), ROWS, {"v": HEAD, "o": 6}),
     "heads of a fused layer": (
         Attending(lambda x: x.unflatten(2, (3, -1, HEAD)), fused=True), ROWS, {"qkv": HEADS, "o": 6},
     ),
@@ -169,30 +137,30 @@ FOUND: dict[str, tuple[nn.Module, Tensor, dict[str, int]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FOUND)
-def test_units_that_are_found(case: str) -> None:
-    model, example, expected = FOUND[case]
-    found = unit_structure(trace(model, example))
-    sizes = {member.tensor.rpartition(".")[0]: g.size for g in found.groups for member in g.members if member.incoming}
+@pytest.mark.parametrize("case", WITH_UNITS)
+def test_units_of_networks_of_many_kinds(case: str) -> None:
+    model, example, expected = WITH_UNITS[case]
+    units = unit_structure(trace(model, example))
+    sizes = {member.tensor.rpartition(".")[0]: g.size for g in units.groups for member in g.members if member.incoming}
     assert {layer: sizes[layer] for layer in expected} == expected
-    assert not found.left_whole
+    assert not units.left_whole
 
 
 def assert_smaller_is_masked(model: nn.Module, example: Tensor) -> None:
-    """Whatever units go, as far as there are any: outputs of the smaller network are those of the masked one."""
-    network, rng = trace(model, example), torch.Generator().manual_seed(0)
-    theta = {name: torch.randn(shape, generator=rng) for name, shape in network.shapes.items()}
+    """Check that the smaller model gives the outputs of the masked one, for any units that are removed."""
+    structure, rng = trace(model, example), torch.Generator().manual_seed(0)
+    theta = {name: torch.randn(shape, generator=rng) for name, shape in structure.shapes.items()}
     for _ in range(4):
         mask: dict[str, Tensor] = {}
-        for group in unit_structure(network).groups:
+        for group in unit_structure(structure).groups:
             group.restrict(mask, theta, torch.rand(group.size, generator=rng) < 0.6)
-        sub, inputs = Shrinker(network).shrink(mask), torch.randn(3, *example.shape[1:], generator=rng)
-        put_params(network.model.eval(), prune(theta, mask))
+        sub, inputs = Shrinker(structure).shrink(mask), torch.randn(3, *example.shape[1:], generator=rng)
+        put_params(structure.model.eval(), prune(theta, mask))
         put_params(sub.model.eval(), prune(sub.cut(theta), sub.mask))
-        torch.testing.assert_close(sub.model(inputs), network.model(inputs), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(sub.model(inputs), structure.model(inputs), rtol=1e-4, atol=1e-4)
 
 
-LEFT: dict[str, tuple[nn.Module, Tensor, dict[str, str]]] = {
+LEFT_WHOLE: dict[str, tuple[nn.Module, Tensor, dict[str, str]]] = {
     "tied weights": (Tied(), TOKENS, {"back": "'out.weight' is tied to another layer's"}),
     "torch's own attention": (
         Encoder(), ROWS, dict.fromkeys(("first", "layer.self_attn", "layer.linear2"), "MultiheadAttention, which"),
@@ -225,17 +193,17 @@ LEFT: dict[str, tuple[nn.Module, Tensor, dict[str, str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", LEFT)
-def test_what_is_left_whole_says_why(case: str) -> None:
-    model, example, expected = LEFT[case]
-    left = unit_structure(trace(model, example)).left_whole
+@pytest.mark.parametrize("case", LEFT_WHOLE)
+def test_layers_that_are_left_whole_have_a_reason(case: str) -> None:
+    model, example, expected = LEFT_WHOLE[case]
+    left_whole = unit_structure(trace(model, example)).left_whole
     for layer, reason in expected.items():
-        assert reason in left[layer]
+        assert reason in left_whole[layer]
 
 
-@pytest.mark.parametrize("case", [case for case in (*FOUND, *LEFT) if "gate" in case])
+@pytest.mark.parametrize("case", [case for case in (*WITH_UNITS, *LEFT_WHOLE) if "gate" in case])
 def test_gates_are_cut_as_they_are_masked(case: str) -> None:
-    model, example, _ = FOUND[case] if case in FOUND else LEFT[case]
+    model, example, _ = WITH_UNITS[case] if case in WITH_UNITS else LEFT_WHOLE[case]
     assert_smaller_is_masked(model, example)
 
 
@@ -270,16 +238,16 @@ def test_tokens_that_are_all_alike_do_not_hide_what_attention_mixes(example: Ten
 
 
 @pytest.mark.parametrize("name", ["NP", "FS", "optimal_units", "HeteroFL", "FedRolex", "weight_complete", "FjORD"])
-def test_policies_of_units_say_why_there_are_none(name: str) -> None:
+def test_policies_of_units_report_why_there_are_none(name: str) -> None:
     grouped = images(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 8, 3, groups=2), features=8)
     with pytest.raises(InputError, match=r"'0' stays whole, since its units pass .*'1', a Conv2d.* such as WP, or"):
         POLICIES[name]().bind(trace(grouped, PICTURES))
-    with pytest.raises(InputError, match="it has one layer, the output, which stays whole; add a hidden layer"):
+    with pytest.raises(InputError, match="add a hidden layer"):
         POLICIES[name]().bind(trace(nn.Linear(5, 2), VECTORS))
 
 
-def test_what_can_be_cut_beside_torchs_own_attention_is() -> None:
-    model, example, _ = LEFT["torch's own attention"]
+def test_layers_next_to_torchs_own_attention_are_cut() -> None:
+    model, example, _ = LEFT_WHOLE["torch's own attention"]
     assert [(group.name, group.size) for group in unit_structure(trace(model, example)).groups] == [
         ("layer.linear1", 16)
     ]
@@ -287,39 +255,17 @@ def test_what_can_be_cut_beside_torchs_own_attention_is() -> None:
 
 def test_the_named_models_are_followed() -> None:
     for name, sizes in (("resnet18_gn", [32] * 12), ("transformer", [16, 256, 16, 256])):
-        shape = IMAGES[name]
+        shape = INPUT_SHAPES[name]
         example = torch.zeros(2, *shape, dtype=torch.long if name == "transformer" else torch.float32)
-        found = unit_structure(trace(build(name, shape, 10, seed=0), example))
-        assert [group.size for group in found.groups] == sizes
+        units = unit_structure(trace(build(name, shape, 10, seed=0), example))
+        assert [group.size for group in units.groups] == sizes
         whole = {"blocks.0.attention.out", "blocks.0.back", "blocks.1.attention.out", "blocks.1.back"}
-        assert set(found.left_whole) == ({"embed", "places"} | whole if name == "transformer" else set())
+        assert set(units.left_whole) == ({"embed", "places"} | whole if name == "transformer" else set())
 
 
 def test_residual_streams_share_their_units() -> None:
-    network = trace(build("resnet18", (3, 32, 32), 10, seed=0), torch.zeros(2, 3, 32, 32))
-    stream = unit_structure(network).groups[0]
+    structure = trace(build("resnet18", (3, 32, 32), 10, seed=0), torch.zeros(2, 3, 32, 32))
+    stream = unit_structure(structure).groups[0]
     outs = {member.tensor for member in stream.members if member.incoming}
     assert outs == {"conv.weight", "blocks.0.conv2.weight", "blocks.1.conv2.weight"}
     assert {tuple(member.units.tolist()) for member in stream.members} == {tuple(range(64))}
-
-
-def test_a_structure_that_is_never_found_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch_pruning
-
-    def forever(*_: object, **__: object) -> None:
-        while True:
-            time.sleep(0.001)
-
-    monkeypatch.setattr(torch_pruning.DependencyGraph, "build_dependency", forever)
-    monkeypatch.setattr(fedcover.structure.units.dependency_graph, "PATIENCE", 0.05)
-    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
-    assert unit_structure(trace(model, VECTORS)).left_whole == {
-        "0": "no units were found: it was not done after 0.05 s"
-    }
-
-
-def test_patience_passes_on_what_happens() -> None:
-    with pytest.raises(ZeroDivisionError):
-        call_with_timeout(5, lambda: 1 / 0)
-    with pytest.raises(TooLongError, match=r"not done after 0\.01 s"):
-        call_with_timeout(0.01, lambda: [time.sleep(0.001) for _ in range(5000)])

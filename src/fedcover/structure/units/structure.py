@@ -1,0 +1,70 @@
+"""The unit structure of a model: its groups of units, and the layers without units."""
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from fedcover.errors import InputError
+from fedcover.seeding import ambient
+from fedcover.structure.trace import ModelStructure, hidden_weights
+from fedcover.structure.units.dependency_graph import read_graph
+from fedcover.structure.units.group import UnitGroup, layer_of
+from fedcover.structure.units.verify import verify_groups
+
+
+@dataclass(frozen=True)
+class UnitStructure:
+    """The groups of units of a model, and the layers without units."""
+
+    groups: tuple[UnitGroup, ...]
+    """Groups of hidden units, in order of use; the units of the output layer are not among them."""
+    left_whole: dict[str, str]
+    """Hidden layers whose units cannot be removed, with the reason."""
+
+
+_CACHE: "WeakKeyDictionary[nn.Module, UnitStructure]" = WeakKeyDictionary()
+
+
+def unit_structure(structure: ModelStructure) -> UnitStructure:
+    """Return the unit structure of a model; it is computed once for each model.
+
+    Raises:
+        InputError: If torch-pruning is not installed.
+    """
+    if structure.model not in _CACHE:
+        with ambient(0, "find units"):
+            candidates, uncut = read_graph(structure)
+            groups, faults = verify_groups(structure, candidates)
+        followed = {member.tensor for group in groups for member in group.members if member.incoming}
+        layers = [layer_of(name) for name in structure.hidden if name not in followed]
+        reasons = {**uncut, **faults}
+        left = {layer: reasons.get(layer, "its units could not be followed through the model") for layer in layers}
+        _CACHE[structure.model] = UnitStructure(groups, left)
+    return _CACHE[structure.model]
+
+
+def find_groups(structure: ModelStructure) -> tuple[UnitGroup, ...]:
+    """Return the groups of hidden units of a model, in order of use."""
+    return unit_structure(structure).groups
+
+
+def groups_for(policy: object, structure: ModelStructure) -> tuple[UnitGroup, ...]:
+    """Return the groups of hidden units for a policy that needs at least one.
+
+    Args:
+        policy: The policy or its name, for the message.
+        structure: Structure of the model.
+
+    Raises:
+        InputError: If there is no group; the message gives the reason and an alternative.
+    """
+    units = unit_structure(structure)
+    if units.groups:
+        return units.groups
+    hidden_weights(structure, policy)  # raises if there is no hidden layer
+    layer, reason = next(iter(units.left_whole.items()))
+    raise InputError(
+        f"{policy} prunes whole units, and {type(structure.model).__name__} has none that can be removed: '{layer}'"
+        f" stays whole, since {reason}; use a policy of single weights, such as WP, or 'full'"
+    )
