@@ -92,7 +92,7 @@ class Federation:
         self.average, self.trim = average, trim
         self._labels = population_mix(clients) if weighting == "labels" or assign else None
         self.certify, self.require_coverage, self.assign = certify, require_coverage, assign
-        self._iid = certify and clients.tells_labels and label_skew(clients) < IID_SKEW
+        self._iid = certify and clients.shares_labels and label_skew(clients) < IID_SKEW
         check_whole("cohort", cohort, 1)
         if cohort > len(clients):
             raise InputError(
@@ -226,7 +226,7 @@ class Federation:
 
         shown = on_device(shown_in(memory), device_of(theta))
         score = self._score(prune(theta, shown) if shown else theta, test) if test else None
-        looks = test and local and self.clients.tells_labels
+        looks = test and local and self.clients.shares_labels
         own = self._local_accuracy(theta, cohort, begun.masks, test) if test and looks else None
         clock.lap("evaluate")
         record = make_record(
