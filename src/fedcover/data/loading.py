@@ -122,7 +122,7 @@ def search_path(source: Source, folder: Folder = None) -> list[Path]:
 
 def locate(source: Source, folder: Folder = None) -> Copy | None:
     """Return the first complete copy of a data set, or None if there is none."""
-    copies = (find(source.name, source.layouts, place) for place in search_path(source, folder))
+    copies = (find(source.name, source.layouts, path) for path in search_path(source, folder))
     return next((copy for copy in copies if copy is not None), None)
 
 
@@ -214,12 +214,12 @@ def describe(name: str | Source, folder: Folder = None) -> Description:
             return Description(source.name, None, False, _not_found(source, folder))
         verdict = verify(source.name, copy)
     except InputError as error:
-        return Description(source.name, copy.place if copy else None, False, str(error))
-    return Description(source.name, copy.place, verdict.verified, source.credit or verdict.provenance)
+        return Description(source.name, copy.location if copy else None, False, str(error))
+    return Description(source.name, copy.location, verdict.verified, source.credit or verdict.provenance)
 
 
 def _not_found(source: Source, folder: Folder) -> str:
-    searched = " or ".join(str(place) for place in search_path(source, folder))
+    searched = " or ".join(str(path) for path in search_path(source, folder))
     return (
         f"{source.name} was not found in {searched}; run `fedcover data get {source.name}`, "
         f"or point --data (FEDCOVER_DATA) at a folder that has {source.name}/"
@@ -228,7 +228,7 @@ def _not_found(source: Source, folder: Folder) -> str:
 
 def _read(copy: Copy) -> tuple[NDArray[np.uint8], ...]:
     """Return training images, training labels, test images and test labels, as bytes."""
-    files = [(raw, f"{copy.place / file}") for file, raw in copy.contents.items()]
+    files = [(raw, f"{copy.location / file}") for file, raw in copy.contents.items()]
     if copy.layout.kind == "digits":
         return digits.parse_digits(*files[0])
     if copy.layout.kind == "idx":
@@ -252,9 +252,9 @@ def _examples(
     shape = source.shape if images.ndim == 4 else source.shape[1:]
     if images.shape[1:] != shape or labels.ndim != 1:
         sizes = " x ".join(map(str, images.shape))
-        raise InputError(f"{source.name} in {copy.place} must have images of {shape}; got {sizes}; {AGAIN}")
+        raise InputError(f"{source.name} in {copy.location} must have images of {shape}; got {sizes}; {AGAIN}")
     if not verdict.verified and len(images) != count:
-        raise InputError(f"{source.name} in {copy.place} must have {count} images; got {len(images)}; {AGAIN}")
+        raise InputError(f"{source.name} in {copy.location} must have {count} images; got {len(images)}; {AGAIN}")
     return Examples(
         _normalised(source, images),
         torch.tensor(labels, dtype=torch.int64),

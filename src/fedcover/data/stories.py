@@ -44,10 +44,12 @@ class _Author:
     rng: torch.Generator
 
     def pick(self, choices: list[str]) -> str:
+        """Draw a choice; earlier ones are more likely."""
         index = int(len(choices) * float(torch.rand((), generator=self.rng)) ** 2.5)
         return choices[min(index, len(choices) - 1)]
 
     def sentence(self) -> str:
+        """Draw a sentence."""
         form = self.pick(self.words["form"])
         words = " ".join(self.pick(self.words[part]) for part in form.rstrip("?").split())
         end = "?" if form.endswith("?") else "!" if float(torch.rand((), generator=self.rng)) < 0.1 else "."

@@ -35,7 +35,7 @@ def verify(name: str, copy: Copy) -> Verdict:
     listed, comment = read_sums(copy.folder)
     standings = set()
     if copy.packed:
-        standings.add(_standing(name, copy.place, copy.place, None, copy.layout.archive_digest, listed))
+        standings.add(_standing(name, copy.location, copy.location, None, copy.layout.archive_digest, listed))
     else:
         for file, published in copy.layout.files.items():
             path = copy.path(file)

@@ -77,6 +77,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> type[_Record]:
+        """Return the stand-in for a class or function of numpy; raise InputError for any other name."""
         if (module, name) not in self.names:
             raise InputError(f"it needs {module}.{name}, which is not part of a CIFAR-10 file; fetch the official file")
         return _Record
