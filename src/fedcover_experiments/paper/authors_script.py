@@ -112,7 +112,7 @@ class Released(Federation):
     def _fifth(self, planned: PlannedRound) -> Mask:
         """Policy 5's mask in this round, whether or not a client has it."""
         client = Client(0, 0, QUARTERS["5"])
-        return self.policy.plan(planned.state.theta, [client], planned.this_round, planned.memory)[0][0]
+        return self.policy.plan(planned.state.theta, [client], planned.this_round, planned.policy_state)[0][0]
 
     def end_round(
         self,

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import small_data, small_net
 
 import fedcover as fc
 from fedcover.engines.serial import Serial
 from fedcover.federation.evaluate import evaluate, local_accuracy
 from fedcover.params import params_of, prune
 from fedcover.training.client import Job
-from tests.conftest import small_data, small_net
 
 Make = Callable[..., fc.Federation]
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import small_data, small_net
+from tests.laws.strategies import same
 from torch import nn
 
 import fedcover as fc
 from fedcover.params import FULL, params_of
 from fedcover.policies import POLICIES
-from tests.conftest import small_data, small_net
-from tests.laws.strategies import same
 
 Make = Callable[..., fc.Federation]
 NEW = ["HeteroFL", "random_submodels", "FedRolex", "FedEcover", "weight_complete", "S-GaP", "P-GaP"]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.laws.strategies import same
 
 from fedcover.errors import InputError
 from fedcover.federation import checkpoint
 from fedcover.federation.checkpoint import State
 from fedcover.federation.history import History, LayerCoverage, RoundRecord
-from tests.laws.strategies import same
 
 
 def record(index: int) -> RoundRecord:
