@@ -225,7 +225,7 @@ def test_bad_config_values(cli: Cli, tmp_path: Path) -> None:
 
 def test_client_with_no_data() -> None:
     x = torch.randn(10, 4)
-    with pytest.raises(fc.InputError, match="client 1 has no data"):
+    with pytest.raises(fc.InputError, match="client 1 has no examples"):
         fc.data.from_parts((x, torch.zeros(10).long()), [torch.arange(10), torch.tensor([], dtype=torch.long)])
 
 

@@ -50,13 +50,13 @@ def test_each_entry_is_in_the_set_of_its_holders(theta: Params, clients: int, ki
     """However many clients there are, and however many of them share a mask."""
     some = [random_mask(theta, seed + kind) for kind in range(kinds)]
     masks = [some[place % kinds] if seed % 2 else random_mask(theta, seed + place) for place in range(clients)]
-    found = holder_sets(masks, theta)
-    assert len(found.members.unique(dim=0)) == len(found.members)
-    assert int(found.sizes.sum()) == count(theta)
-    assert bool((found.sizes > 0).all())
-    for name, part in found.parts.items():
-        held = torch.stack([kept_of(mask, theta)[name] for mask in masks], -1)
-        assert torch.equal(found.members[part.expand(theta[name].shape).long()], held)
+    sets = holder_sets(masks, theta)
+    assert len(sets.members.unique(dim=0)) == len(sets.members)
+    assert int(sets.sizes.sum()) == count(theta)
+    assert bool((sets.sizes > 0).all())
+    for name, part in sets.parts.items():
+        kept = torch.stack([kept_of(mask, theta)[name] for mask in masks], -1)
+        assert torch.equal(sets.members[part.expand(theta[name].shape).long()], kept)
 
 
 @given(theta_and_masks())
@@ -72,10 +72,10 @@ def test_pythagoras_of_pruning(case: tuple[Params, list[Mask]]) -> None:
 @given(st.lists(st.floats(-10, 10, width=16), min_size=1, max_size=60), keeps)
 def test_a_mask_keeps_the_largest_scores(scores: list[float], keep: float) -> None:
     values = torch.tensor(scores)
-    held = Budget(keep).kept(rank(values))
-    assert 1 <= int(held.sum()) <= len(scores)
-    if not bool(held.all()):
-        assert float(values[held].min()) >= float(values[~held].max())
+    kept = Budget(keep).kept(rank(values))
+    assert 1 <= int(kept.sum()) <= len(scores)
+    if not bool(kept.all()):
+        assert float(values[kept].min()) >= float(values[~kept].max())
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=40))

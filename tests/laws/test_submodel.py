@@ -23,7 +23,7 @@ PRECISIONS = st.sampled_from([torch.float64, torch.float32])
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 Chain = tuple[ModelStructure, list[str]]
-"""A network, and the layers that its units flow through in turn."""
+"""The structure of a chain, and its layers in order."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -80,9 +80,9 @@ def cnns(draw: st.DrawFn) -> Chain:
     return finish(layers, example, draw(PRECISIONS), draw(seeds))
 
 
-def neighbours(network: ModelStructure, layers: list[str]) -> list[tuple[str, str, int]]:
+def neighbours(structure: ModelStructure, layers: list[str]) -> list[tuple[str, str, int]]:
     """Each hidden layer, the layer after it, and that one's inputs for each of its units."""
-    shapes = network.shapes
+    shapes = structure.shapes
     return [
         (here, after, shapes[f"{after}.weight"][1] // shapes[f"{here}.weight"][0]) for here, after in pairwise(layers)
     ]
@@ -90,12 +90,12 @@ def neighbours(network: ModelStructure, layers: list[str]) -> list[tuple[str, st
 
 def unit_mask(chain: Chain, seed: int, extra: bool) -> Mask:
     """Some units of some layers removed, down to none left; perhaps some single entries, everywhere, on top."""
-    network, layers = chain
+    structure, layers = chain
     rng = torch.Generator().manual_seed(seed)
-    theta = params_of(network.model)
+    theta = params_of(structure.model)
     mask: dict[str, Tensor] = {}
-    for here, after, each in neighbours(network, layers):
-        size = network.shapes[f"{here}.weight"][0]
+    for here, after, each in neighbours(structure, layers):
+        size = structure.shapes[f"{here}.weight"][0]
         kind = int(torch.randint(6, (), generator=rng))
         if kind == 0:
             continue
@@ -120,11 +120,11 @@ def unit_mask(chain: Chain, seed: int, extra: bool) -> Mask:
 
 def sizes_left(chain: Chain, mask: Mask) -> dict[str, int]:
     """How many units of each hidden layer a mask touches nothing of, counted one by one."""
-    network, layers = chain
-    kept = kept_of(mask, params_of(network.model))
+    structure, layers = chain
+    kept = kept_of(mask, params_of(structure.model))
     left = {}
-    for here, after, each in neighbours(network, layers):
-        units = range(network.shapes[f"{here}.weight"][0])
+    for here, after, each in neighbours(structure, layers):
+        units = range(structure.shapes[f"{here}.weight"][0])
         alive = [
             bool(kept[f"{here}.weight"][u].any())
             or bool(f"{here}.bias" in kept and kept[f"{here}.bias"][u])
@@ -135,16 +135,16 @@ def sizes_left(chain: Chain, mask: Mask) -> dict[str, int]:
     return left
 
 
-def batch(network: ModelStructure, seed: int) -> tuple[Tensor, Tensor]:
+def batch(structure: ModelStructure, seed: int) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(7, *network.example.shape[1:], generator=rng, dtype=torch.float64)
-    return inputs.to(network.example.dtype), torch.randint(CLASSES, (7,), generator=rng)
+    inputs = torch.randn(7, *structure.example.shape[1:], generator=rng, dtype=torch.float64)
+    return inputs.to(structure.example.dtype), torch.randint(CLASSES, (7,), generator=rng)
 
 
 def gradients(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Mask) -> Params:
     theta = dict(model.named_parameters())
-    found = torch.autograd.grad(F.cross_entropy(model(inputs), labels), list(theta.values()), materialize_grads=True)
-    return prune(dict(zip(theta, found, strict=True)), mask)
+    grads = torch.autograd.grad(F.cross_entropy(model(inputs), labels), list(theta.values()), materialize_grads=True)
+    return prune(dict(zip(theta, grads, strict=True)), mask)
 
 
 def ten_steps(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Mask) -> Params:
@@ -169,16 +169,16 @@ def assert_near(a: Params, b: Params) -> None:
 @given(st.one_of(mlps(), cnns()), seeds, st.booleans())
 @settings(max_examples=80)
 def test_the_smaller_model_trains_as_the_masked_one(chain: Chain, seed: int, extra: bool) -> None:
-    network, _ = chain
+    structure, _ = chain
     mask = unit_mask(chain, seed, extra)
-    shrinker = Shrinker(network)
+    shrinker = Shrinker(structure)
     assert not shrinker.left_whole
     sub = shrinker.shrink(mask)
-    theta = params_of(network.model)
-    dense, small = network.model.eval(), sub.model.eval()
+    theta = params_of(structure.model)
+    dense, small = structure.model.eval(), sub.model.eval()
     put_params(dense, prune(theta, mask))
     put_params(small, prune(sub.cut(theta), sub.mask))
-    inputs, labels = batch(network, seed)
+    inputs, labels = batch(structure, seed)
     tolerance = TOLERANCE[inputs.dtype]
     torch.testing.assert_close(small(inputs), dense(inputs), rtol=tolerance, atol=tolerance)
     grads = gradients(small, inputs, labels, sub.mask)
@@ -191,11 +191,11 @@ def test_the_smaller_model_trains_as_the_masked_one(chain: Chain, seed: int, ext
 
 @given(st.one_of(mlps(), cnns()), seeds, st.booleans())
 def test_cutting_and_restoring_moves_no_kept_bit(chain: Chain, seed: int, extra: bool) -> None:
-    network, _ = chain
+    structure, _ = chain
     mask = unit_mask(chain, seed, extra)
-    sub = Shrinker(network).shrink(mask)
+    sub = Shrinker(structure).shrink(mask)
     theta = {name: tensor.masked_fill(~mask[name], math.nan) if name in mask else tensor
-             for name, tensor in params_of(network.model).items()}  # fmt: skip
+             for name, tensor in params_of(structure.model).items()}  # fmt: skip
     small = sub.cut(theta)
     assert all(tensor.is_contiguous() for tensor in small.values())
     assert all(not kept.all() and kept.shape == small[name].shape for name, kept in sub.mask.items())
@@ -207,20 +207,20 @@ def test_cutting_and_restoring_moves_no_kept_bit(chain: Chain, seed: int, extra:
 
 @given(st.one_of(mlps(), cnns()), seeds, st.booleans())
 def test_every_unit_that_can_go_goes(chain: Chain, seed: int, extra: bool) -> None:
-    network, layers = chain
+    structure, layers = chain
     mask = unit_mask(chain, seed, extra)
-    sub = Shrinker(network).shrink(mask)
+    sub = Shrinker(structure).shrink(mask)
     left = sizes_left(chain, mask)
     expected = 0
-    before = network.example.shape[1]
-    for here, (_, _, each) in zip(layers, [*neighbours(network, layers), ("", "", 1)], strict=True):
+    before = structure.example.shape[1]
+    for here, (_, _, each) in zip(layers, [*neighbours(structure, layers), ("", "", 1)], strict=True):
         out = left.get(here, CLASSES)
-        full = network.shapes[f"{here}.weight"]
+        full = structure.shapes[f"{here}.weight"]
         assert sub.model.get_parameter(f"{here}.weight").shape == (out, before, *full[2:])
-        expected += out * before * math.prod(full[2:]) + (out if f"{here}.bias" in network.shapes else 0)
+        expected += out * before * math.prod(full[2:]) + (out if f"{here}.bias" in structure.shapes else 0)
         before = out * each
     assert sum(tensor.numel() for tensor in sub.model.parameters()) == expected
-    assert sub.macs == pytest.approx(sum(trace(sub.model, network.example).macs[n] * p.numel()
+    assert sub.macs == pytest.approx(sum(trace(sub.model, structure.example).macs[n] * p.numel()
                                          for n, p in sub.model.named_parameters()))  # fmt: skip
     if not extra and all(size > 1 for size in left.values()):
         assert not sub.mask

@@ -93,26 +93,26 @@ def transformers(draw: st.DrawFn) -> ModelStructure:
     return filled(Reader(draw(st.integers(1, 2)), heads, head), torch.randn(2, 3, heads * head), draw(seeds))
 
 
-def some_units(network: ModelStructure, seed: int) -> Mask:
+def some_units(structure: ModelStructure, seed: int) -> Mask:
     """Some units of every group; at times none or all of them."""
     rng = torch.Generator().manual_seed(seed)
     mask: dict[str, Tensor] = {}
-    for group in unit_structure(network).groups:
+    for group in unit_structure(structure).groups:
         share = float(torch.randint(0, 5, (), generator=rng)) / 4
-        group.restrict(mask, params_of(network.model), torch.rand(group.size, generator=rng) < share)
+        group.restrict(mask, params_of(structure.model), torch.rand(group.size, generator=rng) < share)
     return mask
 
 
 @given(st.one_of(residual_nets(), transformers()), seeds)
 @settings(max_examples=60)
-def test_the_smaller_network_trains_as_the_masked_one(network: ModelStructure, seed: int) -> None:
-    mask = some_units(network, seed)
-    sub = Shrinker(network).shrink(mask)
-    theta = params_of(network.model)
-    dense, small = network.model.train(), sub.model.train()
+def test_the_smaller_network_trains_as_the_masked_one(structure: ModelStructure, seed: int) -> None:
+    mask = some_units(structure, seed)
+    sub = Shrinker(structure).shrink(mask)
+    theta = params_of(structure.model)
+    dense, small = structure.model.train(), sub.model.train()
     put_params(dense, prune(theta, mask))
     put_params(small, prune(sub.cut(theta), sub.mask))
-    inputs, labels = batch(network, seed)
+    inputs, labels = batch(structure, seed)
     torch.testing.assert_close(small(inputs), dense(inputs), rtol=1e-9, atol=1e-9)
     assert_near(sub.restore(gradients(small, inputs, labels, sub.mask), theta), gradients(dense, inputs, labels, mask))
     trained = sub.restore(ten_steps(small, inputs, labels, sub.mask), theta)
@@ -121,18 +121,18 @@ def test_the_smaller_network_trains_as_the_masked_one(network: ModelStructure, s
 
 @given(st.one_of(residual_nets(), transformers()), seeds)
 @settings(max_examples=60)
-def test_restoring_after_cutting_is_the_identity_on_what_is_kept(network: ModelStructure, seed: int) -> None:
-    mask = some_units(network, seed)
-    sub, theta = Shrinker(network).shrink(mask), params_of(network.model)
+def test_restoring_after_cutting_is_the_identity_on_what_is_kept(structure: ModelStructure, seed: int) -> None:
+    mask = some_units(structure, seed)
+    sub, theta = Shrinker(structure).shrink(mask), params_of(structure.model)
     back, kept = sub.restore(prune(sub.cut(theta), sub.mask), theta), prune(theta, mask)
     assert all(torch.equal(back[name], kept[name]) for name in theta)
 
 
 @given(residual_nets())
 @settings(max_examples=30)
-def test_every_unit_of_a_residual_net_is_found_and_the_stream_is_one_group(network: ModelStructure) -> None:
-    found = unit_structure(network)
-    assert not found.left_whole
-    stream = next(group for group in found.groups if "stem.weight" in {member.tensor for member in group.members})
+def test_every_unit_of_a_residual_net_is_found_and_the_stream_is_one_group(structure: ModelStructure) -> None:
+    units = unit_structure(structure)
+    assert not units.left_whole
+    stream = next(group for group in units.groups if "stem.weight" in {member.tensor for member in group.members})
     outs = {member.tensor for member in stream.members if member.incoming}
-    assert outs == {"stem.weight", *(f"branches.{i}.3.weight" for i in range(len(found.groups) - 1))}
+    assert outs == {"stem.weight", *(f"branches.{i}.3.weight" for i in range(len(units.groups) - 1))}

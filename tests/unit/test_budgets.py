@@ -1,13 +1,14 @@
+"""Budgets and codes."""
+
 import pytest
 import torch
 
 from fedcover.budgets import QUARTERS, Budget, by_client, by_slot, parse_code, pattern, share
-from fedcover.clients import cohort_of, sample_ids
+from fedcover.clients import cohort_of
 from fedcover.errors import InputError
-from fedcover.seeding import Round
 
 
-def test_the_papers_seven_policies() -> None:
+def test_the_papers_seven_digits() -> None:
     quarters = {d: [i for i, on in enumerate(b.bands or [True] * 4, 1) if on] for d, b in QUARTERS.items()}
     assert quarters == {
         "1": [1, 2, 3, 4], "2": [1, 3, 4], "3": [1, 2, 4], "4": [1, 2, 3], "5": [1, 4], "6": [1, 3], "7": [1, 2],
@@ -55,7 +56,7 @@ def test_patterns_must_keep_something() -> None:
         pattern("2")
 
 
-def test_a_budget_always_leaves_something() -> None:
+def test_a_budget_keeps_at_least_one_item() -> None:
     assert int(Budget(1e-12).kept(torch.arange(200)).sum()) == 1
     with pytest.raises(InputError, match="keeps none of the 3 items of 'fc1'; use fewer bands"):
         pattern("0000001").kept(torch.arange(3), "fc1")
@@ -82,19 +83,3 @@ def test_budgets_by_slot_and_by_client() -> None:
     assert [b.keep for b in by_client([1, 0.5, "4", Budget(0.3)]).resolve(QUARTERS)] == [1, 0.5, 0.75, 0.3]
     with pytest.raises(InputError, match="list of budgets is empty"):
         by_slot([]).resolve(QUARTERS)
-
-
-def test_cohorts_are_uniform_without_replacement() -> None:
-    draws = [sample_ids(7, 3, Round(q, 0)) for q in range(1, 3001)]
-    assert all(len(set(ids)) == 3 and set(ids) <= set(range(7)) for ids in draws)
-    for slot in range(3):  # every client is as likely in every slot: order matters for budgets by slot
-        counts = torch.bincount(torch.tensor([ids[slot] for ids in draws]), minlength=7)
-        chi2 = float(((counts - 3000 / 7) ** 2 / (3000 / 7)).sum())
-        assert chi2 < 22.5  # 0.999 of chi^2 with 6 degrees of freedom
-    assert sample_ids(10**9, 2, Round(1, 0)) == sample_ids(10**9, 2, Round(1, 0))
-
-
-@pytest.mark.parametrize("size", [0, 8, -1])
-def test_impossible_cohorts(size: int) -> None:
-    with pytest.raises(InputError, match="cannot be drawn from 7 clients"):
-        sample_ids(7, size, Round(1, 0))

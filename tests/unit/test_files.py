@@ -1,4 +1,4 @@
-"""Files appear whole, in folders made for them, or not at all."""
+"""Atomic writing of files."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_places_that_cannot_hold_a_file_are_named(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder; give the name of a file in it"):
         write_atomically(tmp_path, b"")
     (tmp_path / "file").write_text("")

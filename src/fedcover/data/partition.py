@@ -1,6 +1,6 @@
-"""Ways to deal the examples of one data set to clients: pure functions of (labels, ..., seed).
+"""Ways to deal the examples of one data set to clients: IID, by shards of sorted labels, by Dirichlet proportions.
 
-Each returns one int64 tensor of indices per client, and uses every index exactly once.
+Each is a pure function of the labels, its options and the seed, and gives every example to exactly one client.
 """
 
 import math
@@ -10,77 +10,109 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcover.data.examples import as_labels
+from fedcover.data.examples import as_examples
+from fedcover.data.population import Population
 from fedcover.errors import InputError
 from fedcover.seeding import generator
 
 TRIES = 200
 
 
-def iid(labels: object, clients: int, seed: int = 0) -> list[Tensor]:
-    """A random split into parts whose sizes differ by at most one.
+def iid(data: object, clients: int, seed: int = 0) -> Population:
+    """Return clients with equal random parts of the data; their sizes differ by at most one.
 
-    >>> [len(part) for part in iid(torch.zeros(10), clients=3, seed=0)]
+    Args:
+        data: ``Examples``, a pair (inputs, labels), or a torch dataset of (x, y) pairs.
+        clients: Number of clients, at most the number of examples.
+        seed: Seed of the draw.
+
+    Raises:
+        InputError: If there are more clients than examples, or if an argument is not valid.
+
+    >>> [iid((torch.zeros(10, 2), torch.zeros(10)), clients=3).size(client) for client in range(3)]
     [4, 3, 3]
     """
-    count = len(_labels(labels))
-    clients = _enough(count, _whole("clients", clients, 1), "clients")
-    order = torch.randperm(count, generator=generator(_whole("seed", seed), "iid"))
-    return list(order.tensor_split(clients))
+    examples = as_examples(data)
+    count = _whole("clients", clients, 1)
+    _check_enough(len(examples), count, "clients")
+    order = torch.randperm(len(examples), generator=generator(_whole("seed", seed), "iid"))
+    return Population(examples, order.tensor_split(count))
 
 
-def shards(labels: object, clients: int, shards_each: int = 2, seed: int = 0) -> list[Tensor]:
-    """Parts of ``shards_each`` random shards: the examples in the order of their labels, cut into equal pieces.
+def shards(data: object, clients: int, shards_each: int = 2, seed: int = 0) -> Population:
+    """Return clients with a few shards each of the data sorted by label, so that most clients have few classes.
 
-    Where the number of shards does not divide the number of examples, the first shards have one more.
+    The examples, in the order of their labels, are cut into clients x shards_each equal pieces, which are dealt at
+    random. Where the number of shards does not divide the number of examples, the first shards have one more.
 
-    >>> labels = torch.arange(10).repeat_interleave(6)
-    >>> [len(labels[part].unique()) for part in shards(labels, clients=5, shards_each=2, seed=0)]
+    Args:
+        data: ``Examples``, a pair (inputs, labels), or a torch dataset of (x, y) pairs, with one label per example.
+        clients: Number of clients.
+        shards_each: Number of shards of each client.
+        seed: Seed of the draw.
+
+    Raises:
+        InputError: If there are more shards than examples, or if an argument is not valid.
+
+    >>> population = shards((torch.zeros(60, 2), torch.arange(10).repeat_interleave(6)), clients=5)
+    >>> [len(population.classes_of(client)) for client in range(5)]
     [2, 2, 2, 2, 2]
     """
-    y = _one_each(_labels(labels))
-    clients, each = _whole("clients", clients, 1), _whole("shards_each", shards_each, 1)
-    total = _enough(len(y), clients * each, "clients x shards_each")
+    examples = as_examples(data)
+    labels = _one_each(examples.labels)
+    count, each = _whole("clients", clients, 1), _whole("shards_each", shards_each, 1)
+    total = count * each
+    _check_enough(len(labels), total, "clients x shards_each")
     dealt = torch.randperm(total, generator=generator(_whole("seed", seed), "shards"))
     client_of_shard = torch.empty_like(dealt)
-    client_of_shard[dealt] = torch.arange(clients).repeat_interleave(each)
-    small, larger = divmod(len(y), total)
+    client_of_shard[dealt] = torch.arange(count).repeat_interleave(each)
+    small, larger = divmod(len(labels), total)
     sizes = torch.full((total,), small).index_fill_(0, torch.arange(larger), small + 1)
-    owner = torch.empty_like(y)
-    owner[y.argsort(stable=True)] = client_of_shard.repeat_interleave(sizes)
-    return _parts(owner, clients)
+    owner = torch.empty_like(labels)
+    owner[labels.argsort(stable=True)] = client_of_shard.repeat_interleave(sizes)
+    return Population(examples, _parts(owner, count))
 
 
-def dirichlet(labels: object, clients: int, alpha: float = 0.5, seed: int = 0, least: int = 1) -> list[Tensor]:
-    """Parts in which each class is dealt by proportions from Dirichlet(alpha): the smaller alpha, the less alike.
+def dirichlet(data: object, clients: int, alpha: float = 0.5, seed: int = 0, least: int = 1) -> Population:
+    """Return clients whose shares of each class are drawn from Dirichlet(alpha).
 
     Proportions that leave a client with fewer than ``least`` examples are drawn again, up to 200 times.
 
-    >>> parts = dirichlet(torch.arange(10).repeat(20), clients=4, alpha=0.5, seed=0)
-    >>> sum(len(part) for part in parts)
-    200
+    Args:
+        data: ``Examples``, a pair (inputs, labels), or a torch dataset of (x, y) pairs, with one label per example.
+        clients: Number of clients.
+        alpha: Concentration; the smaller it is, the more the clients differ.
+        seed: Seed of the draw.
+        least: Smallest number of examples of a client.
+
+    Raises:
+        InputError: If no draw gives every client ``least`` examples, or if an argument is not valid.
+
+    >>> dirichlet((torch.zeros(40, 2), [0, 1] * 20), clients=4, alpha=1.0).total
+    40
     """
-    y = _one_each(_labels(labels))
-    clients, least, seed = _whole("clients", clients, 1), _whole("least", least, 0), _whole("seed", seed)
+    examples = as_examples(data)
+    labels = _one_each(examples.labels)
+    count, least, seed = _whole("clients", clients, 1), _whole("least", least, 0), _whole("seed", seed)
     if not isinstance(alpha, (int, float)) or not 0 < alpha < math.inf:
         raise InputError(f"alpha must be a positive number; got {alpha!r}; 0.5 is usual")
-    _enough(len(y), clients, "clients")
-    _enough(len(y), clients * least, "clients x least")
-    y = torch.from_numpy(np.unique(y.numpy(), return_inverse=True)[1])  # classes without examples take no draws
-    sizes = torch.bincount(y)
+    _check_enough(len(labels), count, "clients")
+    _check_enough(len(labels), count * least, "clients x least")
+    present = torch.from_numpy(np.unique(labels.numpy(), return_inverse=True)[1])  # classes without examples: no draws
+    sizes = torch.bincount(present)
     for attempt in range(TRIES):
-        ends = _ends(sizes, clients, alpha, generator(seed, "dirichlet", attempt))
+        ends = _ends(sizes, count, alpha, generator(seed, "dirichlet", attempt))
         counts = ends.diff(dim=1, prepend=ends.new_zeros(len(sizes), 1))
         if int(counts.sum(0).min()) >= least:
-            return _deal(y, counts, clients, seed)
+            return Population(examples, _deal(present, counts, count, seed))
     raise InputError(
-        f"dirichlet with alpha {alpha} gave some of {clients} clients fewer than {least} of the {len(y)} examples "
+        f"dirichlet with alpha {alpha} gave some of {count} clients fewer than {least} of the {len(labels)} examples "
         f"in each of {TRIES} draws; raise alpha, or lower clients or least"
     )
 
 
 def _ends(sizes: Tensor, clients: int, alpha: float, rng: torch.Generator) -> Tensor:
-    """Where each client's piece of each class ends (classes x clients), for fresh proportions.
+    """Return the end of each client's piece of each class (classes x clients), for newly drawn proportions.
 
     Proportions are normalised Gamma(alpha) draws, taken in logarithms as
     log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha, so that a tiny alpha does not underflow.
@@ -94,45 +126,38 @@ def _ends(sizes: Tensor, clients: int, alpha: float, rng: torch.Generator) -> Te
     return ends
 
 
-def _deal(y: Tensor, counts: Tensor, clients: int, seed: int) -> list[Tensor]:
-    """The parts in which client j has counts[c, j] random examples of class c."""
-    shuffled = torch.randperm(len(y), generator=generator(seed, "dirichlet", "order"))
-    by_class = shuffled[y[shuffled].argsort(stable=True)]
-    owner = torch.empty_like(y)
+def _deal(labels: Tensor, counts: Tensor, clients: int, seed: int) -> list[Tensor]:
+    """Return the parts in which client j has counts[c, j] random examples of class c."""
+    shuffled = torch.randperm(len(labels), generator=generator(seed, "dirichlet", "order"))
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    owner = torch.empty_like(labels)
     owner[by_class] = torch.arange(clients).repeat(len(counts)).repeat_interleave(counts.flatten())
     return _parts(owner, clients)
 
 
 def _parts(owner: Tensor, clients: int) -> list[Tensor]:
-    """Each client's indices, in rising order, from the owner of each example."""
+    """Return each client's indices, in ascending order, from the owner of each example."""
     ends: list[int] = torch.bincount(owner, minlength=clients).cumsum(0).tolist()
     return list(owner.argsort(stable=True).tensor_split(ends[:-1]))
 
 
-def _labels(labels: object) -> Tensor:
-    y = as_labels(labels).cpu()
-    if not len(y):
-        raise InputError("labels must not be empty; pass one class number per example")
-    return y
+def _one_each(labels: Tensor) -> Tensor:
+    """Return labels on the CPU; raise InputError unless there is one for each example."""
+    if labels.ndim != 1:
+        each = tuple(labels.shape[1:])
+        raise InputError(f"examples with labels of shape {each} cannot be sorted by label; use iid or from_parts")
+    return labels.cpu()
 
 
-def _one_each(y: Tensor) -> Tensor:
-    if y.ndim != 1:
-        each = tuple(y.shape[1:])
-        raise InputError(f"examples with labels of shape {each} cannot be sorted by label; use iid, or from_parts")
-    return y
-
-
-def _whole(what: str, value: object, least: int | None = None) -> int:
+def _whole(name: str, value: object, least: int | None = None) -> int:
     if not isinstance(value, Integral):
-        raise InputError(f"{what} must be a whole number; got {value!r}; pass an int")
+        raise InputError(f"{name} must be a whole number; got {value!r}; pass an int")
     number = int(value)
     if least is not None and number < least:
-        raise InputError(f"{what} must be {least} or more; got {number}; raise it")
+        raise InputError(f"{name} must be {least} or more; got {number}; raise it")
     return number
 
 
-def _enough(examples: int, wanted: int, what: str) -> int:
-    if wanted > examples:
-        raise InputError(f"{what} must be at most the number of examples, {examples}; got {wanted}; lower it")
-    return wanted
+def _check_enough(examples: int, needed: int, name: str) -> None:
+    if needed > examples:
+        raise InputError(f"{name} must be at most the number of examples, {examples}; got {needed}; lower it")

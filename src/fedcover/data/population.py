@@ -1,4 +1,4 @@
-"""The clients' data: views on one shared data set, however many clients there are."""
+"""The data of the clients: views on one shared data set."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -6,7 +6,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from fedcover.data import partition
 from fedcover.data.examples import Examples, as_examples, as_indices, as_tensor
 from fedcover.errors import InputError
 
@@ -15,6 +14,13 @@ class Population:
     """Clients 0, 1, 2, ..., each with its indices into one shared set of examples.
 
     Only construction takes time and memory in proportion to the number of clients.
+
+    Args:
+        examples: The shared data set.
+        parts: One sequence of indices for each client; clients may share examples.
+
+    Raises:
+        InputError: If there is no client, if a client has no examples, or if an index is out of range.
 
     >>> few = as_examples((torch.zeros(4, 2), [0, 1, 1, 1]))
     >>> clients = Population(few, [[0, 1], [2, 3]])
@@ -26,21 +32,21 @@ class Population:
         if not isinstance(examples, Examples):
             kind = type(examples).__name__
             raise InputError(f"a Population needs Examples; got {kind}; use from_parts, which converts")
-        given = [as_tensor(part, f"the part of client {client}") for client, part in enumerate(parts)]
-        if not given:
+        tensors = [as_tensor(part, f"the part of client {client}") for client, part in enumerate(parts)]
+        if not tensors:
             raise InputError("a Population needs at least one client; got none; pass one list of indices per client")
-        for client, part in enumerate(given):
+        for client, part in enumerate(tensors):
             if part.numel() == 0:
-                raise InputError(f"client {client} has no data; give it an example, or leave the client out")
+                raise InputError(f"client {client} has no examples; give it at least one, or leave the client out")
             if part.ndim != 1 or part.dtype == torch.bool or part.is_floating_point() or part.is_complex():
                 as_indices(part, len(examples), f"client {client}")
-        flat = torch.cat([part.to("cpu", torch.int64) for part in given])
+        flat = torch.cat([part.to("cpu", torch.int64) for part in tensors])
         if int(flat.min()) < 0 or int(flat.max()) >= len(examples):
-            for client, part in enumerate(given):  # only now, to name the client
+            for client, part in enumerate(tensors):  # only now, to name the client
                 as_indices(part, len(examples), f"client {client}")
         self._examples = examples
         self._flat = flat
-        self._starts = list(accumulate((len(part) for part in given), initial=0))
+        self._starts = list(accumulate((len(part) for part in tensors), initial=0))
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -59,48 +65,48 @@ class Population:
         return len(self._flat)
 
     def indices(self, client: int) -> Tensor:
-        """A client's indices into the shared data set (int64; a view, not to be written to)."""
+        """Return a client's indices into the shared data set (int64, a read-only view)."""
         start, end = self._span(client)
         return self._flat[start:end]
 
     def size(self, client: int) -> int:
-        """The number of examples a client has."""
+        """Return the number of examples of a client."""
         start, end = self._span(client)
         return end - start
 
     def number_of(self, client: int) -> int:
-        """The number by which people know a client; here the client itself."""
+        """Return the number that identifies a client to users; here its index."""
         return client
 
     def examples_of(self, client: int) -> Examples:
-        """A client's own examples, taken from the shared data set."""
+        """Return a copy of a client's examples."""
         return self._examples.subset(self.indices(client))
 
     @property
-    def tells_labels(self) -> bool:
-        """Whether it is known which labels clients have."""
+    def shares_labels(self) -> bool:
+        """True if the label counts of all clients are available."""
         return True
 
     @property
     def parts(self) -> Tensor:
-        """Who has what, as whole numbers: the same for equal populations."""
+        """The partition as whole numbers, equal for equal populations."""
         return self._flat
 
     def label_counts(self, client: int) -> Tensor:
-        """How many labels of each class a client has."""
+        """Return the number of labels of each class of a client."""
         return self._count(self.indices(client))
 
     def label_totals(self) -> Tensor:
-        """How many labels of each class all clients have together."""
+        """Return the number of labels of each class of all clients together."""
         return self._count(self._flat)
 
     def label_mix(self, client: int) -> Tensor:
-        """The fraction of a client's labels in each class (float64, one entry per class)."""
+        """Return the fraction of a client's labels in each class (float64, one entry per class)."""
         counts = self.label_counts(client)
         return counts.to(torch.float64) / counts.sum()
 
     def classes_of(self, client: int) -> tuple[int, ...]:
-        """The classes that a client has examples of, in order."""
+        """Return the classes of which a client has examples, in ascending order."""
         return tuple(self.label_mix(client).nonzero().flatten().tolist())
 
     def _count(self, indices: Tensor) -> Tensor:
@@ -114,39 +120,16 @@ class Population:
 
 
 def from_parts(data: object, parts: Iterable[object]) -> Population:
-    """Clients with the parts given: one sequence of indices each; an index may be in several.
+    """Return clients with these parts of the data.
+
+    Args:
+        data: ``Examples``, a pair (inputs, labels), or a torch dataset of (x, y) pairs.
+        parts: One sequence of indices for each client; an index may occur in several.
+
+    Raises:
+        InputError: If there is no client, if a client has no examples, or if an index is out of range.
 
     >>> from_parts((torch.zeros(3, 2), [0, 1, 0]), [[0], [1, 2]]).size(1)
     2
     """
     return Population(as_examples(data), parts)
-
-
-def iid(data: object, clients: int, seed: int = 0) -> Population:
-    """Clients with equal random parts of the data: see ``partition.iid``.
-
-    >>> iid((torch.zeros(6, 2), [0, 1, 0, 1, 0, 1]), clients=3).size(0)
-    2
-    """
-    examples = as_examples(data)
-    return Population(examples, partition.iid(examples.labels, clients, seed))
-
-
-def shards(data: object, clients: int, shards_each: int = 2, seed: int = 0) -> Population:
-    """Clients with a few shards of sorted data each, so most have few classes: see ``partition.shards``.
-
-    >>> shards((torch.zeros(4, 2), [0, 1, 0, 1]), clients=2, shards_each=1).label_mix(0).max().item()
-    1.0
-    """
-    examples = as_examples(data)
-    return Population(examples, partition.shards(examples.labels, clients, shards_each, seed))
-
-
-def dirichlet(data: object, clients: int, alpha: float = 0.5, seed: int = 0) -> Population:
-    """Clients whose mix of classes is drawn from Dirichlet(alpha): see ``partition.dirichlet``.
-
-    >>> dirichlet((torch.zeros(40, 2), [0, 1] * 20), clients=4, alpha=1.0).total
-    40
-    """
-    examples = as_examples(data)
-    return Population(examples, partition.dirichlet(examples.labels, clients, alpha, seed))

@@ -1,4 +1,4 @@
-"""Whether a copy's files are the official ones: published digests first, then a SHA256SUMS beside them."""
+"""Verification that a copy has the official files: by published digests, then by a SHA256SUMS beside them."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,22 +15,27 @@ UNVERIFIED = "unverified copy: no checksum is published for these files"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a copy: whether its checksums were verified, and the sentence that says against what."""
+    """The result of verifying a copy."""
 
     verified: bool
+    """True if every file matches a published digest or the SHA256SUMS beside it."""
     provenance: str
+    """Sentence on what the checksums were compared with."""
 
 
 def verify(name: str, copy: Copy) -> Verdict:
-    """The verdict on a copy, or an error where a file is corrupt or is not the official one.
+    """Return the verdict on a copy.
 
-    A published digest makes a file official. Otherwise a SHA256SUMS that lists it must match, and a
-    file with neither is refused where a digest is published and accepted as unverified where none is.
+    A file that matches its published digest is official. Otherwise a SHA256SUMS that lists it must match. A file with
+    neither is refused if a digest is published, and accepted as unverified if none is.
+
+    Raises:
+        InputError: If a file is corrupt or is not the official one.
     """
     listed, comment = read_sums(copy.folder)
     standings = set()
     if copy.packed:
-        standings.add(_standing(name, copy.place, copy.place, None, copy.layout.archive_digest, listed))
+        standings.add(_standing(name, copy.location, copy.location, None, copy.layout.archive_digest, listed))
     else:
         for file, published in copy.layout.files.items():
             path = copy.path(file)
@@ -43,7 +48,7 @@ def verify(name: str, copy: Copy) -> Verdict:
 
 
 def digest(algorithm: str, content: bytes | Path) -> str:
-    """The hexadecimal digest of bytes, or of a file.
+    """Return the hexadecimal digest of bytes, or of a file.
 
     >>> digest("md5", b"")
     'd41d8cd98f00b204e9800998ecf8427e'
@@ -55,7 +60,7 @@ def digest(algorithm: str, content: bytes | Path) -> str:
 
 
 def read_sums(folder: Path) -> tuple[dict[str, str], str]:
-    """The digests that a folder's SHA256SUMS lists by file name, and its first comment; empty where there is none."""
+    """Return the digests in a folder's SHA256SUMS by file name, and its first comment; both empty without the file."""
     path = folder / SUMS
     if not path.is_file():
         return {}, ""
@@ -63,15 +68,15 @@ def read_sums(folder: Path) -> tuple[dict[str, str], str]:
     comment = ""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as why:
-        raise InputError(f"{path} cannot be read ({why}); write it again with `sha256sum`") from why
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); write it again with `sha256sum`") from error
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("#"):
             comment = comment or line.lstrip("# ").rstrip()
         elif line.strip():
             value, _, file = line.partition(" ")
             if len(value) != 64 or set(value.lower()) - set("0123456789abcdef") or not file.strip():
-                raise InputError(f"line {number} of {path} is not sha256sum's; write the file again with `sha256sum`")
+                raise InputError(f"line {number} of {path} is not a checksum; write the file again with `sha256sum`")
             listed[file.strip().removeprefix("*").removeprefix("./")] = value.lower()
     return listed, comment
 
@@ -79,15 +84,24 @@ def read_sums(folder: Path) -> tuple[dict[str, str], str]:
 def _standing(
     name: str, path: Path, unpacked: Path, content: bytes | None, published: str | None, listed: dict[str, str]
 ) -> str:
-    """One file's standing; ``path`` is the file on disk, ``unpacked`` the name of ``content`` (None: read it)."""
+    """Return the standing of one file: OFFICIAL, LISTED or UNVERIFIED.
+
+    Args:
+        name: Name of the data set.
+        path: The file on disk.
+        unpacked: The path without .gz.
+        content: The unpacked content; None to read the file.
+        published: The published digest, if there is one.
+        listed: The digests in SHA256SUMS.
+    """
     body = path if content is None else content
     if published:
         algorithm, _, value = published.partition(":")
         if digest(algorithm, body) == value:
             return OFFICIAL
-    for file, what in ((path.name, path), (unpacked.name, body)):
+    for file, source in ((path.name, path), (unpacked.name, body)):
         if file in listed:
-            if digest("sha256", what) != listed[file]:
+            if digest("sha256", source) != listed[file]:
                 raise InputError(
                     f"{path} is corrupt: its sha256 is not the one in the SHA256SUMS beside it; "
                     f"copy it again, or remove the copy and run `fedcover data get {name}` to fetch it again"
@@ -97,6 +111,6 @@ def _standing(
         raise InputError(
             f"{path} is corrupt or not the official file: its {algorithm} is not {value}; "
             f"remove the copy and run `fedcover data get {name}` to fetch it again, "
-            f"or, for a copy of your own that you trust, `sha256sum` its files into SHA256SUMS beside them"
+            f"or, for your own copy that you trust, write the `sha256sum` of its files into SHA256SUMS beside them"
         )
     return UNVERIFIED

@@ -107,7 +107,7 @@ class Federation:
         self.average, self.trim = average, trim
         self._labels = population_mix(clients) if weighting == "labels" or assign else None
         self.certify, self.require_coverage, self.assign = certify, require_coverage, assign
-        self._iid = certify and clients.tells_labels and label_skew(clients) < IID_SKEW
+        self._iid = certify and clients.shares_labels and label_skew(clients) < IID_SKEW
         check_whole("cohort", cohort, 1)
         if cohort > len(clients):
             raise InputError(f"cohort must be from 1 to the number of clients, {len(clients)}; got {cohort}")
@@ -261,7 +261,7 @@ class Federation:
         shown = on_device(shown_in(policy_state), device_of(theta))
         score = self._score(prune(theta, shown) if shown else theta, test) if test else None
         local_accuracy = None
-        if test and local and self.clients.tells_labels:
+        if test and local and self.clients.shares_labels:
             local_accuracy = self._local_accuracy(theta, cohort, planned.masks, test)
         clock.lap("evaluate")
         record = make_record(

@@ -1,4 +1,4 @@
-"""Small copies of the data sets in their official forms, made here, and the real ones where FEDCOVER_DATA has them."""
+"""Small copies of the data sets in their official forms, and the real ones where FEDCOVER_DATA has them."""
 
 import gzip
 import hashlib
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcover.data.catalogue import CIFAR10, MNIST, Source
 
-GIVEN = os.environ.get("FEDCOVER_DATA")
+REAL_DATA = os.environ.get("FEDCOVER_DATA")
 Bytes = NDArray[np.uint8]
 
 
@@ -31,9 +31,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def data_folder() -> Path:
     """The folder with the real data sets."""
-    if not GIVEN:
+    if not REAL_DATA:
         pytest.skip("FEDCOVER_DATA is not set")
-    return Path(GIVEN)
+    return Path(REAL_DATA)
 
 
 def idx_bytes(array: Bytes) -> bytes:

@@ -68,8 +68,8 @@ def test_examples_are_validated(inputs: Any, labels: Any, classes: int, message:
 
 
 def test_examples_pass_through_unchanged() -> None:
-    given = three()
-    assert as_examples(given) is given
+    examples = three()
+    assert as_examples(examples) is examples
 
 
 def test_a_pair_of_arrays_is_cast() -> None:

@@ -26,7 +26,7 @@ CLOSED = "http://127.0.0.1:9/"  # the discard port: nothing answers
 @dataclass
 class Server:
     address: str
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def serving(folder: Path, boast: int = 0) -> Iterator[Server]:
 
     class Handler(SimpleHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:
-            server.asked.append(self.path)
+            server.requests.append(self.path)
 
         def send_header(self, keyword: str, value: str) -> None:
             extra = boast if keyword == "Content-Length" else 0
@@ -65,9 +65,9 @@ def test_a_mirror_fills_the_cache_with_official_files(tmp_path: Path, own_cache:
     source, lines = small_mnist(tmp_path / "web"), list[str]()
     with serving(tmp_path / "web") as server:
         folder = get(mirrored(source, server.address), progress=lines.append)
-        assert len(server.asked) == 4
+        assert len(server.requests) == 4
         assert get(mirrored(source, server.address), progress=lines.append) == folder
-        assert len(server.asked) == 4  # the second call asks nobody
+        assert len(server.requests) == 4  # the second call asks nobody
     assert folder == own_cache / "mnist"
     assert sorted(path.name for path in own_cache.rglob("*")) == ["mnist", *sorted(source.layouts[0].files)]
     assert load(source).provenance == OFFICIAL
@@ -103,7 +103,7 @@ def test_files_of_a_mirror_that_breaks_off_are_completed_by_the_next(tmp_path: P
         file.unlink()
     with serving(tmp_path / "half") as half, serving(tmp_path / "web") as server:
         get(mirrored(source, half.address, server.address), progress=lines.append)
-        assert len(server.asked) == 2
+        assert len(server.requests) == 2
     assert any("404" in line for line in lines)
 
 
@@ -189,16 +189,14 @@ def _under(folder: Path, parent: Path) -> Path:
     return parent
 
 
-def test_when_everything_fails_the_error_says_what_was_tried(tmp_path: Path, small_mnist: Small) -> None:
+def test_when_everything_fails_the_error_lists_the_attempts(tmp_path: Path, small_mnist: Small) -> None:
     source = small_mnist(tmp_path / "elsewhere")
     with pytest.raises(InputError) as caught:
         get(mirrored(replace(source, hint="ask Ann"), CLOSED), tmp_path / "own")
     message = str(caught.value)
-    assert message.startswith(
-        f"mnist could not be fetched; tried folder {tmp_path / 'own' / 'mnist'} (none of the files"
-    )
+    assert f"tried folder {tmp_path / 'own' / 'mnist'} (" in message
     assert f"mirror {CLOSED} (" in message
-    assert message.endswith("into FOLDER/mnist and pass --data FOLDER (ask Ann)")
+    assert "--data FOLDER (ask Ann)" in message
     assert "train-images-idx3-ubyte" in message
 
 

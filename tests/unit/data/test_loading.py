@@ -21,7 +21,7 @@ Small = Callable[..., Source]
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 
 
-def test_every_name_is_in_the_table_and_well_formed() -> None:
+def test_every_entry_of_the_catalogue_is_well_formed() -> None:
     assert names() == ["mnist", "fashion_mnist", "cifar10", "digits", "stories"]
     for name, source in SOURCES.items():
         assert source.name == name
@@ -34,12 +34,12 @@ def test_every_name_is_in_the_table_and_well_formed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("name", "nearest"),
     [("minst", "mnist"), ("MNIST", "mnist"), ("fashion-mnist", "fashion_mnist"), ("cifar-10", "cifar10")],
 )
-def test_an_unknown_name_suggests_the_nearest(given: str, meant: str) -> None:
-    with pytest.raises(InputError, match=f"'{given}'; did you mean {meant}[?] choose from mnist, "):
-        load(given)
+def test_an_unknown_name_suggests_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(InputError, match=f"'{name}'; did you mean {nearest}[?] choose from mnist, "):
+        load(name)
 
 
 def test_a_name_near_to_none_lists_them_all() -> None:
@@ -84,33 +84,31 @@ def test_the_argument_then_the_environment_then_the_cache(
         assert len(load(source, empty).train) == 6
 
 
-def test_nowhere_names_the_places_and_the_remedy(tmp_path: Path, own_cache: Path) -> None:
+def test_a_missing_data_set_names_the_folders_and_the_remedy(tmp_path: Path, own_cache: Path) -> None:
     with pytest.raises(InputError) as caught:
         load("mnist", tmp_path / "x")
-    assert str(caught.value) == (
-        f"mnist was not found in {tmp_path / 'x' / 'mnist'} or {own_cache / 'mnist'}; run `fedcover data get mnist`, "
-        "or point --data (FEDCOVER_DATA) at a folder that has mnist/"
-    )
+    for part in (tmp_path / "x" / "mnist", own_cache / "mnist", "`fedcover data get mnist`", "FEDCOVER_DATA"):
+        assert str(part) in str(caught.value)
     missing = describe("mnist", tmp_path / "x")
     assert (missing.where, missing.verified, missing.provenance) == (None, False, str(caught.value))
 
 
-def test_a_half_complete_folder_names_the_missing_file(tmp_path: Path, small_mnist: Small) -> None:
+def test_an_incomplete_folder_names_the_missing_file(tmp_path: Path, small_mnist: Small) -> None:
     source = small_mnist(tmp_path / "mnist")
     (tmp_path / "mnist" / f"{TRAIN_IMAGES}.gz").unlink()
-    with pytest.raises(InputError, match=f"half complete: {TRAIN_IMAGES} .*is missing"):
+    with pytest.raises(InputError, match=f"incomplete: {TRAIN_IMAGES} .*is missing"):
         load(source, tmp_path)
-    assert "half complete" in describe(source, tmp_path).provenance
+    assert "incomplete" in describe(source, tmp_path).provenance
 
 
-def test_a_corrupt_copy_is_an_error_to_load_but_only_news_to_describe(tmp_path: Path, small_mnist: Small) -> None:
+def test_a_corrupt_copy_is_an_error_to_load_and_is_described(tmp_path: Path, small_mnist: Small) -> None:
     source = small_mnist(tmp_path / "mnist")
     (tmp_path / "mnist" / f"{TRAIN_IMAGES}.gz").write_bytes(gzip.compress(b"something else"))
     with pytest.raises(InputError, match="corrupt"):
         load(source, tmp_path)
-    news = describe(source, tmp_path)
-    assert (news.where, news.verified) == (tmp_path / "mnist", False)
-    assert "corrupt" in news.provenance
+    description = describe(source, tmp_path)
+    assert (description.where, description.verified) == (tmp_path / "mnist", False)
+    assert "corrupt" in description.provenance
 
 
 def test_a_plain_file_comes_before_its_gzipped_twin(tmp_path: Path, small_mnist: Small) -> None:
@@ -180,7 +178,7 @@ def test_a_trusted_malicious_pickle_is_still_not_run(tmp_path: Path, small_cifar
         load(source, tmp_path)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in folder.iterdir()]
     (folder / "SHA256SUMS").write_text("".join(lines))
-    with pytest.raises(InputError, match=r"asks for os.system"):
+    with pytest.raises(InputError, match=r"os.system"):
         load(source, tmp_path)
     assert not (tmp_path / "run").exists()
 

@@ -1,5 +1,8 @@
+"""Partitions of a data set among clients."""
+
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -9,9 +12,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedcover.data.partition import dirichlet, iid, shards
+from fedcover.data import partition
+from fedcover.data.population import Population
 from fedcover.errors import InputError
 
+
+def parts(split: Callable[..., Population], labels: object, *args: Any, **options: Any) -> list[Tensor]:
+    """Return the indices of each client in a split of examples with these labels."""
+    y = torch.as_tensor(cast(Any, labels))
+    population = split((torch.zeros(y.shape if y.ndim > 1 else (len(y), 1)), labels), *args, **options)
+    return [population.indices(client) for client in range(len(population))]
+
+
+iid, shards, dirichlet = (partial(parts, split) for split in (partition.iid, partition.shards, partition.dirichlet))
 Split = Callable[[Tensor, int, int], list[Tensor]]
 SPLITS: dict[str, Split] = {
     "iid": lambda y, clients, seed: iid(y, clients, seed),
@@ -30,25 +43,25 @@ def test_every_index_is_used_once_by_a_client_that_is_not_empty(
     split: Split, y: Tensor, clients: int, seed: int
 ) -> None:
     try:
-        parts = split(y, clients, seed)
+        dealt = split(y, clients, seed)
     except InputError:
         assume(False)
-    assert len(parts) == clients
-    assert all(part.dtype == torch.int64 and part.ndim == 1 and len(part) for part in parts)
-    assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(y)))
+    assert len(dealt) == clients
+    assert all(part.dtype == torch.int64 and part.ndim == 1 and len(part) for part in dealt)
+    assert torch.equal(torch.cat(dealt).sort().values, torch.arange(len(y)))
 
 
 @every_split
 @given(labels, st.integers(1, 6), seeds)
 @settings(deadline=None, max_examples=30)
 def test_a_split_is_a_pure_function_of_its_seed(split: Split, y: Tensor, clients: int, seed: int) -> None:
-    kept = y.clone()
+    copy = y.clone()
     before = torch.default_generator.get_state()
     first = [part.clone() for part in split(y, clients, seed)]
     torch.rand(3)
     again = split(y, clients, seed)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert torch.equal(y, kept)
+    assert torch.equal(y, copy)
     torch.default_generator.set_state(before)
 
 
@@ -99,9 +112,9 @@ def test_shards_are_contiguous_pieces_of_the_sorted_order(clients: int, each: in
 
 def test_equal_shards_of_whole_classes_give_each_client_two() -> None:
     y = torch.arange(10).repeat(60)
-    parts = shards(y, 10, 2, seed=3)
-    assert {len(part) for part in parts} == {60}
-    assert all(1 <= len(y[part].unique()) <= 2 for part in parts)
+    dealt = shards(y, 10, 2, seed=3)
+    assert {len(part) for part in dealt} == {60}
+    assert all(1 <= len(y[part].unique()) <= 2 for part in dealt)
 
 
 def test_one_shard_each_gives_each_client_one_class() -> None:
@@ -111,10 +124,10 @@ def test_one_shard_each_gives_each_client_one_class() -> None:
 
 
 def skew(alpha: float) -> float:
-    """The mean share of a client's commonest class."""
+    """Return the mean share of a client's most frequent class."""
     y = torch.arange(10).repeat(600)
-    parts = dirichlet(y, 20, alpha, seed=0)
-    return float(torch.stack([torch.bincount(y[part], minlength=10).max() / len(part) for part in parts]).mean())
+    dealt = dirichlet(y, 20, alpha, seed=0)
+    return float(torch.stack([torch.bincount(y[part], minlength=10).max() / len(part) for part in dealt]).mean())
 
 
 def test_a_smaller_alpha_makes_clients_less_alike() -> None:
@@ -134,8 +147,8 @@ def test_dirichlet_proportions_have_the_right_variance() -> None:
 
 def test_a_tiny_alpha_gives_each_class_to_one_client() -> None:
     y = torch.arange(30).repeat(10)
-    parts = dirichlet(y, 2, alpha=1e-5, seed=0)
-    assert sum(len(y[part].unique()) for part in parts) == 30
+    dealt = dirichlet(y, 2, alpha=1e-5, seed=0)
+    assert sum(len(y[part].unique()) for part in dealt) == 30
 
 
 def test_dirichlet_redraws_until_each_client_has_enough() -> None:
@@ -146,8 +159,8 @@ def test_dirichlet_redraws_until_each_client_has_enough() -> None:
 
 
 def test_labels_may_have_gaps_and_be_a_list() -> None:
-    parts = dirichlet([0, 10**12] * 20, 4, alpha=5.0, seed=0)
-    assert sorted(int(i) for part in parts for i in part) == list(range(40))
+    dealt = dirichlet([0, 10**12] * 20, 4, alpha=5.0, seed=0)
+    assert sorted(int(i) for part in dealt for i in part) == list(range(40))
 
 
 @pytest.mark.parametrize(
@@ -167,21 +180,21 @@ def test_labels_may_have_gaps_and_be_a_list() -> None:
         (lambda y: dirichlet(y, 2, cast(Any, "big")), "alpha must be a positive number; got 'big'"),
         (lambda y: iid(y, cast(Any, 2.0), 0), "clients must be a whole number; got 2.0"),
         (lambda y: iid(y, 2, cast(Any, "zero")), "seed must be a whole number; got 'zero'"),
-        (lambda y: iid([], 1, 0), "labels must not be empty"),
-        (lambda y: shards([[0, 1]], 1), r"labels of shape \(2,\) cannot be sorted by label; use iid, or from_parts"),
+        (lambda y: iid([], 1, 0), "no examples"),
+        (lambda y: shards([[0, 1]], 1), r"labels of shape \(2,\) cannot be sorted by label; use iid"),
         (lambda y: dirichlet([[0, 1]], 1), r"labels of shape \(2,\) cannot be sorted by label"),
         (lambda y: iid([0, -1], 1, 0), "got -1"),
         (lambda y: dirichlet(y, 8, alpha=1e-4), "200 draws; raise alpha, or lower clients or least"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(call: Callable[[Tensor], Any], message: str) -> None:
+def test_invalid_arguments_are_refused(call: Callable[[Tensor], Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call(torch.arange(8) % 4)
 
 
 def test_a_numpy_seed_is_the_same_address() -> None:
     y = torch.zeros(30)
-    assert torch.equal(iid(y, 3, 7)[0], iid(y, 3, np.int64(7))[0])  # type: ignore[arg-type]
+    assert torch.equal(iid(y, 3, 7)[0], iid(y, 3, np.int64(7))[0])
 
 
 def test_tens_of_thousands_of_clients_are_dealt_quickly() -> None:

@@ -1,3 +1,5 @@
+"""Populations: views of clients on one data set."""
+
 import pickle
 import time
 from typing import Any
@@ -5,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedcover.data import Examples, Population, dirichlet, from_parts, iid, load, partition, shards
+from fedcover.data import Examples, Population, from_parts, iid, load, shards
 from fedcover.errors import InputError
 
 
@@ -48,7 +50,7 @@ def test_later_changes_to_the_parts_do_not_reach_the_clients() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([[0], [], [1]], "client 1 has no data; "),
+        ([[0], [], [1]], "client 1 has no examples"),
         ([], "at least one client"),
         ([[0], [6]], "client 1 must be in 0..5; got 6"),
         ([[0, -1]], "client 0 must be in 0..5; got -1"),
@@ -76,19 +78,7 @@ def test_a_client_that_does_not_exist_is_refused(client: int) -> None:
             read(client)
 
 
-def test_the_constructors_deal_as_the_partitions_do() -> None:
-    data = load("digits").train
-    pair = (data.inputs, data.labels)
-    for clients, parts in (
-        (iid(pair, 10, seed=4), partition.iid(data.labels, 10, 4)),
-        (shards(pair, 10, shards_each=3, seed=4), partition.shards(data.labels, 10, 3, 4)),
-        (dirichlet(pair, 10, alpha=1.0, seed=4), partition.dirichlet(data.labels, 10, 1.0, 4)),
-    ):
-        assert clients.total == len(data)
-        assert all(torch.equal(clients.indices(client), part) for client, part in enumerate(parts))
-
-
-def test_a_population_survives_a_trip_to_another_process() -> None:
+def test_a_population_can_be_pickled() -> None:
     clients = pickle.loads(pickle.dumps(shards(load("digits").train, 20)))
     assert len(clients) == 20
     assert torch.equal(clients.indices(7), shards(load("digits").train, 20).indices(7))

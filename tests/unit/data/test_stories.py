@@ -1,4 +1,4 @@
-"""The generated stories: always the same, authors apart, a label for each place."""
+"""The generated stories: always the same, different authors, a label for each position."""
 
 import torch
 

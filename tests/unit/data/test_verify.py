@@ -72,17 +72,17 @@ def test_binary_batches_without_a_list_are_unverified(tmp_path: Path, small_cifa
 def test_binary_batches_of_which_one_is_listed_stay_unverified(tmp_path: Path, small_cifar10: Small) -> None:
     copy = copy_of(small_cifar10(tmp_path), tmp_path)
     line = f"{digest('sha256', copy.path('test_batch.bin'))}  test_batch.bin\n"
-    (copy.place / "SHA256SUMS").write_text(line)
+    (copy.location / "SHA256SUMS").write_text(line)
     assert not verify("cifar10", copy).verified
 
 
 def test_python_batches_have_a_published_md5(tmp_path: Path, small_cifar10: Small) -> None:
     copy = copy_of(small_cifar10(tmp_path, "python"), tmp_path)
     assert verify("cifar10", copy).provenance == OFFICIAL
-    with (copy.place / "data_batch_3").open("ab") as stream:
+    with (copy.location / "data_batch_3").open("ab") as stream:
         stream.write(b".")
     with pytest.raises(InputError, match="data_batch_3 is corrupt"):
-        verify("cifar10", Copy(copy.layout, copy.place))
+        verify("cifar10", Copy(copy.layout, copy.location))
 
 
 def test_an_archive_is_verified_as_a_whole(tmp_path: Path, small_cifar10: Small) -> None:

@@ -1,4 +1,4 @@
-"""CIFAR-10's two official file layouts: binary records, and Python-2 pickles that are read without being run."""
+"""CIFAR-10's two official file layouts: binary records, and Python 2 pickles, which are read but never executed."""
 
 import io
 import pickle
@@ -17,7 +17,7 @@ CLASSES = 10
 
 
 def parse_binary(raw: bytes, where: str) -> Batch:
-    """Images (N x 3 x 32 x 32) and labels of a ``data_batch_1.bin``: records of one label and 3,072 pixels.
+    """Return the images (N x 3 x 32 x 32) and labels of a ``data_batch_1.bin``: records of a label and 3,072 pixels.
 
     >>> images, labels = parse_binary(bytes([7]) + bytes(3072), "one record")
     >>> images.shape, labels.tolist()
@@ -30,26 +30,26 @@ def parse_binary(raw: bytes, where: str) -> Batch:
 
 
 def parse_python(raw: bytes, where: str) -> Batch:
-    """Images (N x 3 x 32 x 32) and labels of a ``data_batch_1``: a pickled dict of b'data' and b'labels'.
+    """Return the images (N x 3 x 32 x 32) and labels of a ``data_batch_1``: a pickled dict of b'data' and b'labels'.
 
-    The pickle is never run: see ``_Reader``.
+    The pickle cannot call any code; see ``_RestrictedUnpickler``.
     """
     try:
-        batch = _Reader(io.BytesIO(raw), encoding="bytes").load()
-    except InputError as why:
-        raise InputError(f"{where} is refused: {why}") from why
-    except Exception as why:  # a broken pickle can raise nearly anything
-        raise InputError(f"{where} is not a CIFAR-10 python file ({why}); {AGAIN}") from why
+        batch = _RestrictedUnpickler(io.BytesIO(raw), encoding="bytes").load()
+    except InputError as error:
+        raise InputError(f"{where} is refused: {error}") from error
+    except Exception as error:  # a broken pickle can raise nearly anything
+        raise InputError(f"{where} is not a CIFAR-10 python file ({error}); {AGAIN}") from error
     if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
         raise InputError(f"{where} is not a CIFAR-10 python file: it has no b'data' and b'labels'; {AGAIN}")
     images, labels = _array(batch[b"data"], where), batch[b"labels"]
     if not isinstance(labels, list) or not all(type(y) is int and 0 <= y < CLASSES for y in labels):
-        raise InputError(f"{where} must have a list of labels in 0..{CLASSES - 1}; it has others; {AGAIN}")
+        raise InputError(f"{where} must have a list of labels in 0..{CLASSES - 1}; {AGAIN}")
     return _checked(images, np.array(labels, np.uint8), where)
 
 
 class _Record:
-    """Stands for an object that a pickle asks for: keeps what the file says of it, and does nothing."""
+    """An inert stand-in for an object of a pickle: it stores the arguments and the state in the file."""
 
     state: Any = None
 
@@ -60,11 +60,11 @@ class _Record:
         self.state = state
 
 
-class _Reader(pickle.Unpickler):
-    """A reader of pickles that can make nothing but numbers, bytes, containers and inert records.
+class _RestrictedUnpickler(pickle.Unpickler):
+    """An unpickler that creates only numbers, bytes, containers and inert records.
 
-    Only the names by which numpy writes an array are known, and even they give a record instead of
-    numpy's own object; any other name is refused, so no code of the file's choosing is ever called.
+    Only the names with which numpy writes an array are accepted, and they give a record instead of numpy's object;
+    any other name is refused, so a file cannot call code.
     """
 
     names = frozenset(
@@ -77,13 +77,14 @@ class _Reader(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> type[_Record]:
+        """Return the stand-in for a class or function of numpy; raise InputError for any other name."""
         if (module, name) not in self.names:
-            raise InputError(f"it asks for {module}.{name}, which no CIFAR-10 file needs; fetch the official file")
+            raise InputError(f"it needs {module}.{name}, which is not part of a CIFAR-10 file; fetch the official file")
         return _Record
 
 
 def _array(record: object, where: str) -> NDArray[np.uint8]:
-    """The images in numpy's own state of an array: (version, shape, dtype, is_fortran, bytes)."""
+    """Return the images from numpy's state of an array: (version, shape, dtype, is_fortran, bytes)."""
     state = record.state if isinstance(record, _Record) else None
     if isinstance(state, tuple) and len(state) == 5:
         _, shape, dtype, fortran, data = state
@@ -92,7 +93,7 @@ def _array(record: object, where: str) -> NDArray[np.uint8]:
         if one_byte and whole:
             flat = np.frombuffer(data, np.uint8)
             return flat.reshape(shape, order="F" if fortran else "C").reshape(-1, 3, 32, 32)
-    raise InputError(f"{where} must have an N x {PIXELS} array of bytes as b'data'; got something else; {AGAIN}")
+    raise InputError(f"{where} must have an N x {PIXELS} array of bytes as b'data'; {AGAIN}")
 
 
 def _checked(images: NDArray[np.uint8], labels: NDArray[np.uint8], where: str) -> Batch:

@@ -18,10 +18,10 @@ CREDIT = "shipped with fedcover: UCI Optical Recognition of Handwritten Digits (
 
 
 def parse_digits(raw: bytes, where: str) -> tuple[NDArray[np.uint8], ...]:
-    """Training images, training labels, test images and test labels, the same split every time.
+    """Return training images, training labels, test images and test labels; the split is fixed.
 
     In the order of the labels every fifth example is a test example: 1,437 for training and 360 for
-    testing, each digit in its proportion. Both parts keep the order of the file.
+    testing, with equal proportions of digits. Both parts keep the order of the file.
 
     >>> from fedcover.data.copies import read_bytes
     >>> train, _, test, _ = parse_digits(read_bytes(FOLDER / (FILE + ".gz")), FILE)
@@ -30,8 +30,8 @@ def parse_digits(raw: bytes, where: str) -> tuple[NDArray[np.uint8], ...]:
     """
     try:
         rows = np.loadtxt(raw.decode("ascii").splitlines(), delimiter=",", dtype=np.uint8, ndmin=2)
-    except ValueError as why:
-        raise InputError(f"{where} is not the file that ships with fedcover ({why}); install fedcover again") from why
+    except ValueError as error:
+        raise InputError(f"{where} is not the file of this release ({error}); install fedcover again") from error
     images, labels = rows[:, :64].reshape(-1, 1, 8, 8), rows[:, 64]
     test = np.zeros(len(labels), dtype=bool)
     test[np.argsort(labels, kind="stable")[::5]] = True

@@ -14,7 +14,7 @@ UNSIGNED_BYTE = 8
 
 
 def read_idx(path: str | Path) -> NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes, plain or gzipped.
+    """Return the array in an IDX file of unsigned bytes, plain or gzipped.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -27,7 +27,7 @@ def read_idx(path: str | Path) -> NDArray[np.uint8]:
 
 
 def parse_idx(raw: bytes, where: str) -> NDArray[np.uint8]:
-    """The array in the unpacked bytes of an IDX file; ``where`` names the file in errors.
+    """Return the array in the unpacked bytes of an IDX file; ``where`` names the file in errors.
 
     >>> parse_idx(bytes([0, 0, 8, 2, 0, 0, 0, 1, 0, 0, 0, 2, 5, 6]), "two bytes").tolist()
     [[5, 6]]

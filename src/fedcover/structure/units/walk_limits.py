@@ -8,7 +8,6 @@ graph, in the thread that walks.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,14 +21,12 @@ class WalkLimitError(Exception):
     """The walk through a dependency graph took too long or followed too many indices."""
 
 
-@dataclass
 class _Deadline:
-    seconds: float
-
-    def __post_init__(self) -> None:
-        self._end = time.monotonic() + self.seconds
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._end = seconds, time.monotonic() + seconds
 
     def check(self) -> None:
+        """Raise WalkLimitError if the time is over."""
         if time.monotonic() > self._end:
             raise WalkLimitError(f"timed out after {self.seconds:g} s")
 

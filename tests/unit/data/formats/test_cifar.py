@@ -81,7 +81,7 @@ def test_a_pickle_that_calls_os_system_is_refused_and_not_run(tmp_path: Path, pr
     if nested:
         attack = {"labels": [1, attack], "data": attack}
     raw = pickle.dumps(attack, protocol=protocol)
-    with pytest.raises(InputError, match=r"batch is refused: it asks for .*system"):
+    with pytest.raises(InputError, match=r"batch is refused: it needs .*system"):
         parse_python(raw, "batch")
     assert not (tmp_path / "run").exists()
     pickle.loads(raw)  # the attack is real: Python's own reader runs it
