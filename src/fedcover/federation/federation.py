@@ -328,7 +328,7 @@ class Federation:
             whose = f"the mask of policy {self.policy} for client {client.number} in round {this_round.index}"
             if known[key].parameters == 0:
                 raise InputError(f"{whose} keeps nothing; keep at least one entry")
-            if (gone := known[key].gone) and not carries(self.structure, prune(theta, mask)):
+            if (gone := known[key].emptied) and not carries(self.structure, prune(theta, mask)):
                 raise InputError(
                     f"{whose} keeps nothing of '{gone[0]}', so that no input reaches the output; raise the budget"
                     f" '{client.budget}', or keep at least one entry of each layer in the policy"
