@@ -103,7 +103,7 @@ def test_federations_train_with_it_and_certificates_say_so(kind: str) -> None:
     assert history.theta is not None
     assert all(bool(torch.isfinite(tensor).all()) for tensor in history.theta.values())
     assert history.last.certificate is not None
-    assert "this run takes others; average=mean does not" in history.last.certificate["sentence"]
+    assert "use average=mean" in history.last.certificate["sentence"]
 
 
 def test_bad_settings_are_refused() -> None:

@@ -19,7 +19,7 @@ from fedcover.masks.design import SegmentShare
 from fedcover.models import MODELS, usual
 from fedcover.structure.trace import trace
 from fedcover.theory import Constants, Steps, theorem1
-from fedcover.theory.certificates import percent
+from fedcover.theory.sentences import percent
 
 STEPS = 300
 """Local steps in a round where budgets are in seconds: those of the paper's clients."""

@@ -215,10 +215,10 @@ class Federation:
         if certifier:
             facts = measure(state.theta, answered, this_round.index, count_regions=not self._iid)
             beyond = {
-                "weighed": self.weighting == "labels" or (self.weighting == "examples" and len(sizes) > 1),
-                "part": step != 1.0,
-                "robust": self.average != "mean",
-                "drilled": any(job.options and not job.options.plain for job in begun.jobs),
+                "weighting": self.weighting == "labels" or (self.weighting == "examples" and len(sizes) > 1),
+                "server_step": step != 1.0,
+                "average": self.average != "mean",
+                "training_options": any(job.options and not job.options.plain for job in begun.jobs),
             }
             why = [name for name, so in beyond.items() if so]
             certificate, theory = certifier.close(facts, counts, theta, self._start_loss(state), why, self.remedy)
