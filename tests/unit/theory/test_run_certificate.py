@@ -266,7 +266,7 @@ def test_with_budgets_by_client_a_run_ends_before_the_first_cohort_that_cannot_c
     covered = [0 in record.cohort for record in free]
     assert [record.gamma_min > 0 for record in free] == covered
     first = covered.index(False)
-    assert first > 0  # a covered round comes first, so that the promise is broken on the way
+    assert first > 0  # a covered round comes first, so that coverage fails during the run
     with pytest.raises(fc.InputError, match=f"is in nobody's model in round {first + 1} "):
         make(require_coverage=True).run(6, out=tmp_path / "run")
     kept = fc.History.load(tmp_path / "run" / "history.jsonl")
