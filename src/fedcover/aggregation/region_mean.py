@@ -104,8 +104,8 @@ class RegionSum:
             values = torch.stack([update.theta[name] for update in updates])
             share = 1.0 if equal else total.new_tensor(shares).view(-1, *[1] * total.ndim)
             if any(name in update.mask for update in updates):
-                whole = torch.ones_like(total, dtype=torch.bool)
-                kept = torch.stack([update.mask.get(name, whole) for update in updates])
+                all_kept = torch.ones_like(total, dtype=torch.bool)
+                kept = torch.stack([update.mask.get(name, all_kept) for update in updates])
                 inside = torch.where(kept, values, 0.0)
                 values, weight = (inside, kept) if equal else (inside * share, kept * share)
                 self._weight[name].add_(weight.sum(0, dtype=torch.float64), alpha=shares[0] if equal else 1.0)

@@ -83,19 +83,13 @@ def design_report(
     >>> [(p.gamma, round(p.noise_factor, 4)) for p in design_report([Budget(k) for k in (1, 1, 0.75, 0.5)]).frontier]
     [(2, 0.0703), (3, 0.1406)]
     """
-    if gamma is not None and noise is not None:
-        raise InputError("gamma and noise must not both be set, since each determines the other; leave one out")
-    check_whole("window", window, 1)
+    _check(gamma, noise, model is not None and example is not None, units, window, bound)
     keeps = [budget.keep for budget in budgets]
     structure, policy, theta, stocks = None, Optimal(units), Params(), list[Stock]()
     if model is not None and example is not None:
         structure = trace(model, example)
         policy, theta = policy.bind(structure), params_of(structure.model)
         stocks = policy.stocks(theta, budgets)
-    elif units:
-        raise InputError("a design of whole units needs a model")
-    elif bound is not None:
-        raise InputError("the whole bound needs a model: pruning errors are shares of the squared norm of its weights")
     lists = lists_of(theta, stocks) if structure else [uniform_weights(keeps)]
     by_energy = points = frontier(lists)
     patterns = _pattern_point(budgets, lists)
@@ -128,6 +122,17 @@ def design_report(
         units=units,
         window=coverage,
     )
+
+
+def _check(gamma: int | None, noise: float | None, has_model: bool, units: bool, window: int, bound: object) -> None:
+    """Raise InputError unless the arguments of ``design_report`` fit together."""
+    if gamma is not None and noise is not None:
+        raise InputError("gamma and noise must not both be set, since each determines the other; leave one out")
+    check_whole("window", window, 1)
+    if units and not has_model:
+        raise InputError("a design of whole units needs a model and an example of its inputs")
+    if bound is not None and not has_model:
+        raise InputError("the whole bound needs a model: pruning errors are shares of the squared norm of its weights")
 
 
 def _choose(

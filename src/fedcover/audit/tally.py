@@ -158,8 +158,8 @@ def tally_of(policy: Policy, structure: ModelStructure, cohort: Sequence[Client]
     A policy that declares ``holds_whole_units`` is counted by units, except for clients whose classes the policy sees:
     they may hold fewer output rows.
     """
-    whole = isinstance(policy, UnitPolicy) and declares(policy, "holds_whole_units")
-    if whole and all(client.classes is None for client in cohort):
+    by_units = isinstance(policy, UnitPolicy) and declares(policy, "holds_whole_units")
+    if by_units and all(client.classes is None for client in cohort):
         return UnitTally(policy, structure, cohort)  # type: ignore[arg-type]
     return EntryTally(policy, structure, cohort)
 

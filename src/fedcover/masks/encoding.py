@@ -85,7 +85,7 @@ def _axes(kept: Tensor) -> range:
 
 
 def _any_along(kept: Tensor, axis: int) -> Tensor:
-    return kept.any(dim=tuple(other for other in range(kept.ndim) if other != axis))
+    return kept.any(dim=tuple(rest for rest in range(kept.ndim) if rest != axis))
 
 
 def unpack(data: bytes, shape: tuple[int, ...]) -> Tensor:

@@ -81,7 +81,7 @@ class Profiles:
             raise InputError(
                 f"coverage must be from 0 to {self.most} with these budgets; got {gamma}; lower it, or raise a budget"
             )
-        whole = isinstance(self._size, int)
+        integral = isinstance(self._size, int)
 
         def slack(pieces: int) -> float:
             """Return the budget left if these pieces are nested and every other item has ``gamma`` holders."""
@@ -90,12 +90,12 @@ class Profiles:
 
         # Slack falls with every piece that has more than gamma holders: find the first piece that exceeds it.
         above = bisect_left(self._falling, -gamma)
-        kept = bisect_left(range(above), True, key=lambda piece: slack(piece + 1) < (0 if whole else -1e-12))
+        kept = bisect_left(range(above), True, key=lambda piece: slack(piece + 1) < (0 if integral else -1e-12))
         if kept == above:
             return len(self.pieces), []
         piece, left = self.pieces[kept], slack(kept)
         excess = piece.count - gamma
-        if whole:
+        if integral:
             steps, rest = divmod(left, excess)
             turn = piece.start + steps
             parts = [(piece.start, turn, piece.count), (turn, turn + (rest > 0), gamma + rest)]
