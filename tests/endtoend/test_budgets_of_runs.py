@@ -133,9 +133,9 @@ def test_seconds_count_the_steps_of_the_clients_that_have_the_budget(device: Pat
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--unit", "euros"], "budgets cannot be in 'euros'; use one of fraction, parameters, macs, bytes, seconds"),
-        (["--calibration", "device.json"], "a calibration is for budgets in seconds, and these are in fraction"),
-        (["--unit", "macs", "--set", "budgets.code=1,x"], "'x' is no amount; give numbers such as 159010,3x80000"),
+        (["--unit", "euros"], "must be one of fraction, parameters, macs, bytes, seconds; got 'euros'"),
+        (["--calibration", "device.json"], "a calibration needs budgets in seconds; got budgets in fraction"),
+        (["--unit", "macs", "--set", "budgets.code=1,x"], "'x' is not an amount"),
         (["--unit", "macs", "--set", "budgets.code=4x7"], "7 macs cannot be met by MLP"),
         (["--unit", "seconds", "--set", "budgets.code=4x7"], "needs a calibration of the device"),
         (["--unit", "seconds", "--calibration", "none.json"], "none.json cannot be read"),

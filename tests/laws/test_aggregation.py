@@ -27,7 +27,7 @@ def test_full_masks_give_the_plain_mean(case: tuple[Params, list[ClientUpdate]],
 
 @given(theta_and_updates(), weightings)
 def test_each_entry_is_the_mean_over_its_holders(case: tuple[Params, list[ClientUpdate]], weighting: str) -> None:
-    """Algorithm 1's last line, entry by entry, by another road."""
+    """Against the last line of Algorithm 1, computed entry by entry."""
     theta, updates = case
     new = average(theta, updates, weighting)
     for name, old in theta.items():

@@ -1,4 +1,4 @@
-"""Laws of the weights that make a region's clients look like the population."""
+"""Laws of weights by labels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -161,7 +161,7 @@ def test_every_region_comes_nearer(case: tuple[Params, list[Mask]], seed: int, k
 @given(mixes_and_target(most=30), seeds, st.sampled_from([1e-10, 1e-6, 1e-3, 1.0]))
 @settings(max_examples=100)
 def test_many_sets_at_once_are_each_set_alone(case: tuple[Tensor, Tensor], seed: int, ridge: float) -> None:
-    """Two roads to the same weights; equal clients of a set weigh alike, bit for bit."""
+    """Two solvers, the same weights; equal clients of a set get equal weights, bit for bit."""
     mixes, target = case
     members = torch.rand(20, len(mixes), generator=torch.Generator().manual_seed(seed)) < 0.6
     members = members[members.any(1)]
@@ -191,7 +191,7 @@ def test_every_set_of_very_many_is_solved(numbers: int, monkeypatch: pytest.Monk
     masks = [{name: torch.rand(theta[name].shape, generator=rng) < 0.5 for name in "vw"} for _ in range(clients)]
     mixes, target = random_mixes(clients, 5, 2, "skewed")
     balance = region_weights(masks, theta, mixes, target, ridge=1e-3)
-    assert len(balance.held.sizes) == 5001  # and one of all clients, for what no mask names
+    assert len(balance.holder_sets.sizes) == 5001  # and one of all clients, for what no mask names
     whole = [{**mask, "b": torch.ones(7, dtype=torch.bool)} for mask in masks]
     for name in theta:
         found = torch.stack([own[name].expand(theta[name].shape).flatten() for own in balance.clients], 1)
@@ -203,7 +203,7 @@ def test_every_set_of_very_many_is_solved(numbers: int, monkeypatch: pytest.Monk
 
 
 def test_clients_of_one_label_alone_weigh_alike() -> None:
-    """Then chance leaves no ridge."""
+    """In that case chance gives no ridge."""
     target = torch.tensor([1.0, 0.0])
     balance = region_weights([{}] * 3, {"w": torch.zeros(2)}, target.repeat(3, 1), target, chance(target, 10))
     assert [float(own["w"]) for own in balance.clients] == pytest.approx([1 / 3] * 3)
@@ -217,7 +217,7 @@ def weighted(theta: Params, updates: Sequence[ClientUpdate], seed: int) -> list[
 
 @given(theta_and_updates(), seeds)
 def test_each_entry_is_its_region_s_weighted_mean(case: tuple[Params, list[ClientUpdate]], seed: int) -> None:
-    """By hand, from the weights of the regions alone; entries that nobody holds keep their bits."""
+    """Computed from the weights of the regions only; entries without a holder are unchanged."""
     theta, updates = case
     theta = {name: tensor.clone() for name, tensor in theta.items()}
     next(iter(theta.values())).flatten()[0] = -0.0  # a sign that arithmetic would lose
@@ -242,7 +242,7 @@ def test_each_entry_is_its_region_s_weighted_mean(case: tuple[Params, list[Clien
 
 @given(theta_and_updates(), seeds)
 def test_weights_of_together_and_of_junk(case: tuple[Params, list[ClientUpdate]], seed: int) -> None:
-    """Clients may be taken in together; junk outside a mask has no influence, even with a weight there."""
+    """Clients may be added together; values outside a mask have no influence, even with a weight there."""
     theta, updates = case
     updates = weighted(theta, updates, seed)
     together = RegionSum(theta, "labels")
@@ -302,9 +302,9 @@ def test_patterns_of_a_cohort_too_large_to_try_all() -> None:
     assert sorted(order) == list(range(len(budgets)))
     assert [budgets[place].keep for place in order] == [budget.keep for budget in budgets]
     assert order == assign_patterns(budgets, mixes, target)
-    given_order = range(len(budgets))
-    assert cost(budgets, order, mixes, target) < cost(budgets, given_order, mixes, target) - 1e-3
-    with pytest.raises(fc.InputError, match="there are 14 budgets for 3 clients"):
+    present_order = range(len(budgets))
+    assert cost(budgets, order, mixes, target) < cost(budgets, present_order, mixes, target) - 1e-3
+    with pytest.raises(fc.InputError, match="each of the 3 clients; got 14"):
         assign_patterns(budgets, mixes[:3], target)
 
 

@@ -1,4 +1,4 @@
-"""Laws of what a server can say of its rounds: guesses of the theory's constants, and certificates."""
+"""Laws of estimates of the theory's constants, and of certificates."""
 
 import json
 import math
@@ -100,7 +100,7 @@ def test_noise_is_taken_off_the_secant_and_entries_with_one_holder_count_as_the_
     assert found.variance == pytest.approx(960, rel=0.25)
 
 
-def test_estimates_say_nothing_of_what_they_cannot_see() -> None:
+def test_estimates_are_none_if_they_cannot_be_measured() -> None:
     theta = {"w": torch.ones(4, dtype=torch.float64)}
     moved = {"w": theta["w"] - 0.1}
     alone = Estimate()
@@ -116,7 +116,7 @@ def test_estimates_say_nothing_of_what_they_cannot_see() -> None:
     assert found.variance == pytest.approx(1.0, rel=0.1)
     assert found.gradient == pytest.approx(1.0, rel=0.2)
     assert found.smoothness is None
-    with pytest.raises(InputError, match="no update"):
+    with pytest.raises(InputError, match="at least one update"):
         Estimate().round(theta, [], Steps(1, 0.1), theta)
 
 
@@ -136,7 +136,7 @@ def test_curvature_too_steep_for_the_step_is_seen_as_too_steep() -> None:
     seeds, st.integers(2, 5), st.integers(2, 12), st.sampled_from([1, 2, 5, 20]), st.floats(0.01, 1.0), momenta,
     st.sampled_from([0.0, 0.02, 0.1, 0.5]),
 )  # fmt: skip
-def test_smoothness_is_not_guessed_too_large_whatever_masks_do(
+def test_smoothness_is_not_overestimated_however_masks_change(
     seed: int, clients: int, entries: int, count: int, slope: float, momentum: float, turning: float
 ) -> None:
     """Without noise, and with masks that keep changing, no secant is above L but for rounding."""
@@ -220,7 +220,7 @@ def test_certificates_name_the_uncovered_layer_and_share(first: int, second: int
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False)) == found.to_dict()
 
 
-def test_facts_are_what_coverage_and_masks_say() -> None:
+def test_facts_agree_with_coverage_and_masks() -> None:
     theta = layers()
     masks = [{"fc1.weight": theta["fc1.weight"] > 0}, {"fc1.weight": theta["fc1.weight"] < 1}]
     facts = measure(theta, masks, count_regions=True)
@@ -240,11 +240,11 @@ def test_a_run_is_judged_by_its_worst_round_though_rounds_together_may_cover_mor
     found = certificate(facts, Steps(1, 0.1), ages=ages)
     assert (found.gamma_min, found.window) == (0, 2)
     assert (found.first_round, found.last_round) == (1, 2)
-    assert "though in the last 2 rounds together every entry was held" in found.sentence
+    assert "every entry was held in the last 2 rounds together" in found.sentence
     assert found.longest_window == 2
     ages.add({"w": torch.tensor([1, 1])})
     assert (ages.window(), ages.longest) == (1, 2)  # the longest gap stays
-    assert "though in the last round every entry was held" in certificate(facts, Steps(1, 0.1), ages=ages).sentence
+    assert "every entry was held in the last round" in certificate(facts, Steps(1, 0.1), ages=ages).sentence
     mixed = certificate(
         [Facts(1, 4, 2, 1.0, {}), Facts(2, 5, 1, 3.0, {})], Steps(1, 0.1), Constants(1.0, 1.0, 1.0, 1.0)
     )
@@ -256,7 +256,7 @@ def test_a_run_is_judged_by_its_worst_round_though_rounds_together_may_cover_mor
     [
         (Constants(1.0, 0.0, 0.0, 1.0), 10, "the start is its largest part (94 %): run more rounds"),
         (Constants(1.0, 90.0, 0.0, 0.0), 10, "use larger batches, or let more clients hold"),
-        (Constants(1.0, 0.0, 900.0, 0.0), 10, "take fewer local steps or smaller ones"),
+        (Constants(1.0, 0.0, 900.0, 0.0), 10, "take fewer or smaller local steps"),
         (
             Constants(1.0, 0.0, 0.0, 1.0),
             10**6,
@@ -266,7 +266,7 @@ def test_a_run_is_judged_by_its_worst_round_though_rounds_together_may_cover_mor
         (None, 10, "L, sigma^2, G and F(theta_1) - F_inf are not known: give them as constants"),
     ],
 )
-def test_certificates_say_what_to_do(known: Constants | None, rounds: int, words: str) -> None:
+def test_certificates_give_advice(known: Constants | None, rounds: int, words: str) -> None:
     facts = Facts(1, 4, 2, 0.4, {}, regions=2)
     found = certificate(facts, Steps(4, 0.01), known, rounds=rounds)
     assert words in found.sentence
@@ -331,24 +331,28 @@ def test_any_longest_window_of_rounds_covers_every_entry_and_no_shorter_one_does
 @given(st.booleans(), st.sampled_from([Constants(1.0, 1.0, 1.0, 1.0), None]))
 def test_a_hole_stays_a_hole_where_the_theorem_does_not_apply(covered: bool, known: Constants | None) -> None:
     facts = Facts(3, 4, 1, 0.4, {}) if covered else Facts(3, 4, 0, 0.4, {"w": 0.5})
-    made = certificate(facts, Steps(4, 0.01), known)
-    found = not_applicable(made, "this run weighs its clients")
+    original = certificate(facts, Steps(4, 0.01), known)
+    found = not_applicable(original, "this run weights its clients")
     bound = (found.terms, found.total, found.sharp_total, found.dominant, found.step_holds, found.largest_step)
     assert bound == (None,) * 6
     assert found.holds is (None if covered else False)
-    assert "this run weighs its clients" in found.sentence
-    assert covered or found.sentence.startswith(made.sentence)
-    assert (found.gamma_min, found.covered, found.uncovered) == (made.gamma_min, made.covered, made.uncovered)
+    assert "this run weights its clients" in found.sentence
+    assert covered or found.sentence.startswith(original.sentence)
+    assert (found.gamma_min, found.covered, found.uncovered) == (
+        original.gamma_min,
+        original.covered,
+        original.uncovered,
+    )
 
 
-def test_only_what_is_missing_is_said_to_be_missing() -> None:
+def test_only_missing_constants_are_reported_as_missing() -> None:
     facts, known = Facts(1, 4, 2, 0.4, {}), {"variance": 0.5, "gradient": 2.0, "gap": 1.0}
-    found = certificate(facts, Steps(4, 0.01), known=known)
+    found = certificate(facts, Steps(4, 0.01), estimates=known)
     assert found.constants == {**known, "estimated": True}
-    assert "; L is not known yet, so that there is no bound: L takes two rounds in a row" in found.sentence
+    assert "; L is not known yet, so there is no bound: L needs two rounds in a row" in found.sentence
     assert "sigma" not in found.sentence
     assert "give" not in found.sentence
-    found = certificate(facts, Steps(4, 0.01), known={"smoothness": 1.0, "gradient": 2.0, "gap": 1.0})
+    found = certificate(facts, Steps(4, 0.01), estimates={"smoothness": 1.0, "gradient": 2.0, "gap": 1.0})
     assert "sigma^2 is not known yet" in found.sentence
     assert "an entry that two clients hold" in found.sentence
 

@@ -1,4 +1,4 @@
-"""Designed masks: the best there are, realisable, within budget."""
+"""Laws of designed masks: least noise, realisable, within budget."""
 
 import itertools
 from dataclasses import replace
@@ -40,7 +40,7 @@ def designs(draw: st.DrawFn) -> tuple[list[int], int, int]:
 
 @given(designs())
 def test_a_profile_is_realised_exactly(design: tuple[list[int], int, int]) -> None:
-    """Every item has as many holders as the profile says, at least Gamma, and every budget is used up."""
+    """Every item has as many holders as its profile count, at least Gamma, and every budget is used up."""
     budgets, size, gamma = design
     segments = profile(budgets, gamma, size)
     assert segments[0].start == 0
@@ -59,9 +59,9 @@ def test_a_profile_is_realised_exactly(design: tuple[list[int], int, int]) -> No
 @given(designs())
 def test_prefix_sums_are_those_of_the_theorem(design: tuple[list[int], int, int]) -> None:
     budgets, size, gamma = design
-    found, whole = counts(profile(budgets, gamma, size)), counts(nested(budgets, size))
+    holders, largest = counts(profile(budgets, gamma, size)), counts(nested(budgets, size))
     for t in range(size + 1):
-        assert sum(found[:t]) == min(sum(whole[:t]), sum(budgets) - gamma * (size - t))
+        assert sum(holders[:t]) == min(sum(largest[:t]), sum(budgets) - gamma * (size - t))
 
 
 @given(
@@ -80,13 +80,13 @@ def test_no_masks_have_less_noise(case: tuple[int, list[int]], squares: list[int
             least[gamma] = min(least.get(gamma, noise), noise)
     assert max(least) == most_coverage(budgets, size)
     for gamma, noise in least.items():
-        found = counts(profile(budgets, gamma, size))
-        assert sum((len(budgets) - c) * w for c, w in zip(found, ranked, strict=True)) == noise
+        holders = counts(profile(budgets, gamma, size))
+        assert sum((len(budgets) - c) * w for c, w in zip(holders, ranked, strict=True)) == noise
 
 
 @given(st.lists(st.fractions(Fraction(1, 20), 1), min_size=1, max_size=12))
 def test_the_frontier_rises(shares: list[Fraction]) -> None:
-    """More coverage never has less noise; and shares of a list are the limit of whole numbers."""
+    """More coverage never has less noise, and a continuous list is the limit of lists of items."""
     budgets = [float(share) for share in shares]
     points = frontier([uniform_weights(budgets)]).points
     noises = [point.mean_noise for point in points]
@@ -103,7 +103,7 @@ def test_the_frontier_rises(shares: list[Fraction]) -> None:
 
 @given(st.lists(budgets_and_size, min_size=1, max_size=3), st.booleans())
 def test_the_frontier_is_the_noise_of_its_profiles(cases: list[tuple[list[int], int]], shares: bool) -> None:
-    """Sums that profiles have in common are made once; that changes nothing."""
+    """Computing the sums that profiles share only once does not change the result."""
     clients = min(len(budgets) for budgets, _ in cases)
     lists = [
         RankedList(1.0, tuple(k / size for k in budgets[:clients]), lambda t: 1 - (1 - t) ** 3)
@@ -112,26 +112,26 @@ def test_the_frontier_is_the_noise_of_its_profiles(cases: list[tuple[list[int], 
         for budgets, size in cases
     ]
     for point in frontier(lists).points:
-        profiles = [profile(one.budgets, point.gamma, one.size) for one in lists]
-        noises = [noise_of(found, clients, one.energy) for found, one in zip(profiles, lists, strict=True)]
+        profiles = [profile(ranked.budgets, point.gamma, ranked.size) for ranked in lists]
+        noises = [noise_of(segments, clients, each.energy) for segments, each in zip(profiles, lists, strict=True)]
         assert point.mean_noise == pytest.approx(sum(noises), rel=1e-12, abs=1e-15)
-        assert all(found[0].start == 0 for found in profiles)
+        assert all(segments[0].start == 0 for segments in profiles)
 
 
 def test_a_frontier_of_thousands_of_clients() -> None:
-    """Its cost grows with clients and coverages, not with their product: counted in looks at the energy."""
+    """Its cost grows with clients and coverages, not with their product: counted in evaluations of the energy."""
     size, clients = 159_010, 5000
     budgets = tuple(torch.randint(size // 10, size, (clients,), generator=torch.Generator().manual_seed(0)).tolist())
-    looks = 0
+    evaluations = 0
 
     def energy(t: float) -> float:
-        nonlocal looks
-        looks += 1
+        nonlocal evaluations
+        evaluations += 1
         return 1 - (1 - t / size) ** 3
 
     points = frontier([RankedList(size, budgets, energy)]).points
     assert len(points) > 2500
-    assert looks < 2 * (clients + 1) + 6 * len(points)
+    assert evaluations < 2 * (clients + 1) + 6 * len(points)
     for point in points[:: len(points) // 5]:
         noise = noise_of(profile(budgets, point.gamma, size), clients, energy)
         assert point.mean_noise == pytest.approx(noise, rel=1e-12)
@@ -141,8 +141,8 @@ def test_the_paper_s_levels_for_uniform_weights() -> None:
     medium = frontier([uniform_weights([1] * 4 + [0.75] * 6)])
     small = frontier([uniform_weights([1] + [0.75] * 3 + [0.5] * 6)])
 
-    def factors(found: object) -> dict[int, float]:
-        return {point.gamma: round(point.noise_factor, 4) for point in found.points}  # type: ignore[attr-defined]
+    def factors(points: Frontier) -> dict[int, float]:
+        return {point.gamma: round(point.noise_factor or 0.0, 4) for point in points.points}
 
     assert factors(medium)[4] == 0.0234
     assert factors(medium)[8] == 0.1055
@@ -154,23 +154,23 @@ def test_the_paper_s_levels_for_uniform_weights() -> None:
 
 
 def test_choosing_a_point() -> None:
-    found = frontier([uniform_weights([1] + [0.75] * 3 + [0.5] * 6)])
-    assert found.at(5).gamma == 5
-    assert found.within(found.at(4).mean_noise).gamma == 4
-    assert (found.nearest(0).gamma, found.nearest(5).gamma, found.nearest(9).gamma) == (1, 5, 6)
-    known = Frontier(tuple(replace(point, bound=1 / point.gamma**2) for point in found.points))
-    assert known.best().gamma == found.points[-1].gamma  # gradient noise alone wants all the coverage there is
-    with pytest.raises(InputError, match="coverage 7 is not on the frontier of these budgets; use 1 to 6, or change a"):
-        found.at(7)
-    with pytest.raises(InputError, match=r"use 2, the only one there is, or change a budget"):
+    small = frontier([uniform_weights([1] + [0.75] * 3 + [0.5] * 6)])
+    assert small.at(5).gamma == 5
+    assert small.within(small.at(4).mean_noise).gamma == 4
+    assert (small.nearest(0).gamma, small.nearest(5).gamma, small.nearest(9).gamma) == (1, 5, 6)
+    bounded = Frontier(tuple(replace(point, bound=1 / point.gamma**2) for point in small.points))
+    assert bounded.best().gamma == small.points[-1].gamma  # gradient noise favours the most coverage
+    with pytest.raises(InputError, match=r"coverage 7 .* use 1 to 6"):
+        small.at(7)
+    with pytest.raises(InputError, match=r"coverage 3 .* use 2, the only one"):
         frontier([uniform_weights([1, 1, 0.5])]).at(3)
-    with pytest.raises(InputError, match="there are no lists to design masks for; give one for each layer"):
+    with pytest.raises(InputError, match="at least one ranked list"):
         frontier([])
-    with pytest.raises(InputError, match=r"no masks have a mean noise of 0.01; these budgets reach 0.07969 at least"):
-        found.within(0.01)
-    with pytest.raises(InputError, match="leave part of the model to nobody; raise one"):
+    with pytest.raises(InputError, match=r"at least 0\.07969, .* got 0\.01"):
+        small.within(0.01)
+    with pytest.raises(InputError, match="sum to a whole model"):
         frontier([uniform_weights([0.25, 0.25])]).best()
-    with pytest.raises(InputError, match=r"a budget must be between 0 and 1.0, the size of the list; got 1.5"):
+    with pytest.raises(InputError, match=r"from 0 to 1\.0, .* got 1\.5"):
         frontier([uniform_weights([1.5])])
 
 

@@ -1,7 +1,11 @@
-"""Averaging region by region, as a stream: two running sums for each entry.
+"""The mean of client updates region by region, as a stream.
 
-An entry's new value is the weighted mean over the clients that hold it; an entry that nobody holds
-keeps its old value, bit for bit. Memory does not grow with the cohort.
+An entry's new value is the weighted mean over the clients that hold it,
+
+    theta'_i = sum_n w_n m_{n,i} theta_{n,i} / sum_n w_n m_{n,i}.
+
+An entry without a holder keeps its old value, bit for bit. Two running sums are kept for each entry, so memory does not
+grow with the cohort.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,37 +21,48 @@ WEIGHTINGS = ("uniform", "examples", "labels")
 
 
 def check_weighting(weighting: str) -> None:
-    """Nothing, or an error that names the ways in which a region's clients can be weighted."""
+    """Raise InputError unless this names a way to weight the clients of a region."""
     if weighting not in WEIGHTINGS:
         raise InputError(f"weighting must be one of {', '.join(WEIGHTINGS)}; got '{weighting}'")
 
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What a client sends back: its trained values, of which only those inside its mask count."""
+    """The result of one client's training; only values inside its mask count."""
 
     client: int
+    """The client's index in the population."""
     theta: Params
+    """Its trained values."""
     mask: Mask
+    """The entries that it holds."""
     examples: int = 1
+    """The number of its training examples."""
     train_loss: float = float("nan")
     finite: bool | None = None
-    """Whether all its trained values are finite; None if nobody has looked."""
+    """Whether all trained values are finite; None if not checked yet."""
     weights: Mapping[str, Tensor] | None = None
-    """What each entry counts for in the average, 0 or more, by tensor (one number may stand for a whole tensor);
-    None if all its entries count alike."""
+    """The weight of each entry in the mean, 0 or more, by tensor; a scalar applies to a whole tensor.
+
+    None gives all entries of the client the same weight."""
     report: Params | None = None
-    """The sum over its steps of the squared gradients of all entries, if its drill asked for it."""
+    """The gradient report: the sum over steps of the squared gradient of every entry, if the training options request
+    one."""
 
     def is_finite(self) -> bool:
-        """Whether all values inside the mask are finite."""
+        """Return whether all values inside the mask are finite."""
         return all_finite(self.theta, self.mask) if self.finite is None else self.finite
 
 
 class RegionSum:
-    """A running region average.
+    """A running mean of updates over each region.
 
-    Sums are in double precision, so that the order of clients changes the result by rounding at most.
+    Sums are in double precision, so the order of clients affects the result only by rounding.
+
+    Args:
+        theta: The global model before the round; entries without a holder keep its values.
+        weighting: ``"uniform"`` gives all holders of a region the same weight, ``"examples"`` weights them by their
+            number of examples, and ``"labels"`` uses each update's own ``weights``.
 
     >>> total = RegionSum({"w": torch.tensor([5.0, 7.0])})
     >>> total.add(ClientUpdate(0, {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])}))
@@ -63,7 +78,7 @@ class RegionSum:
         self._weight: dict[str, Tensor] = {k: torch.zeros_like(t, dtype=torch.float64) for k, t in theta.items()}
 
     def add(self, update: ClientUpdate) -> None:
-        """Take in one client; what it holds outside its mask has no influence, not even as NaN."""
+        """Add one client; values outside its mask have no influence, not even if they are NaN."""
         if update.weights is not None:
             return self._add_weighted(update, update.weights)
         weight = float(update.examples) if self._by_examples else 1.0
@@ -78,26 +93,26 @@ class RegionSum:
                 self._weight[name].add_(weight)
 
     def add_together(self, updates: Sequence[ClientUpdate]) -> None:
-        """Take in several clients at once: fewer and larger operations, for which a GPU is made."""
+        """Add several clients at once, in fewer and larger operations, which suits a GPU."""
         if len(updates) == 1 or any(update.weights is not None for update in updates):
             for update in updates:
                 self.add(update)
             return
         shares = [float(update.examples) if self._by_examples else 1.0 for update in updates]
-        alike = len(set(shares)) == 1
+        equal = len(set(shares)) == 1
         for name, total in self._sum.items():
             values = torch.stack([update.theta[name] for update in updates])
-            share = 1.0 if alike else total.new_tensor(shares).view(-1, *[1] * total.ndim)
+            share = 1.0 if equal else total.new_tensor(shares).view(-1, *[1] * total.ndim)
             if any(name in update.mask for update in updates):
-                whole = torch.ones_like(total, dtype=torch.bool)
-                kept = torch.stack([update.mask.get(name, whole) for update in updates])
-                held = torch.where(kept, values, 0.0)
-                values, weight = (held, kept) if alike else (held * share, kept * share)
-                self._weight[name].add_(weight.sum(0, dtype=torch.float64), alpha=shares[0] if alike else 1.0)
+                all_kept = torch.ones_like(total, dtype=torch.bool)
+                kept = torch.stack([update.mask.get(name, all_kept) for update in updates])
+                inside = torch.where(kept, values, 0.0)
+                values, weight = (inside, kept) if equal else (inside * share, kept * share)
+                self._weight[name].add_(weight.sum(0, dtype=torch.float64), alpha=shares[0] if equal else 1.0)
             else:
-                values = values if alike else values * share
+                values = values if equal else values * share
                 self._weight[name].add_(sum(shares))
-            total.add_(values.sum(0, dtype=torch.float64), alpha=shares[0] if alike else 1.0)
+            total.add_(values.sum(0, dtype=torch.float64), alpha=shares[0] if equal else 1.0)
 
     def _add_weighted(self, update: ClientUpdate, weights: Mapping[str, Tensor]) -> None:
         for name, total in self._sum.items():
@@ -109,17 +124,18 @@ class RegionSum:
             self._weight[name].add_(weight)
 
     def mean(self) -> Params:
-        """The new theta."""
+        """Return the new theta."""
         new = {}
         for name, old in self._theta.items():
             weight = self._weight[name]
-            held = weight > 0
-            new[name] = torch.where(held, (self._sum[name] / weight.clamp_min(1e-300)).to(old.dtype), old)
+            new[name] = torch.where(weight > 0, (self._sum[name] / weight.clamp_min(1e-300)).to(old.dtype), old)
         return new
 
 
 def step_towards(theta: Params, mean: Params, step: float) -> Params:
-    """theta + step (mean - theta); what the mean left as it was stays, bit for bit, and a step of 1 is the mean.
+    """Return theta + step (mean - theta).
+
+    Entries that the mean left unchanged stay bit-identical, and a step of 1 returns the mean itself.
 
     >>> step_towards({"w": torch.tensor([0.0, 5.0])}, {"w": torch.tensor([2.0, 5.0])}, 0.5)["w"].tolist()
     [1.0, 5.0]
@@ -130,7 +146,17 @@ def step_towards(theta: Params, mean: Params, step: float) -> Params:
 
 
 def average(theta: Params, updates: Iterable[ClientUpdate], weighting: str = "uniform") -> Params:
-    """The region average of a batch of updates, the same bits for any order of them."""
+    """Return the mean of updates over each region, bit-identical for any order of the updates.
+
+    Args:
+        theta: The global model before the round; entries without a holder keep its values.
+        updates: The clients' updates.
+        weighting: See ``RegionSum``.
+
+    >>> update = ClientUpdate(0, {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
+    >>> average({"w": torch.tensor([5.0, 7.0])}, [update])["w"].tolist()
+    [1.0, 7.0]
+    """
     total = RegionSum(theta, weighting)
     for update in sorted(updates, key=lambda u: u.client):
         total.add(update)

@@ -1,4 +1,4 @@
-"""Audits before anything is trained: what a code means, and what a policy covers over many rounds."""
+"""Audits without training: the coverage and costs of a code, and the coverage of a policy over many rounds."""
 
 from fedcover.audit.code import Audit, audit_code
 from fedcover.audit.rounds import LayerCover, RoundsAudit, audit_rounds

@@ -1,4 +1,4 @@
-"""What a code name means before anything is trained: coverage, regions, costs and expected noise."""
+"""The audit of a code before training: coverage, regions, costs and expected noise."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,22 @@ from fedcover.budgets import Budget, parse_code
 from fedcover.clients import cohort_of
 from fedcover.config.policy_settings import choose
 from fedcover.errors import InputError
-from fedcover.masks.cost import cost_of
+from fedcover.masks.cost import Cost, cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
+from fedcover.masks.holders import distinct_masks
 from fedcover.models import default_model
-from fedcover.params import Params, params_of
+from fedcover.params import Mask, Params, params_of
 from fedcover.policies.base import Policy
 from fedcover.seeding import Round
-from fedcover.structure.trace import trace
+from fedcover.structure.trace import ModelStructure, trace
 
 MOST_BANDS = 64
+"""The most bands for which coverage is listed; quarters are used beyond it."""
 
 
 @dataclass(frozen=True)
 class PatternCost:
-    """What one item of the code costs, and who has it."""
+    """The cost of one item of a code, and the slots that have it."""
 
     name: str
     slots: list[int]
@@ -34,13 +36,13 @@ class PatternCost:
     bytes_down: int
     bytes_up: int
     flops_of_step: float
-    """FLOPs of a training step on a batch of 10."""
+    """FLOPs of one training step on a batch of 10."""
     pruning_noise: float
 
 
 @dataclass(frozen=True)
 class RegionFact:
-    """One region: how many hold it, who, and how large it is."""
+    """One region: its number of holders, their slots, and its size."""
 
     coverage: int
     slots: list[int]
@@ -51,26 +53,26 @@ class RegionFact:
 
 @dataclass(frozen=True)
 class Audit:
-    """The audit of a code; costs are averages over the cohort, noise is for a freshly initialised model."""
+    """The audit of a code; costs are means over the cohort, and noise is that of a newly initialised model."""
 
     code: str
     policy: str
     settings: dict[str, Any]
-    """All settings of the policy."""
+    """All settings of the policy, defaults included."""
     model: str
     clients: int
     gamma_min: int
     condition_holds: bool
-    """Whether every parameter is in at least one client's model: Gamma_min >= 1."""
+    """Whether at least one client holds each parameter: Gamma_min >= 1."""
     coverage: list[int]
-    """Least coverage of the items in each band of the ranking, S1 (the largest) first."""
+    """The least coverage of the items in each band of the ranking, S1 (the largest) first."""
     uncovered: float
     parameters: float
     parameters_ratio: float
     macs: float
     macs_ratio: float
     bytes: float
-    """Bytes that a client downloads: kept values and its mask's cheapest encoding."""
+    """Bytes that a client downloads: kept values and the cheapest encoding of its mask."""
     bytes_up: float
     bytes_ratio: float
     expected_pruning_noise: float
@@ -79,7 +81,7 @@ class Audit:
     regions: list[RegionFact]
 
     def as_dict(self) -> dict[str, Any]:
-        """This audit as plain data, for JSON."""
+        """Return this audit as plain data, for JSON."""
         return asdict(self)
 
 
@@ -90,7 +92,14 @@ def audit_code(
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
 ) -> Audit:
-    """The audit of a code for a technique (WP, NP, FS, PT or full), with settings of its own, on a paper's network.
+    """Return the audit of a code for a policy on a model.
+
+    Args:
+        code: The code, such as ``1111223344``, or budgets such as ``4x1,6x0.5``.
+        policy: The name of a policy, or ``FILE.py:NAME``.
+        model: The name of a model.
+        seed: The seed of the model's initialisation and of the round.
+        settings: Settings of the policy.
 
     >>> audit_code("1111223344").gamma_min, audit_code("1111444444").gamma_min
     (8, 4)
@@ -104,25 +113,17 @@ def audit_code(
     cohort = cohort_of(range(len(budgets)), [1] * len(budgets), budgets, "slot")
     masks, _ = bound.plan(theta, cohort, Round(1, seed), bound.start())
     options = bound.training_options(theta, cohort, masks, Round(1, seed), bound.start())
-    if any(one is not None and one.rest for one in options):
-        raise InputError(f"{choice.name} lets clients rest, so one round shows little; use `fedcover audit rounds`")
+    if any(each is not None and each.rest for each in options):
+        raise InputError(f"{choice.name} lets clients rest, so one round is not enough; use `fedcover audit rounds`")
     counts = coverage_of(masks, theta)
     noise = pruning_noise(theta, masks)
-    whole = cost_of(structure, {})
-    costs = [cost_of(structure, mask) for mask in {id(m): m for m in masks}.values()]
-    cost = dict(zip({id(m): None for m in masks}, costs, strict=True))
-    each = [cost[id(mask)] for mask in masks]
+    full = cost_of(structure, {})
+    costs = _costs(structure, masks)
     mean = {
-        key: sum(getattr(c, key) for c in each) / len(each) for key in ("parameters", "macs", "bytes_down", "bytes_up")
+        key: sum(getattr(cost, key) for cost in costs) / len(costs)
+        for key in ("parameters", "macs", "bytes_down", "bytes_up")
     }
     least = gamma_min(counts)
-    facts = [
-        PatternCost(
-            name, slots, budgets[slots[0]].keep, each[slots[0]].parameters, each[slots[0]].macs,
-            each[slots[0]].bytes_down, each[slots[0]].bytes_up, each[slots[0]].flops_of_step(10), noise[slots[0]],
-        )
-        for name, slots in _by_name(budgets).items()
-    ]  # fmt: skip
     return Audit(
         code=code,
         policy=choice.name,
@@ -134,23 +135,46 @@ def audit_code(
         coverage=_band_coverage(bound, budgets, theta),
         uncovered=uncovered(counts),
         parameters=mean["parameters"],
-        parameters_ratio=mean["parameters"] / whole.parameters,
+        parameters_ratio=mean["parameters"] / full.parameters,
         macs=mean["macs"],
-        macs_ratio=mean["macs"] / whole.macs,
+        macs_ratio=mean["macs"] / full.macs,
         bytes=mean["bytes_down"],
         bytes_up=mean["bytes_up"],
-        bytes_ratio=(mean["bytes_down"] + mean["bytes_up"]) / (whole.bytes_down + whole.bytes_up),
+        bytes_ratio=(mean["bytes_down"] + mean["bytes_up"]) / (full.bytes_down + full.bytes_up),
         expected_pruning_noise=sum(noise) / len(noise),
         expected_pruning_noise_max=max(noise),
-        patterns=facts,
+        patterns=[
+            _pattern_cost(name, slots, budgets[slots[0]], costs[slots[0]], noise[slots[0]])
+            for name, slots in _slots_by_name(budgets).items()
+        ],
         regions=[
-            RegionFact(len(r.holders), list(r.holders), r.size, r.size / whole.parameters, dict(r.tensors))
+            RegionFact(len(r.holders), list(r.holders), r.size, r.size / full.parameters, dict(r.tensors))
             for r in regions(masks, theta)
         ],
     )
 
 
-def _by_name(budgets: Sequence[Budget]) -> dict[str, list[int]]:
+def _costs(structure: ModelStructure, masks: Sequence[Mask]) -> list[Cost]:
+    """Return the cost of each mask; masks that are the same object are measured once."""
+    costs = {id(mask): cost_of(structure, mask) for mask, _ in distinct_masks(masks)}
+    return [costs[id(mask)] for mask in masks]
+
+
+def _pattern_cost(name: str, slots: list[int], budget: Budget, cost: Cost, noise: float) -> PatternCost:
+    return PatternCost(
+        name=name,
+        slots=slots,
+        keep=budget.keep,
+        parameters=cost.parameters,
+        macs=cost.macs,
+        bytes_down=cost.bytes_down,
+        bytes_up=cost.bytes_up,
+        flops_of_step=cost.flops_of_step(10),
+        pruning_noise=noise,
+    )
+
+
+def _slots_by_name(budgets: Sequence[Budget]) -> dict[str, list[int]]:
     slots: dict[str, list[int]] = {}
     for slot, budget in enumerate(budgets):
         slots.setdefault(str(budget), []).append(slot)
@@ -170,7 +194,7 @@ def _band_coverage(policy: Policy, budgets: Sequence[Budget], theta: Params) -> 
     bands = bands if bands <= MOST_BANDS else 4
     least = torch.full((bands,), len(budgets), dtype=torch.long)
     for name, ranks in every_rank.items():
-        held = torch.stack([budget.kept(ranks, name) for budget in budgets]).sum(0)
-        least.scatter_reduce_(0, ranks * bands // ranks.numel(), held, "amin")
-    found: list[int] = least.tolist()
-    return found
+        holders = torch.stack([budget.kept(ranks, name) for budget in budgets]).sum(0)
+        least.scatter_reduce_(0, ranks * bands // ranks.numel(), holders, "amin")
+    coverage: list[int] = least.tolist()
+    return coverage

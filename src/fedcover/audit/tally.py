@@ -1,7 +1,7 @@
-"""Who was covered how often, counted over rounds: by units where a policy deals in units, by entries elsewhere.
+"""Coverage counted over rounds: by units if a policy holds whole units, otherwise by entries.
 
-Entries that are always held by the same clients are one cell. For a policy of whole units all kernel entries between
-two units are one cell, and a round's counts of a pair of groups are one product of two small matrices.
+Entries that always have the same holders form one cell. For a policy of whole units, all kernel entries between two
+units are one cell, and a round's counts for a pair of groups are one product of two small matrices.
 """
 
 from abc import ABC, abstractmethod
@@ -22,11 +22,11 @@ from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import UnitGroup, find_groups
 
 Cells = Mapping[Any, Tensor]
-"""For every kind of cell the number of clients that hold each."""
+"""For every kind of cell the number of clients that hold each cell."""
 
 
 class Tally(ABC):
-    """A policy's rounds, played without training, as counts of cells."""
+    """The counts of cells in a policy's rounds, planned without training."""
 
     def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
         self.policy, self.cohort = policy, cohort
@@ -34,131 +34,132 @@ class Tally(ABC):
         self.state = policy.start()
 
     @abstractmethod
-    def play(self, this_round: Round) -> Any:
-        """One round, in whatever form takes little room."""
+    def plan(self, this_round: Round) -> Any:
+        """Plan one round and return its holders in a compact form."""
 
     @abstractmethod
-    def cells(self, played: Any) -> Cells:
-        """The counts of a round that was played."""
+    def cells(self, holders: Any) -> Cells:
+        """Return the counts of a planned round."""
 
     @abstractmethod
     def covered(self, cells: Cells, tensor: str) -> tuple[int, int]:
-        """How many of a tensor's entries lie in cells with a count above 0, and the least count of any."""
+        """Return the number of a tensor's entries in cells with a count above 0, and the least count of any cell."""
 
     @abstractmethod
     def units(self, cells: Cells) -> tuple[int, int]:
-        """How many units have an incoming entry with a count above 0, and how many units there are."""
+        """Return the number of units with an incoming entry with a count above 0, and the number of all units."""
 
 
 class EntryTally(Tally):
-    """Every entry is a cell of its own: right for any policy."""
+    """A tally in which every entry is a cell, valid for any policy."""
 
     def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
         super().__init__(policy, structure, cohort)
         self._groups = find_groups(structure)
 
-    def play(self, this_round: Round) -> dict[str, Tensor]:
-        """The coverage of every entry by those who train, in one byte each if that is enough."""
+    def plan(self, this_round: Round) -> dict[str, Tensor]:
+        """Plan one round and return the number of training clients that hold each entry, in one byte if possible."""
         masks, self.state = self.policy.plan(self.theta, self.cohort, this_round, self.state)
         training_options = self.policy.training_options(self.theta, self.cohort, masks, this_round, self.state)
         masks = [
             mask for mask, options in zip(masks, training_options, strict=True) if options is None or not options.rest
         ]
-        kind = torch.uint8 if len(self.cohort) < 256 else torch.int32
-        return {name: counts.to(kind) for name, counts in coverage_of(masks, self.theta).items()}
+        dtype = torch.uint8 if len(self.cohort) < 256 else torch.int32
+        return {name: counts.to(dtype) for name, counts in coverage_of(masks, self.theta).items()}
 
-    def cells(self, played: Any) -> Cells:
-        """The coverage itself."""
-        found: Cells = played
-        return found
+    def cells(self, holders: Any) -> Cells:
+        """Return the coverage itself."""
+        counts: Cells = holders
+        return counts
 
     def covered(self, cells: Cells, tensor: str) -> tuple[int, int]:
-        """Counted entry by entry."""
+        """Count entry by entry."""
         return int((cells[tensor] > 0).sum()), int(cells[tensor].min())
 
     def units(self, cells: Cells) -> tuple[int, int]:
-        """Counted by the weights into each unit."""
-        found = 0
+        """Count by the incoming weights of each unit."""
+        count = 0
         for group in self._groups:
-            held = torch.zeros(group.size, dtype=torch.bool)
+            covered = torch.zeros(group.size, dtype=torch.bool)
             for member in group.members:
                 if member.incoming:
                     rows = (cells[member.tensor] > 0).movedim(member.axis, 0).flatten(1).any(1)
-                    held[member.units[rows]] = True
-            found += int(held.sum())
-        return found, sum(group.size for group in self._groups)
+                    covered[member.units[rows]] = True
+            count += int(covered.sum())
+        return count, sum(group.size for group in self._groups)
 
 
 class UnitTally(Tally):
-    """Cells are units, or pairs of units: right for policies that hold whole units."""
+    """A tally in which cells are units or pairs of units, valid for policies that hold whole units."""
 
     policy: UnitPolicy
 
     def __init__(self, policy: UnitPolicy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
         super().__init__(policy, structure, cohort)
-        self._places = {name: _place(name, tensor, policy.groups) for name, tensor in self.theta.items()}
+        self._cells_of = {name: _cells_of(name, tensor, policy.groups) for name, tensor in self.theta.items()}
         singles = {(number,) for number in range(len(policy.groups))}
-        self._kinds = sorted(singles | {kind for kind, _ in self._places.values()})
+        self._kinds = sorted(singles | {kind for kind, _ in self._cells_of.values()})
 
-    def play(self, this_round: Round) -> tuple[list[Tensor], Tensor]:
-        """For each group which units each different holding has, and how many clients have that holding."""
+    def plan(self, this_round: Round) -> tuple[list[Tensor], Tensor]:
+        """Plan one round and return for each group the units of each distinct holding, and its number of clients."""
         holdings, self.state = self.policy.hold(self.cohort, this_round, self.state)
         distinct = {id(holding): holding for holding in holdings}
         clients = Counter(id(holding) for holding in holdings)
-        held = [
-            torch.stack([torch.ones(group.size, dtype=torch.bool) if held is None else held for held in each])
-            for group, each in zip(self.policy.groups, zip(*distinct.values(), strict=True), strict=True)
+        by_group = zip(*distinct.values(), strict=True)
+        units = [
+            torch.stack([torch.ones(group.size, dtype=torch.bool) if kept is None else kept for kept in rows])
+            for group, rows in zip(self.policy.groups, by_group, strict=True)
         ]
-        return held, torch.tensor([float(clients[one]) for one in distinct])
+        return units, torch.tensor([float(clients[key]) for key in distinct])
 
-    def cells(self, played: Any) -> Cells:
-        """How many clients hold each unit, and each pair of units that some tensor connects."""
-        units, clients = played
-        held = [each.float() for each in units]
-        found: dict[tuple[int, ...], Tensor] = {}
+    def cells(self, holders: Any) -> Cells:
+        """Return the number of clients that hold each unit, and each pair of units that a tensor connects."""
+        units, clients = holders
+        kept = [rows.float() for rows in units]
+        counts: dict[tuple[int, ...], Tensor] = {}
         for kind in self._kinds:
             if len(kind) == 2:
-                found[kind] = (held[kind[0]].T * clients) @ held[kind[1]]
+                counts[kind] = (kept[kind[0]].T * clients) @ kept[kind[1]]
             else:
-                found[kind] = clients @ held[kind[0]] if kind else clients.sum()
-        return found
+                counts[kind] = clients @ kept[kind[0]] if kind else clients.sum()
+        return counts
 
     def covered(self, cells: Cells, tensor: str) -> tuple[int, int]:
-        """Cells counted as often as the tensor has entries in them."""
-        kind, entries = self._places[tensor]
+        """Count each cell as often as the tensor has entries in it."""
+        kind, entries = self._cells_of[tensor]
         counts = cells[kind]
         return int(entries[counts > 0].sum()), int(counts[entries > 0].min())
 
     def units(self, cells: Cells) -> tuple[int, int]:
-        """Counted unit by unit."""
+        """Count unit by unit."""
         singles = [cells[number,] for number in range(len(self.policy.groups))]
         return sum(int((counts > 0).sum()) for counts in singles), sum(len(counts) for counts in singles)
 
 
-def _place(name: str, tensor: Tensor, groups: Sequence[UnitGroup]) -> tuple[tuple[int, ...], Tensor]:
-    """The kind of cell that a tensor's entries lie in, and how many of them lie in each such cell."""
-    found = [
+def _cells_of(name: str, tensor: Tensor, groups: Sequence[UnitGroup]) -> tuple[tuple[int, ...], Tensor]:
+    """Return the kind of cell of a tensor's entries, and the number of entries in each such cell."""
+    axes = [
         (number, member.axis, torch.bincount(member.units, minlength=group.size))
         for number, group in enumerate(groups)
         for member in group.members
         if member.tensor == name
     ]
     entries = torch.tensor(1)
-    each = tensor.numel()
-    for _, axis, sizes in found:
+    rest = tensor.numel()
+    for _, axis, sizes in axes:
         entries = entries[..., None] * sizes
-        each //= tensor.shape[axis]
-    return tuple(number for number, _, _ in found), entries * each
+        rest //= tensor.shape[axis]
+    return tuple(number for number, _, _ in axes), entries * rest
 
 
 def tally_of(policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> Tally:
-    """Return the fastest tally that is right for a bound policy.
+    """Return the fastest tally that is valid for a bound policy.
 
     A policy that declares ``holds_whole_units`` is counted by units, except for clients whose classes the policy sees:
     they may hold fewer output rows.
     """
-    whole = isinstance(policy, UnitPolicy) and declares(policy, "holds_whole_units")
-    if whole and all(client.classes is None for client in cohort):
+    by_units = isinstance(policy, UnitPolicy) and declares(policy, "holds_whole_units")
+    if by_units and all(client.classes is None for client in cohort):
         return UnitTally(policy, structure, cohort)  # type: ignore[arg-type]
     return EntryTally(policy, structure, cohort)
 

@@ -1,4 +1,4 @@
-"""Budgets in a currency: amounts as they are written, and what they buy of a network."""
+"""Budgets in parameters, multiply-adds, bytes or seconds: parsing amounts, and converting them to keeps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,35 +10,45 @@ from fedcover.errors import InputError
 from fedcover.structure.trace import ModelStructure
 
 StepsOf = Callable[[int, int], int]
-"""The most local steps in a round that a client with the i-th of so many budgets takes."""
+"""A function of i and n that returns the most local steps in a round of a client with the i-th of n budgets."""
 
 
 @dataclass(frozen=True)
 class BudgetUnit:
-    """What budgets are counted in, and for seconds the calibration of the clients' device, as a path."""
+    """The unit of budgets and, for seconds, the calibration of the clients' device.
+
+    Args:
+        unit: One of ``UNITS``.
+        calibration: The path of a calibration file, for seconds only.
+    """
 
     unit: str = "fraction"
     calibration: str = ""
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise InputError(f"budgets cannot be in '{self.unit}'; use one of {', '.join(UNITS)}")
+            raise InputError(f"the budget unit must be one of {', '.join(UNITS)}; got '{self.unit}'")
         if self.calibration and self.unit != "seconds":
             raise InputError(
-                f"a calibration is for budgets in seconds, and these are in {self.unit}; leave one of the two out"
+                f"a calibration needs budgets in seconds; got budgets in {self.unit}; change the unit, or leave it out"
             )
 
     @property
     def plain(self) -> bool:
-        """Whether budgets are fractions and codes, which need no network."""
+        """Whether budgets are fractions or codes, which do not depend on the model."""
         return self.unit == "fraction"
 
     def budgets(
         self, text: str, structure: ModelStructure, steps_of: StepsOf, batch: int | None = None, units: bool = False
     ) -> tuple[Budget, ...]:
-        """Budgets as what they buy of a network of which single weights, or whole units, are pruned.
+        """Return the budgets of a text as fractions of a model.
 
-        Seconds are those of a round of so many local steps, on batches of this size if it is known.
+        Args:
+            text: Amounts such as ``159010,3x80000``, or a code if the unit is a fraction.
+            structure: The traced model.
+            steps_of: The local steps of each client in a round, for seconds.
+            batch: The clients' batch size, which must be that of the calibration; None if unknown.
+            units: Whether whole units are pruned instead of single weights.
         """
         if self.plain:
             return parse_code(text)
@@ -46,35 +56,35 @@ class BudgetUnit:
         if device is not None and batch is not None and device.batch != batch:
             raise InputError(
                 f"{self.calibration} timed batches of {device.batch}, and these clients train on batches of {batch};"
-                f" make another with `fedcover calibrate --batch {batch}`"
+                f" create another with `fedcover calibrate steps --batch {batch}`"
             )
-        prices, given = CostModel(structure, units), amounts(text)
-        bought: dict[tuple[float, int | None], Budget] = {}
-        found = []
-        for place, amount in enumerate(given):
-            steps = steps_of(place, len(given)) if self.unit == "seconds" else None
-            if (amount, steps) not in bought:
-                bought[amount, steps] = Budget(prices.keep_for(self.unit, amount, device, steps))
-            found.append(bought[amount, steps])
-        return tuple(found)
+        costs, values = CostModel(structure, units), amounts(text)
+        distinct: dict[tuple[float, int | None], Budget] = {}
+        budgets = []
+        for index, amount in enumerate(values):
+            steps = steps_of(index, len(values)) if self.unit == "seconds" else None
+            if (amount, steps) not in distinct:
+                distinct[amount, steps] = Budget(costs.keep_for(self.unit, amount, device, steps))
+            budgets.append(distinct[amount, steps])
+        return tuple(budgets)
 
 
 def amounts(text: str) -> list[float]:
-    """The numbers in a list such as 159010,3x80000.
+    """Return the numbers in a list such as ``159010,3x80000``.
 
     >>> amounts("2x1.5,3")
     [1.5, 1.5, 3.0]
     """
-    found: list[float] = []
+    values: list[float] = []
     for item in text.replace(",", " ").split():
         times, _, amount = item.rpartition("x")
         try:
             value, repeats = float(amount), int(times or 1)
         except ValueError:
-            raise InputError(f"'{item}' is no amount; give numbers such as 159010,3x80000") from None
+            raise InputError(f"'{item}' is not an amount; give numbers such as 159010,3x80000") from None
         if not 0 < repeats <= MOST_CLIENTS:
-            raise InputError(f"'{item}' repeats {repeats} times; use 1 to {MOST_CLIENTS}")
-        found += [value] * repeats
-    if not found:
-        raise InputError("there are no budgets; give one for each client, such as 159010,3x80000")
-    return found
+            raise InputError(f"the repeats of '{item}' must be from 1 to {MOST_CLIENTS}; got {repeats}")
+        values += [value] * repeats
+    if not values:
+        raise InputError("budgets must not be empty; give one for each client, such as 159010,3x80000")
+    return values

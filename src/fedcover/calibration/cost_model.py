@@ -1,4 +1,4 @@
-"""What a sub-model costs by keep, and the largest keep that an amount buys."""
+"""The cost of sub-models as a function of keep, and the largest keep for a budget."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,32 +17,37 @@ UNITS = ("fraction", "parameters", "macs", "bytes", "seconds")
 
 
 @dataclass(frozen=True)
-class Price:
-    """What the sub-model of a keep costs, as ``fedcover.masks.cost`` counts it."""
+class SubmodelCost:
+    """The cost of the sub-model for a keep, in the quantities of ``fedcover.masks.cost.Cost``."""
 
     parameters: int
     macs: float
     bytes_down: int
-    """At most: the mask is taken at the worst that any mask of these sizes can pack to."""
+    """An upper bound: the mask counts with the longest encoding that any mask of these sizes can have."""
     bytes_up: int
 
     @property
     def bytes(self) -> int:
-        """Down and up together."""
+        """The sum of bytes down and up."""
         return self.bytes_down + self.bytes_up
 
 
 class CostModel:
-    """What the sub-models of one network cost, keep by keep; ``units`` prunes whole units instead of weights."""
+    """The cost of the sub-models of one model as a function of keep.
+
+    Args:
+        structure: The traced model.
+        units: Whether whole units are pruned instead of single weights.
+    """
 
     def __init__(self, structure: ModelStructure, units: bool = False) -> None:
         self._structure, self._units = structure, units
-        # For each tensor and axis: the list that decides, and how many indices go with its first 1, 2, ... items.
+        # For each tensor and axis: the list that decides, and the number of indices of its first 1, 2, ... items.
         self._owned: dict[str, dict[int, tuple[int, Sequence[int]]]] = {}
         sizes: list[int] = []
         for group in find_groups(structure) if units else ():
             for member in group.members:
-                # Should units own unequal parts, the largest are taken: no choice of units costs more.
+                # If units own unequal parts, the largest are taken: no choice of units costs more.
                 each = torch.bincount(member.units, minlength=group.size).sort(descending=True).values
                 self._owned.setdefault(member.tensor, {})[member.axis] = (len(sizes), each.cumsum(0).tolist())
             sizes.append(group.size)
@@ -52,14 +57,14 @@ class CostModel:
                 self._owned[name] = {-1: (len(sizes), range(1, size + 1))}
                 sizes.append(size)
         self.sizes = tuple(sizes)
-        """How many items each list has."""
+        """The number of items of each list."""
 
     def counts(self, keep: float) -> tuple[int, ...]:
-        """How many items of each list are kept."""
+        """Return the number of kept items of each list."""
         return tuple(max(1, share(keep, size)) for size in self.sizes)
 
-    def at(self, keep: float) -> Price:
-        """The price at a keep."""
+    def at(self, keep: float) -> SubmodelCost:
+        """Return the cost at a keep."""
         counts, parameters, macs, masks = self.counts(keep), 0, 0.0, 0
         for name, shape in self._structure.shapes.items():
             left = math.prod(shape)
@@ -67,18 +72,18 @@ class CostModel:
                 axes = self._owned[name]
                 left = 1 if -1 in axes else math.prod(n for axis, n in enumerate(shape) if axis not in axes)
                 left *= math.prod(indices[counts[which] - 1] for which, indices in axes.values())
-                masks += _most_packed(left, shape, product=self._units)
+                masks += _longest_encoding(left, shape, product=self._units)
             parameters += left
             macs += left * self._structure.macs[name]
         values = BYTES_PER_VALUE * parameters
-        return Price(parameters, macs, values + masks, values)
+        return SubmodelCost(parameters, macs, values + masks, values)
 
     def keep_for(
         self, unit: str, amount: float, calibration: Calibration | None = None, steps: int | None = None
     ) -> float:
-        """The largest keep that costs at most this much: see ``keep_for``."""
+        """Return the largest keep whose sub-model costs at most ``amount``; see the function ``keep_for``."""
         if unit not in UNITS:
-            raise InputError(f"there is no budget in '{unit}'; use one of {', '.join(UNITS)}")
+            raise InputError(f"the budget unit must be one of {', '.join(UNITS)}; got '{unit}'")
         if unit == "fraction":
             return float(Budget(amount).keep)
         check_number(unit, amount, 0, math.inf, "a positive number")
@@ -96,13 +101,13 @@ class CostModel:
             )
         while low < (middle := (low + high) / 2) < high:
             low, high = (middle, high) if cost(middle) <= amount else (low, middle)
-        # share() forgives 1e-9 of an item; that is not made use of where n / size does.
+        # Prefer the exact fraction n / size over the bisection result if both fit the budget.
         counts = zip(self.counts(low), self.sizes, strict=True)
-        tidy = min((n / size for n, size in counts if n < size), default=low)
-        return tidy if cost(tidy) <= amount else low
+        exact = min((n / size for n, size in counts if n < size), default=low)
+        return exact if cost(exact) <= amount else low
 
     def _measure(self, unit: str, calibration: Calibration | None, steps: int | None) -> Callable[[float], float]:
-        """The cost at a keep in a unit."""
+        """Return the function that maps a keep to its cost in a unit."""
         if unit != "seconds":
             return lambda keep: float(getattr(self.at(keep), unit))
         if calibration is None:
@@ -112,29 +117,29 @@ class CostModel:
         check_whole("steps", steps, 1)
         if calibration.units != self._units:
             kind = "whole units" if calibration.units else "weights"
-            raise InputError(f"the calibration is of pruning {kind}, the budget is not; {REMEDY} for it")
+            raise InputError(f"the calibration is for pruning {kind}, and the budget is not; {REMEDY} for it")
         if calibration.parameters != self.at(1.0).parameters:
-            raise InputError(f"the calibration is of {calibration.model}, a model of another size; {REMEDY} for this")
+            raise InputError(f"the calibration is for {calibration.model}, a model of another size; {REMEDY} for it")
 
         def seconds(keep: float) -> float:
-            price = self.at(keep)
-            return calibration.seconds_of_round(keep, steps, price.bytes_down, price.bytes_up)
+            submodel = self.at(keep)
+            return calibration.seconds_of_round(keep, steps, submodel.bytes_down, submodel.bytes_up)
 
         return seconds
 
 
-def _most_packed(kept: int, shape: Sequence[int], product: bool) -> int:
-    """The longest that ``packing.pack`` can be for a mask that keeps this many entries of a tensor.
+def _longest_encoding(kept: int, shape: Sequence[int], product: bool) -> int:
+    """Return the largest length of ``encoding.pack`` over all masks that keep this many entries of a tensor.
 
-    A list of gaps takes a byte for each and one more for each that reaches 2^7, 2^14, ...; all gaps together are
-    no more than the entries that are not listed, which bounds how many can be that long.
+    A list of gaps takes one byte for each gap, and one more for each power 2^7, 2^14, ... that a gap reaches. The gaps
+    sum to at most the number of entries that are not listed, which limits the number of long gaps.
     """
     size = math.prod(shape)
     if kept >= size:
         return 1
-    lists = [many + sum(min(many, (size - many) >> 7 * k) for k in range(1, 9)) for many in (kept, size - kept)]
-    whole = [sum(-(-n // 8) for n in shape)] if product and len(shape) > 1 else []
-    return 1 + min(-(-size // 8), *lists, *whole)
+    lists = [gaps + sum(min(gaps, (size - gaps) >> 7 * k) for k in range(1, 9)) for gaps in (kept, size - kept)]
+    products = [sum(-(-n // 8) for n in shape)] if product and len(shape) > 1 else []
+    return 1 + min(-(-size // 8), *lists, *products)
 
 
 def keep_for(
@@ -145,12 +150,22 @@ def keep_for(
     units: bool = False,
     steps: int | None = None,
 ) -> float:
-    """The largest keep in (0, 1] whose sub-model costs at most ``amount``.
+    """Return the largest keep in (0, 1] whose sub-model costs at most ``amount``.
 
-    ``unit`` is fraction, parameters, macs (of one example's forward pass), bytes (down and up in a round, the mask at
-    its worst) or seconds (of a round of so many ``steps`` on a calibrated device). For many budgets of one
-    network make ``CostModel`` once. A policy that cuts coarser items than single weights, as WP does with the kernels
-    of the paper's LeNet, rounds up and may cost more.
+    For many budgets of one model create a ``CostModel`` once. A policy that prunes coarser items than single weights,
+    as WP does with the kernels of the paper's LeNet, rounds up and may cost more.
+
+    Args:
+        structure: The traced model.
+        unit: ``"fraction"``, ``"parameters"``, ``"macs"`` (of one example's forward pass), ``"bytes"`` (down and up in
+            a round, with the longest encoding of the mask) or ``"seconds"`` (of a round on a calibrated device).
+        amount: The budget.
+        calibration: The calibration of the device, for seconds.
+        units: Whether whole units are pruned instead of single weights.
+        steps: The number of local steps in a round, for seconds.
+
+    Raises:
+        InputError: If not even the smallest sub-model fits the budget, or the calibration does not fit the model.
 
     >>> from fedcover.structure.trace import trace
     >>> from fedcover.models import MLP

@@ -1,7 +1,7 @@
-"""The budgets of clients on devices of their own: what they say that they can afford, else what the run's code has.
+"""The budgets of clients on their own devices: each device's declared capacity, or else the run's code.
 
-Who comes decides how many there are, so a code whose items are all alike is for as many as there are; one whose items
-differ must have one for each place.
+The fleet's size is known only once devices have connected. A code with identical items is repeated to that size;
+otherwise the code must have one item per cohort slot.
 """
 
 from collections.abc import Hashable, Sequence
@@ -11,31 +11,40 @@ from fedcover.data import Device
 from fedcover.errors import InputError
 
 Items = Sequence[Hashable]
-"""What a code has, before it is known what that buys."""
+"""The items of a code, before they are converted to budgets."""
 
 
 def check_fleet(items: Items, by: str, cohort: int, least: int) -> None:
-    """Nothing, or an error if a run that waits for ``least`` clients would have no use for its code; before it waits.
+    """Raise InputError if a run's code does not fit the number of clients that it waits for.
+
+    Args:
+        items: The items of the code.
+        by: ``"slot"`` if items belong to slots of the cohort, ``"client"`` if they belong to clients.
+        cohort: The configured size of a cohort.
+        least: The number of clients that the run waits for.
 
     >>> check_fleet("1" * 10, "slot", cohort=10, least=3)
     """
-    if _alike(items):
+    if _identical(items):
         return
-    many, places = len(items), min(cohort, least)
-    if by == "slot" and many != places:
+    count, slots = len(items), min(cohort, least)
+    if by == "slot" and count != slots:
         raise InputError(
-            f"the code has {many} slots, and a cohort of the {least} clients that the run waits for has {places}; make"
+            f"the code has {count} slots, and a cohort of the {least} clients that the run waits for has {slots}; make"
             f" them equal (budgets.code, cohort, flower.clients), or use budgets.by=client"
         )
-    if by == "client" and many > least:
+    if by == "client" and count > least:
         raise InputError(
-            f"the code has {many} budgets, and the run waits for {least} clients; give at most one each (budgets.code,"
+            f"the code has {count} budgets, and the run waits for {least} clients; give at most one each (budgets.code,"
             f" flower.clients)"
         )
 
 
 def cohort_of_fleet(items: Items, by: str, cohort: int, devices: Sequence[Device]) -> int:
-    """How many clients a round has: never more than there are, nor than a code that counts has slots, if they differ.
+    """Return the number of clients in a round.
+
+    It is at most the number of devices, and at most the number of slots of the code if the code applies and its items
+    differ.
 
     >>> four = [Device(i, 10) for i in range(4)]
     >>> cohort_of_fleet("123", "slot", 10, four), cohort_of_fleet("111", "slot", 10, four)
@@ -44,40 +53,52 @@ def cohort_of_fleet(items: Items, by: str, cohort: int, devices: Sequence[Device
     5
     """
     most = min(cohort, len(devices))
-    return most if by == "client" or _alike(items) or tells(devices) else min(most, len(items))
+    return most if by == "client" or _identical(items) or _any_capacity(devices) else min(most, len(items))
 
 
-def many_of_fleet(items: Items, by: str, cohort: int, devices: Sequence[Device]) -> int:
-    """How many budgets ``budgets_of_fleet`` gives, before it is known what the code's items buy.
+def num_budgets_of_fleet(items: Items, by: str, cohort: int, devices: Sequence[Device]) -> int:
+    """Return the number of budgets that ``budgets_of_fleet`` returns, before the code's items are converted.
 
-    >>> many_of_fleet("12345", "client", 10, [Device(i, 10) for i in range(4)])
+    >>> num_budgets_of_fleet("12345", "client", 10, [Device(i, 10) for i in range(4)])
     4
     """
-    if tells(devices):
+    if _any_capacity(devices):
         return len(devices)
     return cohort if by == "slot" else min(len(items), len(devices))
 
 
 def budgets_of_fleet(devices: Sequence[Device], code: Sequence[Budget], by: str, items: Items, cohort: int) -> Budgets:
-    """What members say that they can afford; who does not say it gets what the code has at its place.
+    """Return the budgets of devices: their declared capacities, or else those of the code.
 
-    >>> few = [Device(0, 10), Device(1, 10, capacity=0.5)]
-    >>> [budget.keep for budget in budgets_of_fleet(few, [Budget()], "slot", "1", 2).spec]
+    If any device declares its capacity, budgets are by client, and the others get the code's items in turn.
+
+    Args:
+        devices: The devices that have connected.
+        code: The budgets of the code.
+        by: ``"slot"`` or ``"client"``, as in ``check_fleet``.
+        items: The items of the code.
+        cohort: The number of clients in a round.
+
+    >>> devices = [Device(0, 10), Device(1, 10, capacity=0.5)]
+    >>> [budget.keep for budget in budgets_of_fleet(devices, [Budget()], "slot", "1", 2).spec]
     [1.0, 0.5]
     """
-    ordered = sorted(devices, key=lambda device: device.number)
-    if tells(devices):
-        said = [None if device.capacity is None else Budget(device.capacity) for device in ordered]
-        return by_client([own or code[place % len(code)] for place, own in enumerate(said)])
+    if _any_capacity(devices):
+        ordered = sorted(devices, key=lambda device: device.number)
+        return by_client(
+            [
+                code[index % len(code)] if device.capacity is None else Budget(device.capacity)
+                for index, device in enumerate(ordered)
+            ]
+        )
     if by == "slot":
-        return Budgets([code[0]] * cohort if _alike(items) else code, by)
+        return Budgets([code[0]] * cohort if _identical(items) else code, by)
     return by_client(code[: len(devices)])
 
 
-def tells(devices: Sequence[Device]) -> bool:
-    """Whether any of them says what it can afford: then budgets are by client, whatever the code is by."""
+def _any_capacity(devices: Sequence[Device]) -> bool:
     return any(device.capacity is not None for device in devices)
 
 
-def _alike(items: Items) -> bool:
+def _identical(items: Items) -> bool:
     return len(set(items)) == 1

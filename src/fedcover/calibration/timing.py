@@ -1,4 +1,4 @@
-"""Steps of training, timed on this device."""
+"""Timing of training steps on this device."""
 
 import copy
 import os
@@ -27,7 +27,7 @@ from fedcover.training.client import Job
 from fedcover.training.task import LocalSGD, Task
 
 BATCHES, MOST_STEPS, CALL = 20, 300, 0.05
-"""Batches of made-up data, the most steps of one timed call, and the seconds that a call is to last."""
+"""Batches of synthetic data, the most steps of one timed call, and the intended seconds of a call."""
 
 
 def calibrate(
@@ -40,26 +40,42 @@ def calibrate(
     repeats: int = 7,
     link: tuple[float, float] | None = None,
 ) -> Calibration:
-    """The calibration of this device: training as ``Serial`` does it, on one thread and made-up data.
+    """Calibrate this device: time training steps of the engine ``Serial`` on one thread and synthetic data.
 
-    Each keep is timed ``repeats`` times, in turn with the others, after a warm-up, and the median counts. A client's
-    set-up is spread over its steps, and by how much the repeats differ is kept too. ``link`` is what
-    ``fedcover.deploy.bandwidth.measure`` found.
+    After a warm-up each keep is timed ``repeats`` times, alternating with the others, and the median is used. The
+    set-up of a client is spread over its steps. The spread of the repeats is recorded too.
+
+    Args:
+        model: The model to train; it is not changed.
+        example: A batch of inputs.
+        keeps: The fractions of the model to time; at least two.
+        batch: The batch size.
+        units: Whether whole units are pruned instead of single weights.
+        name: The name of the model in the calibration; by default that of its class.
+        repeats: The number of timings of each keep.
+        link: Bytes per second down and up, as ``fedcover.deploy.bandwidth.measure`` returns them.
+
+    Returns:
+        The calibration, from which budgets in seconds are computed; see ``keep_for``.
     """
     check_whole("batch", batch, 1)
     check_whole("repeats", repeats, 1)
     budgets = [Budget(keep) for keep in sorted(set(keeps))]
     if len(budgets) < 2:
-        raise InputError(f"keeps must be two or more different ones, for a line through them; got {list(keeps)}")
-    structure = trained_form(model, example)
+        raise InputError(f"keeps must be two or more different numbers, to fit a line; got {list(keeps)}")
+    structure = training_structure(model, example)
     policy = (neuron_pruning() if units else weight_pruning()).bind(structure)
     theta = params_of(structure.model)
     cohort = [Client(0, slot, budget) for slot, budget in enumerate(budgets)]
     masks, _ = policy.plan(theta, cohort, Round(1, 0), policy.start())
-    task, clients, engine = Task(structure.model), made_up(structure, batch), Serial(shrink=True)
+    task, clients, engine = Task(structure.model), synthetic_clients(structure, batch), Serial(shrink=True)
     jobs = [Job(task, clients, cohort[0], theta, mask, LocalSGD(1, batch, lr=1e-4), Round(1, 0)) for mask in masks]
     times = timed(engine, jobs, repeats)
-    medians = [statistics.median(own) for own in times]
+    medians = [statistics.median(timings) for timings in times]
+    deviations = [
+        statistics.median(abs(seconds - middle) for seconds in timings)
+        for timings, middle in zip(times, medians, strict=True)
+    ]
     down, up = link or (None, None)
     return Calibration(
         this_device(),
@@ -70,30 +86,30 @@ def calibrate(
         tuple((budget.keep, seconds) for budget, seconds in zip(budgets, medians, strict=True)),
         down,
         up,
-        max(statistics.median(abs(one - middle) for one in own) for own, middle in zip(times, medians, strict=True)),
+        max(deviations),
     )
 
 
 def this_device() -> str:
-    """What the steps are timed on, in words."""
+    """Return a description of the device on which steps are timed."""
     return f"{platform.platform()}, {platform.machine()}, torch {torch.__version__}, 1 thread"
 
 
-def trained_form(model: nn.Module, example: Tensor) -> ModelStructure:
-    """The network as federations train it: batch norms go by their batch alone."""
+def training_structure(model: nn.Module, example: Tensor) -> ModelStructure:
+    """Return the structure of the model as federations train it: batch norms use only statistics of the batch."""
     structure = trace(model, example)
     return trace(static_form(structure, model), example) if structure.moving else structure
 
 
 def median_seconds(engine: Serial, jobs: Sequence[Job], repeats: int) -> list[float]:
-    """The seconds of a step of each job: the median of ``repeats`` calls."""
-    return [statistics.median(own) for own in timed(engine, jobs, repeats)]
+    """Return the seconds of a step of each job, the median of ``repeats`` calls."""
+    return [statistics.median(timings) for timings in timed(engine, jobs, repeats)]
 
 
 def timed(engine: Serial, jobs: Sequence[Job], repeats: int) -> list[tuple[float, ...]]:
-    """The seconds of a step of each job in each of ``repeats`` calls, taken in turn after a warm-up."""
+    """Return the seconds of a step of each job in each of ``repeats`` calls; jobs alternate, after a warm-up."""
     steps = 1
-    for _ in range(3):  # the first calls take few steps and set-up shows: come nearer
+    for _ in range(3):  # approach the number of steps; the first calls have few steps, so set-up dominates
         steps = max(1, min(MOST_STEPS, int(CALL / seconds_of_step(engine, jobs[-1], steps))))
     for job in jobs:
         seconds_of_step(engine, job, steps)
@@ -102,37 +118,37 @@ def timed(engine: Serial, jobs: Sequence[Job], repeats: int) -> list[tuple[float
 
 
 def seconds_of_step(engine: Serial, job: Job, steps: int) -> float:
-    """The seconds of a call that takes about this many steps, divided by how many it takes."""
+    """Return the seconds of a call of about this many steps, divided by its exact number of steps."""
     batches = min(steps, BATCHES)
     epochs = steps // batches
     job = replace(job, client=replace(job.client, id=batches - 1), recipe=replace(job.recipe, epochs=epochs))
-    begun = time.perf_counter()
+    start = time.perf_counter()
     list(engine.train([job]))
-    return (time.perf_counter() - begun) / (epochs * batches)
+    return (time.perf_counter() - start) / (epochs * batches)
 
 
-def made_up(structure: ModelStructure, batch: int) -> Population:
-    """Clients 0, 1, ... with 1, 2, ... batches of data of no meaning."""
-    rng, many = generator(0, "calibrate"), BATCHES * batch
+def synthetic_clients(structure: ModelStructure, batch: int) -> Population:
+    """Return clients 0, 1, ... with 1, 2, ... batches of random data."""
+    rng, count = generator(0, "calibrate"), BATCHES * batch
     with torch.no_grad():
         scores = copy.deepcopy(structure.model).eval()(structure.example)
     if not isinstance(scores, Tensor) or scores.ndim != 2:
-        raise InputError("a model to calibrate must give one row of class scores for each example; wrap it so")
+        raise InputError("a model to calibrate must return one row of class scores for each example; wrap it")
     like = structure.example
-    if (size := many * like[0].numel() * like.element_size()) > (most := _memory() // 4):
+    if (size := count * like[0].numel() * like.element_size()) > (most := _memory() // 4):
         raise InputError(
             f"{BATCHES} batches of {batch} examples take {size / 1e9:,.1f} GB, and this machine can spare"
             f" {most / 1e9:,.1f}; use a smaller batch"
         )
-    inputs = like.repeat(-(-many // len(like)), *[1] * (like.ndim - 1))[:many]
+    inputs = like.repeat(-(-count // len(like)), *[1] * (like.ndim - 1))[:count]
     if like.is_floating_point():
         inputs = torch.randn(inputs.shape, generator=rng).to(like.dtype)
-    labels = torch.randint(scores.shape[1], (many,), generator=rng)
+    labels = torch.randint(scores.shape[1], (count,), generator=rng)
     return from_parts((inputs, labels), [torch.arange(batch * (i + 1)) for i in range(BATCHES)])
 
 
 def _memory() -> int:
-    """The bytes of memory of this machine; without a word from it those of a small one."""
+    """Return the bytes of memory of this machine; 4 GiB if the system does not report them."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

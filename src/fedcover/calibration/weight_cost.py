@@ -1,4 +1,4 @@
-"""The seconds that one weight of each layer costs in a training step on this device, as PruneFL needs them."""
+"""The time that one weight of each layer adds to a training step on this device, for PruneFL."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedcover.budgets import Budget
 from fedcover.calibration.calibration import Line
-from fedcover.calibration.timing import made_up, median_seconds, trained_form
+from fedcover.calibration.timing import median_seconds, synthetic_clients, training_structure
 from fedcover.clients import Client
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError, check_whole
@@ -18,35 +18,42 @@ from fedcover.training.client import Job
 from fedcover.training.task import LocalSGD, Task
 
 LEAST_FIXED = 1e-3
-"""The least share of a step's seconds that counts as fixed, since timings are noisy."""
+"""The least fraction of a step's seconds that counts as fixed, since timings are noisy."""
 
 
 def weight_seconds(
     model: nn.Module, example: Tensor, keeps: Sequence[float] = (0.25, 0.5, 0.75), batch: int = 10, repeats: int = 7
 ) -> tuple[dict[str, float], float]:
-    """Seconds of one weight by layer, and those of a step that pruning does not save: for ``prunefl(seconds, fixed)``.
+    """Return the seconds of one weight by layer, and the seconds of a step that pruning does not save.
 
-    Each hidden layer is pruned to each keep, the others left whole, and steps are timed as ``Serial`` takes them; the
-    slope of a line through the seconds is what a weight costs. A device whose arithmetic is dense, as most are, gains
-    nothing from single weights: their seconds are then 0 or nearly so, and PruneFL keeps all that budgets allow.
-    ``fedcover calibrate --weights`` writes them as settings.
+    Both are arguments of ``prunefl(seconds, fixed)``; ``fedcover calibrate weights`` writes them as settings. Each
+    hidden layer is pruned to each keep while the others are whole, and steps of the engine ``Serial`` are timed. The
+    cost of a weight is the slope of a line through these times. On a device with dense arithmetic, as most are, pruning
+    single weights saves nothing: their seconds are about 0, and PruneFL keeps as many as budgets allow.
+
+    Args:
+        model: The model to train; it is not changed.
+        example: A batch of inputs.
+        keeps: The fractions of a layer to time, each between 0 and 1; the full layer is timed too.
+        batch: The batch size.
+        repeats: The number of timings of each case.
     """
     check_whole("batch", batch, 1)
     check_whole("repeats", repeats, 1)
     if not keeps or any(not 0 < keep < 1 for keep in keeps):
         raise InputError(f"keeps must be one or more numbers between 0 and 1; got {list(keeps)}")
-    structure = trained_form(model, example)
+    structure = training_structure(model, example)
     theta = params_of(structure.model)
     layers = hidden_weights(structure, "PruneFL")
     cases: list[tuple[str, int]] = [(n, whole_part(keep, theta[n].numel())) for n in layers for keep in keeps]
-    masks: list[Mask] = [largest(magnitudes(theta, [name]), many) for name, many in cases]
-    task, clients, client = Task(structure.model), made_up(structure, batch), Client(0, 0, Budget())
+    masks: list[Mask] = [largest(magnitudes(theta, [name]), count) for name, count in cases]
+    task, clients, client = Task(structure.model), synthetic_clients(structure, batch), Client(0, 0, Budget())
     recipe, first = LocalSGD(1, batch, lr=1e-4), Round(1, 0)
     jobs = [Job(task, clients, client, theta, mask, recipe, first) for mask in [*masks, FULL]]
-    *each, whole = median_seconds(Serial(), jobs, repeats)
+    *pruned, full = median_seconds(Serial(), jobs, repeats)
     seconds = {}
     for name in layers:
-        points = [(float(many), t) for (of, many), t in zip(cases, each, strict=True) if of == name]
-        seconds[name] = Line.through([*points, (float(theta[name].numel()), whole)]).slope
-    spent = sum(value * theta[name].numel() for name, value in seconds.items())
-    return seconds, max(whole - spent, LEAST_FIXED * whole)
+        points = [(float(count), t) for (layer, count), t in zip(cases, pruned, strict=True) if layer == name]
+        seconds[name] = Line.through([*points, (float(theta[name].numel()), full)]).slope
+    weights = sum(value * theta[name].numel() for name, value in seconds.items())
+    return seconds, max(full - weights, LEAST_FIXED * full)

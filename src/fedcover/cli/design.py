@@ -8,7 +8,8 @@ import typer
 from torch import Tensor, nn
 
 from fedcover._files import write_atomically
-from fedcover.audit.design import WINDOW, DesignReport, Rounds, design_report
+from fedcover.audit.design import WINDOW, DesignReport, design_report
+from fedcover.audit.window import WindowCoverage
 from fedcover.budgets import parse_code
 from fedcover.calibration import BudgetUnit
 from fedcover.cli.console import friendly, out, show_table
@@ -19,7 +20,7 @@ from fedcover.masks.design import SegmentShare
 from fedcover.models import MODELS, default_model
 from fedcover.structure.trace import trace
 from fedcover.theory import Constants, Steps, theorem1
-from fedcover.theory.certificates import percent
+from fedcover.theory.sentences import percent
 
 STEPS = 300
 """Local steps in a round where budgets are in seconds: those of the paper's clients."""
@@ -135,7 +136,7 @@ def _draw(found: DesignReport, path: Path) -> None:
     kind = path.suffix.removeprefix(".")
     if kind not in FORMATS:
         raise InputError(f"a figure ends in {', '.join('.' + one for one in FORMATS)}; got '{path.name}'")
-    drawn = design_figure(found.frontier, found.chosen, found.given, found.keeps, found.holdings)
+    drawn = design_figure(found.frontier, found.chosen, found.patterns, found.keeps, found.holdings)
     write_atomically(path, file_bytes(drawn, kind))
 
 
@@ -156,10 +157,10 @@ def _show(found: DesignReport) -> None:
     ]
     show_table(rows)
     out.print(f"chosen: {what} {found.chosen.gamma}, {found.why}")
-    if found.given is not None:
-        same = next((point for point in found.frontier if point.gamma == found.given.gamma), None)
+    if found.patterns is not None:
+        same = next((point for point in found.frontier if point.gamma == found.patterns.gamma), None)
         least = f"; the frontier has {same.mean_noise:.4f} there" if same else ""
-        out.print(f"the code itself: {what} {found.given.gamma}, mean δ² {found.given.mean_noise:.4f}{least}")
+        out.print(f"the code itself: {what} {found.patterns.gamma}, mean δ² {found.patterns.mean_noise:.4f}{least}")
     for layer in dict.fromkeys(holding.layer for holding in found.holdings):
         # A segment of a single entry, between two large ones, is not shown.
         parts = [h for h in found.holdings if h.layer == layer and h.end - h.start > 0.001]
@@ -175,7 +176,7 @@ def _show(found: DesignReport) -> None:
         _show_rounds(found.window)
 
 
-def _show_rounds(found: Rounds) -> None:
+def _show_rounds(found: WindowCoverage) -> None:
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
     out.print(
         f"\nsingle weights in {rounds}: {percent(found.covered)} of them held by somebody, the least held"

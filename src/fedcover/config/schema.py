@@ -12,7 +12,7 @@ from fedcover import data
 from fedcover.budgets import Budget, Budgets, BudgetSpec
 from fedcover.calibration import BudgetUnit, amounts
 from fedcover.calibration.budget_units import StepsOf
-from fedcover.calibration.device_budgets import budgets_of_fleet, cohort_of_fleet, many_of_fleet
+from fedcover.calibration.device_budgets import budgets_of_fleet, cohort_of_fleet, num_budgets_of_fleet
 from fedcover.config.policy_settings import SECTION, Choice, Typed, choose, options_of
 from fedcover.data import Device, Examples, Population, names
 from fedcover.engines.choose import choose_engine
@@ -184,7 +184,7 @@ class Config(_Strict):
         cohort = cohort_of_fleet(items, by, self.cohort, devices) if devices else self.cohort
         spec: BudgetSpec = self.budgets.code
         if not currency.plain and keeps is not None:
-            many = many_of_fleet(items, by, cohort, devices) if devices else len(items)
+            many = num_budgets_of_fleet(items, by, cohort, devices) if devices else len(items)
             if len(keeps) != many:
                 raise InputError(f"the run has {len(keeps)} keeps for {many} budgets; start anew in another folder")
             spec = [Budget(keep) for keep in keeps]

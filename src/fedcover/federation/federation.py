@@ -249,10 +249,10 @@ class Federation:
         if certifier:
             facts = measure(state.theta, masks, this_round.index, count_regions=not self._iid)
             beyond = {
-                "weighed": self.weighting == "labels" or (self.weighting == "examples" and len(sizes) > 1),
-                "part": step != 1.0,
-                "robust": self.average != "mean",
-                "drilled": any(job.options and not job.options.plain for job in planned.jobs),
+                "weighting": self.weighting == "labels" or (self.weighting == "examples" and len(sizes) > 1),
+                "server_step": step != 1.0,
+                "average": self.average != "mean",
+                "training_options": any(job.options and not job.options.plain for job in planned.jobs),
             }
             why = [reason for reason, applies in beyond.items() if applies]
             certificate, theory = certifier.close(facts, counts, theta, self._start_loss(state), why, self.remedy)
@@ -374,7 +374,7 @@ class Federation:
             whose = f"the mask of policy {self.policy} for client {client.number} in round {this_round.index}"
             if cost_of_mask[key].parameters == 0:
                 raise InputError(f"{whose} keeps nothing; keep at least one entry")
-            if (empty := cost_of_mask[key].gone) and not carries(self.structure, prune(theta, mask)):
+            if (empty := cost_of_mask[key].emptied) and not carries(self.structure, prune(theta, mask)):
                 raise InputError(
                     f"{whose} keeps nothing of '{empty[0]}', so no input reaches the output; raise the budget"
                     f" '{client.budget}', or keep at least one entry of each layer in the policy"

@@ -1,1 +1,1 @@
-"""Masks: coverage, holders, encoding, cost, and masks by design."""
+"""Masks: their coverage, the clients that hold each entry, their encoding, their cost, and masks by design."""

@@ -1,4 +1,4 @@
-"""What a mask costs on a network: parameters, multiply-adds, bytes on the wire, FLOPs of a training step."""
+"""The cost of a sub-model: parameters, multiply-adds, bytes on the wire, FLOPs of a training step."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,25 +19,29 @@ class Cost:
     macs: float
     """Multiply-adds of one example's forward pass."""
     bytes_down: int
-    """Kept values as float32, and the mask in its cheapest encoding."""
+    """Bytes that a client downloads: kept values as float32, and the mask in its cheapest encoding."""
     bytes_up: int
-    """Kept values alone: the server knows the mask."""
+    """Bytes that a client uploads: only kept values, since the server has the mask."""
     flops_per_example: float
     """Floating-point operations of one example's share of a training step.
 
-    Two for each multiply-add, forward, towards the weights and towards the input; the last is not
-    needed for tensors that meet the raw input.
+    Each multiply-add counts as two operations in the forward pass, two for the gradient of the weights, and two for
+    the gradient of the input. The last two are omitted for tensors that are applied to the raw input.
     """
-    gone: tuple[str, ...] = ()
-    """Weight tensors of which nothing is kept."""
+    emptied: tuple[str, ...] = ()
+    """Weight tensors of which no entry is kept."""
 
     def flops_of_step(self, batch_size: int) -> float:
-        """FLOPs of one training step on a batch."""
+        """Return the FLOPs of one training step on a batch."""
         return self.flops_per_example * batch_size
 
 
 def cost_of(structure: ModelStructure, mask: Mask) -> Cost:
-    """The cost of the sub-model that a mask keeps.
+    """Return the cost of the sub-model that a mask keeps.
+
+    Args:
+        structure: The traced model.
+        mask: The entries to keep, by tensor; a tensor that is left out is kept whole.
 
     >>> import torch; from fedcover.models import MLP; from fedcover.structure.trace import trace
     >>> full = cost_of(trace(MLP(), torch.zeros(2, 1, 28, 28)), {})
@@ -48,19 +52,26 @@ def cost_of(structure: ModelStructure, mask: Mask) -> Cost:
 
 
 def costs_of(structure: ModelStructure, masks: Sequence[Mask]) -> list[Cost]:
-    """The costs of several sub-models; a GPU is waited for once."""
+    """Return the costs of several sub-models, with a single synchronisation if the masks are on a GPU."""
     sizes = iter(packed_sizes([kept for mask in masks for kept in mask.values()]))
     return [_cost(structure, {name: next(sizes) for name in mask}) for mask in masks]
 
 
-def with_extras(cost: Cost, full: Cost, report: bool, regrow: bool) -> Cost:
-    """The cost with what a client sends beyond its values: a number for each entry; a mask about as long as its own."""
-    up = cost.bytes_up + (full.bytes_up if report else 0) + (cost.bytes_down - cost.bytes_up if regrow else 0)
-    return replace(cost, bytes_up=up)
+def with_extras(cost: Cost, full: Cost, gradient_report: bool, regrow: bool) -> Cost:
+    """Return the cost with what a client uploads in addition to its values.
+
+    Args:
+        cost: The cost of the client's sub-model.
+        full: The cost of the full model.
+        gradient_report: Whether the client sends one number for each entry of the full model.
+        regrow: Whether the client sends a new mask; it is taken to be as long as the old one.
+    """
+    extra = (full.bytes_up if gradient_report else 0) + (cost.bytes_down - cost.bytes_up if regrow else 0)
+    return replace(cost, bytes_up=cost.bytes_up + extra)
 
 
 def _cost(structure: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> Cost:
-    """The cost, given for each masked tensor how many entries are kept and how long its packed mask is."""
+    """Return the cost from each masked tensor's number of kept entries and length of its encoded mask."""
     parameters, macs, flops = 0, 0.0, 0.0
     for name, shape in structure.shapes.items():
         size = masked[name][0] if name in masked else math.prod(shape)
@@ -68,5 +79,5 @@ def _cost(structure: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> C
         macs += size * structure.macs[name]
         flops += 2 * size * structure.macs[name] * (2 if name in structure.first else 3)
     values = BYTES_PER_VALUE * parameters
-    gone = tuple(name for name in structure.weights if masked.get(name, (1, 0))[0] == 0)
-    return Cost(parameters, macs, values + sum(length for _, length in masked.values()), values, flops, gone)
+    emptied = tuple(name for name in structure.weights if masked.get(name, (1, 0))[0] == 0)
+    return Cost(parameters, macs, values + sum(length for _, length in masked.values()), values, flops, emptied)

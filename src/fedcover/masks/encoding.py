@@ -1,17 +1,16 @@
-"""Masks as bytes: the cheapest of a few exact encodings, tensor by tensor.
+"""Masks as bytes: the shortest of five exact encodings, chosen tensor by tensor.
 
 A tensor's mask is written as one tag byte and a body:
 
-====== ======================================================================
-full   nothing: every entry is kept
-bits   one bit for each entry
-product one bit for each index of each axis: the mask is an outer product, as when whole units go
-kept   the kept flat indices, as gaps in variable-length integers
-dropped the dropped flat indices, likewise
-====== ======================================================================
+======= =========================================================================================
+full    empty: every entry is kept
+bits    one bit for each entry
+product one bit for each index of each axis: the mask is an outer product, as for whole units
+kept    the flat indices of kept entries, as gaps in variable-length integers
+dropped the flat indices of dropped entries, in the same form
+======= =========================================================================================
 
-What a client downloads is its kept values and these bytes; it sends back kept values alone, since
-the server knows the mask.
+A client downloads its kept values and these bytes. It uploads only kept values, since the server has the mask.
 """
 
 import math
@@ -28,7 +27,7 @@ FULL, BITS, PRODUCT, KEPT, DROPPED = range(5)
 
 
 def pack(kept: Tensor) -> bytes:
-    """The shortest encoding of one tensor's mask.
+    """Return the shortest encoding of one tensor's mask.
 
     >>> len(pack(torch.ones(1000, dtype=torch.bool))), len(pack(torch.arange(1000) % 2 == 0))
     (1, 126)
@@ -41,7 +40,7 @@ def pack(kept: Tensor) -> bytes:
     if axes is not None:
         bodies[PRODUCT] = b"".join(_pack_bits(axis) for axis in axes)
     for tag, flat in ((KEPT, bits.reshape(-1)), (DROPPED, ~bits.reshape(-1))):
-        # A gap takes at least one byte: no need to write out a list that cannot win.
+        # A gap takes at least one byte, so a longer list cannot be the shortest encoding.
         if int(flat.sum()) < len(bodies[BITS]):
             bodies[tag] = _pack_gaps(np.flatnonzero(flat))
     tag = min(bodies, key=lambda t: (len(bodies[t]), t))
@@ -49,29 +48,35 @@ def pack(kept: Tensor) -> bytes:
 
 
 def packed_sizes(masks: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """For each mask how many entries it keeps and how long its encoding is, without writing it out.
+    """Return each mask's number of kept entries and the length of its encoding, without encoding it.
 
     >>> packed_sizes([torch.ones(1000, dtype=torch.bool), torch.arange(1000) % 2 == 0])
     [(1000, 1), (500, 126)]
     """
     counts = [[kept.sum(), *(_any_along(kept, axis).sum() for axis in _axes(kept))] for kept in masks]
-    found = iter(numbers([count for some in counts for count in some]))
-    return [_packed_size(kept, next(found), [next(found) for _ in _axes(kept)]) for kept in masks]
+    values = iter(numbers([count for row in counts for count in row]))
+    return [_packed_size(kept, next(values), [next(values) for _ in _axes(kept)]) for kept in masks]
 
 
-def _packed_size(kept: Tensor, count: int, along: list[int]) -> tuple[int, int]:
-    """The number of kept entries and the length of ``pack``, from the indices in use ``along`` each axis."""
+def _packed_size(kept: Tensor, count: int, used: list[int]) -> tuple[int, int]:
+    """Return ``count`` and the length of ``pack(kept)``.
+
+    Args:
+        kept: The mask.
+        count: Its number of kept entries.
+        used: For each axis the number of indices with a kept entry; empty for masks of one axis.
+    """
     size = kept.numel()
     if count == size:
         return count, 1
     lengths = [-(-size // 8)]
-    if along and math.prod(along) == count:
+    if used and math.prod(used) == count:
         lengths.append(sum(-(-n // 8) for n in kept.shape))
-    for wanted, many in ((kept, count), (~kept, size - count)):
-        if many < lengths[0]:  # a gap takes at least one byte
-            places = wanted.reshape(-1).nonzero().squeeze(1)
-            gaps = places.diff(prepend=places.new_tensor([-1])) - 1
-            lengths.append(many + sum(int((gaps >= 1 << 7 * k).sum()) for k in range(1, 9)))
+    for listed, length in ((kept, count), (~kept, size - count)):
+        if length < lengths[0]:  # a gap takes at least one byte
+            indices = listed.reshape(-1).nonzero().squeeze(1)
+            gaps = indices.diff(prepend=indices.new_tensor([-1])) - 1
+            lengths.append(length + sum(int((gaps >= 1 << 7 * k).sum()) for k in range(1, 9)))
     return count, 1 + min(lengths)
 
 
@@ -80,14 +85,18 @@ def _axes(kept: Tensor) -> range:
 
 
 def _any_along(kept: Tensor, axis: int) -> Tensor:
-    return kept.any(dim=tuple(other for other in range(kept.ndim) if other != axis))
+    return kept.any(dim=tuple(rest for rest in range(kept.ndim) if rest != axis))
 
 
 def unpack(data: bytes, shape: tuple[int, ...]) -> Tensor:
-    """The mask that ``pack`` wrote, for a tensor of this shape."""
+    """Return the mask that ``pack`` encoded, for a tensor of this shape.
+
+    Raises:
+        InputError: If the bytes are not an encoding of a mask of this shape.
+    """
     size = math.prod(shape)
     if not data or data[0] > DROPPED:
-        raise InputError(f"a packed mask starts with {data[:1]!r}, which is no known encoding; it is corrupt")
+        raise InputError(f"a packed mask starts with {data[:1]!r}, which is not a known encoding; it is corrupt")
     tag, body = data[0], data[1:]
     if tag == FULL:
         _expect(len(body) == 0)
@@ -111,7 +120,7 @@ def unpack(data: bytes, shape: tuple[int, ...]) -> Tensor:
 
 def _expect(fits: bool) -> None:
     if not fits:
-        raise InputError("a packed mask does not fit its tensor's shape; it is corrupt or of another model")
+        raise InputError("a packed mask does not fit its tensor's shape; it is corrupt or belongs to another model")
 
 
 def _pack_bits(flat: np.ndarray) -> bytes:
@@ -124,7 +133,7 @@ def _unpack_bits(body: bytes, size: int) -> np.ndarray:
 
 
 def _product_axes(bits: np.ndarray) -> list[np.ndarray] | None:
-    """The axes' own masks, if the mask is their outer product."""
+    """Return one mask per axis if the mask is their outer product, else None."""
     if bits.ndim < 2:
         return None
     axes = [np.asarray(bits.any(axis=tuple(j for j in range(bits.ndim) if j != i))) for i in range(bits.ndim)]
@@ -134,7 +143,7 @@ def _product_axes(bits: np.ndarray) -> list[np.ndarray] | None:
 
 
 def _pack_gaps(indices: np.ndarray) -> bytes:
-    """Gaps between sorted indices as little-endian base-128 integers."""
+    """Encode the gaps between sorted indices as little-endian base-128 integers."""
     gaps = np.diff(indices, prepend=-1).astype(np.uint64) - np.uint64(1)
     width = np.ones(len(gaps), dtype=np.int64)
     for k in range(1, 10):
@@ -142,14 +151,15 @@ def _pack_gaps(indices: np.ndarray) -> bytes:
     out = np.zeros(int(width.sum()), dtype=np.uint8)
     starts = np.cumsum(width) - width
     for k in range(int(width.max(initial=0))):
-        wide = width > k
-        low = (gaps[wide] >> np.uint64(7 * k)) & np.uint64(127)
-        more = (width[wide] > k + 1).astype(np.uint64) << np.uint64(7)
-        out[starts[wide] + k] = (low | more).astype(np.uint8)
+        long = width > k
+        low = (gaps[long] >> np.uint64(7 * k)) & np.uint64(127)
+        continues = (width[long] > k + 1).astype(np.uint64) << np.uint64(7)
+        out[starts[long] + k] = (low | continues).astype(np.uint8)
     return out.tobytes()
 
 
 def _unpack_gaps(body: bytes) -> np.ndarray:
+    """Return the sorted indices that ``_pack_gaps`` encoded."""
     raw = np.frombuffer(body, dtype=np.uint8)
     last = raw < 128
     _expect(len(raw) == 0 or bool(last[-1]))
@@ -158,6 +168,6 @@ def _unpack_gaps(body: bytes) -> np.ndarray:
     _expect(len(ends) == 0 or int((ends - starts).max()) < 5)
     gaps = np.zeros(len(ends), dtype=np.int64)
     for k in range(int((ends - starts).max(initial=-1)) + 1):
-        here = starts + k <= ends
-        gaps[here] |= (raw[starts[here] + k].astype(np.int64) & 127) << (7 * k)
+        long = starts + k <= ends
+        gaps[long] |= (raw[starts[long] + k].astype(np.int64) & 127) << (7 * k)
     return np.cumsum(gaps + 1) - 1

@@ -1,4 +1,4 @@
-"""The theory as code: the corrected theorems, guesses of their constants, and certificates of rounds and runs."""
+"""The theory as code: the corrected theorems, estimates of their constants, and certificates of rounds and runs."""
 
 from fedcover.theory.bounds import (
     Bound,
@@ -10,19 +10,11 @@ from fedcover.theory.bounds import (
     theorem1,
     theorem2,
 )
-from fedcover.theory.certificates import (
-    Ages,
-    Certificate,
-    Facts,
-    certificate,
-    check_coverage,
-    measure,
-    not_applicable,
-    step_sentence,
-    uncovered_sentence,
-)
+from fedcover.theory.certificates import Certificate, certificate, not_applicable
 from fedcover.theory.estimates import Estimate, Spread
+from fedcover.theory.facts import Ages, Facts, check_coverage, measure
 from fedcover.theory.run_certificate import RunCertifier
+from fedcover.theory.sentences import step_sentence, uncovered_sentence
 
 __all__ = [
     "Ages",

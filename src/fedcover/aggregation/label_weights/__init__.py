@@ -1,8 +1,8 @@
-"""Weights that make a region's clients look like the population, and how far from it they must stay.
+"""Weights by labels: each region's clients are weighted to match the label distribution of the population.
 
-Assumption 5 asks that in every region the gradient, averaged over the clients that hold it, is unbiased.
-A client's labels are what the server can know of its bias. So for each region there are weights whose mixed
-label histogram is nearest to the population's, and the distance left is a certificate of the region's bias.
+Assumption 5 requires that in every region the gradient, averaged over its holders, is unbiased. The server can judge
+a client's bias by its labels. So for each region it computes the weights whose mixture of label histograms is nearest
+to the population's. The distance that remains measures the region's bias.
 """
 
 from fedcover.aggregation.label_weights.assignment import assign_patterns

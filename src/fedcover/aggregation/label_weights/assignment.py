@@ -1,4 +1,4 @@
-"""Which client gets which pattern of a code, so that clients that complement each other share regions."""
+"""Assignment of a code's patterns to clients, so that clients with complementary labels share regions."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,18 +12,23 @@ from fedcover.budgets import Budget
 from fedcover.errors import InputError
 
 MOST_SOLVES = 500
-"""The most holder sets whose weights are sought in one call: those of the first exchanges."""
+"""Limit on the number of holder sets that are solved in one call."""
 MOST_ORDERS = 1000
-"""The most ways to deal patterns to clients that are all tried."""
+"""Limit on the number of assignments up to which all of them are tried."""
 
 
 def assign_patterns(budgets: Sequence[Budget], mixes: Tensor, target: Tensor) -> list[int]:
-    """For each client the place of the budget to give it, so that clients that complement each other share regions.
+    """Return for each client the index of the budget to assign to it.
 
-    Only budgets of equal size change hands. The order makes the sum over the regions of one ranked list, of
-    size x distance left by ``nearest_weights``, least: of all orders if these are few, else as far as exchanges
-    between two clients help, or until ``MOST_SOLVES`` holder sets are known. It is never worse than the order
-    given, which wins ties.
+    Only budgets of equal size are exchanged. The assignment minimises, over the regions of one ranked list, the sum of
+    size x distance left by ``nearest_weights``. All assignments are tried if there are few. Otherwise pairs of clients
+    exchange budgets while that helps, or until ``MOST_SOLVES`` holder sets are solved. The result is never worse than
+    the present order, which wins ties.
+
+    Args:
+        budgets: The budget of each client.
+        mixes: The label distribution of each client, one row per client.
+        target: The label distribution of the population.
 
     >>> import torch
     >>> two_and_two = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
@@ -32,7 +37,7 @@ def assign_patterns(budgets: Sequence[Budget], mixes: Tensor, target: Tensor) ->
     [0, 2, 1, 3]
     """
     if len(budgets) != len(mixes):
-        raise InputError(f"there are {len(budgets)} budgets for {len(mixes)} clients; give one each")
+        raise InputError(f"budgets must be one for each of the {len(mixes)} clients; got {len(budgets)}")
     patterns = [(budget.keep, budget.bands, budget.layers) for budget in budgets]
     kinds = tuple(patterns.index(pattern) for pattern in patterns)
     sizes = [(budget.keep, budget.layers) for budget in budgets]
@@ -42,45 +47,52 @@ def assign_patterns(budgets: Sequence[Budget], mixes: Tensor, target: Tensor) ->
         for order in _orders(kinds, sizes):
             best = cost.lesser(best, order)
     else:
-        before = None
-        while before != best and len(cost.known) < MOST_SOLVES:
-            before = best
-            for a, b in combinations(range(len(kinds)), 2):
-                if sizes[a] == sizes[b] and best[a] != best[b] and len(cost.known) < MOST_SOLVES:
-                    best = cost.lesser(best, (*best[:a], best[b], *best[a + 1 : b], best[a], *best[b + 1 :]))
-    # Who keeps its pattern keeps its place; the others take the places left, in order.
-    left = [place for place, kind in enumerate(kinds) if best[place] != kind]
+        best = _improved(best, sizes, cost)
+    # A client that keeps its pattern keeps its index; the others take the remaining indices in order.
+    left = [index for index, kind in enumerate(kinds) if best[index] != kind]
     return [
-        place if best[place] == kind else left.pop(next(i for i, p in enumerate(left) if kinds[p] == best[place]))
-        for place, kind in enumerate(kinds)
+        index if best[index] == kind else left.pop(next(i for i, p in enumerate(left) if kinds[p] == best[index]))
+        for index, kind in enumerate(kinds)
     ]
 
 
-def _orders(kinds: Sequence[int], sizes: Sequence[object], begun: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """Every different order of the kinds that leaves each place its size."""
-    if len(begun) == len(kinds):
-        yield begun
+def _improved(order: tuple[int, ...], sizes: Sequence[object], cost: "_DistanceLeft") -> tuple[int, ...]:
+    """Exchange the kinds of two clients of equal size while that helps and the limit of solves is not reached."""
+    best, before = order, None
+    while before != best and len(cost.solved) < MOST_SOLVES:
+        before = best
+        for a, b in combinations(range(len(best)), 2):
+            if sizes[a] == sizes[b] and best[a] != best[b] and len(cost.solved) < MOST_SOLVES:
+                best = cost.lesser(best, (*best[:a], best[b], *best[a + 1 : b], best[a], *best[b + 1 :]))
+    return best
+
+
+def _orders(kinds: Sequence[int], sizes: Sequence[object], prefix: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Yield every distinct order of the kinds that starts with the prefix and leaves each client its size."""
+    if len(prefix) == len(kinds):
+        yield prefix
         return
-    for kind in sorted(Counter(kinds) - Counter(begun)):
-        if sizes[kind] == sizes[len(begun)]:
-            yield from _orders(kinds, sizes, (*begun, kind))
+    for kind in sorted(Counter(kinds) - Counter(prefix)):
+        if sizes[kind] == sizes[len(prefix)]:
+            yield from _orders(kinds, sizes, (*prefix, kind))
 
 
 class _DistanceLeft:
-    """The distance left when clients are dealt budgets, summed over the regions of a ranked list from 0 to 1."""
+    """The distance that an assignment leaves, summed over the regions of a ranked list from 0 to 1."""
 
     def __init__(self, budgets: Sequence[Budget], mixes: Tensor, target: Tensor) -> None:
         self._mixes, self._target = mixes, target
-        self.known: dict[tuple[int, ...], float] = {(): 0.0}
+        self.solved: dict[tuple[int, ...], float] = {(): 0.0}
+        """The distance left by each set of holders that has been solved."""
         spans = [
             [(i / len(b.bands), (i + 1) / len(b.bands)) for i, kept in enumerate(b.bands) if kept]
             if b.bands is not None
             else [(0.0, b.keep)]
             for b in budgets
         ]
-        cuts = sorted({0.0, 1.0, *(end for held in spans for span in held for end in span)})
+        cuts = sorted({0.0, 1.0, *(end for client in spans for span in client for end in span)})
         self._bands = [
-            (end - start, [any(low <= start and end <= high for low, high in held) for held in spans])
+            (end - start, [any(low <= start and end <= high for low, high in client) for client in spans])
             for start, end in pairwise(cuts)
         ]
 
@@ -88,11 +100,11 @@ class _DistanceLeft:
         total = 0.0
         for size, holds in self._bands:
             holders = tuple(client for client, kind in enumerate(order) if holds[kind])
-            if holders not in self.known:
-                self.known[holders] = nearest_weights(self._mixes[list(holders)], self._target)[1]
-            total += size * self.known[holders]
+            if holders not in self.solved:
+                self.solved[holders] = nearest_weights(self._mixes[list(holders)], self._target)[1]
+            total += size * self.solved[holders]
         return total
 
     def lesser(self, first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
-        """The order of the two that leaves less; the first unless the second is clearly better."""
+        """Return the order that leaves less distance; the first unless the second is clearly better."""
         return second if self(second) < self(first) - 1e-9 else first

@@ -1,4 +1,4 @@
-"""For each region the weights of its holders, and how far from the population's labels they must stay."""
+"""The weights of each region's holders, and the distance of their labels from the population's."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from fedcover.params import Mask, Params
 
 @dataclass(frozen=True)
 class RegionBalance:
-    """A region, the weights of its holders, and how far their labels are from the population's."""
+    """A region, the weights of its holders, and the distance of their labels from the population's."""
 
     region: Region
     weights: tuple[float, ...]
-    """One for each of the region's holders."""
+    """One weight for each holder."""
     before: float
-    """The total variation left with uniform weights."""
+    """The total variation distance with uniform weights."""
     after: float
-    """The same with these weights."""
+    """The total variation distance with these weights."""
 
 
 class EntryWeights(Mapping[str, Tensor]):
-    """One client's weight in each entry, by tensor; a scalar where no mask cuts the tensor.
+    """One client's weight in each entry, by tensor; a scalar where no mask prunes the tensor.
 
-    It is read off a table when asked for, so that a cohort's weights take no more memory than one client's.
+    Tensors are created on access, so that a cohort's weights take no more memory than one client's.
     """
 
     def __init__(self, parts: Mapping[str, Tensor], row: Tensor) -> None:
@@ -51,47 +51,50 @@ class EntryWeights(Mapping[str, Tensor]):
 class Balance:
     """The weights of a cohort, by the sets of clients that hold entries in common."""
 
-    held: HolderSets
+    holder_sets: HolderSets
     table: Tensor
     """The weight of each client (rows) in the entries of each set (columns), 0 outside it."""
     distances: Tensor
-    """For each set the total variation left with uniform weights, and with these; 0 for the entries of nobody."""
+    """For each set the total variation distance with uniform weights and with these; 0 for the set without holders."""
 
     @cached_property
     def clients(self) -> tuple[EntryWeights, ...]:
-        """For each client a mapping from tensor name to its weight in each entry, 0 outside its mask."""
-        return tuple(EntryWeights(self.held.parts, row) for row in self.table)
+        """For each client the weight of each entry by tensor, 0 outside its mask."""
+        return tuple(EntryWeights(self.holder_sets.parts, row) for row in self.table)
 
     @cached_property
     def regions(self) -> tuple[RegionBalance, ...]:
-        """Region by region, the largest first; regions that nobody holds are left out."""
+        """The regions that have holders, the largest first."""
         table, distances = self.table.T.cpu(), self.distances.tolist()
-        found = [
+        balances = [
             RegionBalance(region, tuple(table[number, list(region.holders)].tolist()), *distances[number])
-            for number, region in enumerate(regions_of(self.held))
+            for number, region in enumerate(regions_of(self.holder_sets))
             if region.holders
         ]
-        return tuple(sorted(found, key=lambda one: (-one.region.size, one.region.holders)))
+        return tuple(sorted(balances, key=lambda balance: (-balance.region.size, balance.region.holders)))
 
     @property
     def before(self) -> float:
-        """The mean distance with uniform weights over all held entries."""
+        """The mean distance with uniform weights over all entries that have holders."""
         return self._mean(0)
 
     @property
     def after(self) -> float:
-        """The mean distance with these weights over all held entries."""
+        """The mean distance with these weights over all entries that have holders."""
         return self._mean(1)
 
     def bias(self) -> dict[str, float]:
-        """The labels' bias: its means before and after, what is left in the worst region, and that one's share."""
-        worst = int(self.distances[:, 1].argmax())
-        share = float(self.held.sizes[worst]) / max(1, int(self.held.sizes.sum()))
-        found = {"before": self.before, "after": self.after, "worst": float(self.distances[worst, 1])}
-        return {**found, "worst_share": share}
+        """Return the mean label bias before and after weighting, the worst region's, and that region's share."""
+        worst, sizes = int(self.distances[:, 1].argmax()), self.holder_sets.sizes
+        return {
+            "before": self.before,
+            "after": self.after,
+            "worst": float(self.distances[worst, 1]),
+            "worst_share": float(sizes[worst]) / max(1, int(sizes.sum())),
+        }
 
     def _mean(self, column: int) -> float:
-        sizes = self.held.sizes * self.held.members.any(1)
+        sizes = self.holder_sets.sizes * self.holder_sets.members.any(1)
         return float((sizes * self.distances[:, column]).sum()) / max(1, int(sizes.sum()))
 
 
@@ -102,27 +105,35 @@ def region_weights(
     target: Tensor,
     ridge: float = RIDGE,
 ) -> Balance:
-    """For each region the weights of its holders that bring their labels nearest to the target.
+    """Return for each region the weights of its holders that bring their labels nearest to the target.
 
-    ``mixes`` has one row for each mask. Each set of holders is solved once, many at a time: 160,000 sets of 50 out of
-    100 clients take some seconds, and beside the weights themselves little memory.
+    Each set of holders is solved once, and many sets are solved together: 160,000 sets of 50 out of 100 clients take
+    some seconds, and little memory beyond the weights themselves.
+
+    Args:
+        masks: The mask of each client.
+        theta: The full model, which gives names and shapes.
+        mixes: The label distribution of each client, one row per mask.
+        target: The label distribution of the population.
+        ridge: See ``nearest_weights``.
 
     >>> theta, first = {"w": torch.zeros(3)}, {"w": torch.tensor([True, False, True])}
-    >>> found = region_weights([{}, first], theta, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0.75, 0.25]))
-    >>> [(one.region.holders, one.before, round(one.after, 6)) for one in found.regions]
+    >>> balance = region_weights([{}, first], theta, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0.75, 0.25]))
+    >>> [(each.region.holders, each.before, round(each.after, 6)) for each in balance.regions]
     [((0, 1), 0.25, 0.0), ((0,), 0.25, 0.25)]
-    >>> found.clients[1]["w"].round(decimals=6).tolist()
+    >>> balance.clients[1]["w"].round(decimals=6).tolist()
     [0.25, 0.0, 0.25]
     """
-    held = holder_sets(masks, theta)
+    sets = holder_sets(masks, theta)
     solver = SetSolver(mixes, target, ridge)
-    table = torch.zeros(len(masks), len(held.sizes), dtype=torch.float64)
-    distances = torch.zeros(len(held.sizes), 2, dtype=torch.float64)
-    for numbers in held.members.any(1).nonzero().flatten().split(solver.rows):
-        members = held.members[numbers]
+    table = torch.zeros(len(masks), len(sets.sizes), dtype=torch.float64)
+    distances = torch.zeros(len(sets.sizes), 2, dtype=torch.float64)
+    for numbers in sets.members.any(1).nonzero().flatten().split(solver.rows):
+        members = sets.members[numbers]
         weights = solver.weights(members)
         table[:, numbers] = weights.T
-        for column, some in enumerate((members / members.sum(1, keepdim=True, dtype=torch.float64), weights)):
-            distances[numbers, column] = (some @ solver.mixes - solver.target).abs().sum(1) / 2
+        uniform = members / members.sum(1, keepdim=True, dtype=torch.float64)
+        for column, mixture in enumerate((uniform, weights)):
+            distances[numbers, column] = (mixture @ solver.mixes - solver.target).abs().sum(1) / 2
     device = next((tensor.device for tensor in theta.values()), table.device)
-    return Balance(held, table.to(device), distances)
+    return Balance(sets, table.to(device), distances)

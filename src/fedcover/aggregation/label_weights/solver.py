@@ -1,4 +1,4 @@
-"""Weights on clients whose labels, mixed, are nearest to the population's; and label counts that may be shown."""
+"""Client weights whose mixture of labels is nearest to the population's, and label counts with privacy noise."""
 
 import torch
 from torch import Tensor
@@ -7,18 +7,26 @@ from fedcover.data import Population
 from fedcover.errors import InputError, check_number
 
 RIDGE = 1e-10
-"""What a squared distance to the prior costs beside a squared distance to the target: it decides ties alone."""
+"""Cost of a squared distance to the prior relative to one to the target; so small that it only decides ties."""
 
 
 def nearest_weights(
     mixes: Tensor, target: Tensor, prior: Tensor | None = None, ridge: float = RIDGE
 ) -> tuple[Tensor, float]:
-    """Weights on the clients whose mixed histogram is nearest to the target, and the distance left.
+    """Return the weights whose mixture of label distributions is nearest to the target, and the remaining distance.
 
-    The weights solve  min ||mixes^T w - target||^2 + ridge ||w - prior||^2  over w >= 0, sum w = 1, with one
-    row of ``mixes`` for each client and a uniform prior unless one is given. The tiny ridge decides between
-    equal optima; a larger one buys less variance (a smaller sum of w^2) with more bias. Equal clients get
-    equal weights, bit for bit. The distance is total variation, half the sum of absolute differences.
+    The weights solve
+
+        min ||mixes^T w - target||^2 + ridge ||w - prior||^2   subject to   w >= 0,  sum_n w_n = 1.
+
+    Equal clients get equal weights, bit for bit. The distance is total variation, half the sum of absolute differences.
+
+    Args:
+        mixes: The label distribution of each client, one row per client.
+        target: The label distribution of the population.
+        prior: Weights to prefer; uniform by default.
+        ridge: The weight of the prior. The default only decides between equal optima. A larger value trades more bias
+            for less variance, that is, a smaller sum of w^2.
 
     >>> weights, distance = nearest_weights(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0.25, 0.75]))
     >>> weights.round(decimals=6).tolist(), round(distance, 6)
@@ -31,29 +39,29 @@ def nearest_weights(
     else:
         prior = prior.detach().to("cpu", torch.float64) / float(prior.sum())
     if prior.shape != (clients,) or not bool(((prior >= 0) & (prior < torch.inf)).all()):
-        raise InputError(f"the prior is {prior.tolist()}; give {clients} numbers, none negative, not all 0")
-    # Equal clients are one, which weighs as much as they do together.
-    rows = [(*mix, own) for mix, own in zip(mixes.tolist(), prior.tolist(), strict=True)]
-    places = {row: place for place, row in enumerate(sorted(set(rows)))}
-    group = torch.tensor([places[row] for row in rows])
+        raise InputError(f"prior must be {clients} non-negative numbers, not all 0; got {prior.tolist()}")
+    # Equal clients form one kind, with the sum of their weights.
+    rows = [(*mix, weight) for mix, weight in zip(mixes.tolist(), prior.tolist(), strict=True)]
+    kind_of = {row: kind for kind, row in enumerate(sorted(set(rows)))}
+    group = torch.tensor([kind_of[row] for row in rows])
     count = torch.bincount(group).double()
-    kinds = torch.tensor(list(places), dtype=torch.float64)
+    kinds = torch.tensor(list(kind_of), dtype=torch.float64)
     share = kinds[:, -1] * count
-    # As the weights sum to 1, mixes^T w - target mixes the rows of (mixes - target): what is sought is
-    # the point of their convex hull that is nearest to 0. So it is for w - prior, and for both together.
+    # The weights sum to 1, so mixes^T w - target is a convex combination of the rows of (mixes - target): the problem
+    # is to find the point of their convex hull nearest to 0. The same holds for w - prior, and for both together.
     ties = (torch.eye(len(count), dtype=torch.float64) - share) * (ridge / count).sqrt()
     weights = (_nearest_to_zero(torch.cat([kinds[:, :-1] - target, ties], 1), share) / count)[group]
     return weights, _total_variation(weights, mixes, target)
 
 
 def checked(mixes: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Mixes and target in double precision on the CPU, or an error that says what is wrong with them."""
+    """Return mixes and target in double precision on the CPU; raise InputError if they are invalid."""
     mixes, target = mixes.detach().to("cpu", torch.float64), target.detach().to("cpu", torch.float64)
     if mixes.ndim != 2 or not len(mixes) or target.shape != mixes.shape[1:]:
         shapes = f"{tuple(mixes.shape)} and {tuple(target.shape)}"
-        raise InputError(f"mixes and target have shapes {shapes}; give one row for each client, as long as the target")
+        raise InputError(f"mixes must have one row per client, as long as the target; got shapes {shapes}")
     if not bool(torch.isfinite(mixes).all()):
-        raise InputError("the clients' mixes must be finite numbers; leave out clients that have no examples")
+        raise InputError("mixes must be finite; leave out clients without examples")
     return mixes, target
 
 
@@ -62,11 +70,11 @@ def _total_variation(weights: Tensor, mixes: Tensor, target: Tensor) -> float:
 
 
 def _nearest_to_zero(points: Tensor, weights: Tensor) -> Tensor:
-    """Weights of the point of the rows' convex hull that is nearest to 0, by Wolfe's method from given weights.
+    """Return the weights of the point of the rows' convex hull nearest to 0, by Wolfe's method.
 
-    The rows must be affinely independent, as any ridge makes them. The least point of the affine hull of
-    some rows is a least-squares problem; where it leaves the convex hull a row is dropped, and where another
-    row lies on the near side of the point found, that row is taken in.
+    The method starts at the given weights. The rows must be affinely independent, which any ridge ensures. The nearest
+    point of the affine hull of some rows is a least-squares problem. A row is dropped if that point leaves the convex
+    hull; a row is added if it lies closer to 0 than the hyperplane through that point.
     """
     weights, used = weights.clone(), weights > 0
     entered = None
@@ -82,7 +90,7 @@ def _nearest_to_zero(points: Tensor, weights: Tensor) -> Tensor:
             weights[rows] = (old + steps[leaving] * (best - old)).clamp_min(0)
             weights[rows[leaving]], used[rows[leaving]] = 0.0, False
             if int(rows[leaving]) == entered and float(steps[leaving]) == 0:
-                break  # what made it enter was rounding
+                break  # it entered because of rounding
             continue
         weights[rows] = best
         nearest = weights @ points
@@ -95,7 +103,9 @@ def _nearest_to_zero(points: Tensor, weights: Tensor) -> Tensor:
 
 
 def chance(target: Tensor, examples: float) -> float:
-    """How much a mix of so many labels varies by chance alone, (1 - sum p^2) / n: less is not worth a weight.
+    """Return the expected squared distance between the target and a sample of n labels from it, (1 - sum p^2) / n.
+
+    Smaller differences between clients do not justify unequal weights.
 
     >>> chance(torch.tensor([0.5, 0.5]), 100)
     0.005
@@ -104,44 +114,53 @@ def chance(target: Tensor, examples: float) -> float:
 
 
 def population_mix(clients: Population) -> Tensor:
-    """The fraction of all clients' examples in each class (float64, one entry per class)."""
+    """Return the fraction of all clients' examples in each class (float64, one entry per class)."""
     totals = clients.label_totals()
     return totals.double() / totals.sum()
 
 
 def label_skew(clients: Population, most: int = 100) -> float:
-    """How far clients' labels are from the population's, beyond what chance makes of few examples.
+    """Return how far clients' labels are from the population's, beyond what chance explains.
 
-    It is measured on the first clients by the squared distance of their mixes, each weighed by its n examples. If a
-    client's labels are drawn at distance d from the population's, that is n d^2 + n ``chance`` - d^2 on average: chance
-    and two of its standard deviations are taken off, and n - 1 is what is left of n. It is read as a total variation:
-    what that is if all C classes are off alike, half the root of C d^2.
+    The statistic is the squared distance of the clients' label distributions, each weighted by its n examples. If a
+    client's labels are drawn from a distribution at distance d from the population's, its expectation is
+    n d^2 + n ``chance`` - d^2. Chance and two of its standard deviations are subtracted, and the rest is divided by the
+    sum of n - 1. The result is converted to a total variation, sqrt(C d^2) / 2, as if all C classes deviated equally.
+
+    Args:
+        clients: The population.
+        most: The number of clients to measure; the first ones are taken.
     """
     target = population_mix(clients)
-    looked = range(min(most, len(clients)))
-    sizes = torch.tensor([clients.size(client) for client in looked]).to(target)
-    mixes = torch.stack([clients.label_mix(client) for client in looked]).to(target)
+    measured = range(min(most, len(clients)))
+    sizes = torch.tensor([clients.size(client) for client in measured]).to(target)
+    mixes = torch.stack([clients.label_mix(client) for client in measured]).to(target)
     second, third = float(target.square().sum()), float(target.pow(3).sum())
-    deviation = (2 * len(looked) * max(0.0, second - 2 * third + second**2)) ** 0.5
-    off = float(sizes @ (mixes - target).square().sum(1)) - len(looked) * chance(target, 1) - 2 * deviation
-    squared = max(0.0, off / max(1.0, float((sizes - 1).sum())))
+    deviation = (2 * len(measured) * max(0.0, second - 2 * third + second**2)) ** 0.5
+    excess = float(sizes @ (mixes - target).square().sum(1)) - len(measured) * chance(target, 1) - 2 * deviation
+    squared = max(0.0, excess / max(1.0, float((sizes - 1).sum())))
     return float((int((target > 0).sum()) * squared) ** 0.5) / 2
 
 
 def noisy_counts(counts: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
-    """Label counts that hide each single example: whole-number noise is added, then what is below 0 becomes 0.
+    """Return label counts with noise that hides each single example; negative counts are clipped to 0.
 
-    The noise k of each count has probability proportional to exp(-epsilon |k|), the two-sided geometric or
-    discrete Laplace law. Adding or removing one example changes one count by 1 (sensitivity 1), so one
-    release is epsilon-differentially private for it, up to the 2^-53 grid of the draws; releases in r rounds
-    cost r epsilon, so release once. Changing an example's label changes two counts and costs 2 epsilon.
-    Clipping costs no privacy but raises small counts on average.
+    The noise k of each count is an integer with probability proportional to exp(-epsilon |k|), the two-sided geometric
+    or discrete Laplace distribution. Adding or removing one example changes one count by 1 (sensitivity 1), so one
+    release is epsilon-differentially private, up to the 2^-53 grid of the draws. Releases in r rounds cost r epsilon,
+    so release once. Changing an example's label changes two counts and costs 2 epsilon. Clipping costs no privacy, but
+    raises small counts on average.
+
+    Args:
+        counts: The number of examples of each label.
+        epsilon: The privacy parameter, above 0; smaller hides more.
+        generator: The source of randomness.
 
     >>> noisy_counts(torch.tensor([500, 0]), 50.0, torch.Generator().manual_seed(0)).tolist()
     [500, 0]
     """
     check_number("epsilon", epsilon, 0, float("inf"), "a number above 0; smaller hides more")
     draws = 1 - torch.rand(2, *counts.shape, dtype=torch.float64, generator=generator, device=generator.device)
-    ups = (-draws.log() / epsilon).floor()  # two geometric numbers each, P(g) = (1 - e^-epsilon) e^(-epsilon g)
+    ups = (-draws.log() / epsilon).floor()  # two geometric draws each, P(g) = (1 - e^-epsilon) e^(-epsilon g)
     noise = (ups[0] - ups[1]).to(counts.device, torch.int64)
     return (counts + noise).clamp_min(0)

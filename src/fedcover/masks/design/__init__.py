@@ -1,4 +1,4 @@
-"""From budgets to masks: the exact frontier between coverage and pruning noise, and masks on it."""
+"""Masks by design: the exact frontier between coverage and pruning noise, and masks on it for given budgets."""
 
 from fedcover.masks.design.dealing import SegmentShare, Share, deal, spread
 from fedcover.masks.design.frontier import Frontier, Point, frontier, uniform_weights

@@ -1,8 +1,8 @@
-"""Masks from a profile: which client holds which places of each segment.
+"""Masks from a profile: which client holds which items of each segment.
 
-Items go, in order of decreasing count, to the clients with the most budget left; in a segment this levels the budgets
-from the top. The shares are then laid one after another around the segment, as around a circle, so that every place
-is held exactly as often as its count says.
+Items go, in order of decreasing count, to the clients with the most budget left, which levels the remaining budgets
+from the top. The shares of a segment are then laid out one after another around a circle, so that every item has
+exactly as many holders as its count.
 """
 
 import math
@@ -19,7 +19,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Share:
-    """What one client holds of a segment: ``amount`` places from ``start``, around its end if need be."""
+    """One client's share of a segment: ``amount`` items from ``start``, wrapping around at the end of the segment."""
 
     start: int
     amount: int
@@ -27,23 +27,28 @@ class Share:
 
 @dataclass(frozen=True)
 class SegmentShare:
-    """A segment of one layer's ranking: from which share to which, how many hold it, and each client's part of it.
-
-    A client's part begins at ``begins`` of the segment and goes around its end if need be.
-    """
+    """A segment of one layer's ranking, and each client's share of it."""
 
     layer: str
     start: float
+    """Start of the segment, as a fraction of the layer's items."""
     end: float
+    """End of the segment, as a fraction of the layer's items."""
     holders: int
+    """The number of clients that hold each item."""
     parts: list[float]
+    """Each client's share, as a fraction of the segment."""
     begins: list[float]
+    """The start of each client's share, as a fraction of the segment; a share wraps around at the end."""
 
 
 def deal(segments: Sequence[Segment], budgets: Sequence[int], turn: float = 0.0) -> list[list[Share]]:
-    """For each segment each client's share; budgets are used up exactly.
+    """Return for each segment each client's share; budgets are used up exactly.
 
-    ``turn`` in [0, 1) is where on the circle the first client begins.
+    Args:
+        segments: The profile, such as ``profile`` returns.
+        budgets: The number of items that each client may hold.
+        turn: Where on the circle the first client begins, in [0, 1).
 
     >>> deal([Segment(0, 4, 2)], [4, 2, 2])
     [[Share(start=0, amount=4), Share(start=0, amount=2), Share(start=2, amount=2)]]
@@ -53,30 +58,31 @@ def deal(segments: Sequence[Segment], budgets: Sequence[int], turn: float = 0.0)
     for segment in segments:
         length = int(segment.length)
         amounts = _level(left, length, segment.count * length)
-        at = int(turn * length)
+        start = int(turn * length)
         shares = []
         for client, amount in enumerate(amounts):
-            shares.append(Share(at, amount))
-            at = (at + amount) % length
+            shares.append(Share(start, amount))
+            start = (start + amount) % length
             left[client] -= amount
         dealt.append(shares)
     return dealt
 
 
 def spread(share: Share, length: int, device: torch.device | None = None) -> Tensor:
-    """The places of a share as indices into a segment of this length, scattered evenly over it.
+    """Return the items of a share as indices into a segment of this length, scattered evenly over it.
 
-    Neighbours on the circle lie a golden section apart, so that no client holds a block of neighbouring weights.
+    Neighbours on the circle are a golden section apart in the segment, so that no client holds a block of neighbouring
+    weights.
 
     >>> sorted(spread(Share(2, 3), 4).tolist() + spread(Share(1, 1), 4).tolist())
     [0, 1, 2, 3]
     """
-    places = torch.arange(share.start, share.start + share.amount, device=device)
-    return places * _stride(length) % length
+    positions = torch.arange(share.start, share.start + share.amount, device=device)
+    return positions * _stride(length) % length
 
 
 def _stride(length: int) -> int:
-    """A step near the golden section of the length that meets every place once."""
+    """Return a step near the golden section of the length that visits every index once."""
     step = max(1, round(GOLDEN * length))
     while math.gcd(step, length) != 1:
         step += 1
@@ -84,18 +90,18 @@ def _stride(length: int) -> int:
 
 
 def _level(left: Sequence[int], most: int, total: int) -> list[int]:
-    """Amounts of at most ``most`` each, ``total`` in all, that level what is left from the top."""
+    """Return amounts of at most ``most`` each, ``total`` in all, that level the remaining budgets from the top."""
 
-    def taken(level: int) -> list[int]:
+    def amounts_above(level: int) -> list[int]:
         return [min(max(amount - level, 0), most) for amount in left]
 
-    low, high = 0, max(left)  # the lowest level at which no more than the total is taken
+    low, high = 0, max(left)  # the lowest level above which there is no more than the total
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if sum(taken(middle)) <= total else (middle + 1, high)
-    amounts = taken(low)
+        low, high = (low, middle) if sum(amounts_above(middle)) <= total else (middle + 1, high)
+    amounts = amounts_above(low)
     missing = total - sum(amounts)
-    for client, more in enumerate(taken(low - 1)):
+    for client, more in enumerate(amounts_above(low - 1)):
         if missing and more > amounts[client] and amounts[client] < left[client]:
             amounts[client] += 1
             missing -= 1

@@ -1,4 +1,4 @@
-"""The frontier: for every coverage that budgets allow, the least pruning noise; and the point to choose on it."""
+"""The frontier: the least pruning noise for every coverage that budgets allow, and the best point on it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from fedcover.errors import InputError
 from fedcover.masks.design.profile import Profiles, Segment
 
 Energy = Callable[[float], float]
-"""The share of the squared norm that the first t items of a ranked list hold."""
+"""The share of the squared norm that the first t items of a ranked list have."""
 
 
 @dataclass(frozen=True)
 class RankedList:
-    """A ranked list of items: its size, what each client may keep of it, and the energy of its first items."""
+    """A ranked list of items: its size, the amount that each client may keep, and the energy of its first items."""
 
     size: float
     budgets: tuple[float, ...]
@@ -28,105 +28,106 @@ class Point:
     mean_noise: float
     """The mean over clients of delta^2."""
     noise_factor: float | None
-    """(N / Gamma) x mean delta^2, to which the pruning term of the bound is proportional; None without coverage."""
+    """(N / Gamma) x mean delta^2, to which the pruning term of the bound is proportional; None if Gamma is 0."""
     weights_gamma: int | None = None
-    """With whole units, whose coverage ``gamma`` is: the least coverage of any weight; None for a design of weights."""
+    """The least coverage of any weight where ``gamma`` is the coverage of whole units; None for a design of weights."""
     bound: float | None = None
-    """What the bound comes to here, if its constants are known; None too where it is infinite."""
+    """The value of the bound; None if it is infinite or its constants are unknown."""
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """The points for each Gamma, the least first."""
+    """The points for each Gamma, in ascending order."""
 
     points: tuple[Point, ...]
 
     def at(self, gamma: int) -> Point:
-        """The point with this coverage."""
-        found = [point for point in self.points if point.gamma == gamma]
-        if not found:
-            least, most = self.points[0].gamma, self.points[-1].gamma
-            use = f"{least}, the only one there is" if least == most else f"{least} to {most}"
-            raise InputError(f"coverage {gamma} is not on the frontier of these budgets; use {use}, or change a budget")
-        return found[0]
+        """Return the point with this coverage, or raise InputError."""
+        for point in self.points:
+            if point.gamma == gamma:
+                return point
+        least, most = self.points[0].gamma, self.points[-1].gamma
+        use = f"{least}, the only one on it" if least == most else f"{least} to {most}"
+        raise InputError(f"coverage {gamma} is not on the frontier of these budgets; use {use}, or change a budget")
 
     def nearest(self, gamma: int) -> Point:
-        """The point with this coverage, or that whose coverage comes nearest."""
+        """Return the point whose coverage is nearest to this one."""
         return self.at(min(max(gamma, self.points[0].gamma), self.points[-1].gamma))
 
     def within(self, noise: float) -> Point:
-        """The point of most coverage whose mean noise is at most this."""
-        found = [point for point in self.points if point.mean_noise <= noise]
-        if not found:
+        """Return the point of most coverage whose mean noise is at most this, or raise InputError."""
+        within = [point for point in self.points if point.mean_noise <= noise]
+        if not within:
             least = min(point.mean_noise for point in self.points)
             raise InputError(
-                f"no masks have a mean noise of {noise:g}; these budgets reach {least:.4g} at least: ask for that or"
-                " more, or raise a budget"
+                f"noise must be at least {least:.4g}, the least mean noise that these budgets allow; got {noise:g};"
+                " allow more, or raise a budget"
             )
-        return found[-1]
+        return within[-1]
 
     def best(self) -> Point:
-        """The point where the bound is least, if its constants are known, or else the pruning term of it.
+        """Return the point with the least bound or, if its constants are unknown, with the least pruning term.
 
-        The pruning term alone is what remains of the bound as the step size goes to 0. At a fixed step size gradient
-        noise and drift stay however many rounds are played, and both favour more coverage.
+        The pruning term is what remains of the bound as the step size goes to 0. At a fixed step size gradient noise
+        and drift remain, however many rounds are played, and both favour more coverage.
         """
         covered = [point for point in self.points if point.noise_factor is not None]
         if not covered:
             raise InputError(
-                "these budgets leave part of the model to nobody; raise one until they sum to a whole model"
+                "these budgets leave part of the model without a holder; raise one until they sum to a whole model"
             )
 
         bounds = [point for point in covered if point.bound is not None]
 
         def value(point: Point) -> tuple[float, int]:
-            found = point.bound if bounds else point.noise_factor
-            assert found is not None
-            return found, -point.gamma  # of equals the one with more coverage
+            objective = point.bound if bounds else point.noise_factor
+            assert objective is not None
+            return objective, -point.gamma  # of equal points the one with more coverage
 
         return min(bounds or covered, key=value)
 
 
 def frontier(lists: Sequence[RankedList]) -> Frontier:
-    """The frontier of one or several ranked lists under one Gamma, such as the layers of a model.
+    """Return the frontier of one or several ranked lists under one Gamma, such as the layers of a model.
 
-    Energies are shares of the whole model's squared norm, so that noises add up over the lists.
+    Args:
+        lists: One list for each layer. Energies are shares of the whole model's squared norm, so that noises add up.
 
     >>> [(p.gamma, round(p.mean_noise, 4)) for p in frontier([uniform_weights([1, 1, 0.5])]).points]
     [(2, 0.0417)]
     """
     if not lists:
-        raise InputError("there are no lists to design masks for; give one for each layer that may be pruned")
-    found = [Profiles(one.budgets, one.size) for one in lists]
-    least = min(one.pieces[-1].count for one in found)
-    most = min(one.most for one in found)
+        raise InputError("frontier needs at least one ranked list; give one for each layer that may be pruned")
+    profiles = [Profiles(ranked.budgets, ranked.size) for ranked in lists]
+    least = min(each.pieces[-1].count for each in profiles)
+    most = min(each.most for each in profiles)
     clients = len(lists[0].budgets)
-    # The noise of the first so many nested pieces of each list, which profiles of any coverage have in common.
-    begun = [
-        list(accumulate(_missing(profiles.pieces, clients, one.energy), initial=0.0))
-        for profiles, one in zip(found, lists, strict=True)
+    # Cumulated noise of the nested pieces of each list, which the profiles of all coverages share.
+    cumulated = [
+        list(accumulate(_missing(each.pieces, clients, ranked.energy), initial=0.0))
+        for each, ranked in zip(profiles, lists, strict=True)
     ]
     points = []
     for gamma in range(least, most + 1):
         noise = 0.0
-        for profiles, sums, one in zip(found, begun, lists, strict=True):
-            kept, tail = profiles.at(gamma)
-            noise += sum(_missing(tail, clients, one.energy), sums[kept]) / clients
+        for each, sums, ranked in zip(profiles, cumulated, lists, strict=True):
+            kept, tail = each.at(gamma)
+            noise += sum(_missing(tail, clients, ranked.energy), sums[kept]) / clients
         points.append(Point(gamma, noise, clients / gamma * noise if gamma else None))
     return Frontier(tuple(points))
 
 
 def noise_of(segments: Sequence[Segment], clients: int, energy: Energy) -> float:
-    """The mean over clients of delta^2 for a profile: sum_i (N - c_i) theta_i^2 / N."""
+    """Return the mean over clients of delta^2 for a profile: sum_i (N - c_i) theta_i^2 / N."""
     return sum(_missing(segments, clients, energy)) / clients
 
 
 def _missing(segments: Sequence[Segment], clients: int, energy: Energy) -> Iterator[float]:
-    """For each segment what its energy is to all clients that do not hold it."""
+    """Yield for each segment its energy times the number of clients that do not hold it."""
     for segment in segments:
         yield (clients - segment.count) * (energy(segment.end) - energy(segment.start))
 
 
 def uniform_weights(budgets: Sequence[float]) -> RankedList:
-    """A list of weights whose magnitudes are spread evenly between 0 and the largest; budgets are shares of it."""
+    """Return a list of weights whose magnitudes are uniform on [0, largest]; budgets are shares of the list."""
     return RankedList(1.0, tuple(float(budget) for budget in budgets), lambda share: 1 - (1 - share) ** 3)

@@ -1,12 +1,12 @@
-"""How often each item of a ranked list should be held: the profile of least noise for given budgets and coverage.
+"""The profile of least noise: how many holders each item of a ranked list has, for given budgets and coverage.
 
 Client n keeps k_n of d items, the largest first in the list; c_i is the number of clients that hold item i. Masks with
-the profile c exist iff c is majorised by the nested profile k*_i = #{n : k_n >= i} (Gale and Ryser). If every item is
-to have at least Gamma holders, the least sum of (N - c_i) theta_i^2 has the prefix sums
+the profile c exist if and only if c is majorised by the nested profile k*_i = #{n : k_n >= i} (Gale and Ryser). If
+every item must have at least Gamma holders, the least sum of (N - c_i) theta_i^2 has the prefix sums
 
     c_1 + ... + c_t = min(k*_1 + ... + k*_t, sum_n k_n - Gamma (d - t)):
 
-nested on the large items, and flat at Gamma on the rest.
+it is nested on the large items, and flat at Gamma on the rest.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ from fedcover.errors import InputError
 
 @dataclass(frozen=True)
 class Segment:
-    """Neighbours in a ranked list that have equally many holders: from ``start`` to before ``end``."""
+    """Consecutive items of a ranked list with equally many holders: from ``start`` up to, not including, ``end``."""
 
     start: float
     end: float
@@ -27,12 +27,12 @@ class Segment:
 
     @property
     def length(self) -> float:
-        """How many items."""
+        """The number of items."""
         return self.end - self.start
 
 
 def most_coverage(budgets: Sequence[float], size: float = 1.0) -> int:
-    """The largest Gamma that any masks with these budgets can have.
+    """Return the largest Gamma that any masks with these budgets can have: floor(sum_n k_n / d).
 
     >>> most_coverage([1, 0.75, 0.75, 0.5])
     3
@@ -42,7 +42,7 @@ def most_coverage(budgets: Sequence[float], size: float = 1.0) -> int:
 
 
 def nested(budgets: Sequence[float], size: float = 1.0) -> list[Segment]:
-    """The profile of clients that all keep their largest items.
+    """Return the profile of clients that all keep their largest items.
 
     >>> nested([4, 2, 2], size=4)
     [Segment(start=0, end=2, count=3), Segment(start=2, end=4, count=1)]
@@ -57,7 +57,7 @@ def nested(budgets: Sequence[float], size: float = 1.0) -> list[Segment]:
 
 
 class Profiles:
-    """The profiles of least noise for one set of budgets: each is nested up to a turn and has a tail of its own.
+    """The profiles of least noise for one set of budgets; each is nested up to a point and has its own tail.
 
     >>> profiles = Profiles([4, 2, 2], size=4)
     >>> profiles.at(1), profiles.at(2)
@@ -70,32 +70,32 @@ class Profiles:
         self._size = size
         self._total = sum(budgets)
         self._falling = [-piece.count for piece in self.pieces]
-        self._held = list(accumulate((piece.count * piece.length for piece in self.pieces), initial=type(size)(0)))
+        self._cumulated = list(accumulate((piece.count * piece.length for piece in self.pieces), initial=type(size)(0)))
 
     def at(self, gamma: int) -> tuple[int, list[Segment]]:
-        """How many of the nested ``pieces`` are kept as they are if every item has ``gamma`` holders, and the tail.
+        """Return how many of the nested ``pieces`` stay if every item has ``gamma`` holders, and the tail.
 
-        Time: the logarithm of the number of pieces.
+        Time: logarithmic in the number of pieces.
         """
         if not 0 <= gamma <= self.most:
             raise InputError(
-                f"coverage {gamma} is out of reach of these budgets; use 0 to {self.most}, or raise a budget"
+                f"coverage must be from 0 to {self.most} with these budgets; got {gamma}; lower it, or raise a budget"
             )
-        whole = isinstance(self._size, int)
+        integral = isinstance(self._size, int)
 
         def slack(pieces: int) -> float:
-            """What budgets leave once these pieces are nested and every other item has ``gamma`` holders."""
+            """Return the budget left if these pieces are nested and every other item has ``gamma`` holders."""
             start = self.pieces[pieces].start if pieces < len(self.pieces) else self._size
-            return self._total - self._held[pieces] - gamma * (self._size - start)
+            return self._total - self._cumulated[pieces] - gamma * (self._size - start)
 
-        # Slack falls with every piece that has more than gamma holders: look for the first that is too much.
+        # Slack falls with every piece that has more than gamma holders: find the first piece that exceeds it.
         above = bisect_left(self._falling, -gamma)
-        kept = bisect_left(range(above), True, key=lambda piece: slack(piece + 1) < (0 if whole else -1e-12))
+        kept = bisect_left(range(above), True, key=lambda piece: slack(piece + 1) < (0 if integral else -1e-12))
         if kept == above:
             return len(self.pieces), []
         piece, left = self.pieces[kept], slack(kept)
         excess = piece.count - gamma
-        if whole:
+        if integral:
             steps, rest = divmod(left, excess)
             turn = piece.start + steps
             parts = [(piece.start, turn, piece.count), (turn, turn + (rest > 0), gamma + rest)]
@@ -107,10 +107,15 @@ class Profiles:
 
 
 def profile(budgets: Sequence[float], gamma: int, size: float = 1.0) -> list[Segment]:
-    """The profile of least noise in which every item has at least ``gamma`` holders; budgets are used up exactly.
+    """Return the profile of least noise in which every item has at least ``gamma`` holders.
 
-    With whole numbers an item between the two parts may have a count between theirs; shares of a list of size 1 are
-    taken to be divisible at will.
+    Budgets are used up exactly. With integers, one item between the nested and the flat part may have a count between
+    theirs; a list of a float size is continuous.
+
+    Args:
+        budgets: The amount of the list that each client keeps, from 0 to ``size``.
+        gamma: The least number of holders.
+        size: The number of items as an int, or the length of a continuous list as a float.
 
     >>> profile([4, 2, 2], gamma=2, size=4)
     [Segment(start=0, end=4, count=2)]
@@ -121,17 +126,17 @@ def profile(budgets: Sequence[float], gamma: int, size: float = 1.0) -> list[Seg
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments, with equal neighbours as one."""
-    found: list[Segment] = []
+    """Return the segments with neighbours of equal count merged."""
+    merged: list[Segment] = []
     for segment in segments:
-        if found and found[-1].count == segment.count:
-            segment = Segment(found.pop().start, segment.end, segment.count)
-        found.append(segment)
-    return found
+        if merged and merged[-1].count == segment.count:
+            segment = Segment(merged.pop().start, segment.end, segment.count)
+        merged.append(segment)
+    return merged
 
 
 def _check(budgets: Sequence[float], size: float) -> None:
     if not budgets:
-        raise InputError("there are no budgets; give one for each client, such as 1, 0.75, 0.5")
+        raise InputError("budgets must not be empty; give one for each client, such as 1, 0.75, 0.5")
     if wrong := [budget for budget in budgets if not 0 <= budget <= size]:
-        raise InputError(f"a budget must be between 0 and {size}, the size of the list; got {wrong[0]}")
+        raise InputError(f"a budget must be from 0 to {size}, the size of the list; got {wrong[0]}")

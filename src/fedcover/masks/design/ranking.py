@@ -1,7 +1,7 @@
 """A list ranked by energy, largest first and ties by index.
 
-Its energies are sorted once, as numbers; the items themselves are not: which of them are among the first t is read off
-the t-th energy, since that is asked at a few places only.
+Only the energies are sorted, once, as numbers. Which items are the first t is computed from the t-th energy, since only
+a few values of t are needed.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Ranking:
-    """Which items are among the first t, and how much energy they hold.
+    """The items ordered by energy: which of them are the first t, and the sum of their energies.
 
     >>> ranking = Ranking(torch.tensor([1.0, 9.0, 4.0, 4.0]))
     >>> ranking.first(2).tolist(), ranking.energy(2)
@@ -31,11 +31,11 @@ class Ranking:
         return len(self._items)
 
     def energy(self, count: float) -> float:
-        """The energy of the first items."""
+        """Return the total energy of the first ``count`` items."""
         return float(self._sums[int(count) - 1]) if count else 0.0
 
     def first(self, count: int) -> Tensor:
-        """Which items are among the first."""
+        """Return a boolean tensor that marks the first ``count`` items."""
         if not 0 < count < len(self):
             return torch.full_like(self._items, count > 0, dtype=torch.bool)
         last = self._ordered[count - 1]
@@ -45,6 +45,6 @@ class Ranking:
         return chosen
 
     def between(self, start: int, end: int) -> Tensor:
-        """The indices of the items from one place to before another, in their own order."""
+        """Return the indices of the items of ranks ``start`` to ``end`` - 1, in ascending order of index."""
         chosen = self.first(end)
         return (chosen & ~self.first(start) if start else chosen).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""`fedcover design`: the frontier in JSON, who holds what, and how far the paper's codes are from it."""
+"""`fedcover design`: the frontier in JSON, the clients' shares, and the paper's codes compared with the frontier."""
 
 import json
 from collections.abc import Callable
@@ -28,10 +28,10 @@ def test_json_has_the_frontier(cli: Cli) -> None:
     ]  # fmt: skip
     assert all(p["mean_noise"] == pytest.approx(p["noise_factor"] * p["gamma"] / 10) for p in found["frontier"])
     assert found["chosen"]["gamma"] == 3
-    assert found["given"] is None
+    assert found["patterns"] is None
 
 
-def test_who_holds_what_adds_up(cli: Cli, tmp_path: Path) -> None:
+def test_shares_add_up(cli: Cli, tmp_path: Path) -> None:
     code, shown, err = cli("design", "--budgets", "1234556677", "--gamma", "5", "--figure", str(tmp_path / "d.svg"))
     assert code == 0, err
     assert "the code itself: Γ 5, mean δ² 0.2109; the frontier has 0.2109 there" in shown
@@ -49,11 +49,11 @@ def test_no_code_of_the_paper_is_better_than_the_frontier() -> None:
     on_it = set()
     for code in codes:
         found = design_report(fc.parse_code(code))
-        if found.given is None:
+        if found.patterns is None:
             continue
-        same = next(point for point in found.frontier if point.gamma == found.given.gamma)
-        assert found.given.mean_noise >= same.mean_noise - 1e-6
-        if found.given.mean_noise < same.mean_noise + 1e-6:
+        same = next(point for point in found.frontier if point.gamma == found.patterns.gamma)
+        assert found.patterns.mean_noise >= same.mean_noise - 1e-6
+        if found.patterns.mean_noise < same.mean_noise + 1e-6:
             on_it.add(code)
     assert {"1111223344", "1234556677", "1111444444", "1444777777"} <= on_it
 
@@ -70,7 +70,7 @@ def test_a_model_s_own_weights() -> None:
 
 
 def measured(model: nn.Module, shape: tuple[int, ...], code: str, gamma: int, units: bool) -> tuple[float, int]:
-    """The mean noise and the coverage of weights of the policy's own masks."""
+    """Return the mean noise and the coverage of weights of the policy's own masks."""
     theta = params_of(model)
     policy = fc.optimal_masks(gamma, units=units).bind(fc.trace(model, torch.zeros(2, *shape)))
     clients = [fc.Client(n, n, budget) for n, budget in enumerate(fc.parse_code(code))]
@@ -81,7 +81,7 @@ def measured(model: nn.Module, shape: tuple[int, ...], code: str, gamma: int, un
 @pytest.mark.parametrize("units", [False, True])
 @pytest.mark.parametrize(("name", "code"), [("mlp", "1444777777"), ("lenet", "10x0.25"), ("lenet", "2x1,0.5,0.25")])
 def test_the_noise_that_is_shown_is_that_of_the_masks(name: str, code: str, units: bool) -> None:
-    """A weight between two hidden layers is lost once, however many of its ends are not held."""
+    """A weight between two hidden layers is pruned once, even if neither of its units is held."""
     model, example = default_model(name)
     found = design_report(fc.parse_code(code), model=model, example=example, units=units, window=1)
     for point in found.frontier:
@@ -101,9 +101,9 @@ def test_the_noise_that_is_shown_is_that_of_the_masks(name: str, code: str, unit
 def test_a_code_of_whole_units_is_measured_too() -> None:
     model, example = default_model("lenet")
     found = design_report(fc.parse_code("10x1100"), model=model, example=example, units=True, window=1)
-    assert found.given is not None
-    assert found.given == found.frontier[0]  # all keep the largest units, nobody the others
-    assert (found.given.gamma, found.given.weights_gamma) == (0, 0)
+    assert found.patterns is not None
+    assert found.patterns == found.frontier[0]  # all keep the largest units, and no client the others
+    assert (found.patterns.gamma, found.patterns.weights_gamma) == (0, 0)
 
 
 @pytest.mark.parametrize("constants", [(0.01, 50.0, 2.0), (0.05, 0.1, 200.0), (2.0, 0.1, 0.1)])
@@ -126,21 +126,21 @@ def test_the_whole_bound_chooses_where_its_constants_are_given(
     assert {p["gamma"]: p["bound"] for p in found["frontier"]} == pytest.approx(totals, rel=1e-6)
     assert found["chosen"]["gamma"] == min(totals, key=lambda gamma: totals[gamma])
     if constants[0] == 0.01:
-        assert found["chosen"]["gamma"] == 6  # gradient noise favours coverage; the pruning term alone takes 3
+        assert found["chosen"]["gamma"] == 6  # gradient noise favours coverage; the pruning term by itself gives 3
     code, shown, _ = cli("design", "--budgets", "1444777777", "--model", "mlp", *options, *more)
     assert code == 0
     assert "the least bound at step size 0.05 and 8 local steps" in shown
     assert ("the theorem holds for a step size of" in shown) == (constants[0] > 1 / (6 * 8 * 0.05))
 
 
-def test_less_coverage_than_there_is_gets_the_least(cli: Cli) -> None:
-    """As the policy has it."""
+def test_less_coverage_than_the_frontier_has_gives_its_least(cli: Cli) -> None:
+    """As the policy chooses."""
     code, shown, err = cli("design", "--budgets", "4x1,6x0.75", "--gamma", "3")
     assert code == 0, err
-    assert "chosen: Γ 4, the nearest to the 3 that was asked for" in shown
+    assert "chosen: Γ 4, the nearest to the requested 3" in shown
 
 
-def test_whole_units_and_how_often_their_weights_are_held(cli: Cli) -> None:
+def test_coverage_of_weights_with_whole_units(cli: Cli) -> None:
     arguments = ["--budgets", "10x0.25", "--model", "lenet", "--units", "--window", "4"]
     code, shown, err = cli("design", *arguments, "--json")
     assert code == 0, err
@@ -151,7 +151,7 @@ def test_whole_units_and_how_often_their_weights_are_held(cli: Cli) -> None:
     assert found["units"]
     assert (found["chosen"]["gamma"], found["keeps"]) == (2, [0.25] * 10)
     assert list(dict.fromkeys(h["layer"] for h in found["holdings"])) == ["conv1", "conv2", "fc1", "fc2"]
-    # Against the policy itself, bound and planned here.
+    # Compare with masks planned by the policy itself.
     model = build("lenet", (3, 32, 32), 10, 0)
     theta = {name: tensor.detach() for name, tensor in model.named_parameters()}
     policy = fc.optimal_masks(units=True).bind(fc.trace(model, torch.zeros(2, 3, 32, 32)))
@@ -171,7 +171,7 @@ def test_whole_units_and_how_often_their_weights_are_held(cli: Cli) -> None:
         assert layer["gamma_min"] == int(together[name].min())
         assert layer["gamma_min_each"] == min(int(one[name].min()) for one in counts) == (0 if layer["pairs"] else 2)
         assert layer["covered"] == pytest.approx(float((together[name] > 0).float().mean()))
-    # Units are covered in every round, pairs of them only over several: shares move, so that they meet.
+    # Units are covered in every round, pairs of them only over several rounds, since shares move.
     pairs = layers["fc2.weight"]
     assert pairs["covered_each"] < 0.5 < pairs["covered"]
     code, shown, _ = cli("design", *arguments)
@@ -197,7 +197,7 @@ def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
     ("arguments", "sentence"),
     [
         (["--budgets", ""], "the code is empty; give one digit for each client"),
-        (["--budgets", "1,0.5", "--gamma", "4"], "not on the frontier of these budgets; use 1, the only one"),
+        (["--budgets", "1,0.5", "--gamma", "4"], "use 1, the only one"),
         (["--budgets", "1,0.5", "--gamma", "-1"], "gamma must be a whole number of 0 or more; got -1"),
         (["--budgets", "0x1,0.5"], "item '0x1' of code '0x1,0.5' is for no client; leave it out, or use 1x or more"),
         (["--budgets", "1,0.5", "--steps", "9"], "--steps is for --constants and for budgets in seconds; give one of"),
@@ -219,9 +219,9 @@ def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
                 "--steps",
                 "2",
             ],
-            "the bound is infinite at every point, since masks of whole units leave",
+            "the bound is infinite at every point",
         ),
-        (["--budgets", "1,0.5", "--gamma", "1", "--noise", "0.1"], "ask for --gamma or for --noise, not for both"),
+        (["--budgets", "1,0.5", "--gamma", "1", "--noise", "0.1"], "gamma and noise must not both be set"),
         (["--budgets", "1,0.5", "--run", "runs/x"], "--run needs --model"),
         (["--budgets", "1,0.5", "--units"], "--units needs --model"),
         (
@@ -231,21 +231,21 @@ def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
         (["--budgets", "1,0.5", "--model", "mlp", "--units", "--window", "0"], "window must be a whole number of 1"),
         (
             ["--budgets", "1,0.5", "--calibration", "x.json"],
-            "a calibration is for budgets in seconds, and these",
+            "a calibration needs budgets in seconds",
         ),
         (["--budgets", "1,0.5", "--figure", "x.gif"], "a figure ends in .svg, .png, .pdf; got 'x.gif'"),
         (["--budgets", "1,0.5", "--model", "mpl"], "mpl"),
-        (["--budgets", "1,0.5", "--unit", "euros"], "budgets cannot be in 'euros'; use one of fraction, parameters"),
+        (["--budgets", "1,0.5", "--unit", "euros"], "got 'euros'"),
         (["--budgets", "9,9", "--unit", "macs"], "budgets in macs need --model, the network whose macs they are"),
-        (["--budgets", "9,x", "--unit", "macs", "--model", "mlp"], "'x' is no amount; give numbers such as 159010"),
+        (["--budgets", "9,x", "--unit", "macs", "--model", "mlp"], "'x' is not an amount"),
         (
             ["--budgets", "99999999999999x5", "--unit", "macs", "--model", "mlp"],
-            "repeats 99999999999999 times; use 1 to",
+            "got 99999999999999",
         ),
         (["--budgets", "9", "--unit", "seconds", "--model", "mlp"], "fedcover calibrate"),
     ],
 )
-def test_bad_input_gets_one_sentence(cli: Cli, arguments: list[str], sentence: str) -> None:
+def test_bad_input_is_refused(cli: Cli, arguments: list[str], sentence: str) -> None:
     code, _, err = cli("design", *arguments)
     assert code == 2
     assert sentence in err
@@ -262,7 +262,7 @@ def test_budgets_in_parameters_buy_what_they_buy(cli: Cli) -> None:
     assert found["chosen"]["gamma"] == 3
 
 
-def test_budgets_below_one_model_are_shown_as_they_are(cli: Cli) -> None:
+def test_budgets_below_one_model_are_reported(cli: Cli) -> None:
     code, shown, _ = cli("design", "--budgets", "0.25,0.5")
     assert code == 0
-    assert "part of it is left to nobody" in shown
+    assert "do not sum to one whole model" in shown

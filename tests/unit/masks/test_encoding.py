@@ -1,4 +1,4 @@
-"""Packed masks: which encoding wins, and that junk is refused."""
+"""Encodings of masks: the shortest is chosen, and invalid bytes are refused."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from fedcover.masks.encoding import BITS, DROPPED, FULL, KEPT, PRODUCT, pack, pa
         (torch.zeros(100, 100), KEPT, 1),
     ],
 )
-def test_the_cheapest_encoding_wins(mask: torch.Tensor, tag: int, size: int) -> None:
+def test_the_shortest_encoding_is_chosen(mask: torch.Tensor, tag: int, size: int) -> None:
     packed = pack(mask.bool())
     assert (packed[0], len(packed)) == (tag, size)
     assert packed_sizes([mask.bool()]) == [(int(mask.bool().sum()), size)]
@@ -26,13 +26,13 @@ def test_the_cheapest_encoding_wins(mask: torch.Tensor, tag: int, size: int) -> 
 
 
 @pytest.mark.parametrize(
-    "junk",
+    "data",
     [
         b"", b"\x09", b"\x00\x01", b"\x01", b"\x01\xff", b"\x02\xff", b"\x03\xff", b"\x03\x7f",
         b"\x04\xff\xff\xff\xff\xff\x01",
         b"\x01" + b"\xff" * 100,
     ],
 )  # fmt: skip
-def test_junk_is_refused(junk: bytes) -> None:
+def test_invalid_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(InputError, match="corrupt"):
-        unpack(junk, (3, 5))
+        unpack(data, (3, 5))

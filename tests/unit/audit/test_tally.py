@@ -1,4 +1,4 @@
-"""Audits of policies that derive from ours: what their plans give is counted, whatever the classes above them say."""
+"""Audits of policies derived from built-in ones: their plans are counted, whatever their base classes declare."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ KEEPS, ROUNDS = [0.5, 0.5], 4
 
 
 class Masked(FedRolex):
-    """Without the first input, whoever holds what."""
+    """The first input is never held."""
 
     def mask_of(self, theta: Params, client: fc.Client, units: HeldUnits) -> Mask:
         mask = dict(super().mask_of(theta, client, units))
@@ -50,7 +50,7 @@ class Rated(HeteroFL):
 
 
 class Resting(FedRolex):
-    """The second client trains in every second round alone."""
+    """The second client trains only in every second round."""
 
     def training_options(
         self, theta: Params, cohort: Sequence[fc.Client], masks: Sequence[Mask], this_round: fc.Round, state: State
@@ -59,14 +59,14 @@ class Resting(FedRolex):
 
 
 class Fewer(FedRolex):
-    """Only the first of the groups."""
+    """Only the first group is pruned."""
 
-    def bind(self, network: fc.ModelStructure) -> "Fewer":
-        return replace(self, groups=super().bind(network).groups[:1])
+    def bind(self, structure: fc.ModelStructure) -> "Fewer":
+        return replace(self, groups=super().bind(structure).groups[:1])
 
 
 class Watching(FedRolex):
-    """What it holds next may depend on theta."""
+    """What is held next may depend on theta."""
 
     def observe(self, theta: Params, feedback: RoundFeedback, this_round: fc.Round, state: State) -> State:
         return {"size": theta["0.weight"].abs().sum(1)}
@@ -88,38 +88,38 @@ OWN = [Masked, Planned, Rated, Resting, Fewer, Sitting]
 
 
 @pytest.mark.parametrize("make", OWN)
-def test_an_audit_counts_what_the_plan_gives(make: type[UnitPolicy]) -> None:
-    network = fc.trace(*CASE)
-    found = audit_rounds(make(), network, KEEPS, ROUNDS, window=2)
+def test_an_audit_counts_the_plan(make: type[UnitPolicy]) -> None:
+    structure = fc.trace(*CASE)
+    audit = audit_rounds(make(), structure, KEEPS, ROUNDS, window=2)
     plain = counted(make(), CASE, KEEPS, ROUNDS)
-    assert found.gamma_rounds == [least([each]) for each in plain]
-    assert found.gamma_window == min(least(plain[at : at + 2]) for at in range(ROUNDS - 1))
+    assert audit.gamma_rounds == [least([each]) for each in plain]
+    assert audit.gamma_window == min(least(plain[at : at + 2]) for at in range(ROUNDS - 1))
     total = {name: torch.stack([each[name] for each in plain]).sum(0) for name in plain[0]}
-    assert [layer.gamma for layer in found.layers] == [int(counts.min()) for counts in total.values()]
+    assert [layer.gamma for layer in audit.layers] == [int(counts.min()) for counts in total.values()]
     shares = [float((counts > 0).double().mean()) for counts in total.values()]
-    assert [layer.weights_covered for layer in found.layers] == pytest.approx(shares)
-    held = sum(
+    assert [layer.weights_covered for layer in audit.layers] == pytest.approx(shares)
+    covered = sum(
         int((total[member.tensor] > 0).movedim(member.axis, 0).flatten(1).any(1).sum())
-        for group in find_groups(network)
+        for group in find_groups(structure)
         for member in group.members
         if member.incoming
     )
-    assert found.units_covered == pytest.approx(held / sum(group.size for group in find_groups(network)))
+    assert audit.units_covered == pytest.approx(covered / sum(group.size for group in find_groups(structure)))
 
 
-def test_what_a_class_says_holds_for_its_own_methods() -> None:
+def test_traits_of_a_class_apply_to_its_own_methods() -> None:
     assert may(Watching(), "reads_theta")
     assert not may(FedRolex(), "reads_theta")
-    network = fc.trace(*CASE)
-    assert [audit_rounds(make(), network, KEEPS, 2).reads_theta for make in OWN] == [
+    structure = fc.trace(*CASE)
+    assert [audit_rounds(make(), structure, KEEPS, 2).reads_theta for make in OWN] == [
         True, True, True, True, True, False,
     ]  # fmt: skip
-    assert not audit_rounds("heterofl", network, KEEPS, 2).reads_theta
+    assert not audit_rounds("heterofl", structure, KEEPS, 2).reads_theta
 
 
-def test_ours_and_those_with_a_hold_of_their_own_are_counted_by_units() -> None:
-    network, cohort = fc.trace(*CASE), cohort_of(range(2), [1, 1], [fc.Budget(keep) for keep in KEEPS], "slot")
+def test_policies_that_declare_whole_units_are_counted_by_units() -> None:
+    structure, cohort = fc.trace(*CASE), cohort_of(range(2), [1, 1], [fc.Budget(keep) for keep in KEEPS], "slot")
     for make in (fc.heterofl, fc.fedrolex, fc.random_submodels, fc.fedecover, fc.weight_complete, Sitting):
-        assert type(tally_of(make().bind(network), network, cohort)) is UnitTally
+        assert type(tally_of(make().bind(structure), structure, cohort)) is UnitTally
     classes = [replace(client, classes=(0,)) for client in cohort]
-    assert type(tally_of(fc.heterofl().bind(network), network, classes)) is EntryTally
+    assert type(tally_of(fc.heterofl().bind(structure), structure, classes)) is EntryTally

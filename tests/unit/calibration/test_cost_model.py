@@ -1,4 +1,4 @@
-"""Budgets in parameters, multiply-adds, bytes and seconds: never too much, never one item too little."""
+"""Budgets in parameters, multiply-adds, bytes and seconds: the largest keep that fits, and no larger one."""
 
 import math
 import re
@@ -52,7 +52,7 @@ parts = st.floats(1e-3, 1.1)
 
 
 def weights_mask(network: ModelStructure, keep: float, seed: int = 0) -> Mask:
-    """A mask that a policy could make at this keep: any entries, so many of each hidden tensor."""
+    """Return a mask that a policy could plan at this keep: the right number of random entries of each hidden tensor."""
     rng = torch.Generator().manual_seed(seed)
     mask: dict[str, torch.Tensor] = {}
     for name in network.hidden:
@@ -106,44 +106,44 @@ def test_weights_fit_exactly_and_one_more_does_not(network: ModelStructure, unit
 def test_units_fit_exactly_and_one_more_does_not(network: ModelStructure, unit: str, part: float, seed: int) -> None:
     amount = part * amount_of(cost_of(network, {}), unit)
     groups, theta = find_groups(network), params_of(network.model)
-    prices = CostModel(network, units=True)
+    costs = CostModel(network, units=True)
 
     def real(keep: float) -> float:
         return amount_of(cost_of(network, units_mask(groups, theta, keep, seed)), unit)
 
     try:
-        keep = prices.keep_for(unit, amount)
+        keep = costs.keep_for(unit, amount)
     except InputError:
-        assert real(1 / max(prices.sizes)) > amount
+        assert real(1 / max(costs.sizes)) > amount
         return
     assert real(keep) <= amount
-    more = one_more(keep, prices.sizes)
+    more = one_more(keep, costs.sizes)
     assert more is None or real(more) > amount
 
 
 @given(networks, st.floats(1e-3, 1), st.integers(0, 9), st.booleans())
-def test_prices_are_costs_and_masks_pack_to_no_more(
+def test_a_cost_model_agrees_with_masks_and_bounds_their_encodings(
     network: ModelStructure, keep: float, seed: int, units: bool
 ) -> None:
     if units:
         real = cost_of(network, units_mask(find_groups(network), params_of(network.model), keep, seed))
     else:
         real = cost_of(network, weights_mask(network, keep, seed))
-    price = CostModel(network, units).at(keep)
-    assert (price.parameters, price.macs, price.bytes_up) == (real.parameters, real.macs, real.bytes_up)
-    assert price.bytes_down >= real.bytes_down
+    cost = CostModel(network, units).at(keep)
+    assert (cost.parameters, cost.macs, cost.bytes_up) == (real.parameters, real.macs, real.bytes_up)
+    assert cost.bytes_down >= real.bytes_down
 
 
 @pytest.mark.parametrize("keep", [1e-4, 0.003, 0.03, 0.3, 0.7, 0.97, 0.997, 0.9999])
-def test_no_mask_packs_to_more_than_its_price_and_few_to_much_less(keep: float) -> None:
+def test_the_bound_on_encodings_is_tight(keep: float) -> None:
     size = math.prod(MLP.shapes["fc1.weight"])
     count = share(keep, size)
     even = torch.zeros(size, dtype=torch.bool)
     even[torch.arange(count) * size // count] = True  # the longest gaps
     masks = [weights_mask(MLP, keep), {"fc1.weight": even.reshape(200, 784)}]
-    price = CostModel(MLP).at(keep)
-    packed = [cost_of(MLP, mask).bytes_down - price.bytes_up for mask in masks]
-    assert 0.7 * (price.bytes_down - price.bytes_up) <= max(packed) <= price.bytes_down - price.bytes_up
+    cost = CostModel(MLP).at(keep)
+    packed = [cost_of(MLP, mask).bytes_down - cost.bytes_up for mask in masks]
+    assert 0.7 * (cost.bytes_down - cost.bytes_up) <= max(packed) <= cost.bytes_down - cost.bytes_up
 
 
 @given(networks, parts, st.integers(0, 5), st.booleans())
@@ -163,35 +163,35 @@ def test_bytes_are_never_more_than_the_amount(network: ModelStructure, part: flo
 
 @given(networks, st.sampled_from(["parameters", "macs", "bytes"]), st.lists(parts, min_size=2, max_size=8))
 def test_more_affords_no_less(network: ModelStructure, unit: str, some: list[float]) -> None:
-    prices = CostModel(network)
+    costs = CostModel(network)
     full = amount_of(cost_of(network, {}), unit)
-    found = []
+    keeps = []
     for part in sorted(some):
         try:
-            found.append(prices.keep_for(unit, part * full))
+            keeps.append(costs.keep_for(unit, part * full))
         except InputError:
-            assert not found
-    assert found == sorted(found)
-    assert prices.keep_for(unit, full) == prices.keep_for(unit, 10 * full) == 1.0
+            assert not keeps
+    assert keeps == sorted(keeps)
+    assert costs.keep_for(unit, full) == costs.keep_for(unit, 10 * full) == 1.0
 
 
 @given(networks, st.sampled_from(["parameters", "macs", "bytes"]), st.booleans())
-def test_the_least_amount_is_told_and_does(network: ModelStructure, unit: str, units: bool) -> None:
-    prices = CostModel(network, units)
+def test_the_message_names_the_least_amount(network: ModelStructure, unit: str, units: bool) -> None:
+    costs = CostModel(network, units)
     with pytest.raises(InputError, match="give at least") as caught:
-        prices.keep_for(unit, 0.5)
-    told = int(re.findall(r"give at least (\d+)", str(caught.value))[0])
-    assert prices.keep_for(unit, told) > 0
-    with pytest.raises(InputError, match=f"give at least {told}"):
-        prices.keep_for(unit, told - 1)
+        costs.keep_for(unit, 0.5)
+    least = int(re.findall(r"give at least (\d+)", str(caught.value))[0])
+    assert costs.keep_for(unit, least) > 0
+    with pytest.raises(InputError, match=f"give at least {least}"):
+        costs.keep_for(unit, least - 1)
 
 
-def test_tidy_keeps_come_back_tidy() -> None:
+def test_exact_fractions_are_preferred() -> None:
     for keep in (0.1, 0.25, 0.5, 0.75):
-        price = CostModel(MLP).at(keep)
-        assert keep_for(MLP, "parameters", price.parameters) == keep
-        assert keep_for(MLP, "macs", price.macs) == keep
-        assert keep_for(MLP, "bytes", price.bytes) >= keep  # the bitmap has room for a few more
+        cost = CostModel(MLP).at(keep)
+        assert keep_for(MLP, "parameters", cost.parameters) == keep
+        assert keep_for(MLP, "macs", cost.macs) == keep
+        assert keep_for(MLP, "bytes", cost.bytes) >= keep  # the bitmap has room for a few more
     assert keep_for(MLP, "parameters", CostModel(MLP, units=True).at(0.5).parameters, units=True) == 0.5
     halves = chain([4, 64, 512, 3])
     assert keep_for(halves, "macs", CostModel(halves, units=True).at(0.59375).macs + 50, units=True) == 0.59375
@@ -203,7 +203,7 @@ def test_a_fraction_is_itself(keep: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "amount", "words"),
+    ("unit", "amount", "message"),
     [
         ("fraction", 75, "keep must be in"),
         ("fraction", 0, "keep must be in"),
@@ -211,12 +211,12 @@ def test_a_fraction_is_itself(keep: float) -> None:
         ("macs", math.nan, "macs must be a positive number"),
         ("bytes", math.inf, "bytes must be a positive number"),
         ("parameters", "many", "parameters must be a positive number"),
-        ("litres", 1, "there is no budget in 'litres'; use one of"),
+        ("litres", 1, "must be one of fraction, .*'litres'"),
         ("seconds", 1, "needs a calibration"),
     ],
 )
-def test_bad_amounts_get_one_sentence(unit: str, amount: float, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_bad_amounts_are_refused(unit: str, amount: float, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         keep_for(MLP, unit, amount)
 
 
@@ -228,20 +228,20 @@ def test_a_network_with_nothing_to_prune_is_whole_or_nothing() -> None:
 
 
 @given(st.floats(1, 400), st.integers(1, 200), st.booleans())
-def test_seconds_are_kept_to(amount: float, steps: int, linked: bool) -> None:
+def test_budgets_in_seconds_are_kept(amount: float, steps: int, linked: bool) -> None:
     device = FAST if linked else replace(FAST, down=None, up=None)
-    prices = CostModel(MLP)
+    costs = CostModel(MLP)
 
     def seconds(keep: float) -> float:
-        price = prices.at(keep)
-        return device.seconds_of_round(keep, steps, price.bytes_down, price.bytes_up)
+        cost = costs.at(keep)
+        return device.seconds_of_round(keep, steps, cost.bytes_down, cost.bytes_up)
 
     try:
-        keep = prices.keep_for("seconds", amount, device, steps)
+        keep = costs.keep_for("seconds", amount, device, steps)
     except InputError as error:
-        told = float(re.findall(r"give at least (\S+?);", str(error))[0])
-        assert amount < told
-        assert prices.keep_for("seconds", told, device, steps) > 0
+        least = float(re.findall(r"give at least (\S+?);", str(error))[0])
+        assert amount < least
+        assert costs.keep_for("seconds", least, device, steps) > 0
         return
     assert seconds(keep) <= amount
     assert keep == 1 or seconds(keep + 1e-5) > amount
@@ -250,9 +250,9 @@ def test_seconds_are_kept_to(amount: float, steps: int, linked: bool) -> None:
 def test_seconds_need_the_right_calibration_and_steps() -> None:
     with pytest.raises(InputError, match="needs the steps of a round"):
         keep_for(MLP, "seconds", 1, FAST)
-    with pytest.raises(InputError, match="of pruning weights"):
+    with pytest.raises(InputError, match="for pruning weights"):
         keep_for(MLP, "seconds", 1, FAST, units=True, steps=1)
-    with pytest.raises(InputError, match="of mlp, a model of another size"):
+    with pytest.raises(InputError, match="for mlp, a model of another size"):
         keep_for(PAPER["lenet"], "seconds", 1, FAST, steps=1)
     flat = replace(FAST, points=((0.5, 1.0), (1.0, 0.9)), down=None, up=None)
     assert keep_for(MLP, "seconds", 1.0, flat, steps=1) == 1.0

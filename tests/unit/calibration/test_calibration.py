@@ -1,4 +1,4 @@
-"""Steps that were timed on a device: the line through them, their file, and the command that measures."""
+"""Calibrations: the line through timed steps, their file, and the command that measures."""
 
 import json
 import math
@@ -58,8 +58,8 @@ def test_a_line_finds_a_line(base: float, slope: float, first: float) -> None:
 
 @given(points, st.booleans(), st.none() | st.floats(1, 1e12))
 def test_a_calibration_survives_json(some: list[tuple[float, float]], units: bool, rate: float | None) -> None:
-    made = Calibration("devïce", "m", 3, units, 10, tuple(sorted(some)), rate, None)
-    assert Calibration.from_json(made.to_json()) == made
+    calibration = Calibration("devïce", "m", 3, units, 10, tuple(sorted(some)), rate, None)
+    assert Calibration.from_json(calibration.to_json()) == calibration
 
 
 def damage(**changes: object) -> str:
@@ -82,16 +82,16 @@ def damage(**changes: object) -> str:
         damage(line={"base": "a", "slope": 1, "residual": 0}),
     ],
 )  # fmt: skip
-def test_damaged_json_gets_one_sentence(text: str, tmp_path: Path) -> None:
+def test_damaged_json_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "device.json"
     path.write_text(text)
-    with pytest.raises(InputError, match="is no calibration, or is damaged") as caught:
+    with pytest.raises(InputError, match="is not a calibration") as caught:
         Calibration.load(path)
-    assert "fedcover calibrate --out" in str(caught.value)
+    assert "fedcover calibrate steps --out" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         Calibration.load(tmp_path / "none.json")
     (tmp_path / "odd").write_bytes(b"\xff\xfe\x00")
@@ -99,49 +99,50 @@ def test_a_file_that_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
         Calibration.load(tmp_path / "odd")
 
 
-def test_the_finding_says_what_pruning_buys() -> None:
+def test_the_finding_compares_keeps() -> None:
     assert "makes this device faster: keep 0.5 saves 50%" in FAST.finding
     flat = replace(FAST, points=((0.5, 1.0), (1.0, 0.9)), units=True)
     assert "pruning whole units does not make this device faster" in flat.finding
     noisy = replace(FAST, points=((0.25, 1.0), (0.5, 1.4), (0.75, 0.9), (1.0, 1.3)))
     assert "hardly" in noisy.finding
-    two = replace(FAST, points=((0.5, 0.93), (1.0, 1.0)), units=True)  # two points are on their line, noise or not
+    two = replace(FAST, points=((0.5, 0.93), (1.0, 1.0)), units=True)  # two points are always on their line
     assert "makes this device faster: keep 0.5 saves 7%" in two.finding
     assert "hardly" in replace(two, spread=0.05).finding
     assert "hardly" not in replace(FAST, spread=0.05).finding
 
 
-def test_the_spread_is_that_of_the_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spread_is_measured_over_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     times = [(1.0, 3.0, 2.0, 2.0, 9.0), (4.0, 4.0, 4.5, 4.0, 4.0)]
     monkeypatch.setattr(timing, "timed", lambda engine, jobs, repeats: times)
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    found = calibrate(net, torch.zeros(2, 4), keeps=(0.5, 1), repeats=5)
-    assert (found.points, found.spread) == (((0.5, 2.0), (1.0, 4.0)), 1.0)
-    assert "hardly" in found.finding
-    earlier = {key: value for key, value in json.loads(found.to_json()).items() if key != "spread"}
-    assert Calibration.from_json(json.dumps(earlier)) == replace(found, spread=0.0)
+    calibration = calibrate(net, torch.zeros(2, 4), keeps=(0.5, 1), repeats=5)
+    assert (calibration.points, calibration.spread) == (((0.5, 2.0), (1.0, 4.0)), 1.0)
+    assert "hardly" in calibration.finding
+    earlier = {key: value for key, value in json.loads(calibration.to_json()).items() if key != "spread"}
+    assert Calibration.from_json(json.dumps(earlier)) == replace(calibration, spread=0.0)
 
 
 def test_a_real_calibration_is_sane() -> None:
     torch.manual_seed(0)
     wide = nn.Sequential(nn.Linear(512, 768), nn.ReLU(), nn.Linear(768, 10))
     before = params_of(wide)
-    for _ in range(4):  # a machine that others use may need another try
-        found = calibrate(wide, torch.zeros(2, 512), keeps=(1, 0.1, 0.5), batch=8, units=True, repeats=5)
-        if found.line.slope > 0:
+    for _ in range(4):  # on a busy machine the first try may be too noisy
+        calibration = calibrate(wide, torch.zeros(2, 512), keeps=(1, 0.1, 0.5), batch=8, units=True, repeats=5)
+        if calibration.line.slope > 0:
             break
-    assert [keep for keep, _ in found.points] == [0.1, 0.5, 1]
-    assert all(0 < seconds < 1 for _, seconds in found.points)
-    assert found.line.slope > 0, "cutting nine units of ten out of a wide layer saves time on any machine"
-    assert found.batch == 8
-    assert found.model == "Sequential"
-    assert "torch" in found.device
+    assert [keep for keep, _ in calibration.points] == [0.1, 0.5, 1]
+    assert all(0 < seconds < 1 for _, seconds in calibration.points)
+    assert calibration.line.slope > 0, "removing nine units of ten from a wide layer saves time on any machine"
+    assert calibration.batch == 8
+    assert calibration.model == "Sequential"
+    assert "torch" in calibration.device
     assert all(torch.equal(before[name], tensor) for name, tensor in wide.named_parameters())
-    keep = keep_for(trace(wide, torch.zeros(2, 512)), "seconds", found.seconds_of_round(0.5, 10), found, True, steps=10)
+    seconds = calibration.seconds_of_round(0.5, 10)
+    keep = keep_for(trace(wide, torch.zeros(2, 512)), "seconds", seconds, calibration, True, steps=10)
     assert keep == pytest.approx(0.5, abs=0.01)
 
 
-def test_calibrating_asks_for_what_it_needs() -> None:
+def test_calibrate_refuses_invalid_arguments() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     with pytest.raises(InputError, match="two or more"):
         calibrate(net, torch.zeros(2, 4), keeps=[0.5, 0.5])
@@ -239,7 +240,7 @@ def test_a_file_that_cannot_be_written_is_found_before_timing(
     assert not (tmp_path / "new").exists()
 
 
-def test_units_of_a_budget_are_five() -> None:
+def test_budgets_have_five_units() -> None:
     assert UNITS == ("fraction", "parameters", "macs", "bytes", "seconds")
     assert fc.Budget(keep_for(MLP, "macs", 100_000)).keep < 1
 
@@ -288,4 +289,4 @@ def test_seconds_of_weights_are_of_batch_norms_as_federations_train_them() -> No
     seconds, fixed = weight_seconds(net, torch.zeros(2, 8), keeps=(0.5,), batch=2, repeats=1)
     assert list(seconds) == ["0.weight"]
     assert fixed > 0
-    assert not bool(net[1].running_mean.any())  # the caller's network is as it was
+    assert not bool(net[1].running_mean.any())  # the caller's model is unchanged
