@@ -1,0 +1,190 @@
+"""Studies: the policies they compare have equal budgets, and the verdict follows from the numbers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedcover as fc
+from fedcover.data import Split
+from fedcover.models import MLP, build
+from fedcover.params import count, params_of
+from fedcover.policies import POLICIES
+from fedcover_experiments import runner
+from fedcover_experiments.results import Outcome, Results, load, provenance_of, save
+from fedcover_experiments.runner import Experiment, ExperimentRun
+from fedcover_experiments.statistics import holm
+from fedcover_experiments.studies import STUDIES, coverage, methods
+from fedcover_experiments.studies.figures import study_figure
+from fedcover_experiments.studies.report import cells, data_titles, rows, tally
+
+DOCS = Path(__file__).parents[3] / "docs" / "study"
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize("code", coverage.BUDGETS)
+def test_all_kinds_of_masks_have_the_same_budgets(code: str) -> None:
+    theta, structure = params_of(MLP()), fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
+    keeps = [budget.keep for budget in fc.parse_code(code)]
+    fixed = count(theta) - theta["fc1.weight"].numel()
+    gammas = {}
+    for kind in coverage.KINDS:
+        budgets = fc.parse_code(coverage.star_code(code) if kind == "star" else code)
+        cohort = [fc.Client(slot, slot, budget) for slot, budget in enumerate(budgets)]
+        masks = coverage.policy_of(kind, code).bind(structure).plan(theta, cohort, fc.Round(1, 0), {})[0]
+        kept = [(count(theta, mask) - fixed) / theta["fc1.weight"].numel() for mask in masks]
+        assert kept == pytest.approx(keeps, abs=1e-5), kind
+        gammas[kind] = fc.gamma_min(fc.coverage_of(masks, theta))
+    assert gammas["most"] == int(sum(keeps))
+    assert gammas["nested"] == sum(keep == 1 for keep in keeps)
+    assert gammas["nested"] <= gammas["optimal"] <= gammas["most"]
+
+
+def test_random_masks_differ_between_clients_and_rounds() -> None:
+    theta, structure = params_of(MLP()), fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
+    policy = coverage.RandomWeights().bind(structure)
+    cohort = [fc.Client(n, n, fc.Budget(0.5)) for n in range(2)]
+    (one, two), _ = policy.plan(theta, cohort, fc.Round(1, 0), {})
+    (later, _), _ = policy.plan(theta, cohort, fc.Round(2, 0), {})
+    assert not torch.equal(one["fc1.weight"], two["fc1.weight"])
+    assert not torch.equal(one["fc1.weight"], later["fc1.weight"])
+
+
+def results_with(gains: dict[str, float], code: str = "10x0.5") -> Results:
+    outcomes = {}
+    for kind, gain in {"nested": 0.0, **gains}.items():
+        for seed in range(5):
+            accuracy = [0.9 + 0.01 * seed + gain + 0.0001 * ((seed * 7) % 3)] * 12
+            outcome = Outcome("mnist", "iid", kind, code, seed, list(accuracy), [0.1] * 12, 0.9, 3, 0.2, 1.0, 1.0)
+            outcomes[outcome.run] = outcome
+    return Results(12, [], outcomes)
+
+
+def test_the_verdict_follows_from_the_numbers() -> None:
+    study = STUDIES["coverage"]
+    results = results_with({"star": 0.02, "random": -0.03})
+    assert data_titles(study, results) == ["MNIST IID"]
+    by_policy = {cell.experiment.policy: cell for cell in cells(study, results, "MNIST IID")}
+    assert by_policy["star"].gain is not None
+    assert by_policy["star"].gain.mean == pytest.approx(2)
+    assert by_policy["random"].gain is not None
+    assert by_policy["random"].gain.mean == pytest.approx(-3)
+    assert by_policy["nested"].gain is None
+    shown = {row["policy"]: row for row in rows(study, results, "MNIST IID")}
+    assert shown["star"]["gain over nested [95 %]"].startswith("**+2.00")
+    assert len(study_figure(study, results).axes) == 1
+
+
+def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = torch.randn(500, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    examples = fc.Examples(inputs, inputs.flatten(1)[:, :10].argmax(1), classes=10)
+    monkeypatch.setattr(runner, "load", lambda name, folder: Split(examples, examples))
+    code, _, err = cli("study", "labels", "--seeds", "2", "--rounds", "1", "--out", str(tmp_path))
+    assert code == 0, err
+    text = (tmp_path / "labels.md").read_text()
+    assert f"# {STUDIES['labels'].question}" in text
+    assert "| 1111223344 | assigned | 8 |" in text
+    assert (tmp_path / "labels.svg").exists()
+    again, _, _ = cli(
+        "study", "labels", "--results", str(tmp_path / "labels.json"), "--out", str(tmp_path / "more"), "-q"
+    )
+    assert again == 0
+    assert (tmp_path / "more" / "labels.md").read_text() == text
+    assert "no study 'cover'; use one of coverage, labels, methods" in cli("study", "cover")[2]
+    assert "has no runs of svhn; use some of mnist, uniform" in cli("study", "labels", "--on", "svhn")[2]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(DOCS.glob("*.json"))])
+def test_the_committed_report_follows_from_its_results(name: str, cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("study", name, "--results", str(DOCS / f"{name}.json"), "--out", str(tmp_path), "-q")
+    assert code == 0, err
+    assert (tmp_path / f"{name}.md").read_text() == (DOCS / f"{name}.md").read_text()
+
+
+def test_results_of_another_study_are_rejected(cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("study", "coverage", "--results", str(DOCS / "labels.json"), "--out", str(tmp_path), "-q")
+    assert code == 2
+    assert "no runs of the study 'coverage'" in err
+
+
+def test_the_counts_and_gains_of_the_committed_coverage_study() -> None:
+    study, results = STUDIES["coverage"], load(DOCS / "coverage.json")
+    with_one, with_none = ({row["policy"]: row for row in tally(study, results, part)} for part in study.parts)
+    assert with_one["optimal"]["compared with nested"] == "4 better, 0 worse of 12"
+    assert with_one["star"]["compared with nested"] == "2 better, 1 worse of 12"
+    assert with_one["random"]["compared with nested"] == "0 better, 5 worse of 12"
+    assert with_one["most"]["compared with optimal"] == "0 better, 2 worse of 12"
+    assert with_none["most"]["compared with optimal"] == "0 better, 2 worse of 5"
+
+    def significant(policy: str, part: str, base: str = "nested") -> dict[str, list[float]]:
+        """Return the significant gains by data set, in rising order."""
+        against = replace(study, base=base)
+        compared = [
+            cell
+            for title in data_titles(study, results)
+            for cell in cells(against, results, title)
+            if cell.gain and cell.experiment.policy == policy and cell.experiment.code in study.parts[part]
+        ]
+        corrected = holm([cell.gain.p for cell in compared if cell.gain])
+        by_data: dict[str, list[float]] = {}
+        for cell, p in zip(compared, corrected, strict=True):
+            if p < 0.05 and cell.gain:
+                by_data.setdefault(cell.experiment.data, []).append(round(cell.gain.mean, 1))
+        return {data: sorted(gains) for data, gains in by_data.items()}
+
+    one, none = study.parts
+    assert significant("optimal", one) == {"mnist": [0.2, 0.2], "cifar10": [1.5, 2.5]}
+    assert significant("star", one) == {"mnist": [-3.7, 0.1], "cifar10": [4.7]}
+    assert significant("optimal", none) == {
+        "mnist": [-2.0, 0.4, 0.6, 1.4],
+        "cifar10": [-18.8, -10.2, -6.2, -5.6, -5.1, -3.5],
+    }
+    assert significant("star", none, base="optimal")["cifar10"] == [17.6]
+
+
+def test_the_experiments_of_the_studies() -> None:
+    assert len(STUDIES["coverage"].experiments()) == 4 * (1 + 6 * 5)
+    assert (
+        ExperimentRun(Experiment("mnist", "non-iid", "assigned", "1111223344"), 0).experiment
+        in STUDIES["labels"].experiments()
+    )
+
+
+def test_the_methods_of_the_study_have_the_same_average_budget() -> None:
+    """Counted in parameters of HeteroFL's model; grow-and-prune also holds a part of the model whole."""
+    model = build(methods.MODEL, methods.IMAGES["mnist"], methods.CLASSES, 0)
+    structure, theta = fc.trace(model, torch.zeros(2, 1, 28, 28)), params_of(model)
+    shares = {}
+    for name in ("HeteroFL", "FedRolex", "WP", "optimal", "FIARSE", "FedDST"):
+        policy = POLICIES[name]().bind(structure)
+        code = next(e.code for e in methods.experiments() if e.policy == name)
+        cohort = [fc.Client(slot, slot, budget) for slot, budget in enumerate(fc.parse_code(code))]
+        masks, _ = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
+        shares[name] = sum(count(theta, mask) for mask in masks) / len(masks) / count(theta)
+    assert shares == pytest.approx(dict.fromkeys(shares, 0.2664), abs=0.01)
+
+
+def test_the_committed_study_of_methods_has_every_policy_on_all_data() -> None:
+    study, results = STUDIES["methods"], load(DOCS / "methods.json")
+    titles = data_titles(study, results)
+    assert titles == ["MNIST IID", "MNIST non-IID", "CIFAR-10 IID", "CIFAR-10 non-IID"]
+    for title in titles:
+        table = rows(study, results, title)
+        assert [row["policy"] for row in table] == ["HeteroFL", *(name for name in POLICIES if name != "HeteroFL")]
+        assert all(float(row["s per round"]) > 0 for row in table)  # each policy was timed in a batch of its own
+
+
+def test_files_keep_their_key_for_the_policy(tmp_path: Path) -> None:
+    """Committed results name the policy ``technique``, and so do files that are written now."""
+    results = results_with({"star": 0.02})
+    entry = provenance_of("fedcover study coverage", 10, 1.0, fc.Serial(), {"mnist": "random"})
+    save(tmp_path / "results.json", results.outcomes, 12, {**entry, "policy": "star", "round_seconds": 0.5})
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["made"][0]["technique"] == "star"
+    assert all("technique" in item and "policy" not in item for item in stored["outcomes"])
+    loaded = load(tmp_path / "results.json")
+    assert loaded.outcomes == results.outcomes
+    assert loaded.provenance[0]["policy"] == "star"
