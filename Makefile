@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check setup clean bench
+.PHONY: demo test test-slow check setup clean bench docs
 
 demo: setup
 	$(BIN)/fedcover demo
@@ -21,6 +21,15 @@ check: setup
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
+
+# The documentation as a site in site/, which works offline: open site/index.html. Numbers are written into the pages first.
+docs: setup $(VENV)/.docs
+	$(BIN)/python tools/docs/fill_numbers.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[docs]'
+	touch $@
 
 setup: $(VENV)/.ready
 

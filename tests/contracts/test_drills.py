@@ -288,10 +288,10 @@ class Broken(fc.Policy):
 @pytest.mark.parametrize(
     ("how", "law"),
     [
-        ("one short", "drills fit"),
-        ("everyone rests", "drills fit"),
-        ("no such tensor", "drills fit"),
-        ("not nested", "drills fit"),
+        ("one short", "options fit"),
+        ("everyone rests", "options fit"),
+        ("no such tensor", "options fit"),
+        ("not nested", "options fit"),
         ("not the same", "same seed, same masks"),
         ("changes theta", "theta is left alone"),
         ("fails", "observes"),

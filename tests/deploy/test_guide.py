@@ -1,4 +1,4 @@
-"""docs/deploy.md, followed to the letter: the commands of its shell blocks, one after another, in an empty folder."""
+"""docs/tutorials/deploy.md, followed to the letter: its commands, one after another, in an empty folder."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from fedcover.deploy.processes.launch import check_free, free_ports
 from fedcover.errors import InputError
 from tests.deploy.conftest import Marked, slow
 
-GUIDE = Path(__file__).parents[2] / "docs" / "deploy.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "tutorials" / "deploy.md"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 
 

@@ -69,12 +69,12 @@ def test_keep_outside_its_range(cli: Cli, keep: str) -> None:
 
 def test_cohort_larger_than_the_population(cli: Cli, tmp_path: Path) -> None:
     run = ["run", *QUICK, "--set", "cohort=30", "--set", "budgets.by=client", "--out", str(tmp_path / "x")]
-    refuses(cli, run, "a cohort of 30 cannot be drawn from 20 clients", "make cohort 1 to 20")
+    refuses(cli, run, "cohort must be from 1 to the number of clients, 20; got 30")
 
 
 def test_code_and_cohort_of_different_lengths(cli: Cli, tmp_path: Path) -> None:
     run = ["run", *QUICK, "--set", "cohort=5", "--out", str(tmp_path / "x")]
-    refuses(cli, run, "the code has 10 slots but the cohort is 5", "by_client")
+    refuses(cli, run, "the code has 10 slots but cohort is 5", "by_client")
 
 
 def test_policy_with_a_wrong_shape(small_federation: Callable[..., fc.Federation]) -> None:
@@ -137,7 +137,7 @@ def test_damaged_checkpoint(cli: Cli, finished: Path, damage: str) -> None:
     newest.write_bytes(damaged[damage])
     before = snapshot(finished)
     run = ["run", "--resume", "--out", str(finished), "--set", "rounds=4", "--quiet"]
-    refuses(cli, run, str(newest), "corrupt", "delete it to resume from the checkpoint before it")
+    refuses(cli, run, str(newest), "corrupt", "delete it to resume")
     assert snapshot(finished) == before
     newest.unlink()  # the remedy
     code, _, err = cli(*run)
@@ -174,7 +174,7 @@ def test_run_folder_that_is_something_else(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("precious")
     run = ["run", *QUICK, "--out", str(tmp_path / "thesis")]
-    refuses(cli, run, "is not empty and no run folder (it holds chapter.tex)", "name a new folder")
+    refuses(cli, run, "it holds chapter.tex", "name a new folder")
     assert snapshot(tmp_path / "thesis") == {"chapter.tex": b"precious"}
     refuses(cli, ["run", *QUICK, "--out", str(tmp_path / "thesis" / "chapter.tex")], "is a file; name a folder")
 
@@ -189,7 +189,7 @@ def test_resume_with_other_settings(cli: Cli, finished: Path) -> None:
 
 def test_resume_to_fewer_rounds(cli: Cli, finished: Path) -> None:
     before = snapshot(finished)
-    refuses(cli, ["run", "--resume", "--out", str(finished), "--set", "rounds=1"], "has played 2 rounds already")
+    refuses(cli, ["run", "--resume", "--out", str(finished), "--set", "rounds=1"], "rounds must be at least 2")
     assert snapshot(finished) == before
 
 
@@ -275,7 +275,7 @@ def test_a_mask_that_removes_a_whole_layer(layer: str) -> None:
     if layer == "branch":
         assert federation.run(1).gamma_min == 1  # there is a way around it
         return
-    with pytest.raises(fc.InputError, match=r"keeps nothing of 'first.weight', so that no input.*keep at least one"):
+    with pytest.raises(fc.InputError, match=r"keeps nothing of 'first.weight'.*keep at least one"):
         federation.run(1)
 
 

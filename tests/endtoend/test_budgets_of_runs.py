@@ -139,7 +139,7 @@ def test_seconds_count_the_steps_of_the_clients_that_have_the_budget(device: Pat
         (["--unit", "macs", "--set", "budgets.code=4x7"], "7 macs cannot be met by MLP"),
         (["--unit", "seconds", "--set", "budgets.code=4x7"], "needs a calibration of the device"),
         (["--unit", "seconds", "--calibration", "none.json"], "none.json cannot be read"),
-        (["--unit", "macs", "--set", "budgets.code=3x1e9"], "the code has 3 slots but the cohort is 4"),
+        (["--unit", "macs", "--set", "budgets.code=3x1e9"], "the code has 3 slots but cohort is 4"),
         (
             ["--unit", "parameters", "--set", f"budgets.code=4x{HALF}", "--set", "policy.name=full"],
             "policy full gives every client the whole model",

@@ -49,7 +49,7 @@ def held_units(case: Case, mask: Mask) -> dict[str, torch.Tensor]:
 
 
 def test_there_are_five_policies_of_whole_units() -> None:
-    assert UNIT_POLICIES == ["HeteroFL", "random_submodels", "FedRolex", "FedEcover", "weight_complete"]
+    assert set(UNIT_POLICIES) == {"HeteroFL", "random_submodels", "FedRolex", "FedEcover", "weight_complete"}
 
 
 @given(networks(), st.sampled_from(UNIT_POLICIES), st.lists(widths, min_size=1, max_size=4), st.integers(1, 9))
@@ -320,7 +320,7 @@ def test_budgets_of_single_layers_are_refused(name: str) -> None:
     model, example = mlp(6, 4)
     policy = POLICIES[name]().bind(fc.trace(model, example))
     cohort = [fc.Client(0, 0, fc.Budget(0.5, layers=(("0", 2),), name="odd"))]
-    with pytest.raises(fc.InputError, match=r"budget 'odd' speaks of single layers.*give a keep such as 0.5"):
+    with pytest.raises(fc.InputError, match=r"budget 'odd' .*single layers.*keep.*0\.5"):
         policy.plan(params_of(model), cohort, fc.Round(1, 0), policy.start())
 
 
@@ -328,13 +328,13 @@ def test_budgets_of_single_layers_are_refused(name: str) -> None:
 @pytest.mark.parametrize("keep", [1.0, 0.5])
 def test_policies_that_are_not_bound_say_so(name: str, keep: float) -> None:
     policy, theta = POLICIES[name](), {"w": torch.zeros(4, 3)}
-    with pytest.raises(fc.InputError, match=r"not bound to a network; call policy.bind"):
+    with pytest.raises(fc.InputError, match=r"not bound.*policy\.bind"):
         policy.plan(theta, [fc.Client(0, 0, fc.Budget(keep))], fc.Round(1, 0), policy.start())
 
 
 @pytest.mark.parametrize("name", ["FIARSE", "FjORD"])
 def test_drills_of_policies_that_are_not_bound_say_so(name: str) -> None:
-    with pytest.raises(fc.InputError, match=f"{name} is not bound to a network; call policy.bind"):
+    with pytest.raises(fc.InputError, match=f"{name} is not bound"):
         POLICIES[name]().training_options(
             {"w": torch.zeros(2)}, [fc.Client(0, 0, fc.Budget(0.5))], [{}], fc.Round(1, 0), {}
         )

@@ -15,7 +15,7 @@ from fedcover.params import Mask, Params
 from fedcover.policies.base import RoundFeedback
 from fedcover.policies.fedrolex import FedRolex
 from fedcover.policies.heterofl import HeteroFL
-from fedcover.policies.unit_policy import Holding, UnitPolicy, among
+from fedcover.policies.unit_policy import HeldUnits, UnitPolicy, unit_mask
 from fedcover.structure.units import find_groups
 from tests.laws.policy_networks import mlp
 from tests.laws.test_audit import counted, least
@@ -29,8 +29,8 @@ KEEPS, ROUNDS = [0.5, 0.5], 4
 class Masked(FedRolex):
     """Without the first input, whoever holds what."""
 
-    def mask_of(self, theta: Params, client: fc.Client, holding: Holding) -> Mask:
-        mask = dict(super().mask_of(theta, client, holding))
+    def mask_of(self, theta: Params, client: fc.Client, units: HeldUnits) -> Mask:
+        mask = dict(super().mask_of(theta, client, units))
         return {**mask, "0.weight": mask["0.weight"] & (torch.arange(5) > 0)}
 
 
@@ -80,8 +80,8 @@ class Sitting(UnitPolicy):
     reads_theta = False
     holds_whole_units = True
 
-    def hold(self, cohort: Sequence[fc.Client], this_round: fc.Round, state: State) -> tuple[list[Holding], State]:
-        return [tuple(among(group.size, [group.size - 1]) for group in self.groups)] * len(cohort), state
+    def hold(self, cohort: Sequence[fc.Client], this_round: fc.Round, state: State) -> tuple[list[HeldUnits], State]:
+        return [tuple(unit_mask(group.size, [group.size - 1]) for group in self.groups)] * len(cohort), state
 
 
 OWN = [Masked, Planned, Rated, Resting, Fewer, Sitting]

@@ -1,7 +1,6 @@
 """`fedcover design`: the frontier in JSON, who holds what, and how far the paper's codes are from it."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,21 +56,6 @@ def test_no_code_of_the_paper_is_better_than_the_frontier() -> None:
         if found.given.mean_noise < same.mean_noise + 1e-6:
             on_it.add(code)
     assert {"1111223344", "1234556677", "1111444444", "1444777777"} <= on_it
-
-
-def test_the_table_of_codes_in_the_document() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
-    lines = re.findall(r"^\| (\d{10}) \|(.*)\|$", text, re.MULTILINE)
-    assert len(lines) == 17
-    for code, rest in lines:
-        gamma, noise, least, factor, best, at = (float(cell) for cell in rest.split("|"))
-        found = design_report(fc.parse_code(code))
-        assert found.given is not None
-        assert found.given.noise_factor is not None
-        same = next(point for point in found.frontier if point.gamma == gamma)
-        assert (found.given.gamma, found.chosen.gamma) == (gamma, at)
-        shown = (found.given.mean_noise, same.mean_noise, found.given.noise_factor, found.chosen.noise_factor)
-        assert shown == pytest.approx((noise, least, factor, best), abs=6e-4)
 
 
 def test_a_model_s_own_weights() -> None:

@@ -72,7 +72,7 @@ def test_freeze_after_is_that_of_pt() -> None:
         ("S-GaP", {"kappa": 0}, "policy.kappa must be a whole number of 1 or more; got 0"),
         ("HeteroFL", {"rates": [2]}, "policy.rates must be widths in (0, 1]; got 2.0"),
         ("optimal", {"gamma": -1}, "policy.gamma must be a whole number of 0 or more; got -1; it may be left out"),
-        ("optimal", {"gamma": 1, "noise": 0}, "policy optimal: ask for a coverage gamma or for a noise, not for both"),
+        ("optimal", {"gamma": 1, "noise": 0}, "policy optimal: give either gamma or noise"),
     ],
 )
 def test_what_cannot_be_set_gets_one_sentence(name: str, given: dict[str, Any], sentence: str) -> None:

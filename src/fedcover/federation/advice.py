@@ -1,4 +1,4 @@
-"""What can be done about masks that leave part of the model to nobody, or to everybody, given policy and budgets."""
+"""Advice for masks that leave part of the model to no client, or layers that are never pruned."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,20 @@ DESIGN = "design masks of single weights (--set policy.name=optimal)"
 
 
 def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], by: str) -> str:
-    """What to change so that every entry is held: ``cohort`` are the budgets of the round, ``budgets`` all there are.
+    """Return what to change so that every entry is held.
 
-    Masks of single weights by design cover the model as soon as the budgets come to one model in all; a client that
-    holds everything covers it under nearly every policy, as long as it is in the cohort.
+    Designed masks of single weights cover the model as soon as the budgets add up to one model. A client with the whole
+    model covers it under nearly every policy, as long as the client is in the cohort.
+
+    Args:
+        policy: The bound policy.
+        cohort: The budgets of the round's clients.
+        budgets: All budgets of the federation.
+        by: Whether budgets belong to a ``slot`` or to a ``client``.
 
     >>> from fedcover.policies import optimal_masks
-    >>> remedy(optimal_masks(), [Budget(0.25)] * 3, [Budget(0.25)] * 3, "slot")[:68]
-    'the budgets come to 0.75 models in all: raise them (budgets.code) to'
+    >>> remedy(optimal_masks(), [Budget(0.25)] * 3, [Budget(0.25)] * 3, "slot")[:70]
+    'the budgets add up to 0.75 models: raise them (budgets.code) to 1 or m'
     """
     total = sum(budget.keep for budget in cohort)
     designed = policy.designs_coverage
@@ -26,12 +32,12 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
     if total < 1 - 1e-9:
         also = "" if designed else f", and {DESIGN}"
         return (
-            f"the budgets come to {total:.3g} models in all: raise them (budgets.code) to 1 or more, or make the cohort"
+            f"the budgets add up to {total:.3g} models: raise them (budgets.code) to 1 or more, or make the cohort"
             f" larger (cohort){also}"
         )
     if any(budget.full for budget in cohort):
-        lost = "lower local.lr, if clients that could hold it diverged and were left out"
-        return lost if designed else f"the policy leaves it out, whatever the budgets: {DESIGN}; {lost}"
+        lost = "lower local.lr, if clients that could hold it diverged and were rejected"
+        return lost if designed else f"the policy leaves it out for all budgets: {DESIGN}; {lost}"
     if by == "client" and any(budget.full for budget in budgets):
         return f"no client with the whole model was drawn: make the cohort larger (cohort){design}"
     if designed:
@@ -39,12 +45,12 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
             "ask for a coverage of 1 (--set policy.gamma=1, without policy.noise), or give one client the whole model"
         )
     if by == "client":
-        return f"give so many clients the whole model that every cohort has one{design}"
+        return f"give the whole model to so many clients that every cohort has one{design}"
     return f"give one client the whole model{design}"
 
 
 def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[Budget]) -> str:
-    """Which layers' units a policy of units never prunes, why, and what would; empty if there are no such layers.
+    """Return a message about layers whose units a policy of units never prunes, with reasons; empty without any.
 
     >>> from torch import nn, zeros; from fedcover.structure.trace import trace; from fedcover.policies import heterofl
     >>> net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 6), nn.Softmax(1), nn.Linear(6, 2))
@@ -63,6 +69,6 @@ def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[
     name = getattr(policy, "name", None) or str(policy).partition("(")[0]
     return (
         f"{name} prunes no units of {len(left)} of the {len(structure.hidden)} hidden layers: {reasons}; a policy of"
-        f" single weights, such as WP (--set policy.name=WP), prunes these too; docs/networks.md lists the units that"
-        f" can be followed"
+        f" single weights, such as WP (--set policy.name=WP), prunes these too; docs/explanation/networks.md lists the"
+        f" units that can be followed"
     )

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a resume needs, in one file without pickle, written whole or not at all.
+"""Checkpoints: everything that resuming needs, in one file without pickle, written atomically.
 
 A checkpoint is a safetensors file: tensors ``theta/NAME``, ``policy/NAME`` and ``theory/NAME``, the history as bytes,
 and in its header the round, the fingerprint of the settings and a digest of all of it.
@@ -20,23 +20,23 @@ from fedcover.params import Params
 
 FORMAT = "fedcover-checkpoint-1"
 SIGNED = ("round", "fingerprint", "order")
-"""What the digest covers beside the tensors."""
+"""Header fields that the digest covers in addition to the tensors."""
 
 
 @dataclass(frozen=True)
 class State:
-    """A federation between two rounds: nothing else is carried over."""
+    """The state of a federation between two rounds; nothing else is carried over."""
 
     round: int
     """Rounds played so far."""
     theta: Params
     policy: dict[str, Tensor] = field(default_factory=dict)
     theory: dict[str, Tensor] = field(default_factory=dict)
-    """What certificates carry over; empty unless a federation certifies its rounds."""
+    """State of the certificates; empty unless the federation certifies its rounds."""
 
 
 def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
-    """A SHA-256 over names, shapes, types and bits of tensors, and over texts."""
+    """Return the SHA-256 of the names, shapes, types and bits of tensors, and of texts."""
     total = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -64,10 +64,10 @@ def save(path: Path, state: State, history: History, fingerprint: str) -> None:
 
 
 def load(path: Path) -> tuple[State, History, str]:
-    """The state, history and fingerprint in a checkpoint; an error if a single bit of it is off."""
+    """Return the state, history and fingerprint in a checkpoint; raise InputError if any bit is wrong."""
     from safetensors import SafetensorError, safe_open
 
-    remedy = "delete it to resume from the checkpoint before it, or start anew in another folder"
+    remedy = "delete it to resume from the previous checkpoint, or start again in another folder"
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -77,7 +77,7 @@ def load(path: Path) -> tuple[State, History, str]:
     if header.get("format") != FORMAT:
         raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
     if header.get("digest") != digest_of(tensors, *(header.get(key, "") for key in SIGNED)):
-        raise InputError(f"checkpoint {path} is corrupt: its digest is not that of its contents; {remedy}")
+        raise InputError(f"checkpoint {path} is corrupt: its digest does not match its contents; {remedy}")
     parts: dict[str, Params] = {"theta": {}, "policy": {}, "theory": {}, "history": {}}
     for name in json.loads(header["order"]):
         kind, _, rest = name.partition("/")

@@ -20,12 +20,12 @@ _scratches: "WeakKeyDictionary[nn.Module, dict[torch.device, nn.Module]]" = Weak
 
 @dataclass(frozen=True)
 class Score:
-    """How a model does on a test set."""
+    """The loss and accuracy of a model on a test set."""
 
     loss: float
     accuracy: float
     by_class: Tensor
-    """Accuracy on each class; NaN for a class that the test set has not."""
+    """Accuracy on each class; NaN for a class that the test set does not contain."""
 
 
 def evaluate(
@@ -35,10 +35,16 @@ def evaluate(
     test: Examples,
     norms_from: Tensor | None = None,
 ) -> Score:
-    """The score of theta, in evaluation mode, where theta is; ``model`` lends its structure and is left as it was.
+    """Return the score of theta in evaluation mode, on theta's device.
 
-    The statistics of its batch norms are gathered over the inputs ``norms_from`` first. Where each example has several
-    labels, as the characters of a text, each counts.
+    If an example has several labels, as the characters of a text, each of them counts.
+
+    Args:
+        model: The module that theta belongs to; it is not changed.
+        loss: Maps (scores, labels) to the mean loss of a batch.
+        theta: The parameters to evaluate.
+        test: The test set.
+        norms_from: Inputs over which batch norms first gather their statistics; None without batch norms.
     """
     device = next(iter(theta.values())).device
     test, scratch = test_on(test, device), _scratch(model, device)
@@ -56,20 +62,20 @@ def evaluate(
             correct = (scores.argmax(1) == y).double().flatten()
             right.index_add_(0, y.flatten(), correct)
             seen.index_add_(0, y.flatten(), torch.ones_like(correct))
-    found = torch.cat([total.view(1), right, seen]).cpu()  # one wait for a GPU
-    right, seen = found[1:].chunk(2)
-    return Score(float(found[0]) / len(test), float(right.sum() / seen.sum()), right / seen)
+    sums = torch.cat([total.view(1), right, seen]).cpu()  # one synchronisation with a GPU
+    right, seen = sums[1:].chunk(2)
+    return Score(float(sums[0]) / len(test), float(right.sum() / seen.sum()), right / seen)
 
 
 def test_on(test: Examples, device: torch.device) -> Examples:
-    """A test set on a device; unchanged if it is there."""
+    """Return a test set on a device; the same object if it is there already."""
     if test.inputs.device == device == test.labels.device:
         return test
     return replace(test, inputs=test.inputs.to(device), labels=test.labels.to(device))
 
 
 def _scratch(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy of a model to evaluate with, made once for each device."""
+    """Return a copy of a model for evaluation, one per device."""
     copies = _scratches.setdefault(model, {})
     if device not in copies:
         copies[device] = copy.deepcopy(model).to(device)
@@ -90,11 +96,11 @@ def local_accuracy(
     test: Examples,
     norms_from: Tensor | None = None,
 ) -> float | None:
-    """sum_n p_n Acc(theta o m_n) on test data with client n's own label mix; p_n is its share of the examples.
+    """Return sum_n p_n Acc(theta o m_n) on test data with client n's label mix; p_n is its share of the examples.
 
-    Re-weighting the accuracy on each class by the client's mix is the same as testing on data of
-    that mix, and needs one pass for each different mask. Classes that the test set has not are left
-    out of a mix; a client left with none does not count. None if nobody counts.
+    Weighting the accuracy on each class by the client's mix equals testing on data of that mix, and needs one pass per
+    distinct mask. Classes that the test set does not contain are left out of a mix. A client without any class left
+    does not count; the result is None if no client counts.
     """
     test = test_on(test, next(iter(theta.values())).device)
     tested = test.label_counts().cpu() > 0

@@ -1,6 +1,6 @@
-"""The walk of a round, and runs of many.
+"""A federation: a task, its clients, a policy and budgets, and the rounds that it plays.
 
-theta -> cohort -> plan (one mask per client) -> audit (coverage, noise) -> jobs -> engine trains -> updates
+theta -> cohort -> plan (a mask per client) -> jobs -> engine trains -> updates
       -> stream into the region average -> theta' -> evaluate -> record
 """
 
@@ -49,23 +49,38 @@ from fedcover.training.task import LocalSGD, Task
 
 CPU = torch.device("cpu")
 START_EXAMPLES = 2000
-"""Training examples on which a certificate's loss at the start is measured."""
+"""Number of training examples on which certificates measure the initial loss."""
 IID_SKEW = 0.2
-"""Clients whose labels differ less than this from the population's, beyond chance, count as IID in certificates."""
+"""Certificates treat clients as IID if their labels differ less than this from the population's, beyond chance."""
 
 
 class Federation:
-    """Algorithm 1: clients that train sub-models of one shared model, averaged region by region.
+    """Algorithm 1: clients train sub-models of one shared model, which are averaged region by region.
 
-    ``budgets`` come from ``by_slot`` or ``by_client``; without them every client can afford the whole
-    model. ``weighting`` says what a client counts for in a region: all alike (``uniform``), as its
-    ``examples``, or so that the ``labels`` of the region's clients together come nearest to the population's.
-    With ``certify`` every record has a certificate: what the convergence theorem says of the round. With
-    ``require_coverage`` a round whose masks, planned for its cohort, leave an entry to nobody is an error before it is
-    trained; where budgets belong to clients, that may come after rounds that were covered. With
-    ``assign`` patterns of equal size go to the clients of a cohort that complement each other's labels. The ``average``
-    of a region is the ``mean``, or the ``median``, or ``trimmed`` at both ends: a few liars move these little.
-    See the README for a script that uses it.
+    Args:
+        task: The model, whose present parameters are theta_0, and its loss.
+        clients: The population with its training examples, from ``fedcover.data``.
+        policy: The policy that plans masks; full models (FedAvg) by default.
+        budgets: What clients can afford, from ``by_slot`` or ``by_client``; the whole model by default.
+        local: The recipe of local training.
+        cohort: Number of clients in a round.
+        seed: Seed of every random draw.
+        weighting: Weight of a client in a region: ``uniform``; ``examples``, by its number of examples; or ``labels``,
+            such that the mixed labels of the region's clients come as close as possible to the population's.
+        engine: What trains the clients; ``Serial()`` by default.
+        certify: Add a certificate to every record: what the convergence theorem states about the round.
+        require_coverage: Raise an error before a round is trained whose masks leave an entry to no client. If budgets
+            belong to clients, this may happen after rounds that were covered.
+        assign: Exchange patterns of equal size within a cohort such that labels of holders complement each other.
+        average: How a region is averaged: ``mean``, ``median``, or ``trimmed``; the last two are robust to a few
+            malicious clients.
+        trim: With ``trimmed``, the share of a region's clients that is cut off at each end.
+
+    Raises:
+        InputError: If the arguments do not fit together; the message says how to fix them.
+
+    Example:
+        ``examples/01_your_own.py`` is a complete script.
     """
 
     def __init__(
@@ -95,22 +110,20 @@ class Federation:
         self._iid = certify and clients.tells_labels and label_skew(clients) < IID_SKEW
         check_whole("cohort", cohort, 1)
         if cohort > len(clients):
-            raise InputError(
-                f"a cohort of {cohort} cannot be drawn from {len(clients)} clients; make cohort 1 to {len(clients)}"
-            )
+            raise InputError(f"cohort must be from 1 to the number of clients, {len(clients)}; got {cohort}")
         self.task = task.static(clients.examples.inputs[:2])
         self.structure = trace(self.task.model, clients.examples.inputs[:2])
         sizes = {clients.number_of(client): clients.size(client) for client in range(len(clients))}
         check_batches(self.structure, sizes, self.local.batch_size)
         if self.structure.uncounted:
             names = ", ".join(self.structure.uncounted)
-            warnings.warn(f"multiply-adds of {names} cannot be counted and are left out of MACs", stacklevel=2)
+            warnings.warn(f"the multiply-adds of {names} cannot be counted and are not part of MACs", stacklevel=2)
         self.policy = (policy or full()).bind(self.structure)
         self.by = budgets.by if budgets else "slot"
         self.budgets = budgets.resolve(self.policy.codebook) if budgets else (Budget(),) * cohort
         if self.by == "slot" and len(self.budgets) != cohort:
             raise InputError(
-                f"the code has {len(self.budgets)} slots but the cohort is {cohort}; make them equal, or use by_client"
+                f"the code has {len(self.budgets)} slots but cohort is {cohort}; make them equal, or use by_client"
             )
         if len(self.budgets) > len(clients):
             raise InputError(f"there are {len(self.budgets)} budgets for {len(clients)} clients; give at most one each")
@@ -119,26 +132,35 @@ class Federation:
         self._norm_inputs: Tensor | None = None
 
     def start(self) -> State:
-        """The state before round 1."""
+        """Return the state before the first round."""
         return State(0, {name: tensor.clone() for name, tensor in self.theta0.items()}, self.policy.start())
 
     def play_round(self, state: State, test: Examples | None = None, local: bool = False) -> tuple[State, RoundRecord]:
-        """One round: the state after it, and its record. ``local`` asks for local accuracy too."""
-        with one_thread(), self.engine.playing():  # one thread: the record's sums are then the same on every machine
-            begun = self.begin_round(state, self.engine.device)
-            return self.end_round(begun, self.engine.train(begun.jobs), test, local, self.engine.together)
+        """Play one round.
+
+        Args:
+            state: The state before the round.
+            test: A test set on which to evaluate the new model.
+            local: Also measure local accuracy.
+
+        Returns:
+            The state after the round, and its record.
+        """
+        with one_thread(), self.engine.playing():  # one thread makes the record's sums equal on every machine
+            planned = self.begin_round(state, self.engine.device)
+            return self.end_round(planned, self.engine.train(planned.jobs), test, local, self.engine.together)
 
     def begin_round(self, state: State, device: torch.device = CPU) -> PlannedRound:
-        """The first half of a round: a cohort, its masks, and a job for each client, on a device."""
+        """Draw a cohort and plan its masks; return the round with one job per client, on a device."""
         clock = Clock()
         state = replace(state, theta=on_device(state.theta, device), theory=on_device(state.theory, device))
         this_round = Round(state.round + 1, self.seed)
         ids = sample_ids(len(self.clients), self.cohort, this_round)
-        sizes, names = [self.clients.size(i) for i in ids], [self.clients.number_of(i) for i in ids]
-        cohort = self._assigned(cohort_of(ids, sizes, self.budgets, self.by, names))
+        sizes, numbers = [self.clients.size(i) for i in ids], [self.clients.number_of(i) for i in ids]
+        cohort = self._assigned(cohort_of(ids, sizes, self.budgets, self.by, numbers))
         if self.policy.wants_classes:
             cohort = [replace(client, classes=self.clients.classes_of(client.id)) for client in cohort]
-        cohort, masks, training_options, memory = plan_round(self.policy, state, cohort, this_round)
+        cohort, masks, training_options, policy_state = plan_round(self.policy, state, cohort, this_round)
         if self.require_coverage:
             check_coverage(coverage_of(masks, state.theta), this_round.index, self.remedy)
         norm2, noise = norm_and_noise(state.theta, masks)
@@ -148,11 +170,11 @@ class Federation:
             for client, mask, options in zip(cohort, masks, training_options, strict=True)
         ]
         clock.lap("plan")
-        return PlannedRound(this_round, state, cohort, masks, memory, norm2, noise, costs, jobs, clock)
+        return PlannedRound(this_round, state, cohort, masks, policy_state, norm2, noise, costs, jobs, clock)
 
     def end_round(
         self,
-        begun: PlannedRound,
+        planned: PlannedRound,
         updates: Iterable[ClientUpdate],
         test: Examples | None = None,
         local: bool = False,
@@ -160,17 +182,29 @@ class Federation:
         left_out: Sequence[dict[str, Any]] = (),
         wire: dict[str, Any] | None = None,
     ) -> tuple[State, RoundRecord]:
-        """The second half: updates stream into the region average, then the new theta is looked at.
+        """Average the updates of a planned round, and evaluate and record it.
 
-        Clients that sent none are ``left_out``, each as {"client": name, "reason": text}; coverage is by those who did.
-        ``wire`` is noted in the record.
+        Args:
+            planned: The round, from ``begin_round``.
+            updates: The updates of its clients, in any order; consumed as a stream.
+            test: A test set on which to evaluate the new model.
+            local: Also measure local accuracy.
+            together: Number of updates that are added to the average at once.
+            left_out: Clients without an update, each as {"client": number, "reason": text}.
+            wire: Bytes sent and received, for the record.
+
+        Returns:
+            The state after the round, and its record.
+
+        Raises:
+            ClientError: If no client's update is finite.
         """
-        this_round, state, cohort, clock = begun.this_round, begun.state, begun.cohort, begun.clock
+        this_round, state, cohort, clock = planned.this_round, planned.state, planned.cohort, planned.clock
         clock.skip()
         total = region_total(self.average, self.trim, state.theta, self.weighting)
         certifier = RunCertifier(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
-        answers, place = FeedbackSum(state.theta, begun.masks), places(cohort) if certifier else {}
-        answered: list[Mask] = []
+        feedback_sum, place = FeedbackSum(state.theta, planned.masks), places(cohort) if certifier else {}
+        masks: list[Mask] = []
         sizes: set[int] = set()
         waiting: list[ClientUpdate] = []
         losses: list[float] = []
@@ -180,60 +214,61 @@ class Federation:
         while group := list(islice(stream, together)):
             clock.lap("train")
             finite = [update.is_finite() for update in group]
-            sound = [update for update, fine in zip(group, finite, strict=True) if fine]
+            accepted = [update for update, fine in zip(group, finite, strict=True) if fine]
             if self.weighting == "labels":
-                waiting += sound  # what each counts for depends on all who answer
-            elif sound:
-                total.add_together(sound)
-            for update in sound:
-                answers.add(update)
+                waiting += accepted  # the weight of each depends on all updates
+            elif accepted:
+                total.add_together(accepted)
+            for update in accepted:
+                feedback_sum.add(update)
                 if certifier:
                     certifier.add(update, self._steps(update.examples), place[update.client])
-                    answered.append(update.mask)
+                    masks.append(update.mask)
                     sizes.add(update.examples)
-            losses += [update.train_loss for update in sound]
+            losses += [update.train_loss for update in accepted]
             rejected += [
                 {"client": self.clients.number_of(update.client), "reason": "its trained values are not all finite"}
                 for update, fine in zip(group, finite, strict=True)
                 if not fine
             ]
             clock.lap("aggregate")
-        if not answers.clients:
+        if not feedback_sum.clients:
             raise ClientError(
                 f"every client of round {this_round.index} diverged: no trained values are finite;"
-                f" lower lr (now {self.local.lr}) and start anew"
+                f" lower lr (now {self.local.lr}) and start again"
             )
         if waiting:
             weighted, label_bias = self._weighted(state.theta, waiting)
             total.add_together(weighted)
         step = self.policy.server_step(this_round)
         theta = step_towards(state.theta, total.mean(), step)
-        feedback = answers.feedback()
+        feedback = feedback_sum.feedback()
         counts = feedback.counts
-        memory = observe_round(self.policy, theta, feedback, this_round, begun.memory)
+        policy_state = observe_round(self.policy, theta, feedback, this_round, planned.policy_state)
         certificate, theory = None, state.theory
         if certifier:
-            facts = measure(state.theta, answered, this_round.index, count_regions=not self._iid)
+            facts = measure(state.theta, masks, this_round.index, count_regions=not self._iid)
             beyond = {
                 "weighed": self.weighting == "labels" or (self.weighting == "examples" and len(sizes) > 1),
                 "part": step != 1.0,
                 "robust": self.average != "mean",
-                "drilled": any(job.options and not job.options.plain for job in begun.jobs),
+                "drilled": any(job.options and not job.options.plain for job in planned.jobs),
             }
-            why = [name for name, so in beyond.items() if so]
+            why = [reason for reason, applies in beyond.items() if applies]
             certificate, theory = certifier.close(facts, counts, theta, self._start_loss(state), why, self.remedy)
         clock.lap("aggregate")
 
-        shown = on_device(shown_in(memory), device_of(theta))
+        shown = on_device(shown_in(policy_state), device_of(theta))
         score = self._score(prune(theta, shown) if shown else theta, test) if test else None
-        looks = test and local and self.clients.tells_labels
-        own = self._local_accuracy(theta, cohort, begun.masks, test) if test and looks else None
+        local_accuracy = None
+        if test and local and self.clients.tells_labels:
+            local_accuracy = self._local_accuracy(theta, cohort, planned.masks, test)
         clock.lap("evaluate")
         record = make_record(
-            this_round, cohort, counts, begun.noise, begun.costs, self._full, losses, score, own, rejected,
-            clock.seconds, begun.norm2, certificate, label_bias, wire,
+            this_round, cohort, counts, planned.noise, planned.costs, self._full, losses, score, local_accuracy,
+            rejected, clock.seconds, planned.norm2, certificate, label_bias, wire,
         )  # fmt: skip
-        return State(this_round.index, theta, memory, theory), record
+        return State(this_round.index, theta, policy_state, theory), record
 
     def run(
         self,
@@ -247,12 +282,22 @@ class Federation:
         settings: Settings | None = None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
     ) -> History:
-        """The history of this many rounds from theta_0.
+        """Play rounds from theta_0 and return their history.
 
-        ``evaluate_on`` is a test set, looked at every ``evaluate_every`` rounds and after the last; local
-        accuracy every ``local_every`` rounds (0: only after the last). With ``out`` the run goes into a
-        folder, from which ``resume`` continues to the same bits. ``settings`` is what the folder's
-        config.toml shows; by default what this federation knows of itself.
+        Args:
+            rounds: Number of rounds.
+            evaluate_on: A test set: ``Examples``, a pair of arrays, or a torch ``Dataset``.
+            evaluate_every: Rounds between evaluations; the last round is always evaluated.
+            local_every: Rounds between measurements of local accuracy; 0 for only after the last round.
+            out: Folder for the run: settings, history, checkpoints and summary.
+            resume: Continue the run in ``out``, bit-identical to an uninterrupted run.
+            checkpoint_every: Rounds between checkpoints.
+            settings: What config.toml in the folder shows; by default the federation's own description.
+            on_round: Called with the record of each round.
+
+        Raises:
+            InputError: If the folder cannot be used, or holds another run.
+            ClientError: If a client fails, or all clients of a round diverge.
         """
         schedule = Schedule(rounds, evaluate_every, local_every, checkpoint_every)
         test = self.test_set(evaluate_on) if evaluate_on is not None else None
@@ -260,18 +305,18 @@ class Federation:
         return run_all_rounds([run], schedule, self.engine)[0]
 
     def remedy(self, index: int) -> str:
-        """What to do about masks that leave part of the model to nobody in this round."""
+        """Return what to change if the masks of a round leave part of the model to no client."""
         ids = sample_ids(len(self.clients), self.cohort, Round(index, self.seed))
         cohort = cohort_of(ids, [1] * len(ids), self.budgets, self.by)
         return remedy(self.policy, [client.budget for client in cohort], self.budgets, self.by)
 
-    def test_set(self, given: Any) -> Examples:
-        """The test set, with at least as many classes as the training set."""
-        test = as_examples(given)
+    def test_set(self, data: Any) -> Examples:
+        """Return the test set, with at least as many classes as the training set."""
+        test = as_examples(data)
         return replace(test, classes=max(test.classes, self.clients.examples.classes))
 
     def _assigned(self, cohort: list[Client]) -> list[Client]:
-        """The cohort, with patterns of equal size exchanged if that is asked for."""
+        """Return the cohort, with patterns of equal size exchanged if ``assign`` is set."""
         if self._labels is None or not self.assign:
             return cohort
         mixes = torch.stack([self.clients.label_mix(client.id) for client in cohort])
@@ -279,31 +324,31 @@ class Federation:
         return [replace(client, budget=cohort[place].budget) for client, place in zip(cohort, places, strict=True)]
 
     def _weighted(self, theta: Params, updates: Sequence[ClientUpdate]) -> tuple[list[ClientUpdate], dict[str, float]]:
-        """The updates with what their entries count for by labels, as if only these clients were in the round.
+        """Return the updates with weights by labels, as if only these clients were in the round.
 
-        And what is left of the labels' bias.
+        Also return the remaining bias of the labels.
         """
         assert self._labels is not None
         mixes = torch.stack([self.clients.label_mix(update.client) for update in updates])
         ridge = chance(self._labels, sum(self.clients.size(update.client) for update in updates) / len(updates))
         balance = region_weights([update.mask for update in updates], theta, mixes, self._labels, ridge)
-        weighted = [replace(update, weights=own) for update, own in zip(updates, balance.clients, strict=True)]
+        weighted = [replace(update, weights=w) for update, w in zip(updates, balance.clients, strict=True)]
         return weighted, balance.bias()
 
     def _start_loss(self, state: State) -> float:
-        """The loss on training examples before the first round; not asked for later."""
+        """Return the loss on training examples before the first round; NaN later."""
         if state.round:
             return math.nan
-        some = self.clients.examples
-        few = replace(some, inputs=some.inputs[:START_EXAMPLES], labels=some.labels[:START_EXAMPLES])
-        return self._score(state.theta, few).loss
+        train = self.clients.examples
+        first = replace(train, inputs=train.inputs[:START_EXAMPLES], labels=train.labels[:START_EXAMPLES])
+        return self._score(state.theta, first).loss
 
     def _score(self, theta: Params, test: Examples) -> Score:
-        """The score of a whole model on a test set."""
+        """Return the score of a whole model on a test set."""
         return evaluate(self.task.model, self.task.loss, theta, test, self._norms_from(theta))
 
     def _norms_from(self, theta: Params) -> Tensor | None:
-        """Clients' inputs, where theta is, over which batch norms gather statistics; None if there are no such."""
+        """Return inputs over which batch norms gather statistics, on theta's device; None without batch norms."""
         if not has_statistics(self.task.model):
             return None
         device = device_of(theta)
@@ -323,20 +368,21 @@ class Federation:
         this_round: Round,
     ) -> list[Cost]:
         distinct = {id(mask): (mask, client) for mask, client in zip(masks, cohort, strict=True)}
-        known = dict(zip(distinct, costs_of(self.structure, [mask for mask, _ in distinct.values()]), strict=True))
+        costs = costs_of(self.structure, [mask for mask, _ in distinct.values()])
+        cost_of_mask = dict(zip(distinct, costs, strict=True))
         for key, (mask, client) in distinct.items():
             whose = f"the mask of policy {self.policy} for client {client.number} in round {this_round.index}"
-            if known[key].parameters == 0:
+            if cost_of_mask[key].parameters == 0:
                 raise InputError(f"{whose} keeps nothing; keep at least one entry")
-            if (gone := known[key].gone) and not carries(self.structure, prune(theta, mask)):
+            if (empty := cost_of_mask[key].gone) and not carries(self.structure, prune(theta, mask)):
                 raise InputError(
-                    f"{whose} keeps nothing of '{gone[0]}', so that no input reaches the output; raise the budget"
+                    f"{whose} keeps nothing of '{empty[0]}', so no input reaches the output; raise the budget"
                     f" '{client.budget}', or keep at least one entry of each layer in the policy"
                 )
         return [
-            with_extras(known[id(mask)], self._full, bool(options.report), options.regrow is not None)
+            with_extras(cost_of_mask[id(mask)], self._full, bool(options.report), options.regrow is not None)
             if options
-            else known[id(mask)]
+            else cost_of_mask[id(mask)]
             for mask, options in zip(masks, training_options, strict=True)
         ]
 

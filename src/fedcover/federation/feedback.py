@@ -1,4 +1,4 @@
-"""What a round's clients sent back, as running sums: memory does not grow with the cohort."""
+"""The feedback of a round as running sums, so that memory does not grow with the cohort."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,13 +12,13 @@ from fedcover.policies.base import RoundFeedback
 
 
 class FeedbackSum:
-    """Coverage by the masks that came back, and the mean of the reports.
+    """The coverage by the masks of updates, and the mean of their gradient reports.
 
     >>> theta = {"w": torch.zeros(2)}
-    >>> answers = FeedbackSum(theta, [{}, {}])
+    >>> total = FeedbackSum(theta, [{}, {}])
     >>> for values in ([1.0, 2.0], [3.0, 2.0]):
-    ...     answers.add(ClientUpdate(0, theta, {}, report={"w": torch.tensor(values)}))
-    >>> feedback = answers.feedback()
+    ...     total.add(ClientUpdate(0, theta, {}, report={"w": torch.tensor(values)}))
+    >>> feedback = total.feedback()
     >>> feedback.counts["w"].tolist(), feedback.report["w"].tolist()
     ([2, 2], [2.0, 2.0])
     """
@@ -33,10 +33,10 @@ class FeedbackSum:
         self.clients = 0
 
     def add(self, update: ClientUpdate) -> None:
-        """Take in one client."""
+        """Add the update of one client."""
         self.clients += 1
         if id(update.mask) in self._planned:
-            self._masks.append(update.mask)  # it is in memory anyway
+            self._masks.append(update.mask)  # it is in memory in any case
         else:
             own = coverage_of([update.mask], self._theta)
             self._others = {name: self._others[name] + own[name] if self._others else own[name] for name in own}
@@ -48,7 +48,7 @@ class FeedbackSum:
             self._reported += 1
 
     def feedback(self) -> RoundFeedback:
-        """The sums so far."""
+        """Return the feedback of the updates so far."""
         counts = coverage_of(self._masks, self._theta)
         if self._others:
             counts = {name: count + self._others[name] for name, count in counts.items()}

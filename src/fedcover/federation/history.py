@@ -1,4 +1,4 @@
-"""What happened, round by round: one record a round, one JSON line a record."""
+"""The history of a run: one record per round, one JSON line per record."""
 
 import json
 import os
@@ -23,14 +23,14 @@ class LayerCoverage:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """Everything measured in one round; ``seconds`` is left out of comparisons.
+    """Everything measured in one round; comparisons ignore ``seconds``.
 
     Lists run over ``cohort``, in its order.
     """
 
     round: int
     cohort: list[int]
-    """The numbers by which clients are known: those of their devices, where they have such."""
+    """The numbers of the clients: those of their devices, or their ids."""
     gamma_min: int
     """Least number of clients that held any one entry (the paper's Gamma_min in this round)."""
     uncovered: float
@@ -55,38 +55,37 @@ class RoundRecord:
     """Multiply-adds of one example's forward pass, mean over the cohort."""
     macs_full: float
     rejected: list[dict[str, Any]]
-    """Clients whose update was left out, each as {"client": number, "reason": text}."""
+    """Clients whose update was rejected, each as {"client": number, "reason": text}."""
     seconds: dict[str, float] = field(compare=False)
     """Seconds by stage: plan, train, aggregate, evaluate."""
     norm2: float
     """||theta||^2 at the start of the round."""
     label_bias: dict[str, float] | None = None
-    """With weights by labels: how far the labels of regions are from the population's, in total variation. The mean
-    over entries ``before`` (uniform weights) and ``after``; what is left in the ``worst`` region, a ``worst_share`` of
-    the model."""
+    """With weights by labels: the total variation between the labels of regions and the population's. The mean over
+    entries ``before`` (uniform weights) and ``after``; the ``worst`` region and its share of the model."""
     certificate: dict[str, Any] | None = None
-    """What the convergence theorem says of the round, if the federation certifies its rounds."""
+    """What the convergence theorem states about the round, if the federation certifies its rounds."""
     wire: dict[str, Any] | None = field(default=None, compare=False)
-    """Where clients are real devices: bytes that went ``down`` to and came ``up`` from each client of the cohort, those
-    of the ``full`` model, and how many ``attempts`` the round took."""
+    """For clients on real devices: bytes sent ``down`` to and received ``up`` from each client of the cohort, the bytes
+    of the ``full`` model, and the number of ``attempts`` of the round."""
 
     def to_json(self) -> str:
-        """One line of JSON; floats are written so that they read back to the same bits."""
+        """Return one line of JSON, from which floats are read back to the same bits."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
-        """The record that ``to_json`` wrote."""
+        """Return the record that ``to_json`` wrote."""
         raw = json.loads(line)
-        known = {f.name for f in fields(cls)}
-        if odd := sorted((set(raw) ^ known) - {"wire"}):  # records of before it was there read as they did
-            raise InputError(f"a history record has missing or unknown fields {odd}; it was written by another version")
+        names = {f.name for f in fields(cls)}
+        if wrong := sorted((set(raw) ^ names) - {"wire"}):  # the oldest records have no "wire"
+            raise InputError(f"a history record has missing or unknown fields {wrong}; another version wrote it")
         raw["coverage"] = {name: LayerCoverage(**values) for name, values in raw["coverage"].items()}
         return cls(**raw)
 
 
 class History(Sequence[RoundRecord]):
-    """The records of a run, first round first. Two histories are equal if all but their seconds is.
+    """The records of a run, first round first. Two histories are equal if everything but their seconds is.
 
     ``theta`` holds the trained parameters once a run has ended.
     """
@@ -124,21 +123,21 @@ class History(Sequence[RoundRecord]):
         return min(record.gamma_min for record in self._records)
 
     def column(self, name: str) -> list[Any]:
-        """One field of every record, such as ``column("accuracy")``."""
+        """Return one field of every record, such as ``column("accuracy")``."""
         return [getattr(record, name) for record in self._records]
 
     def to_lines(self) -> str:
-        """The whole history as JSON lines."""
+        """Return the whole history as JSON lines."""
         return "".join(record.to_json() + "\n" for record in self._records)
 
     @classmethod
     def from_lines(cls, text: str) -> "History":
-        """The history that ``to_lines`` wrote."""
+        """Return the history that ``to_lines`` wrote."""
         return cls([RoundRecord.from_json(line) for line in text.splitlines() if line.strip()])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "History":
-        """The history in a ``history.jsonl`` file."""
+        """Return the history in a ``history.jsonl`` file."""
         try:
             return cls.from_lines(Path(path).read_text())
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:

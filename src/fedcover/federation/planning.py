@@ -1,4 +1,4 @@
-"""How a federation asks its policy: masks and drills before a round, what it learns after it, all of it checked."""
+"""Calls of a federation's policy: plan masks and training options before a round, observe it afterwards."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,16 +20,16 @@ CPU = torch.device("cpu")
 def plan_round(
     policy: Policy, state: State, cohort: Sequence[Client], this_round: Round
 ) -> tuple[list[Client], list[Mask], list[TrainingOptions | None], dict[str, Tensor]]:
-    """Who trains, under which masks and drills, and the policy's state; a client that may rest is left out.
+    """Return the clients that train, their masks and options, and the policy's state; resting clients are left out.
 
-    All of it is where theta is; a policy that knows the CPU alone plans there.
+    Everything is on theta's device. A policy that works only on the CPU plans there.
     """
     device = device_of(state.theta)
     where = device if policy.any_device else CPU
     theta = on_device(state.theta, where)
-    masks, memory = policy.plan(theta, cohort, this_round, on_device(state.policy, where))
+    masks, policy_state = policy.plan(theta, cohort, this_round, on_device(state.policy, where))
     _check_masks(policy, masks, theta, cohort, this_round)
-    training_options = policy.training_options(theta, cohort, masks, this_round, memory)
+    training_options = policy.training_options(theta, cohort, masks, this_round, policy_state)
     _check_drills(policy, training_options, theta, masks, cohort, this_round)
     at_work = [i for i, options in enumerate(training_options) if options is None or not options.rest]
     masks, training_options = [masks[i] for i in at_work], [training_options[i] for i in at_work]
@@ -37,17 +37,17 @@ def plan_round(
         moved = {id(mask): on_device(mask, device) if mask else FULL for mask in masks}
         masks = [moved[id(mask)] for mask in masks]
         training_options = [options and options.on_device(device) for options in training_options]
-    return [cohort[i] for i in at_work], masks, training_options, memory
+    return [cohort[i] for i in at_work], masks, training_options, policy_state
 
 
 def observe_round(
-    policy: Policy, theta: Params, feedback: RoundFeedback, this_round: Round, memory: dict[str, Tensor]
+    policy: Policy, theta: Params, feedback: RoundFeedback, this_round: Round, policy_state: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The policy's state for the next round, after it has heard of this one."""
+    """Return the policy's state for the next round, after it has observed this one."""
     where = device_of(theta) if policy.any_device else CPU
     report = on_device(feedback.report, where) if feedback.report is not None else None
     there = replace(feedback, counts=on_device(feedback.counts, where), report=report)
-    return policy.observe(on_device(theta, where), there, this_round, on_device(memory, where))
+    return policy.observe(on_device(theta, where), there, this_round, on_device(policy_state, where))
 
 
 def _check_masks(
@@ -55,7 +55,9 @@ def _check_masks(
 ) -> None:
     if not isinstance(masks, Sequence) or len(masks) != len(cohort):
         got = len(masks) if isinstance(masks, Sequence) else type(masks).__name__
-        raise InputError(f"policy {policy} returned {got} for a cohort of {len(cohort)}; return a list, one mask each")
+        raise InputError(
+            f"policy {policy} returned {got} for a cohort of {len(cohort)}; return a list with one mask per client"
+        )
     seen: set[int] = set()
     for mask, client in zip(masks, cohort, strict=True):
         if id(mask) not in seen:
@@ -75,13 +77,13 @@ def _check_drills(
     if not isinstance(training_options, Sequence) or len(training_options) != len(cohort):
         got = len(training_options) if isinstance(training_options, Sequence) else type(training_options).__name__
         raise InputError(
-            f"policy {policy} returned {got} drills for a cohort of {len(cohort)}; return a list, one each"
+            f"policy {policy} returned {got} training options for a cohort of {len(cohort)}; return one per client"
         )
     seen: set[tuple[int, int]] = set()
     for options, mask, client in zip(training_options, masks, cohort, strict=True):
         if options is not None and (id(options), id(mask)) not in seen:
-            whose = f"the drill of policy {policy} for client {client.number} in round {this_round.index}"
+            whose = f"the training options of policy {policy} for client {client.number} in round {this_round.index}"
             check_options(options, theta, mask, whose)
             seen.add((id(options), id(mask)))
     if all(options is not None and options.rest for options in training_options):
-        raise InputError(f"policy {policy} lets every client of round {this_round.index} rest; let at least one train")
+        raise InputError(f"policy {policy} lets every client of round {this_round.index} rest; at least one must train")

@@ -19,18 +19,18 @@ from fedcover.training.client import Job
 
 
 class Clock:
-    """Seconds by stage."""
+    """A stopwatch for the stages of a round."""
 
     def __init__(self) -> None:
         self.seconds = {"plan": 0.0, "train": 0.0, "aggregate": 0.0, "evaluate": 0.0}
         self._last = time.perf_counter()
 
     def skip(self) -> None:
-        """Forget the time since the last lap: it went to others."""
+        """Drop the time since the last lap."""
         self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
-        """Count the time since the last lap towards a stage."""
+        """Add the time since the last lap to a stage."""
         now = time.perf_counter()
         self.seconds[stage] += now - self._last
         self._last = now
@@ -38,14 +38,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """A round whose clients are about to train."""
+    """A round that is planned, with one job per client."""
 
     this_round: Round
     state: State
     cohort: list[Client]
     masks: list[Mask]
-    memory: dict[str, Tensor]
-    """The policy's state for the next round."""
+    policy_state: dict[str, Tensor]
+    """The policy's state after planning."""
     norm2: float
     noise: list[float]
     costs: list[Cost]
@@ -70,7 +70,7 @@ def make_record(
     label_bias: dict[str, float] | None,
     wire: dict[str, Any] | None = None,
 ) -> RoundRecord:
-    """The record of a round; lists run over the cohort, ``counts`` is the coverage by those who answered."""
+    """Return the record of a round; ``counts`` is the coverage by accepted updates, lists follow the cohort."""
     coverage = layer_coverage(counts)
     sizes = {name: layer.numel() for name, layer in counts.items()}
     return RoundRecord(
@@ -102,18 +102,18 @@ def make_record(
 
 
 def layer_coverage(counts: Mapping[str, Tensor]) -> dict[str, LayerCoverage]:
-    """How often the entries of each tensor are held."""
-    found = iter(
+    """Return the coverage of each tensor's entries."""
+    values = iter(
         numbers([n for c in counts.values() if c.numel() for n in (c.min().long(), c.sum(), c.count_nonzero())])
     )
     layers = {}
     for name, layer in counts.items():
         size = layer.numel()
-        least, total, covered = (next(found), next(found), next(found)) if size else (0, 0, 0)
+        least, total, covered = (next(values), next(values), next(values)) if size else (0, 0, 0)
         layers[name] = LayerCoverage(least, total / max(size, 1), (size - covered) / max(size, 1))
     return layers
 
 
 def _number(value: float) -> float | None:
-    """The value, or None for what JSON has no word for."""
+    """Return the value, or None if JSON cannot represent it."""
     return value if math.isfinite(value) else None

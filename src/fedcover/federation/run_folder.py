@@ -1,9 +1,9 @@
-"""A run's folder: settings, versions, history, checkpoints, summary and report.
+"""A run's folder: settings, versions, history, checkpoints and summary.
 
 ::
 
-    config.toml      the settings in full            history.jsonl   one record a round
-    versions.json    what ran it                     summary.json    when finished: the outcome
+    config.toml      all settings                    history.jsonl   one record per round
+    versions.json    versions of what ran            summary.json    the outcome, once finished
     checkpoints/     round-000012.safetensors        report.html     written by `fedcover run` and `report`
 """
 
@@ -34,23 +34,32 @@ KEPT_CHECKPOINTS = 2
 
 
 def newest_checkpoint(path: Path) -> Path | None:
-    """The newest checkpoint in a run folder, if there is one."""
-    found = [p for p in (path / "checkpoints").glob("round-*.safetensors") if p.stem.removeprefix("round-").isdecimal()]
-    return max(found, key=lambda p: int(p.stem.removeprefix("round-")), default=None)
+    """Return the newest checkpoint in a run folder; None if there is none."""
+    files = [p for p in (path / "checkpoints").glob("round-*.safetensors") if p.stem.removeprefix("round-").isdecimal()]
+    return max(files, key=lambda p: int(p.stem.removeprefix("round-")), default=None)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings that a run folder was made with."""
+    """Return the settings of the run in a folder."""
     try:
         return tomllib.loads((path / "config.toml").read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is not a run folder: it has no config.toml; name the folder of a run") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path / 'config.toml'} cannot be read ({error}); start anew with another folder") from error
+        raise InputError(f"{path / 'config.toml'} cannot be read ({error}); start again in another folder") from error
 
 
 def load_model(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
-    """The module with the parameters of a run's newest checkpoint put in, pruned if its policy has one mask for all."""
+    """Load the parameters of a run's newest checkpoint into a model and return it.
+
+    Args:
+        path: The run folder.
+        model: A module with the run's parameter names and shapes. It is changed in place, and pruned if the run's
+            policy has one mask for all clients.
+
+    Raises:
+        InputError: If there is no checkpoint, or it belongs to another model.
+    """
     newest = newest_checkpoint(Path(path))
     if newest is None:
         raise InputError(f"{path} has no checkpoint; name the folder of a run that has played a round")
@@ -58,13 +67,13 @@ def load_model(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     theta = prune(state.theta, shown_in(state.policy))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     if shapes != {name: tuple(tensor.shape) for name, tensor in theta.items()}:
-        raise InputError(f"{newest} is of another model than {type(model).__name__}: names or shapes differ")
+        raise InputError(f"{newest} belongs to another model than {type(model).__name__}: names or shapes differ")
     put_params(model, theta)
     return model
 
 
 class RunFolder:
-    """A folder that one process at a time writes a run into."""
+    """The folder of a run, written by one process at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -77,7 +86,7 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -90,9 +99,9 @@ class RunFolder:
         rounds: int,
         trim: Callable[[RoundRecord], RoundRecord] = lambda record: record,
     ) -> tuple[State, History] | None:
-        """Take the folder for a run of this many rounds: None for a new one, or where an old one stopped.
+        """Lock the folder for a run and return the state and history of the run that it holds; None if it is new.
 
-        Nothing in the folder is touched before everything has been checked.
+        Nothing in the folder is changed before everything has been checked.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; name a folder for the run")
@@ -101,56 +110,58 @@ class RunFolder:
             strangers = [p.name for p in self.path.iterdir() if p.name != ".lock"]
             if strangers:
                 raise InputError(
-                    f"{self.path} is not empty and no run folder (it holds {strangers[0]}); name a new folder"
+                    f"{self.path} is not empty and not a run folder (it holds {strangers[0]}); name a new folder"
                 )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            found = self._find(settings, fingerprint, resume, rounds) if config.exists() else None
+            stored = self._stored_run(settings, fingerprint, resume, rounds) if config.exists() else None
         except OSError as error:
             self.close()
             raise InputError(f"{self.path} cannot be written to ({error}); name another folder") from error
         except InputError:
             self.close()
             raise
-        if found:
-            found = found[0], History([trim(record) for record in found[1]])
+        if stored:
+            stored = stored[0], History([trim(record) for record in stored[1]])
         for draft in [*self.path.glob(".*.part"), *self.path.glob("checkpoints/.*.part")]:
-            draft.unlink()  # left behind by a process that was killed while it wrote
+            draft.unlink()  # left by a process that was killed while writing
         write_atomically(config, to_toml(settings))
         write_atomically(self.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
-        write_atomically(self.path / "history.jsonl", found[1].to_lines() if found else "")
+        write_atomically(self.path / "history.jsonl", stored[1].to_lines() if stored else "")
         (self.path / "summary.json").unlink(missing_ok=True)
-        return found
+        return stored
 
-    def _find(self, settings: Settings, fingerprint: str, resume: bool, rounds: int) -> tuple[State, History] | None:
-        """What the run in this folder has come to, if it is this run."""
+    def _stored_run(
+        self, settings: Settings, fingerprint: str, resume: bool, rounds: int
+    ) -> tuple[State, History] | None:
+        """Return the newest state and history in the folder; raise InputError if they belong to another run."""
         newest = newest_checkpoint(self.path)
         done = int(newest.stem.removeprefix("round-")) if newest else 0
         if not resume:
             raise InputError(
-                f"{self.path} already holds a run of {done} rounds; go on with --resume, or name another folder"
+                f"{self.path} already holds a run of {done} rounds; continue it with --resume, or name another folder"
             )
         changed = differences(read_settings(self.path), tomllib.loads(to_toml(settings)))
-        found = checkpoint.load(newest) if newest else None
-        if found and found[2] != fingerprint and not changed:
-            changed = ["its data, its loss, its first model or its kind of engine are not the same"]
+        stored = checkpoint.load(newest) if newest else None
+        if stored and stored[2] != fingerprint and not changed:
+            changed = ["the data, the loss, the initial model or the kind of engine differ"]
         if changed:
             raise InputError(
-                f"{self.path} was begun with other settings: {'; '.join(changed)};"
+                f"{self.path} was started with other settings: {'; '.join(changed)};"
                 f" resume with the same ones, or name another folder"
             )
         if done > rounds:
-            raise InputError(f"{self.path} has played {done} rounds already; ask for {done} or more")
-        return found[:2] if found else None
+            raise InputError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
+        return stored[:2] if stored else None
 
     def append(self, record: RoundRecord) -> None:
-        """Add a round's record to the history."""
+        """Append a round's record to the history."""
         with open(self.path / "history.jsonl", "a") as file:
             file.write(record.to_json() + "\n")
 
     def save(self, state: State, history: History, fingerprint: str) -> None:
-        """Write a checkpoint, and drop all but the newest few."""
+        """Write a checkpoint and delete all but the newest few."""
         folder = self.path / "checkpoints"
         checkpoint.save(folder / f"round-{state.round:06d}.safetensors", state, history, fingerprint)
         for old in sorted(folder.glob("round-*.safetensors"))[:-KEPT_CHECKPOINTS]:
@@ -161,7 +172,7 @@ class RunFolder:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _take_lock(self) -> None:
-        # The kernel drops the lock with the process, so a killed run leaves nothing stale behind.
+        # The kernel releases the lock with the process, so a killed run leaves no stale lock.
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,7 +184,7 @@ class RunFolder:
 
 
 def versions() -> dict[str, str]:
-    """What ran: the versions that a result may depend on."""
+    """Return the versions that a result may depend on."""
     return {
         "fedcover": __version__,
         "torch": torch.__version__,

@@ -1,4 +1,4 @@
-"""Many rounds: when to look, what to keep on disk, how to go on after a stop."""
+"""Runs of many rounds: when to evaluate, what to store, and how to resume."""
 
 import os
 import warnings
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many rounds, and every how many of them something is done. The last round is always looked at."""
+    """The number of rounds, and how often a run evaluates and stores. The last round is always evaluated."""
 
     rounds: int
     evaluate_every: int = 1
     local_every: int = 0
-    """Rounds between looks at local accuracy; 0 means after the last alone."""
+    """Rounds between measurements of local accuracy; 0 for only after the last round."""
     checkpoint_every: int = 1
 
     def __post_init__(self) -> None:
@@ -47,28 +47,28 @@ class Schedule:
         check_whole("local_every", self.local_every, 0)
         check_whole("checkpoint_every", self.checkpoint_every, 1)
 
-    def looks(self, index: int) -> bool:
-        """Whether this round is evaluated."""
-        return self.looks_locally(index) or index % self.evaluate_every == 0
+    def evaluates(self, index: int) -> bool:
+        """Return whether a round is evaluated."""
+        return self.evaluates_locally(index) or index % self.evaluate_every == 0
 
-    def looks_locally(self, index: int) -> bool:
-        """Whether this round's local accuracy is measured."""
+    def evaluates_locally(self, index: int) -> bool:
+        """Return whether a round's local accuracy is measured."""
         return index == self.rounds or (self.local_every > 0 and index % self.local_every == 0)
 
-    def keeps(self, index: int) -> bool:
-        """Whether this round ends with a checkpoint."""
+    def checkpoints(self, index: int) -> bool:
+        """Return whether a round ends with a checkpoint."""
         return index == self.rounds or index % self.checkpoint_every == 0
 
     def trim(self, record: RoundRecord) -> RoundRecord:
-        """A record of a shorter run's last round, without the looks that this schedule would not have taken."""
-        if not self.looks(record.round):
+        """Return the last record of a shorter run without evaluations that this schedule would not have made."""
+        if not self.evaluates(record.round):
             return replace(record, loss=None, accuracy=None, local_accuracy=None)
-        return record if self.looks_locally(record.round) else replace(record, local_accuracy=None)
+        return record if self.evaluates_locally(record.round) else replace(record, local_accuracy=None)
 
 
 @dataclass
 class Run:
-    """One federation on its way through the rounds, with its test set, its folder and who is told."""
+    """One run of a federation, with its test set, its folder and its callback."""
 
     federation: "Federation"
     test: Examples | None
@@ -81,60 +81,61 @@ class Run:
         self.state = self.federation.start()
         self.history = History()
         self._folder: RunFolder | None = None
-        self._mark = ""
+        self._fingerprint = ""
         self._warned: set[type[Warning]] = set()
         if self.out is None and self.resume:
-            raise InputError("resume needs out, the folder of the run to go on with")
+            raise InputError("resume needs out, the folder of the run to continue")
 
     def check(self, engine: Engine) -> None:
-        """An error if the engine cannot train as the policy asks, and a warning of layers that it never prunes."""
+        """Raise InputError if the engine cannot train for the policy; warn about layers that are never pruned."""
         policy = self.federation.policy
         if policy.one_by_one and engine.name == "vectorized":
             raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
-        whole = whole_sentence(policy, self.federation.structure, self.federation.budgets)
-        if whole:
-            # It points at whoever called Federation.run or run_many.
-            warnings.warn(whole, WholeLayersWarning, stacklevel=4)
+        message = whole_sentence(policy, self.federation.structure, self.federation.budgets)
+        if message:  # the warning points at the caller of Federation.run or run_many
+            warnings.warn(message, WholeLayersWarning, stacklevel=4)
 
     def open(self, schedule: Schedule, engine: Engine) -> None:
-        """Take the folder, if there is one, and what an earlier run left in it."""
+        """Lock the folder, if there is one, and restore the run that it holds."""
         if self.out is None:
             return
         if self.settings is None:
-            looks = {"every": schedule.evaluate_every, "local_every": schedule.local_every}
-            self.settings = {"rounds": schedule.rounds, **describe(self.federation, engine), "evaluate": looks}
+            evaluations = {"every": schedule.evaluate_every, "local_every": schedule.local_every}
+            self.settings = {"rounds": schedule.rounds, **describe(self.federation, engine), "evaluate": evaluations}
         arithmetic = "serial" if engine.exact else engine.name
-        self._mark = fingerprint(self.settings, arithmetic, *digests(self.federation, self.test))
+        self._fingerprint = fingerprint(self.settings, arithmetic, *digests(self.federation, self.test))
         self._folder = RunFolder(self.out)
-        found = self._folder.open(self.settings, self._mark, self.resume, schedule.rounds, schedule.trim)
-        if found:
-            self.state, self.history = found
+        stored = self._folder.open(self.settings, self._fingerprint, self.resume, schedule.rounds, schedule.trim)
+        if stored:
+            self.state, self.history = stored
 
     def keep(self, record: RoundRecord, schedule: Schedule) -> None:
-        """Write the round down, and say so if it is the first with a hole, or with steps that the theorem forbids."""
+        """Store a record; warn about the first uncovered round, and the first step size beyond the theorem's limit."""
         self.history.append(record)
         if self._folder:
             self._folder.append(record)
-            if schedule.keeps(self.state.round):
-                self._folder.save(self.state, self.history, self._mark)
+            if schedule.checkpoints(self.state.round):
+                self._folder.save(self.state, self.history, self._fingerprint)
         self.on_round(record)
-        # A policy that shows a pruned model leaves the rest to nobody on purpose.
-        meant = bool(shown_in(self.state.policy))
-        # Once each: masks that leave holes, or steps that are too large, mostly are so always.
-        # The warnings point at whoever called Federation.run or run_many.
-        if record.uncovered > 0 and not meant and CoverageWarning not in self._warned:
+        # A policy with one pruned mask for all leaves the rest to no client on purpose.
+        intended = bool(shown_in(self.state.policy))
+        # Warn once each: uncovered masks and large steps usually recur. The warnings point at the caller of
+        # Federation.run or run_many.
+        if record.uncovered > 0 and not intended and CoverageWarning not in self._warned:
             self._warned.add(CoverageWarning)
             shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
             sentence = uncovered_sentence(shares, record.round, self.federation.remedy)
             warnings.warn(sentence, CoverageWarning, stacklevel=5)
-        made = record.certificate
-        if made and made["step_holds"] is False and StepSizeWarning not in self._warned:
+        certificate = record.certificate
+        if certificate and certificate["step_holds"] is False and StepSizeWarning not in self._warned:
             self._warned.add(StepSizeWarning)
-            sentence = step_sentence(made["step_size"], made["largest_step"], made["steps"], estimated=True)
+            sentence = step_sentence(
+                certificate["step_size"], certificate["largest_step"], certificate["steps"], estimated=True
+            )
             warnings.warn(f"after round {record.round} {sentence}", StepSizeWarning, stacklevel=5)
 
     def finish(self, engine: Engine) -> History:
-        """The history, once the summary is written."""
+        """Write the summary and return the history."""
         cpu = torch.device("cpu")
         self.history.theta = prune(on_device(self.state.theta, cpu), on_device(shown_in(self.state.policy), cpu))
         if self._folder:
@@ -143,38 +144,38 @@ class Run:
         return self.history
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         if self._folder:
             self._folder.close()
 
 
 def run_all_rounds(runs: Sequence[Run], schedule: Schedule, engine: Engine) -> list[History]:
-    """The histories of federations played in lockstep: one call of the engine for all their clients a round.
+    """Play runs in lockstep and return their histories: one call of the engine per round for all their clients.
 
-    An engine that can be asked ahead gets the lanes in as many groups, and trains one while the next is planned.
+    An engine that works ahead gets the runs in ``engine.ahead`` groups, and trains one while the next is planned.
     """
     with ExitStack() as stack:
         if not engine.held:
             stack.callback(engine.close)
-        for run in runs:  # all of them, before any has a folder
+        for run in runs:  # check all of them before any folder is touched
             run.check(engine)
         for run in runs:
-            stack.callback(run.close)  # first, since opening may fail once the folder is locked
+            stack.callback(run.close)  # before opening, which may fail after the folder is locked
             run.open(schedule, engine)
-        # One thread, so that the records' sums are the same on every machine.
+        # One thread makes the records' sums equal on every machine.
         stack.enter_context(one_thread())
         stack.enter_context(engine.playing())
         _move_tests(runs, engine.device)
-        each = -(-len(runs) // engine.ahead)
-        groups = [runs[start : start + each] for start in range(0, len(runs), each)]
-        begun: deque[_Begun] = deque()
+        size = -(-len(runs) // engine.ahead)
+        groups = [runs[start : start + size] for start in range(0, len(runs), size)]
+        in_training: deque[_GroupRound] = deque()
         for index in range(min(run.state.round for run in runs) + 1, schedule.rounds + 1):
             for group in groups:
-                if len(begun) == len(groups):
-                    begun.popleft().end(schedule)
-                begun.append(_Begun(index, [run for run in group if run.state.round < index], engine))
-        for one in begun:
-            one.end(schedule)
+                if len(in_training) == len(groups):
+                    in_training.popleft().end(schedule)
+                in_training.append(_GroupRound(index, [run for run in group if run.state.round < index], engine))
+        for group_round in in_training:
+            group_round.end(schedule)
         return [run.finish(engine) for run in runs]
 
 
@@ -190,13 +191,27 @@ def run_many(
     engine: Engine | None = None,
     on_round: Callable[[int, RoundRecord], None] = lambda number, record: None,
 ) -> list[History]:
-    """The histories of several federations played in lockstep, all their clients in one engine call a round.
+    """Play several federations in lockstep, with one engine call per round for all their clients.
 
-    A sweep over rows and seeds becomes one batch on a GPU. Each federation's result is the same alone or
-    in company. ``out`` has one folder for each; ``on_round`` gets the federation's number too.
+    A sweep over settings and seeds becomes one batch on a GPU. Each federation's result is the same as if it ran alone.
+
+    Args:
+        federations: The federations; their engines are not used, except the first one's by default.
+        rounds: Number of rounds.
+        evaluate_on: A test set for all of them.
+        evaluate_every: Rounds between evaluations.
+        local_every: Rounds between measurements of local accuracy; 0 for only after the last round.
+        out: One folder per federation.
+        resume: Continue the runs in ``out``.
+        checkpoint_every: Rounds between checkpoints.
+        engine: What trains all clients.
+        on_round: Called with the federation's position in the list and the record of each round.
+
+    Returns:
+        One history per federation.
     """
     if out is not None and len(out) != len(federations):
-        raise InputError(f"{len(federations)} federations need as many folders; got {len(out)}")
+        raise InputError(f"out must have one folder per federation, {len(federations)}; got {len(out)}")
     if not federations:
         return []
     runs = [
@@ -213,37 +228,37 @@ def run_many(
     return run_all_rounds(runs, schedule, engine or federations[0].engine)
 
 
-class _Begun:
-    """A round of several lanes whose clients are being trained."""
+class _GroupRound:
+    """One round of several runs whose clients are being trained."""
 
     def __init__(self, index: int, runs: Sequence[Run], engine: Engine) -> None:
         self._index, self._runs, self._together = index, runs, engine.together
         self._rounds = [run.federation.begin_round(run.state, engine.device) for run in runs]
-        self._updates = engine.train([job for one in self._rounds for job in one.jobs])
+        self._updates = engine.train([job for planned in self._rounds for job in planned.jobs])
 
     def end(self, schedule: Schedule) -> None:
-        """Take the updates in, and write the round down."""
-        look, local = schedule.looks(self._index), schedule.looks_locally(self._index)
-        for run, begun in zip(self._runs, self._rounds, strict=True):
-            own, test = islice(self._updates, len(begun.jobs)), run.test if look else None
-            run.state, record = run.federation.end_round(begun, own, test, local, self._together)
+        """Average the updates and store the records."""
+        evaluates, local = schedule.evaluates(self._index), schedule.evaluates_locally(self._index)
+        for run, planned in zip(self._runs, self._rounds, strict=True):
+            updates, test = islice(self._updates, len(planned.jobs)), run.test if evaluates else None
+            run.state, record = run.federation.end_round(planned, updates, test, local, self._together)
             run.keep(record, schedule)
 
 
 def _move_tests(runs: Sequence[Run], device: torch.device) -> None:
-    """Put the lanes' test sets on a device, each once."""
+    """Move the runs' test sets to a device, each once."""
     moved: dict[int, tuple[Examples, Examples]] = {}
     for run in runs:
         if run.test is not None:
             key = id(run.test.inputs)
             if key not in moved:
-                moved[key] = (run.test, test_on(run.test, device))  # the first is kept, so that its id stays its own
-            there = moved[key][1]
-            run.test = replace(run.test, inputs=there.inputs, labels=there.labels)
+                moved[key] = (run.test, test_on(run.test, device))  # keep the original, so that its id is not reused
+            on_device_test = moved[key][1]
+            run.test = replace(run.test, inputs=on_device_test.inputs, labels=on_device_test.labels)
 
 
 def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
-    """What a federation knows of itself, as settings, and the engine that plays it."""
+    """Return a federation and its engine as settings."""
     return {
         "seed": federation.seed,
         "cohort": federation.cohort,
@@ -262,7 +277,7 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
 
 
 def digests(federation: "Federation", test: Examples | None) -> list[str]:
-    """Digests of theta_0, of all data and who has which, and of the loss's name: they decide a run too."""
+    """Return digests of theta_0, and of all data, their partition and the name of the loss."""
     clients, train = federation.clients, federation.clients.examples
     tensors = {"inputs": train.inputs, "labels": train.labels}
     if test is not None:
@@ -276,11 +291,11 @@ def digests(federation: "Federation", test: Examples | None) -> list[str]:
 def summary(
     federation: "Federation", history: History, name: str, test: Examples | None, engine: Engine
 ) -> dict[str, Any]:
-    """The outcome of a run, as its summary.json holds it."""
+    """Return the outcome of a run, as stored in summary.json."""
     last, clients = history.last, federation.clients
     return {
         "name": name,
-        **({"clients": [one.number for one in clients.devices]} if isinstance(clients, DevicePopulation) else {}),
+        **({"clients": [device.number for device in clients.devices]} if isinstance(clients, DevicePopulation) else {}),
         "rounds": len(history),
         "accuracy": last.accuracy,
         "loss": last.loss,
@@ -293,7 +308,7 @@ def summary(
         "bytes_down": sum(history.column("bytes_down")),
         "bytes_up": sum(history.column("bytes_up")),
         "bytes_full": sum(history.column("bytes_full")),
-        "rejected": sum(len(left_out) for left_out in history.column("rejected")),
+        "rejected": sum(len(rejected) for rejected in history.column("rejected")),
         "seconds": sum(sum(record.seconds.values()) for record in history),
         "engine": engine.name,
         "data": (test or federation.clients.examples).provenance,
@@ -303,9 +318,9 @@ def summary(
 
 
 def _mean_bias(history: History) -> dict[str, float] | None:
-    """The bias of labels, mean over the rounds that measured it; of the worst region the worst."""
-    found = [bias for bias in history.column("label_bias") if bias]
-    if not found:
+    """Return the mean label bias over the rounds that measured it, with the worst region of all."""
+    biases = [bias for bias in history.column("label_bias") if bias]
+    if not biases:
         return None
-    worst = max(found, key=lambda bias: float(bias["worst"]))
-    return {**worst, **{key: sum(bias[key] for bias in found) / len(found) for key in ("before", "after")}}
+    worst = max(biases, key=lambda bias: float(bias["worst"]))
+    return {**worst, **{key: sum(bias[key] for bias in biases) / len(biases) for key in ("before", "after")}}

@@ -1,4 +1,4 @@
-"""What a pruning policy is: theta and a cohort in, one mask for each client out."""
+"""The interface of pruning policies: theta and a cohort in, one mask per client out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,40 +15,42 @@ from fedcover.structure.trace import ModelStructure
 from fedcover.training.options import TrainingOptions
 
 State = dict[str, Tensor]
-"""What a policy carries from round to round; it goes into checkpoints."""
+"""Tensors that a policy carries from round to round; checkpoints store them."""
 
 SHOWN = "shown/"
-"""Under ``shown/NAME`` a state has the mask of the global model, where a policy has one mask for all."""
+"""Prefix of the state's entries that hold the mask of the global model, for policies with one mask for all."""
 
 
 def shown_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The mask under which the global model is evaluated and loaded; empty, for all of it, if a state has none."""
+    """Return the mask under which the global model is evaluated and loaded; empty if the whole model is."""
     return {name.removeprefix(SHOWN): kept for name, kept in state.items() if name.startswith(SHOWN)}
 
 
 @dataclass(frozen=True)
 class RoundFeedback:
-    """What a round's clients sent back, apart from the values that were averaged."""
+    """What a policy learns of a round's updates, apart from the averaged values."""
 
     clients: int
-    """How many answered with finite values."""
+    """Number of clients whose updates were accepted."""
     counts: Mapping[str, Tensor]
-    """For every entry how many of their masks hold it; clients that regrow send masks of their own."""
+    """For every entry the number of their masks that hold it. Clients that regrow their mask send the new one."""
     report: Params | None = None
-    """The mean of their reports, in double precision, over those that were asked for one."""
+    """The mean of their gradient reports, in double precision; None if no client was asked for one."""
 
 
-def check_bound(found: Collection[object], name: object) -> None:
-    """Nothing, or an error if a policy has not found the layers or units that ``bind`` gives it."""
-    if not found:
-        raise InputError(f"{name} is not bound to a network; call policy.bind(trace(model, example)) first")
+def check_bound(layers: Collection[object], name: object) -> None:
+    """Raise InputError if a policy is not bound to a model, that is, has no layers or units yet."""
+    if not layers:
+        raise InputError(f"{name} is not bound to a model; call policy.bind(trace(model, example)) first")
 
 
 class Policy(ABC):
     """The paper's P: m_{q,n} = P(theta_q, n), planned jointly for a round's cohort.
 
-    A policy hides nothing: what it must remember goes through ``plan`` as state. Equal masks should
-    be the same object, which spares work later. Randomness comes from ``this_round`` alone.
+    A policy has no hidden state: what it must remember goes through ``plan`` as ``state``. Equal masks should be the
+    same object, which saves work later. All randomness comes from ``this_round.generator``. Subclasses implement
+    ``plan``, override hooks where they need them, and declare the traits below in their own class body;
+    ``check_policy`` tests that a policy keeps the contract.
     """
 
     def __repr__(self) -> str:
@@ -57,15 +59,15 @@ class Policy(ABC):
     codebook: Codebook = QUARTERS
     """What the digits of a code mean to this policy."""
     units: bool = False
-    """Whether it prunes whole units rather than single weights; decides what budgets in parameters or bytes buy."""
+    """Whether it prunes whole units rather than single weights; budgets in parameters or bytes depend on it."""
     any_device: bool = False
-    """Whether ``plan`` works on whatever device theta is on; if not, it is given theta on the CPU."""
+    """Whether ``plan`` works on the device of theta; otherwise theta is moved to the CPU first."""
     reads_theta: bool = True
-    """Whether masks depend on theta: an audit without training then speaks of the initial theta alone."""
+    """Whether masks depend on theta; an audit without training then holds only for the initial theta."""
     moves: bool = True
     """Whether masks may change from round to round while theta and the cohort stay the same."""
     wants_classes: bool = False
-    """Whether ``plan`` asks for the classes that each client has examples of."""
+    """Whether ``plan`` needs the classes of which each client has examples."""
     ignores_budgets: bool = False
     """Whether every client holds the whole model, whatever its budget."""
     follows_patterns: bool = True
@@ -73,17 +75,16 @@ class Policy(ABC):
     designs_coverage: bool = False
     """Whether masks cover every entry as soon as the budgets of a cohort add up to one model."""
     dense_in_turn: bool = False
-    """Whether clients hold some tensors whole in turn, whatever their budgets, as grow-and-prune does."""
-
+    """Whether clients hold some tensors whole in turn, whatever their budgets, as in grow-and-prune."""
     one_by_one: bool = False
-    """Whether its drills need an engine that trains clients one by one, as serial and processes do."""
+    """Whether its training options need an engine that trains clients one by one, such as serial or processes."""
 
     def server_step(self, this_round: Round) -> float:
-        """eta of theta' = theta + eta (average - theta); 1 takes the average as it is."""
+        """Return eta of theta' = theta + eta (average - theta); with 1, theta' is the average."""
         return 1.0
 
     def bind(self, structure: ModelStructure) -> "Policy":
-        """This policy, ready for one network."""
+        """Return this policy bound to one model."""
         return self
 
     def check_budgets(self, theta: Params, budgets: Sequence[Budget]) -> None:
@@ -95,28 +96,38 @@ class Policy(ABC):
         return None
 
     def start(self) -> State:
-        """The state before the first round."""
+        """Return the state before the first round."""
         return {}
 
     @abstractmethod
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """One mask for each client of the cohort, and the state for the next round."""
+        """Return one mask per client of the cohort, and the state for the next round.
+
+        Args:
+            theta: The global parameters by name; must not be changed.
+            cohort: The clients of the round with their budgets.
+            this_round: The round's index, and its generators for random draws.
+            state: The state of the previous round; must not be changed.
+        """
 
     def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
     ) -> Sequence[TrainingOptions | None]:
-        """How each client trains beyond plain masked SGD; ``masks`` and ``state`` are what ``plan`` returned."""
+        """Return per client what its training adds to plain masked SGD, or None.
+
+        ``masks`` and ``state`` are what ``plan`` returned for this round.
+        """
         return [None] * len(cohort)
 
     def observe(self, theta: Params, feedback: RoundFeedback, this_round: Round, state: State) -> State:
-        """The state for the next round, once ``theta`` is averaged; ``state`` is what ``plan`` returned."""
+        """Return the state for the next round; ``theta`` is the new average, ``state`` what ``plan`` returned."""
         return state
 
 
 class PerClient(Policy):
-    """A policy that asks a function for each client's mask."""
+    """A policy that calls a function for each client's mask."""
 
     def __init__(self, function: Callable[[Params, Client, Round], Mask]) -> None:
         self._function = function
@@ -129,12 +140,16 @@ class PerClient(Policy):
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """One call of the function for each client."""
+        """Return the function's mask for each client, and the state unchanged."""
         return [self._function(theta, client, this_round) for client in cohort], state
 
 
 def policy(function: Callable[[Params, Client, Round], Mask]) -> PerClient:
-    """A policy made from a function (theta, client, this_round) -> mask; use it as a decorator.
+    """Make a policy of a function (theta, client, this_round) -> mask; use it as a decorator.
+
+    Args:
+        function: Maps the global parameters, a client with its budget and a round to the client's mask, a dict of
+            bool tensors; a parameter that is left out is kept whole.
 
     >>> import torch
     >>> @policy

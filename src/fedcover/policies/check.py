@@ -1,4 +1,4 @@
-"""``check_policy``: which law does a policy break?"""
+"""``check_policy``: find the law of the policy contract that a policy breaks."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,28 +19,36 @@ KEEPS = (1.0, 0.75, 0.5, 0.25)
 ROUNDS = 5
 
 LAWS = {
-    "runs": "plan must not raise on a cohort with budgets 1, 0.75, 0.5 and 0.25",
-    "one mask each": "plan returns one mask for each client of the cohort",
-    "masks fit": "a mask maps parameter names to bool tensors of the parameter's own shape",
-    "something is kept": "a mask keeps at least one entry",
-    "budgets are met": "a client that cannot afford the model does not get all of it, nor more than a richer one",
-    "theta is left alone": "plan does not change theta",
-    "same seed, same masks": "masks depend on theta, the cohort, the round and the state alone",
-    "no global randomness": "plan draws from this_round.generator(...), never from torch's global generator",
-    "state is tensors": "the state is a dict of tensors, so that a checkpoint can hold it",
-    "state is left alone": "plan, drills and observe return a new state and do not change the one they are given",
-    "drills fit": "drills returns for each client None or a Drill that fits theta and the client's mask; one trains",
-    "same seed, same state": "what observe returns depends on what it is given alone",
-    "observes": "observe must not raise on coverage and reports like those of a round",
+    "runs": "plan must not raise for a cohort with budgets 1, 0.75, 0.5 and 0.25",
+    "one mask each": "plan must return one mask per client of the cohort",
+    "masks fit": "a mask must map parameter names to bool tensors of the parameter's shape",
+    "something is kept": "a mask must keep at least one entry",
+    "budgets are met": "a smaller budget must not get the whole model, nor more than a larger one",
+    "theta is left alone": "plan, training_options and observe must not change theta",
+    "same seed, same masks": "masks must depend only on theta, the cohort, the round and the state",
+    "no global randomness": "draws must come from this_round.generator(...), never from torch's global generator",
+    "state is tensors": "the state must be a dict of tensors, so that checkpoints can store it",
+    "state is left alone": "plan, training_options and observe must leave the state they get unchanged",
+    "options fit": "training_options must return per client None or TrainingOptions that fit its mask; one must train",
+    "same seed, same state": "the result of observe must depend only on its arguments",
+    "observes": "observe must not raise for the coverage and gradient reports of a round",
 }
-"""The laws that ``check_policy`` tests."""
+"""The laws that ``check_policy`` tests, each with its rule."""
 
 
 def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 0) -> None:
-    """Nothing if the policy keeps every law on this model; otherwise an error that names the law.
+    """Raise InputError, naming the law, if a policy breaks a law of the policy contract.
 
-    ``example`` is a batch of inputs for the model. The rounds are played without training; theta is
-    shaken a little between them.
+    The policy plans a few rounds for four clients. Nothing is trained; theta is perturbed between rounds.
+
+    Args:
+        policy: The policy, not yet bound.
+        model: The model to bind it to.
+        example: A batch of inputs for the model.
+        seed: Seed of the rounds.
+
+    Raises:
+        InputError: If a law is broken; ``fedcover.policies.check.LAWS`` lists them.
 
     >>> from fedcover.policies.weight_pruning import weight_pruning
     >>> check_policy(weight_pruning(), nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)), torch.zeros(2, 8))
@@ -65,7 +73,7 @@ def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 
         training_options = _options(bound, theta, cohort, masks, this_round, after, broken)
         theta, after = _played(bound, theta, masks, training_options, this_round, after, broken)
         if not torch.equal(ambient, torch.default_generator.get_state()):
-            raise broken("no global randomness", "drills or observe moved torch's global generator")
+            raise broken("no global randomness", "training_options or observe moved torch's global generator")
         if not _same(before[1], state):
             raise broken("state is left alone", "a tensor of the state was changed in place")
         state = after
@@ -73,7 +81,7 @@ def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 
 
 def _check_state(state: object, theta: Params, broken: Callable[[str, str], InputError]) -> None:
     if not isinstance(state, dict) or any(not isinstance(value, Tensor) for value in state.values()):
-        raise broken("state is tensors", f"it returned {type(state).__name__} with other values")
+        raise broken("state is tensors", f"it returned a {type(state).__name__} with other values")
     try:
         check_mask(shown_in(state), theta, "the mask under shown/ in its state")
     except InputError as error:
@@ -97,29 +105,29 @@ def _options(
     state: State,
     broken: Callable[[str, str], InputError],
 ) -> list[TrainingOptions | None]:
-    """The drills, which must fit, be the same when asked for twice, and leave theta and the state alone."""
+    """Return the training options, which must fit, be reproducible, and leave theta and the state unchanged."""
     before = [_copied(theta), _copied(state)]
     try:
         training_options, again = (
             list(policy.training_options(theta, cohort, masks, this_round, dict(state))) for _ in range(2)
         )
     except Exception as error:
-        raise broken("runs", f"drills: {type(error).__name__}: {error}") from error
+        raise broken("runs", f"training_options: {type(error).__name__}: {error}") from error
     if len(training_options) != len(cohort):
-        raise broken("drills fit", f"{len(training_options)} drills for {len(cohort)} clients")
+        raise broken("options fit", f"{len(training_options)} options for {len(cohort)} clients")
     for place, (options, same) in enumerate(zip(training_options, again, strict=True)):
         try:
-            check_options(options, theta, masks[place], f"drill {place}")
+            check_options(options, theta, masks[place], f"options {place}")
         except InputError as error:
-            raise broken("drills fit", str(error)) from None
+            raise broken("options fit", str(error)) from None
         if not _alike(options, same):
-            raise broken("same seed, same masks", f"drill {place} was not the same when asked for a second time")
+            raise broken("same seed, same masks", f"options {place} differ in a second call")
     if all(options is not None and options.rest for options in training_options):
-        raise broken("drills fit", "everyone rests")
+        raise broken("options fit", "every client rests")
     if not _same(before[0], theta):
-        raise broken("theta is left alone", "drills changed theta in place")
+        raise broken("theta is left alone", "training_options changed theta in place")
     if not _same(before[1], state):
-        raise broken("state is left alone", "drills changed a tensor of the state in place")
+        raise broken("state is left alone", "training_options changed a tensor of the state in place")
     return training_options
 
 
@@ -140,7 +148,7 @@ def _played(
     state: State,
     broken: Callable[[str, str], InputError],
 ) -> tuple[Params, State]:
-    """Theta shaken a little, as if trained, and the state once the policy has heard of clients that did so."""
+    """Return a perturbed theta, as if trained, and the state after the policy has observed the round."""
     shake = this_round.generator("check")
     theta = {k: t + 0.01 * torch.randn(t.shape, generator=shake).to(t) for k, t in theta.items()}
     sent = [
@@ -163,13 +171,13 @@ def _played(
     if not _same(before[1], state):
         raise broken("state is left alone", "observe changed a tensor of the state in place")
     if not _same(after, again):
-        raise broken("same seed, same state", "observe returned another state when called a second time")
+        raise broken("same seed, same state", "observe returned another state in a second call")
     return theta, after
 
 
 def _regrown(theta: Params, mask: Mask, share: float, rng: torch.Generator) -> Mask:
-    made = {k: torch.randn(kept.shape, generator=rng).to(theta[k]) for k, kept in mask.items()}
-    return {k: regrown(theta[k], kept, made[k], share) for k, kept in mask.items()}
+    gradients = {k: torch.randn(kept.shape, generator=rng).to(theta[k]) for k, kept in mask.items()}
+    return {k: regrown(theta[k], kept, gradients[k], share) for k, kept in mask.items()}
 
 
 def _breaker(policy: Policy, index: int) -> Callable[[str, str], InputError]:
@@ -211,16 +219,17 @@ def _check_masks(
         except InputError as error:
             raise broken("masks fit", str(error)) from None
         if set(mask) != set(same) or any(not torch.equal(mask[name], same[name]) for name in mask):
-            raise broken("same seed, same masks", f"mask {place} was not the same when planned a second time")
+            raise broken("same seed, same masks", f"mask {place} differs in a second call")
         sizes.append(count(theta, mask))
         if sizes[-1] == 0:
             raise broken("something is kept", f"mask {place} keeps nothing")
         touched = {name: kept.numel() for name, kept in mask.items() if not bool(kept.all())}
-        held = sum(int(mask[name].sum()) for name in touched)
+        kept_entries = sum(int(mask[name].sum()) for name in touched)
         most = sum(size * _rounded(KEEPS[place], theta[name]) for name, size in touched.items())
-        if held > most + 3 * most**0.5:  # room for masks that are drawn at random
-            raise broken("budgets are met", f"keep {KEEPS[place]} got {held} of the {sum(touched.values())} it prunes")
-    if dense_in_turn:  # what a client holds whole is its turn's, not its budget's: only what it prunes can be compared
+        if kept_entries > most + 3 * most**0.5:  # room for masks that are drawn at random
+            reason = f"keep {KEEPS[place]} got {kept_entries} of the {sum(touched.values())} entries it prunes"
+            raise broken("budgets are met", reason)
+    if dense_in_turn:  # what a client holds whole does not come from its budget: compare only what it prunes
         return
     total = count(theta)
     for place in range(1, len(sizes)):
@@ -234,10 +243,10 @@ def _check_masks(
 
 
 def _rounded(keep: float, tensor: Tensor) -> float:
-    """The largest share that keep may round up to along any axis of a tensor: 5 of 6 for 0.75."""
+    """Return the largest share that keep may round up to along any axis of a tensor: 5 of 6 for 0.75."""
     return max(share(keep, n) / n for n in tensor.shape if n)
 
 
 def _ignores_budgets(sizes: Sequence[int], total: int) -> bool:
-    """Whether everyone gets the whole model, as in FedAvg, which is a law unto itself."""
+    """Return whether every client gets the whole model, as in FedAvg."""
     return all(size == total for size in sizes)

@@ -1,13 +1,13 @@
-"""FedDST: one sparse mask for all that moves by dropping small weights and growing where gradients are large.
+"""FedDST: one sparse mask for all clients that drops small weights and grows where gradients are large.
 
 Bibikar, Vikalo, Wang, Chen: "Federated Dynamic Sparse Training: Computing Less, Communicating Less, Yet Learning
 Better", AAAI 2022. The first mask is random, with the layer densities of Erdos-Renyi kernels. Every ``every`` rounds
-clients drop a share of their smallest active weights in mid-training and grow as many inactive ones by gradient
-magnitude; the server averages each entry over those that hold it and keeps the largest of what anyone holds, layer by
-layer as many as before. The share falls as (1 + cos(pi q / until)) / 2 and readjustment ends at round ``until``.
+clients drop a share of their smallest active weights during training and grow as many inactive ones by gradient
+magnitude. The server averages each entry over its holders and keeps the largest entries that any client holds, in each
+layer as many as before. The share falls as (1 + cos(pi q / until)) / 2, and readjustment ends at round ``until``.
 
-``every`` and ``share`` are the defaults of the authors' code, whose examples take 15 and 0.01 for CIFAR-10. There
-``until`` is half of the rounds (200 of 400), which a policy does not know, and ``after`` is all 10 epochs of a round.
+``every`` and ``share`` are the defaults of the authors' code, whose examples use 15 and 0.01 for CIFAR-10. There
+``until`` is half of the rounds (200 of 400), which a policy cannot see, and ``after`` is all 10 epochs of a round.
 """
 
 import math
@@ -30,14 +30,14 @@ from fedcover.training.options import Regrow, TrainingOptions
 
 @dataclass(frozen=True)
 class FedDst(Policy):
-    """The density is the least keep of any cohort so far, so that everyone can hold the mask; it may only fall."""
+    """One mask, as dense as the least keep of any cohort so far; its density may only fall."""
 
     any_device = True
     every: int = 10
     share: float = 0.5
     until: int = 100
     after: int = 1
-    """Local epochs before readjustment; in a round of fewer epochs it comes after the last."""
+    """Local epochs before readjustment; in a round of fewer epochs it follows the last."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -46,13 +46,13 @@ class FedDst(Policy):
         check_number("share", self.share, 0, 1 + 1e-9, "a number in (0, 1]")
 
     def bind(self, structure: ModelStructure) -> "FedDst":
-        """This policy for the hidden weight tensors of a network."""
+        """Return this policy with the model's hidden weight tensors."""
         return replace(self, shapes={name: structure.shapes[name] for name in hidden_of(structure, "FedDST")})
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """The mask of the round before; a random one at first; pruned by magnitude for a client that can hold less."""
+        """Return the previous mask, a random one at first; pruned by magnitude if a client can hold less."""
         check_bound(self.shapes, "FedDST")
         keep, mask = least_keep(cohort, state, self), shown_in(state)
         if not mask:
@@ -66,18 +66,18 @@ class FedDst(Policy):
     def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
     ) -> list[TrainingOptions | None]:
-        """A readjustment for everyone, every few rounds."""
+        """Return a readjustment for every client in every ``every``-th round."""
         share = self.share_at(this_round.index)
         return [TrainingOptions(regrow=Regrow(share, self.after)) if share else None] * len(cohort)
 
     def observe(self, theta: Params, feedback: RoundFeedback, this_round: Round, state: State) -> State:
-        """The largest weights of what anyone holds, layer by layer as many as before."""
+        """Return the mask of the largest weights that any client holds, in each layer as many as before."""
         before = shown_in(state)
         scores = magnitudes(theta, list(before), {name: feedback.counts[name] > 0 for name in before})
         return state_with(float(state["keep"]), {n: largest({n: scores[n]}, int(before[n].sum()))[n] for n in before})
 
     def share_at(self, index: int) -> float:
-        """The share of active weights that is exchanged in a round; 0 if the mask stays.
+        """Return the share of active weights that a round exchanges; 0 if the mask stays.
 
         >>> FedDst(every=10, share=0.5, until=100).share_at(50), FedDst().share_at(51)
         (0.25, 0.0)
@@ -87,7 +87,7 @@ class FedDst(Policy):
         return self.share / 2 * (1 + math.cos(math.pi * index / self.until))
 
     def _first(self, theta: Params, keep: float, this_round: Round) -> dict[str, Tensor]:
-        """A random mask with the densities of Erdos-Renyi kernels."""
+        """Return a random mask with the densities of Erdos-Renyi kernels."""
         mask = {}
         for name, count in erk_counts(self.shapes, keep).items():
             order = torch.randperm(theta[name].numel(), generator=this_round.generator("first mask", name))
@@ -96,9 +96,9 @@ class FedDst(Policy):
 
 
 def erk_counts(shapes: Mapping[str, tuple[int, ...]], keep: float) -> dict[str, int]:
-    """How many weights each layer keeps: density in proportion to (sum of its axes) / (product of its axes), at most 1.
+    """Return how many weights each layer keeps: density proportional to (sum of its axes) / (product of its axes).
 
-    Together they are floor(keep d), to the entry, and at least 1 in each layer.
+    Densities are at most 1. The counts add up to exactly floor(keep d), with at least 1 in each layer.
 
     >>> erk_counts({"a": (10, 10), "b": (100, 10)}, 0.2)
     {'a': 34, 'b': 186}
@@ -125,5 +125,12 @@ def erk_counts(shapes: Mapping[str, tuple[int, ...]], keep: float) -> dict[str, 
 
 @register("FedDST")
 def feddst(every: int = 10, share: float = 0.5, until: int = 100, after: int = 1) -> FedDst:
-    """FedDST: one sparse mask for all, as dense as the least able can hold, that drops and grows as it trains."""
+    """FedDST: one sparse mask for all clients, as dense as the least able one can hold, that drops and grows weights.
+
+    Args:
+        every: Rounds between readjustments.
+        share: First share of the active weights that is exchanged, in (0, 1].
+        until: Round at which readjustment ends.
+        after: Local epochs before a readjustment.
+    """
     return FedDst(every, share, until, after)

@@ -1,8 +1,8 @@
-"""FedEcover: units drawn without replacement from a buffer for each layer, and a server step that decays.
+"""FedEcover: units drawn without replacement from one buffer per layer, and a decaying server step.
 
 "FedEcover: Fast and stable converging model-heterogeneous federated learning with efficient-coverage submodel
-extraction", 2025. How fast the step decays is a choice: the authors' code has decay 0.5, or 0.9 in its example,
-every 10 rounds up to round 200; here it is every 100 rounds, without an end.
+extraction", 2025. The authors' code decays the step by 0.5 (0.9 in its example) every 10 rounds up to round 200; the
+default here is by 0.5 every 100 rounds, without an end.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from fedcover.clients import Client
 from fedcover.errors import check_number, check_whole
 from fedcover.policies.base import State
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import Holding, UnitPolicy, among, units_for, width_of
+from fedcover.policies.unit_policy import HeldUnits, UnitPolicy, unit_mask, units_for, width_of
 from fedcover.seeding import Round
 
 
@@ -23,9 +23,8 @@ from fedcover.seeding import Round
 class FedEcover(UnitPolicy):
     """Clients draw in turn from a buffer of unused units of each group, which is refilled when it is empty.
 
-    How often two units of a group were held never differs by more than one. The server's step is theta' = theta +
-    eta_q (average - theta), eta_q = step * decay^floor((q - 1) / every). The buffers are the state, which checkpoints
-    carry.
+    The numbers of times that two units of a group were drawn never differ by more than one. The server's step is
+    theta' = theta + eta_q (average - theta), eta_q = step * decay^floor((q - 1) / every). The buffers are the state.
     """
 
     holds_whole_units = True
@@ -41,45 +40,51 @@ class FedEcover(UnitPolicy):
         check_whole("every", self.every, 1)
 
     def server_step(self, this_round: Round) -> float:
-        """eta_q of a round."""
+        """Return eta_q."""
         return float(self.step * self.decay ** ((this_round.index - 1) // self.every))
 
-    def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
-        """Units out of the buffers, client after client."""
-        found: list[list[Tensor | None]] = [[] for _ in cohort]
-        after: State = {}
+    def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[HeldUnits], State]:
+        """Return units drawn from the buffers, client by client, and the buffers."""
+        units_by_client: list[list[Tensor | None]] = [[] for _ in cohort]
+        buffers: State = {}
         for group in self.groups:
             full = torch.ones(group.size, dtype=torch.bool)
             unused = state[group.name].cpu() if group.name in state else full
             rng = this_round.generator("mask", group.name)
-            for client, mine in zip(cohort, found, strict=True):
+            for client, units in zip(cohort, units_by_client, strict=True):
                 amount = units_for(width_of(client.budget, self), group.size)
-                held, unused = draw(unused, amount, rng)
-                mine.append(among(group.size, held.nonzero().flatten()))
-            after[group.name] = unused
-        return [tuple(mine) for mine in found], after
+                drawn, unused = draw(unused, amount, rng)
+                units.append(unit_mask(group.size, drawn.nonzero().flatten()))
+            buffers[group.name] = unused
+        return [tuple(units) for units in units_by_client], buffers
 
 
 def draw(unused: Tensor, amount: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """``amount`` units, the unused ones first, and those that are unused after it; both as bool tensors.
+    """Draw ``amount`` units, unused ones first; return them and the units still unused, as bool tensors.
 
-    A buffer that runs empty in the middle is refilled, and the rest is drawn from units that are not yet held.
+    A buffer that runs empty is refilled, and the rest is drawn from units that this draw does not hold yet.
     """
-    held = torch.zeros_like(unused)
+    drawn = torch.zeros_like(unused)
     left = unused.nonzero().flatten()
     if len(left) <= amount:
-        held[left] = True
+        drawn[left] = True
         amount -= len(left)
         unused = torch.ones_like(unused)
-        left = (~held).nonzero().flatten()
+        left = (~drawn).nonzero().flatten()
     chosen = left[torch.randperm(len(left), generator=rng)[:amount]]
-    held[chosen] = True
+    drawn[chosen] = True
     unused = unused.clone()
     unused[chosen] = False
-    return held, unused
+    return drawn, unused
 
 
 @register("FedEcover")
 def fedecover(step: float = 1.0, decay: float = 0.5, every: int = 100) -> FedEcover:
-    """FedEcover: units drawn without replacement from a buffer for each layer; the server's step decays."""
+    """FedEcover: units drawn without replacement from one buffer per layer; the server's step decays.
+
+    Args:
+        step: The server's first step, in (0, 1].
+        decay: Factor by which the step falls, in (0, 1].
+        every: Rounds between two falls.
+    """
     return FedEcover(step, decay, every)

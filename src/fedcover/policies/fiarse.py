@@ -1,4 +1,4 @@
-"""FIARSE: the largest weights of the whole model, and steps that know how near a weight is to being pruned.
+"""FIARSE: the largest weights of the whole model, with gradients scaled by their distance to the threshold.
 
 Wu, Wang, Wang, Hong, Su: "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel Extraction",
 NeurIPS 2024. tau_n is the floor(c_n d)-th largest |theta| over all weights that may be pruned; client n holds those
@@ -24,42 +24,43 @@ from fedcover.training.options import TrainingOptions
 
 @dataclass(frozen=True)
 class Fiarse(Policy):
-    """One threshold for all layers, by each client's keep; only keep counts of a budget, not its bands."""
+    """One threshold for all layers, by each client's keep; the bands of a budget have no effect."""
 
     any_device = True
+    follows_patterns = False
     layers: tuple[str, ...] = field(default=(), repr=False)
 
     def bind(self, structure: ModelStructure) -> "Fiarse":
-        """This policy for the hidden weight tensors of a network."""
+        """Return this policy with the model's hidden weight tensors."""
         return replace(self, layers=hidden_of(structure, "FIARSE"))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """The largest weights of all layers together."""
+        """Return the masks of the largest weights of all layers together."""
         check_bound(self.layers, "FIARSE")
         scores = magnitudes(theta, self.layers)
         size = sum(score.numel() for score in scores.values())
         keeps = {width_of(client.budget, self) for client in cohort}
-        made: dict[float, Mask] = {k: FULL if k == 1 else largest(scores, whole_part(k, size)) for k in keeps}
-        return [made[client.budget.keep] for client in cohort], state
+        masks: dict[float, Mask] = {k: FULL if k == 1 else largest(scores, whole_part(k, size)) for k in keeps}
+        return [masks[client.budget.keep] for client in cohort], state
 
     def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
     ) -> list[TrainingOptions | None]:
-        """The threshold of each client."""
+        """Return the threshold of each client."""
         check_bound(self.layers, "FIARSE")
         sizes = torch.cat([score.flatten() for score in magnitudes(theta, self.layers).values()])
         falling = sizes.sort(descending=True).values
-        made: dict[int, TrainingOptions] = {}
+        options: dict[int, TrainingOptions] = {}
         for mask, client in zip(masks, cohort, strict=True):
-            if id(mask) not in made:
+            if id(mask) not in options:
                 tau = float(falling[whole_part(client.budget.keep, len(falling)) - 1])
-                made[id(mask)] = TrainingOptions(thresholds=dict.fromkeys(self.layers, tau))
-        return [made[id(mask)] for mask in masks]
+                options[id(mask)] = TrainingOptions(thresholds=dict.fromkeys(self.layers, tau))
+        return [options[id(mask)] for mask in masks]
 
 
 @register("FIARSE")
 def fiarse() -> Fiarse:
-    """FIARSE: the largest weights of all layers together; gradients scaled by how near they are to the threshold."""
+    """FIARSE: the largest weights of all layers together; gradients scaled by their distance to the threshold."""
     return Fiarse()

@@ -2,8 +2,8 @@
 
 Horvath, Laskaridis, Almeida, Leontiadis, Venieris, Lane: "FjORD: Fair and Accurate Federated Learning under
 heterogeneous targets with Ordered Dropout", NeurIPS 2021. Client n holds the first ceil(p_n K) of the K units of
-every hidden layer, and each of its batches draws a width p <= p_n of a given list, uniformly, and trains the
-p-prefix. With ``distil`` the loss at the drawn width is (1 - a) loss + a KL(p_n-prefix || p-prefix).
+every hidden layer. Each of its batches draws a width p <= p_n from a list, uniformly, and trains the p-prefix. With
+``distil`` the loss at the drawn width is (1 - a) loss + a KL(p_n-prefix || p-prefix).
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 @dataclass(frozen=True)
 class Fjord(Policy):
-    """Prefixes of units; a client draws from the widths below its own keep and that keep itself."""
+    """Prefixes of units; a client draws from its own keep and the widths below it."""
 
     any_device = True
     units = True
@@ -46,37 +46,37 @@ class Fjord(Policy):
 
     @property
     def one_by_one(self) -> bool:  # type: ignore[override]
-        """Whether it distils, which needs two passes for a step."""
+        """True if it distils, which needs two passes per step."""
         return self.distil > 0
 
     def bind(self, structure: ModelStructure) -> "Fjord":
-        """This policy with the network's own units."""
+        """Return this policy with the model's units."""
         return replace(self, blocks=tuple(Units(group, in_order=True) for group in groups_for("FjORD", structure)))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """The widest prefix that each client can hold."""
+        """Return the mask of the widest prefix that each client can hold."""
         check_bound(self.blocks, "FjORD")
-        made = {keep: self._prefix(theta, keep) for keep in {width_of(client.budget, self) for client in cohort}}
-        return [made[client.budget.keep] for client in cohort], state
+        prefixes = {keep: self._prefix(theta, keep) for keep in {width_of(client.budget, self) for client in cohort}}
+        return [prefixes[client.budget.keep] for client in cohort], state
 
     def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
     ) -> list[TrainingOptions | None]:
-        """The widths that each client draws from; a client with one width alone trains as ever."""
+        """Return the widths that each client draws from; None for a client with a single width."""
         check_bound(self.blocks, "FjORD")
         narrow = {width: self._prefix(theta, width) for width in sorted(set(self.widths)) if width < 1}
-        made: dict[float, TrainingOptions | None] = {}
+        options: dict[float, TrainingOptions | None] = {}
         for client, mask in zip(cohort, masks, strict=True):
             keep = client.budget.keep
             below = [prefix for width, prefix in narrow.items() if width < keep]
-            if keep not in made:
-                made[keep] = TrainingOptions(widths=(*below, mask), distil=self.distil) if below else None
-        return [made[client.budget.keep] for client in cohort]
+            if keep not in options:
+                options[keep] = TrainingOptions(widths=(*below, mask), distil=self.distil) if below else None
+        return [options[client.budget.keep] for client in cohort]
 
     def _prefix(self, theta: Params, keep: float) -> Mask:
-        """The first ceil(keep K) units of every group, and at least one."""
+        """Return the mask of the first ceil(keep K) units, and at least one, of every group."""
         if keep == 1:
             return FULL
         mask: dict[str, Tensor] = {}
@@ -87,5 +87,10 @@ class Fjord(Policy):
 
 @register("FjORD")
 def fjord(widths: Sequence[float] = WIDTHS, distil: float = 0.0) -> Fjord:
-    """FjORD: the first units of each hidden layer; every batch draws a width and trains that prefix."""
+    """FjORD: the first units of each hidden layer; every batch draws a width and trains that prefix.
+
+    Args:
+        widths: Widths in (0, 1] to draw from.
+        distil: Share a of the loss that is KL(widest prefix || drawn prefix), in [0, 1).
+    """
     return Fjord(tuple(widths), distil)

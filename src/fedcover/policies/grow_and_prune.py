@@ -1,7 +1,7 @@
-"""Scheduled grow-and-prune: the layers take turns at being dense.
+"""Scheduled grow-and-prune (S-GaP, P-GaP): the layers take turns at being dense.
 
 Ma, Qin, Sun, Hou, Yuan, Xu, Wang, Chen, Jin and Xie, "Effective model sparsification by scheduled grow-and-prune
-methods", ICLR 2022. A weight that is grown again takes the value that the server has stored for it.
+methods", ICLR 2022. A weight that grows back has the value that the server kept for it.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fedcover.budgets import Budget
 from fedcover.clients import Client
-from fedcover.errors import InputError, check_whole
+from fedcover.errors import check_whole
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import rank
 from fedcover.policies.registry import register
+from fedcover.policies.shared_mask import hidden_of
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
@@ -26,11 +27,10 @@ from fedcover.structure.trace import ModelStructure
 class GrowAndPrune(Policy):
     """The hidden layers in kappa partitions, of which one is dense; the others keep their largest weights.
 
-    In turn s of S-GaP partition s mod kappa is dense with everyone; when its turn is over it is pruned by magnitude
-    anew, and the masks of the others stay. In P-GaP the client in place n of the cohort holds partition (n + s) mod
-    kappa dense, so every weight has floor(N / kappa) holders or more, and all masks are made anew every turn. A turn
-    lasts ``every`` rounds. A budget is the share of each sparse layer that is kept: what a client holds dense comes on
-    top, as the method has it.
+    In turn s of S-GaP, partition s mod kappa is dense for every client. After its turn it is pruned by magnitude, and
+    the masks of the other partitions stay. In P-GaP, the client in slot n holds partition (n + s) mod kappa dense,
+    so every weight has at least floor(N / kappa) holders, and all masks are updated every turn. A turn lasts ``every``
+    rounds. A budget is the share of each sparse layer; what a client holds dense comes on top, as in the method.
     """
 
     any_device = True
@@ -48,42 +48,39 @@ class GrowAndPrune(Policy):
         return f"{'P' if self.parallel else 'S'}-GaP(kappa={self.kappa}, every={self.every})"
 
     def bind(self, structure: ModelStructure) -> "GrowAndPrune":
-        """This policy with the network's hidden weight tensors."""
-        if not structure.hidden:
-            name = type(structure.model).__name__
-            raise InputError(f"{self} finds nothing to prune in {name}; add a hidden layer or use the policy 'full'")
-        return replace(self, layers=structure.hidden)
+        """Return this policy with the model's hidden weight tensors."""
+        return replace(self, layers=hidden_of(structure, str(self)))
 
     def partition(self, layer: str) -> int:
-        """The partition of a layer; neighbours lie together. With fewer layers than kappa some are empty."""
+        """Return the partition of a layer; neighbours share one. With fewer layers than kappa some are empty."""
         return self.layers.index(layer) * self.kappa // len(self.layers)
 
     def dense(self, client: Client, this_round: Round) -> int:
-        """The partition that a client holds dense in a round."""
+        """Return the partition that a client holds dense in a round."""
         return (self._turn(this_round) + (client.slot if self.parallel else 0)) % self.kappa
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """Masks by the ranks of the last pruning of each layer; they are the state, which checkpoints carry."""
+        """Return masks by the ranks at the last pruning of each layer; these ranks are the state."""
         check_bound(self.layers, self)
         ranks = {
             name: state[name] if self._keeps(name, this_round, state) else _ranks(theta[name]) for name in self.layers
         }
-        made: dict[tuple[int, float], Mask] = {}
+        distinct: dict[tuple[int, float], Mask] = {}
         masks: list[Mask] = []
         for client in cohort:
             key = self.dense(client, this_round), width_of(client.budget, self)
-            if key not in made:
-                made[key] = self._mask(theta, ranks, *key)
-            masks.append(made[key])
+            if key not in distinct:
+                distinct[key] = self._mask(theta, ranks, *key)
+            masks.append(distinct[key])
         return masks, ranks
 
     def _turn(self, this_round: Round) -> int:
         return (this_round.index - 1) // self.every
 
     def _keeps(self, layer: str, this_round: Round, state: State) -> bool:
-        """Whether a layer's ranks stay: no turn has just ended, or not that of the layer."""
+        """Return whether a layer keeps its ranks: its turn has not just ended."""
         if layer not in state:
             return False
         begins = (this_round.index - 1) % self.every == 0
@@ -104,11 +101,21 @@ def _ranks(weight: Tensor) -> Tensor:
 
 @register("S-GaP")
 def s_gap(kappa: int = 4, every: int = 1) -> GrowAndPrune:
-    """S-GaP: layers in partitions, one of them dense in turn, the rest at each client's budget by magnitude."""
+    """S-GaP: layers in partitions, one of them dense in turn, the others at each client's budget by magnitude.
+
+    Args:
+        kappa: Number of partitions.
+        every: Rounds of a turn.
+    """
     return GrowAndPrune(False, kappa, every)
 
 
 @register("P-GaP")
 def p_gap(kappa: int = 4, every: int = 1) -> GrowAndPrune:
-    """P-GaP: each client of a cohort holds another partition of the layers dense, the rest by magnitude."""
+    """P-GaP: each client of a cohort holds another partition of the layers dense, the others by magnitude.
+
+    Args:
+        kappa: Number of partitions.
+        every: Rounds of a turn.
+    """
     return GrowAndPrune(True, kappa, every)

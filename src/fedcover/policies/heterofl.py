@@ -18,22 +18,22 @@ from fedcover.errors import InputError, check_number
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import State
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import Holding, UnitPolicy, among, units_for, width_of
+from fedcover.policies.unit_policy import HeldUnits, UnitPolicy, unit_mask, units_for, width_of
 from fedcover.seeding import Round, ambient
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.layers import TRANSPOSED
 from fedcover.training.options import TrainingOptions
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
-"""The paper's widths."""
+"""The widths of the HeteroFL paper."""
 
 
 @dataclass(frozen=True)
 class HeteroFL(UnitPolicy):
-    """The first ceil(r K) units of every group; output rows of classes that a client lacks are not its own.
+    """The first ceil(r K) units of every group, without the output rows of classes that a client lacks.
 
-    A masked row gives a logit of exactly 0, which is the paper's masked cross-entropy, and is averaged over those who
-    have its class alone, which is the paper's aggregation of output rows. The Scaler is a drill.
+    A masked row gives a logit of exactly 0, which is the method's masked cross-entropy. It is averaged only over the
+    clients that have its class, which is the method's aggregation of output rows. The Scaler is a training option.
     """
 
     holds_whole_units = True
@@ -43,34 +43,34 @@ class HeteroFL(UnitPolicy):
     label_aware: bool = True
     scaler: bool = True
     rows: tuple[tuple[str, int], ...] = field(default=(), repr=False, kw_only=True)
-    """The output layer's tensors, and the axis of each along which classes lie; empty if that cannot be told."""
+    """Tensors of the output layer with the axis of their classes; empty if the axis is unknown."""
     scores: int = field(default=0, repr=False, kw_only=True)
-    """How many classes the network gives scores of."""
+    """Number of classes that the model scores."""
     output: str = field(default="", repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.rates:
-            raise InputError("HeteroFL needs a width to draw from; give rates such as 1, 0.5, 0.25")
+            raise InputError("rates must have at least one width; give rates such as 1, 0.5, 0.25")
         for rate in self.rates:
             check_number("rates", rate, 0, 1 + 1e-12, "widths in (0, 1]")
 
     @property
     def moves(self) -> bool:  # type: ignore[override]
-        """Widths that are drawn anew move; fixed ones do not."""
+        """True if widths are drawn in every round."""
         return self.dynamic
 
     @property
     def wants_classes(self) -> bool:  # type: ignore[override]
-        """Whether rows of classes that a client lacks are left to others."""
+        """True if rows of classes that a client lacks are left to other clients."""
         return self.label_aware
 
     def bind(self, structure: ModelStructure) -> Self:
-        """This policy with the network's groups and its output layer."""
+        """Return this policy with the model's groups of units and its output layer."""
         rows, scores = class_rows(structure)
         return replace(super().bind(structure), rows=rows, scores=scores, output=structure.output)
 
     def rate(self, client: Client, this_round: Round) -> float:
-        """A client's width in a round: its budget, or one of the rates within its budget, drawn anew."""
+        """Return a client's width in a round: its budget, or with ``dynamic`` a rate drawn within its budget."""
         width = width_of(client.budget, self)
         if not self.dynamic:
             return width
@@ -78,45 +78,47 @@ class HeteroFL(UnitPolicy):
         return within[int(torch.randint(len(within), (), generator=this_round.generator("rate", client.id)))]
 
     def gains(self, rate: float) -> dict[str, float]:
-        """What the Scaler multiplies at a width: 1/r for the weight and bias of every hidden layer."""
-        found: dict[str, float] = {}
+        """Return the Scaler's factors at a width: 1/r for the weight and bias of every hidden layer."""
+        factors: dict[str, float] = {}
         for group in self.groups:
             for weight in (member.tensor for member in group.members if member.incoming):
-                found[weight] = 1 / rate
+                factors[weight] = 1 / rate
                 bias = weight.removesuffix("weight") + "bias"
                 if any(member.tensor == bias for member in group.members):
-                    found[bias] = 1 / rate
-        return found
+                    factors[bias] = 1 / rate
+        return factors
 
     def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
     ) -> list[TrainingOptions | None]:
-        """The Scaler: what hidden layers give is divided by the client's width in training, and not in evaluation."""
+        """Return the Scaler: in training, but not in evaluation, hidden outputs are divided by the client's width."""
         if not self.scaler:
             return [None] * len(cohort)
         rates = [self.rate(client, this_round) for client in cohort]
-        made = {rate: TrainingOptions(gains=self.gains(rate)) if rate < 1 else None for rate in set(rates)}
-        return [made[rate] for rate in rates]
+        options = {rate: TrainingOptions(gains=self.gains(rate)) if rate < 1 else None for rate in set(rates)}
+        return [options[rate] for rate in rates]
 
-    def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
-        """The first units of every group."""
+    def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[HeldUnits], State]:
+        """Return the first units of every group."""
         rates = [self.rate(client, this_round) for client in cohort]
-        made = {rate: tuple(among(g.size, range(units_for(rate, g.size))) for g in self.groups) for rate in set(rates)}
-        return [made[rate] for rate in rates], state
+        units = {
+            rate: tuple(unit_mask(g.size, range(units_for(rate, g.size))) for g in self.groups) for rate in set(rates)
+        }
+        return [units[rate] for rate in rates], state
 
-    def apart(self, client: Client) -> tuple[object, ...]:
-        """Clients with other classes have other rows."""
+    def mask_key(self, client: Client) -> tuple[object, ...]:
+        """Return the client's classes, which decide its output rows."""
         return (client.classes,)
 
-    def mask_of(self, theta: Params, client: Client, holding: Holding) -> Mask:
-        """The held units, less the output rows of classes that the client lacks."""
-        mask = dict(super().mask_of(theta, client, holding))
+    def mask_of(self, theta: Params, client: Client, units: HeldUnits) -> Mask:
+        """Return the mask of the units, without the output rows of classes that the client lacks."""
+        mask = dict(super().mask_of(theta, client, units))
         if client.classes is None or not self.label_aware:
             return mask or FULL
         if not self.rows and len(client.classes) < self.scores:
             raise InputError(
-                f"HeteroFL cannot tell which rows of '{self.output}' belong to which of the {self.scores} classes; end"
-                f" the network with one layer that has a row for each, or give label_aware=False"
+                f"HeteroFL cannot find the rows of '{self.output}' that belong to the {self.scores} classes; end the"
+                f" model with one layer that has a row per class, or set label_aware=False"
             )
         for name, axis in self.rows:
             shape = [1] * theta[name].ndim
@@ -130,10 +132,10 @@ class HeteroFL(UnitPolicy):
 
 
 def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], int]:
-    """The axis of each tensor of the output layer along which classes lie, and the number of classes.
+    """Return the tensors of the output layer, each with the axis of its classes, and the number of classes.
 
-    The axis is that of the layer's outputs if scores change places as these do; nothing can be told of a network whose
-    scores are made of several layers, or of other numbers than its last layer gives.
+    The axis is that of the layer's outputs if permuting these permutes the scores in the same way. The tensors are
+    empty for a model whose scores come from several layers, or not directly from its last layer.
     """
     layer, _, kind = structure.output.rpartition(".")
     first = 1 if isinstance(structure.model.get_submodule(layer), TRANSPOSED) and kind == "weight" else 0
@@ -149,19 +151,19 @@ def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], 
     weight = structure.model.get_parameter(structure.output)
     tied = any(isinstance(one, nn.Embedding) and one.weight is weight for one in structure.model.modules())
     for axis, size in enumerate(before.shape[1:], 1):
-        # As many are not enough: a pixel shuffle may make an image as wide as its layer has channels. The rows of a
-        # table of characters, though, cannot be moved for the scores alone.
+        # Equal sizes are not enough: a pixel shuffle may make an image as wide as its layer has channels. The rows of
+        # a tied embedding, however, cannot be permuted for the scores only.
         if size == outputs and (tied or torch.allclose(before.roll(1, axis), after, rtol=close, atol=least)):
             return rows, outputs
     return (), before.shape[1] if before.ndim > 1 else 0
 
 
 def _moved_on(structure: ModelStructure, rows: Sequence[tuple[str, int]]) -> tuple[Any, Any]:
-    """What a network gives for random inputs and values, and once each output row is in the next one's place."""
+    """Return the scores of a randomised copy, before and after its output rows are rolled by one."""
     with torch.no_grad(), ambient(0, "class rows"):
         model, example = copy.deepcopy(structure.model).eval(), structure.example
         inputs = torch.rand_like(example) if example.is_floating_point() else example
-        # Other values too: a scale of each class that starts as 1 would seem to be none.
+        # Randomise all values: a scale per class that starts as 1 would go unnoticed.
         for parameter in filter(torch.is_floating_point, model.parameters()):
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
         for name, _ in rows:
@@ -176,8 +178,14 @@ def _moved_on(structure: ModelStructure, rows: Sequence[tuple[str, int]]) -> tup
 def heterofl(
     dynamic: bool = False, rates: Sequence[float] = RATES, label_aware: bool = True, scaler: bool = True
 ) -> HeteroFL:
-    """HeteroFL: the first units of each layer; ``dynamic`` draws each client's width anew every round.
+    """HeteroFL: the first units of each layer, as many as the client's width allows.
 
-    With batch norm it is static, as for all policies: ``fedcover.structure.batch_norm``.
+    Batch norm is static, as for all policies: see ``fedcover.structure.batch_norm``.
+
+    Args:
+        dynamic: Draw each client's width in every round from the ``rates`` within its budget.
+        rates: Widths to draw from, in (0, 1].
+        label_aware: Leave the output rows of classes that a client lacks to the clients that have them.
+        scaler: Multiply hidden outputs by 1/r in training.
     """
     return HeteroFL(dynamic, tuple(rates), label_aware, scaler)

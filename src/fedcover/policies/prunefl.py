@@ -1,13 +1,13 @@
-"""PruneFL: one mask for all, chosen again and again for the most gradient per second of training.
+"""PruneFL: one mask for all clients, chosen repeatedly for the most squared gradient per second of training.
 
 Jiang, Wang, Valls, Ko, Lee, Leung, Tassiulas: "Model Pruning Enables Efficient Federated Learning on Edge Devices",
-2019. First one chosen client trains alone, under what it can hold, and its squared gradients decide the first mask.
-Then, every ``every`` rounds, all clients report the squared gradients of all entries, pruned ones too, and the server
-keeps the set M that maximises (sum of g^2 over M) / (t_0 + sum of t over M), t the seconds that a weight costs.
-The largest active weights are exempt from pruning. A weight that comes back has the value that it had when it went.
+2019. In the first stage one client trains, under the mask that it can hold, and its squared gradients decide the first
+shared mask. Then, every ``every`` rounds, all clients report the squared gradients of all entries, including pruned
+ones, and the server keeps the set M that maximises (sum of g^2 over M) / (t_0 + sum of t over M), where t are the
+seconds of a weight. The largest active weights are exempt from pruning. A weight that returns has its old value.
 
-``free`` is that of the authors' code. The other defaults are for runs of some hundred rounds: the code, whose runs have
-10,000, changes the mask every 50, halves the share in 10,000 and gives the first stage up to 1,000.
+``free`` is the default of the authors' code. The other defaults suit runs of some hundred rounds: the authors' runs
+have 10,000 rounds, change the mask every 50, halve the share in 10,000 and give the first stage up to 1,000.
 """
 
 import math
@@ -30,21 +30,16 @@ from fedcover.training.options import TrainingOptions
 
 @dataclass(frozen=True)
 class PruneFl(Policy):
-    """The mask is never larger than the least keep of any cohort so far; within that the objective decides its size.
-
-    ``seconds`` has the seconds of one weight of each layer in a training step, and ``fixed`` is t_0, the seconds of a
-    step that pruning does not save: ``fedcover.calibration.weight_seconds`` measures both. Without them the
-    multiply-adds of a weight stand in for its seconds, and those of the layers that stay whole for t_0.
-    """
+    """One mask, at most as large as the least keep of any cohort so far; within that, the objective decides."""
 
     any_device = True
     every: int = 10
     free: float = 0.3
-    """The share of the active weights that a change of the mask may prune, the smallest ones."""
+    """Share of the active weights, the smallest ones, that a change of the mask may prune."""
     half_life: int = 1000
-    """Rounds after which that share is half as large."""
+    """Rounds after which that share has halved."""
     first: int = 1
-    """Rounds of the first stage. Cohorts are drawn anew, so each has its own chosen client: the most able one."""
+    """Rounds of the first stage. In each of them the most able client of the cohort trains."""
     seconds: Mapping[str, float] | None = None
     fixed: float | None = None
     layers: tuple[str, ...] = field(default=(), repr=False)
@@ -54,12 +49,14 @@ class PruneFl(Policy):
             check_whole(name, getattr(self, name), 1)
         check_number("free", self.free, -1e-300, 1 + 1e-9, "a number from 0 to 1")
         if (self.seconds is None) != (self.fixed is None):
-            raise InputError("PruneFL needs both seconds, by layer, and fixed, the rest of a step; give both or none")
+            raise InputError(
+                "seconds (by layer) and fixed (the rest of a step) must be given together; give both or neither"
+            )
         if self.fixed is not None:
             check_number("fixed", self.fixed, 0, math.inf, "a positive number of seconds")
 
     def bind(self, structure: ModelStructure) -> "PruneFl":
-        """This policy for the hidden weight tensors of a network."""
+        """Return this policy with the model's hidden weight tensors, and their multiply-adds if seconds are unknown."""
         layers = hidden_of(structure, "PruneFL")
         if self.seconds is None:
             seconds = {name: structure.macs[name] or 1.0 for name in layers}
@@ -75,24 +72,24 @@ class PruneFl(Policy):
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """The one mask; in the first round the chosen client holds all that it can."""
+        """Return the shared mask; in the first stage the training client holds as much as it can."""
         check_bound(self.layers, "PruneFL")
-        keep, known = least_keep(cohort, state, self), shown_in(state)
+        keep, previous = least_keep(cohort, state, self), shown_in(state)
         size = sum(theta[name].numel() for name in self.layers)
-        mask = known or {name: torch.ones_like(theta[name], dtype=torch.bool) for name in self.layers}
+        mask = previous or {name: torch.ones_like(theta[name], dtype=torch.bool) for name in self.layers}
         if sum(int(kept.sum()) for kept in mask.values()) > whole_part(keep, size):
             mask = largest(magnitudes(theta, self.layers, mask), whole_part(keep, size))
         masks: list[Mask] = [mask] * len(cohort)
-        if not known and this_round.index <= self.first:
+        if not previous and this_round.index <= self.first:
             chosen = self.chosen(cohort)
             most = cohort[chosen].budget.keep
             masks[chosen] = FULL if most == 1 else largest(magnitudes(theta, self.layers), whole_part(most, size))
-        return masks, state_with(keep, mask if known or this_round.index > self.first else {})
+        return masks, state_with(keep, mask if previous or this_round.index > self.first else {})
 
     def training_options(
         self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
     ) -> list[TrainingOptions | None]:
-        """In the first stage one client trains and reports; later all report, every few rounds."""
+        """Return options by which one client trains and reports at first, and later all report every few rounds."""
         if this_round.index <= self.first:
             training_options: list[TrainingOptions | None] = [TrainingOptions(rest=True)] * len(cohort)
             training_options[self.chosen(cohort)] = TrainingOptions(report=True)
@@ -100,33 +97,33 @@ class PruneFl(Policy):
         return [None if this_round.index % self.every else TrainingOptions(report=True)] * len(cohort)
 
     def observe(self, theta: Params, feedback: RoundFeedback, this_round: Round, state: State) -> State:
-        """The best mask for the gradients that were reported."""
+        """Return the state with the best mask for the reported gradients."""
         if feedback.report is None:
             return state
         assert self.seconds is not None
         assert self.fixed is not None
         keep = float(state["keep"])
-        held = {name: feedback.counts[name] > 0 for name in self.layers}
-        most = whole_part(keep, sum(kept.numel() for kept in held.values()))
+        active = {name: feedback.counts[name] > 0 for name in self.layers}
+        most = whole_part(keep, sum(kept.numel() for kept in active.values()))
         free = self.free * 0.5 ** (this_round.index / self.half_life)
-        many = min(most, math.ceil((1 - free) * sum(int(kept.sum()) for kept in held.values()) - 1e-9))
-        exempt = largest(magnitudes(theta, self.layers, held), many)
+        count = min(most, math.ceil((1 - free) * sum(int(kept.sum()) for kept in active.values()) - 1e-9))
+        exempt = largest(magnitudes(theta, self.layers, active), count)
         squares = {name: feedback.report[name] for name in self.layers}
         return state_with(keep, best_kept(squares, self.seconds, self.fixed, exempt, most))
 
     @staticmethod
     def chosen(cohort: Sequence[Client]) -> int:
-        """The place of the most able client; of several the first."""
+        """Return the slot of the most able client, the first of several."""
         return max(range(len(cohort)), key=lambda i: (cohort[i].budget.keep, -i))
 
 
 def best_kept(
     squares: Mapping[str, Tensor], seconds: Mapping[str, float], fixed: float, exempt: Mask, most: int
 ) -> dict[str, Tensor]:
-    """The mask that holds ``exempt`` and at most ``most`` entries with the largest (sum of g^2) / (t_0 + sum of t).
+    """Return the mask with the largest (sum of g^2) / (t_0 + sum of t) that contains ``exempt``.
 
-    By falling g^2 / t entries are taken for as long as each raises the quotient, which is exact. If they are too
-    many, the quotient's own equation is solved: for the quotient L the entries of largest g^2 - L t.
+    Entries are added by falling g^2 / t for as long as each raises the quotient, which is exact. If they exceed
+    ``most`` entries, the quotient's own equation is solved: for the quotient L the entries of largest g^2 - L t.
 
     >>> squares = {"a": torch.tensor([8.0, 1.0, 4.0])}
     >>> best_kept(squares, {"a": 1.0}, 1.0, {"a": torch.tensor([False, False, False])}, 3)["a"].tolist()
@@ -135,16 +132,16 @@ def best_kept(
     names = list(squares)
     worth = torch.cat([squares[name].double().flatten() for name in names])
     price = torch.cat([torch.full_like(squares[name], seconds[name], dtype=torch.float64).flatten() for name in names])
-    held = torch.cat([exempt[name].flatten() for name in names])
-    free = (~held).nonzero().squeeze(1)
-    base_worth, base_price = worth[held].sum(), price[held].sum() + fixed
+    kept = torch.cat([exempt[name].flatten() for name in names])
+    free = (~kept).nonzero().squeeze(1)
+    base_worth, base_price = worth[kept].sum(), price[kept].sum() + fixed
     w, t = worth[free], price[free]
     rate = torch.where(t > 0, w / t, math.inf)
     order = rate.argsort(descending=True, stable=True)
     before = (base_worth + w[order].cumsum(0) - w[order]) / (base_price + t[order].cumsum(0) - t[order])
     worse = (rate[order] < before).nonzero()
     taken = order[: int(worse[0]) if len(worse) else len(order)]
-    room = most - int(held.sum())
+    room = most - int(kept.sum())
     if len(taken) > room:
         taken, quotient = order[:0], base_worth / base_price
         while True:
@@ -155,8 +152,8 @@ def best_kept(
             if not bool(better > quotient):
                 break
             taken, quotient = picked, better
-    held[free[taken]] = True
-    parts = held.split([squares[name].numel() for name in names])
+    kept[free[taken]] = True
+    parts = kept.split([squares[name].numel() for name in names])
     return {name: part.view(squares[name].shape).clone() for name, part in zip(names, parts, strict=True)}
 
 
@@ -169,5 +166,17 @@ def prunefl(
     seconds: Mapping[str, float] | None = None,
     fixed: float | None = None,
 ) -> PruneFl:
-    """PruneFL: one mask for all with the most squared gradient per second, chosen anew every few rounds."""
+    """PruneFL: one mask for all clients with the most squared gradient per second, chosen every few rounds.
+
+    Without ``seconds`` and ``fixed``, which ``fedcover.calibration.weight_seconds`` measures, the multiply-adds of a
+    weight stand in for its seconds, and those of the layers that stay whole for ``fixed``.
+
+    Args:
+        every: Rounds between changes of the mask.
+        free: Share of the active weights, the smallest ones, that a change may prune, from 0 to 1.
+        half_life: Rounds after which that share has halved.
+        first: Rounds of the first stage, in which one client trains.
+        seconds: Seconds of one weight of each layer in a training step.
+        fixed: Seconds of a training step that pruning does not save.
+    """
     return PruneFl(every, free, half_life, first, seconds, fixed)

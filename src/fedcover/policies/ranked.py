@@ -1,7 +1,7 @@
-"""Policies that rank items and keep those that a budget names: WP, NP, FS and PT.
+"""Policies that rank items and keep those that a budget selects: the base of WP, NP, FS and PT.
 
-An item is a weight, a kernel or a whole unit; a block is a list of items that are ranked together.
-Rank means rank: 0 for the largest score, ties by index.
+An item is a weight, a kernel or a whole unit; a block is a list of items that are ranked together. Rank 0 is the
+largest score, ties by index.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ Ranks = Mapping[str, Tensor]
 
 
 def rank(scores: Tensor) -> Tensor:
-    """Each score's place in descending order, ties by index.
+    """Return each score's rank in descending order, ties by index.
 
     >>> rank(torch.tensor([0.1, 0.9, 0.5, 0.9])).tolist()
     [3, 0, 2, 1]
@@ -42,15 +42,15 @@ class Block(ABC):
 
     @abstractmethod
     def scores(self, theta: Params) -> Tensor:
-        """One score for each item."""
+        """Return one score per item."""
 
     @abstractmethod
     def energy(self, theta: Params) -> Tensor:
-        """What is lost without each item: the squared norm of its entries."""
+        """Return the squared norm of each item's entries."""
 
     @abstractmethod
-    def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
-        """Narrow a mask, in place, to the items that are held."""
+    def restrict(self, mask: dict[str, Tensor], theta: Params, kept: Tensor) -> None:
+        """Narrow a mask, in place, to the kept items."""
 
 
 @dataclass(frozen=True)
@@ -60,37 +60,37 @@ class Weights(Block):
     name: str
 
     def scores(self, theta: Params) -> Tensor:
-        """|theta| of each entry."""
+        """Return |theta| of each entry."""
         return theta[self.name].abs().flatten()
 
     def energy(self, theta: Params) -> Tensor:
-        """theta^2 of each entry."""
+        """Return theta^2 of each entry."""
         weight = theta[self.name].flatten()
         return weight.square() if weight.element_size() >= 4 else weight.float().square()
 
-    def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
-        """Keep the held entries."""
-        mask[self.name] = held.reshape(theta[self.name].shape)
+    def restrict(self, mask: dict[str, Tensor], theta: Params, kept: Tensor) -> None:
+        """Narrow the mask to the kept entries."""
+        mask[self.name] = kept.reshape(theta[self.name].shape)
 
 
 @dataclass(frozen=True)
 class Kernels(Block):
-    """The kernels of one convolution's tensor, each cut whole, by L1 norm; its bias stays."""
+    """The kernels of one convolution's tensor, each pruned whole, by L1 norm; its bias stays."""
 
     name: str
 
     def scores(self, theta: Params) -> Tensor:
-        """The L1 norm of each kernel."""
+        """Return the L1 norm of each kernel."""
         return theta[self.name].double().abs().flatten(1).sum(1)
 
     def energy(self, theta: Params) -> Tensor:
-        """The squared norm of each kernel."""
+        """Return the squared norm of each kernel."""
         return theta[self.name].double().square().flatten(1).sum(1)
 
-    def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
-        """Keep the held kernels."""
+    def restrict(self, mask: dict[str, Tensor], theta: Params, kept: Tensor) -> None:
+        """Narrow the mask to the kept kernels."""
         weight = theta[self.name]
-        mask[self.name] = held.reshape(-1, *[1] * (weight.ndim - 1)).expand(weight.shape).clone()
+        mask[self.name] = kept.reshape(-1, *[1] * (weight.ndim - 1)).expand(weight.shape).clone()
 
 
 @dataclass(frozen=True)
@@ -106,18 +106,18 @@ class Units(Block):
         return self.group.name
 
     def scores(self, theta: Params) -> Tensor:
-        """One score for each unit."""
+        """Return one score per unit."""
         if self.in_order:
             return -torch.arange(self.group.size, device=next(iter(theta.values())).device)
         return self.group.incoming_norm(theta)
 
     def energy(self, theta: Params) -> Tensor:
-        """The squared norm of all that each unit owns."""
+        """Return the squared norm of all entries that each unit owns."""
         return self.group.energy(theta)
 
-    def restrict(self, mask: dict[str, Tensor], theta: Params, held: Tensor) -> None:
-        """Keep the held units."""
-        self.group.restrict(mask, theta, held)
+    def restrict(self, mask: dict[str, Tensor], theta: Params, kept: Tensor) -> None:
+        """Narrow the mask to the kept units."""
+        self.group.restrict(mask, theta, kept)
 
 
 def codebook_of(structure: ModelStructure, policy: str) -> Codebook:
@@ -132,31 +132,33 @@ def unit_blocks(structure: ModelStructure, policy: str, in_order: bool) -> tuple
 
 
 def check_layers(budget: Budget, blocks: Sequence[Block]) -> None:
-    """Nothing, or an error if a budget speaks of a layer that is not among those that are pruned."""
+    """Raise InputError if a budget has a part for a layer that is not pruned."""
     names = [block.name for block in blocks]
-    if odd := [name for name, _ in budget.layers if name not in names]:
-        raise InputError(f"budget '{budget}' has a part for '{odd[0]}', which is not pruned; use {', '.join(names)}")
+    if unknown := [name for name, _ in budget.layers if name not in names]:
+        raise InputError(
+            f"budget '{budget}' has a part for '{unknown[0]}', which is not pruned; use {', '.join(names)}"
+        )
 
 
 @dataclass(frozen=True)
 class Ranked(Policy):
-    """Ranks the items of every block by the current theta and keeps what each client's budget names."""
+    """A policy that ranks the items of every block by the current theta and keeps those that a budget selects."""
 
     any_device = True
     moves = False
     name: str
     find: Callable[[ModelStructure], tuple[tuple[Block, ...], Codebook]] = field(repr=False)
-    """The blocks of a network, and what code digits mean on it."""
+    """Returns the blocks of a model, and what code digits mean on it."""
     blocks: tuple[Block, ...] = field(default=(), repr=False)
     codebook: Codebook = field(default_factory=lambda: QUARTERS, repr=False)
 
     @property
     def reads_theta(self) -> bool:  # type: ignore[override]
-        """Units in their own order are chosen without a look at theta."""
+        """False if all items are units in their own order."""
         return not all(isinstance(block, Units) and block.in_order for block in self.blocks)
 
     def bind(self, structure: ModelStructure) -> "Ranked":
-        """This policy with the network's own blocks."""
+        """Return this policy with the model's blocks."""
         blocks, codebook = self.find(structure)
         if not blocks:
             raise InputError(
@@ -167,11 +169,11 @@ class Ranked(Policy):
 
     @property
     def units(self) -> bool:  # type: ignore[override]
-        """Whether its items are whole units; known once it is bound."""
+        """True if its items are whole units; False until it is bound."""
         return any(isinstance(block, Units) for block in self.blocks)
 
     def ranks(self, theta: Params) -> Ranks:
-        """The rank of every item of every block."""
+        """Return the rank of every item of every block."""
         check_bound(self.blocks, self.name)
         return {block.name: rank(block.scores(theta)) for block in self.blocks}
 
@@ -180,8 +182,8 @@ class Ranked(Policy):
         return self.ranks(theta)
 
     def masks(self, theta: Params, cohort: Sequence[Client], ranks: Ranks) -> list[Mask]:
-        """The masks that these ranks give; clients with equal budgets share one."""
-        made: dict[Budget, Mask] = {}
+        """Return the masks by these ranks; clients with equal budgets share one."""
+        by_budget: dict[Budget, Mask] = {}
         for budget in {client.budget: None for client in cohort}:
             check_layers(budget, self.blocks)
             mask: dict[str, Tensor] = {}
@@ -189,19 +191,19 @@ class Ranked(Policy):
                 items = ranks[block.name]
                 if budget.spans(items.numel(), block.name) != [(0, items.numel())]:
                     block.restrict(mask, theta, budget.held(items, block.name))
-            made[budget] = mask or FULL
-        return [made[client.budget] for client in cohort]
+            by_budget[budget] = mask or FULL
+        return [by_budget[client.budget] for client in cohort]
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """Masks by the ranks of the current theta."""
+        """Return masks by the ranks of the current theta."""
         return self.masks(theta, cohort, self.ranks(theta)), state
 
 
 @dataclass(frozen=True)
 class Frozen(Policy):
-    """A ranked policy whose ranks are drawn anew for the first rounds and then kept for good."""
+    """A ranked policy whose ranks are updated in the first rounds and then frozen."""
 
     any_device = True
     moves = False
@@ -210,12 +212,12 @@ class Frozen(Policy):
 
     @property
     def codebook(self) -> Codebook:  # type: ignore[override]
-        """The inner policy's."""
+        """Those of the inner policy."""
         return self.inner.codebook
 
     @property
     def units(self) -> bool:  # type: ignore[override]
-        """The inner policy's."""
+        """Those of the inner policy."""
         return self.inner.units
 
     def item_ranks(self, theta: Params) -> Ranks:
@@ -223,13 +225,13 @@ class Frozen(Policy):
         return self.inner.ranks(theta)
 
     def bind(self, structure: ModelStructure) -> "Frozen":
-        """This policy for one network."""
+        """Return this policy bound to one model."""
         return replace(self, inner=self.inner.bind(structure))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """Masks by fresh ranks up to round ``after``, by the remembered ones from then on."""
+        """Return masks by current ranks up to round ``after``, by the frozen ones from then on."""
         if this_round.index <= self.after or not state:
             ranks = self.inner.ranks(theta)
             state = {name: values.to(torch.int32) for name, values in ranks.items()}

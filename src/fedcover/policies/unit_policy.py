@@ -1,7 +1,7 @@
-"""What policies of whole units share: they say which units each client holds, and masks follow.
+"""The base of policies that choose whole units: they choose units for each client, and masks follow.
 
-Units come from ``find_groups``, so that layers tied by a residual stream share their indices by construction, and
-the input and the output layer stay whole. A budget's ``keep`` is the client's width r: ceil(r K) of a group's K units.
+Units come from ``find_groups``, so layers tied by a residual stream share their indices by construction, and the input
+and output layers stay whole. A budget's ``keep`` is the client's width r: it holds ceil(r K) of a group's K units.
 """
 
 from abc import abstractmethod
@@ -21,13 +21,13 @@ from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import UnitGroup, groups_for
 
-Holding = tuple[Tensor | None, ...]
-"""For each group which of its units are held; None for all of them."""
+HeldUnits = tuple[Tensor | None, ...]
+"""For each group a bool tensor of the units that a client holds; None for all of them."""
 
 
 @dataclass(frozen=True)
 class UnitPolicy(Policy):
-    """A policy that chooses whole units without a look at theta."""
+    """A policy that chooses whole units independently of theta."""
 
     any_device = True
     units = True
@@ -37,53 +37,54 @@ class UnitPolicy(Policy):
     groups: tuple[UnitGroup, ...] = field(default=(), repr=False, kw_only=True)
 
     def bind(self, structure: ModelStructure) -> Self:
-        """This policy with the network's own groups of units."""
+        """Return this policy with the model's groups of units."""
         return replace(self, groups=groups_for(self, structure))
 
     @abstractmethod
-    def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
-        """Which units each client of the cohort holds, on the CPU, and the state for the next round."""
+    def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[HeldUnits], State]:
+        """Return the units that each client of the cohort holds, on the CPU, and the state for the next round."""
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """The masks of the held units; clients that hold the same share one."""
+        """Return the masks of the chosen units; clients with equal units share one mask."""
         check_bound(self.groups, self)
-        holdings, state = self.hold(cohort, this_round, state)
-        made: dict[object, Mask] = {}
+        units_by_client, state = self.hold(cohort, this_round, state)
+        distinct: dict[object, Mask] = {}
         masks: list[Mask] = []
-        for client, holding in zip(cohort, holdings, strict=True):
-            key = (*(None if held is None else held.numpy().tobytes() for held in holding), *self.apart(client))
-            if key not in made:
-                made[key] = self.mask_of(theta, client, holding)
-            masks.append(made[key])
+        for client, units in zip(cohort, units_by_client, strict=True):
+            key = (*(None if kept is None else kept.numpy().tobytes() for kept in units), *self.mask_key(client))
+            if key not in distinct:
+                distinct[key] = self.mask_of(theta, client, units)
+            masks.append(distinct[key])
         return masks, state
 
-    def apart(self, client: Client) -> tuple[object, ...]:
-        """What else a client's mask depends on, beside its units."""
+    def mask_key(self, client: Client) -> tuple[object, ...]:
+        """Return what else, apart from its units, a client's mask depends on."""
         return ()
 
-    def mask_of(self, theta: Params, client: Client, holding: Holding) -> Mask:
-        """The mask of one client's units."""
+    def mask_of(self, theta: Params, client: Client, units: HeldUnits) -> Mask:
+        """Return the mask of one client's units."""
         mask: dict[str, Tensor] = {}
         device = next(iter(theta.values())).device
-        for group, held in zip(self.groups, holding, strict=True):
-            if held is not None:
-                group.restrict(mask, theta, held.to(device))
+        for group, kept in zip(self.groups, units, strict=True):
+            if kept is not None:
+                group.restrict(mask, theta, kept.to(device))
         return mask or FULL
 
 
 def width_of(budget: Budget, policy: object) -> float:
-    """The width r that a budget stands for: its ``keep``; of a pattern of bands its share alone matters."""
+    """Return the width r of a budget: its ``keep``. Of a pattern of bands only the share matters."""
     if budget.layers:
         raise InputError(
-            f"budget '{budget}' speaks of single layers, and {policy} takes one for all; give a keep such as 0.5"
+            f"budget '{budget}' has parts for single layers, but {policy} takes one keep for all layers; give a keep"
+            f" such as 0.5"
         )
     return budget.keep
 
 
 def units_for(width: float, size: int) -> int:
-    """ceil(r K) units, and one at least.
+    """Return ceil(r K), and at least 1.
 
     >>> units_for(0.25, 6), units_for(0.01, 6)
     (2, 1)
@@ -91,12 +92,12 @@ def units_for(width: float, size: int) -> int:
     return max(1, share(width, size))
 
 
-def among(size: int, chosen: Tensor | Sequence[int]) -> Tensor | None:
-    """The chosen of ``size`` units as a bool tensor; None for all of them.
+def unit_mask(size: int, chosen: Tensor | Sequence[int]) -> Tensor | None:
+    """Return the chosen of ``size`` units as a bool tensor; None for all of them.
 
-    >>> among(3, [2, 0]).tolist(), among(2, [0, 1])
+    >>> unit_mask(3, [2, 0]).tolist(), unit_mask(2, [0, 1])
     ([True, False, True], None)
     """
-    held = torch.zeros(size, dtype=torch.bool)
-    held[torch.as_tensor(chosen, dtype=torch.long)] = True
-    return None if bool(held.all()) else held
+    kept = torch.zeros(size, dtype=torch.bool)
+    kept[torch.as_tensor(chosen, dtype=torch.long)] = True
+    return None if bool(kept.all()) else kept

@@ -1,15 +1,15 @@
-"""Weight-complete sub-models: within one cycle every pair of connected units, so every weight, is held by someone.
+"""Weight-complete sub-models: within one cycle every pair of connected units, and so every weight, is held.
 
 The units of every group lie in b >= 1/r blocks, and a sub-model holds one block of each group. Sub-model (i, j) of b^2
 takes the block that a column of an orthogonal array of strength 2 names: i, j, i + j, i + 2j, ... modulo b. Any two
 columns run through all b^2 pairs of blocks, so groups that some tensor connects need different columns: a proper
-colouring of the graph of groups. A chain of layers needs i and j alone; a residual net whose shortcuts are
-convolutions needs i + j too; more columns need a b whose divisors are large enough, so b may be raised.
+colouring of the graph of groups. A chain of layers needs only i and j; a residual net whose shortcuts are
+convolutions also needs i + j; more columns need a b whose divisors are large enough, so b may be raised.
 
 A tensor with one group on both its axes needs every pair of units of the group itself. There the group lies in 2b
 half-blocks and a sub-model holds two of them. The pairs of 2b half-blocks fall into 2b - 1 perfect matchings (as in a
-tournament where all teams play all others), each of which is a list of b blocks; a cycle plays the b^2 sub-models
-once for each matching. So a cycle has b^2 sub-models, or (2b - 1) b^2 if a group is tied to itself.
+round-robin tournament), each of which is a list of b blocks; a cycle contains the b^2 sub-models once per matching.
+So a cycle has b^2 sub-models, or (2b - 1) b^2 if a group is tied to itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,35 +22,35 @@ from torch import Tensor
 from fedcover.clients import Client
 from fedcover.policies.base import State
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import Holding, UnitPolicy, among, units_for, width_of
+from fedcover.policies.unit_policy import HeldUnits, UnitPolicy, unit_mask, units_for, width_of
 from fedcover.seeding import Round
 from fedcover.structure.units import UnitGroup
 
 
 @dataclass(frozen=True)
 class Cycle:
-    """The sub-models of one width, in the order in which they are dealt."""
+    """The sub-models of one width, in the order in which clients get them."""
 
     groups: tuple[UnitGroup, ...]
     width: float
     blocks: int
-    """b: the blocks of every group."""
+    """b: the number of blocks of every group."""
     columns: tuple[int, ...]
     """The column of each group: 0 for i, 1 for j, l + 1 for i + lj."""
     tied: frozenset[int]
-    """The groups that a tensor ties to themselves."""
+    """The groups that lie along two axes of one tensor."""
 
     def __len__(self) -> int:
         return self.blocks**2 * (2 * self.blocks - 1 if self.tied else 1)
 
-    def __getitem__(self, number: int) -> Holding:
+    def __getitem__(self, number: int) -> HeldUnits:
         if not 0 <= number < len(self):
             raise IndexError(f"sub-model {number} of a cycle of {len(self)}")
         matching, number = divmod(number, self.blocks**2)
         turn, i = divmod(number, self.blocks)
         j = (i + turn) % self.blocks  # so that b sub-models in a row hold every unit of groups with columns i and j
         return tuple(
-            among(group.size, self._units(at, group.size, matching, block(column, i, j, self.blocks)))
+            unit_mask(group.size, self._units(at, group.size, matching, block(column, i, j, self.blocks)))
             for at, (group, column) in enumerate(zip(self.groups, self.columns, strict=True))
         )
 
@@ -63,7 +63,7 @@ class Cycle:
 
 
 def cycle_of(groups: tuple[UnitGroup, ...], width: float) -> Cycle:
-    """The cycle for one width: its columns, and the least b that serves all groups."""
+    """Return the cycle of one width, with the least b that serves all groups."""
     edges = connected(groups)
     tied = frozenset(a for a, b in edges if a == b)
     columns = colours(len(groups), edges)
@@ -75,7 +75,7 @@ def cycle_of(groups: tuple[UnitGroup, ...], width: float) -> Cycle:
 
 
 def connected(groups: Sequence[UnitGroup]) -> set[tuple[int, int]]:
-    """Pairs of groups (by number, the smaller first) that lie along two axes of one tensor."""
+    """Return the pairs of groups (by number, the smaller first) that lie along two axes of one tensor."""
     along: dict[str, list[tuple[int, int]]] = {}
     for number, group in enumerate(groups):
         for member in group.members:
@@ -86,7 +86,7 @@ def connected(groups: Sequence[UnitGroup]) -> set[tuple[int, int]]:
 
 
 def colours(count: int, edges: set[tuple[int, int]]) -> tuple[int, ...]:
-    """A proper colouring, the most constrained first (DSATUR): two colours wherever two are enough.
+    """Return a proper colouring by DSATUR, which uses two colours wherever two are enough.
 
     >>> colours(4, {(0, 1), (1, 2), (2, 3)})
     (1, 0, 1, 0)
@@ -94,19 +94,23 @@ def colours(count: int, edges: set[tuple[int, int]]) -> tuple[int, ...]:
     beside: Mapping[int, set[int]] = {
         at: {a + b - at for a, b in edges if at in (a, b) and a != b} for at in range(count)
     }
-    found: dict[int, int] = {}
-    while len(found) < count:
-        taken = {at: {found[other] for other in beside[at] if other in found} for at in range(count) if at not in found}
+    colour_of: dict[int, int] = {}
+    while len(colour_of) < count:
+        taken = {
+            at: {colour_of[other] for other in beside[at] if other in colour_of}
+            for at in range(count)
+            if at not in colour_of
+        }
         at = max(taken, key=lambda one: (len(taken[one]), len(beside[one]), -one))
-        found[at] = next(colour for colour in range(count) if colour not in taken[at])
-    return tuple(found[at] for at in range(count))
+        colour_of[at] = next(colour for colour in range(count) if colour not in taken[at])
+    return tuple(colour_of[at] for at in range(count))
 
 
 def usable(blocks: int, columns: int) -> int:
-    """The least b, ``blocks`` or more, for which this many columns are an orthogonal array of strength 2.
+    """Return the least b >= ``blocks`` for which this many columns are an orthogonal array of strength 2.
 
-    Columns i + lj and i + mj meet in all pairs if l - m has an inverse modulo b: for up to three columns every b
-    will do, for more the divisors of b must be as large as their number less one.
+    Columns i + lj and i + mj meet in all pairs if l - m has an inverse modulo b. For up to three columns every b is
+    usable; for more, the divisors of b must be at least the number of columns minus one.
 
     >>> usable(4, 3), usable(4, 4), usable(6, 5)
     (4, 5, 7)
@@ -117,22 +121,22 @@ def usable(blocks: int, columns: int) -> int:
 
 
 def block(column: int, i: int, j: int, blocks: int) -> int:
-    """The entry of the orthogonal array in row (i, j)."""
+    """Return the entry of the orthogonal array in row (i, j)."""
     return (i, j)[column] if column < 2 else (i + (column - 1) * j) % blocks
 
 
 def window(place: int, blocks: int, size: int, length: int) -> Tensor:
-    """The units of one block: ``length`` from its start on, which covers the units up to the next block's start."""
+    """Return the units of one block: ``length`` units from its start, which reach the start of the next block."""
     return (torch.arange(length) + place * size // blocks) % size
 
 
 def half_of(width: float, size: int) -> int:
-    """The units of a half-block; one at least, so that a group tied to itself holds two units or more."""
+    """Return the number of units of a half-block, at least 1: a group tied to itself holds at least two units."""
     return max(1, units_for(width, size) // 2)
 
 
 def pair_of(matching: int, place: int, blocks: int) -> tuple[int, int]:
-    """Pair number ``place`` of a perfect matching of 2b half-blocks, by the circle method.
+    """Return pair number ``place`` of a perfect matching of 2b half-blocks, by the circle method.
 
     >>> [[pair_of(m, p, 2) for p in range(2)] for m in range(3)]
     [[(3, 0), (1, 2)], [(3, 1), (2, 0)], [(3, 2), (0, 1)]]
@@ -145,29 +149,29 @@ def pair_of(matching: int, place: int, blocks: int) -> tuple[int, int]:
 class WeightComplete(UnitPolicy):
     """Blocks of units by an orthogonal array, dealt to the clients of a cohort one after another.
 
-    Each width has a cycle of its own; how far it has been dealt is the state, which checkpoints carry.
+    Each width has its own cycle. The state is the position in each cycle.
     """
 
     holds_whole_units = True
     reads_theta = False
 
-    def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[Holding], State]:
-        """The next sub-models of each width's cycle."""
+    def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[HeldUnits], State]:
+        """Return the next sub-models of each width's cycle, and the positions after them."""
         cycles: dict[float, Cycle] = {}
-        after = dict(state)
-        found: list[Holding] = []
+        positions = dict(state)
+        units: list[HeldUnits] = []
         for client in cohort:
             width = width_of(client.budget, self)
             if width not in cycles:
                 cycles[width] = cycle_of(self.groups, width)
             key = f"dealt {width!r}"
-            number = int(after[key]) if key in after else 0
-            found.append(cycles[width][number])
-            after[key] = torch.tensor((number + 1) % len(cycles[width]))
-        return found, after
+            number = int(positions[key]) if key in positions else 0
+            units.append(cycles[width][number])
+            positions[key] = torch.tensor((number + 1) % len(cycles[width]))
+        return units, positions
 
 
 @register("weight_complete")
 def weight_complete() -> WeightComplete:
-    """Weight-complete rolling: blocks of units so chosen that every weight is held once per cycle of 1/r^2."""
+    """Weight-complete sub-models: blocks of units chosen so that every weight is held within a cycle of 1/r^2."""
     return WeightComplete()

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,9 @@ from fedcover.policies import POLICIES
 from fedcover_experiments import runner
 from fedcover_experiments.results import Outcome, Results, load, provenance_of, save
 from fedcover_experiments.runner import Experiment, ExperimentRun
-from fedcover_experiments.statistics import holm
 from fedcover_experiments.studies import STUDIES, coverage, methods
 from fedcover_experiments.studies.figures import study_figure
-from fedcover_experiments.studies.report import cells, data_titles, rows, tally
+from fedcover_experiments.studies.report import cells, data_titles, rows
 
 DOCS = Path(__file__).parents[3] / "docs" / "study"
 Cli = Callable[..., tuple[int, str, str]]
@@ -108,41 +106,6 @@ def test_results_of_another_study_are_rejected(cli: Cli, tmp_path: Path) -> None
     code, _, err = cli("study", "coverage", "--results", str(DOCS / "labels.json"), "--out", str(tmp_path), "-q")
     assert code == 2
     assert "no runs of the study 'coverage'" in err
-
-
-def test_the_counts_and_gains_of_the_committed_coverage_study() -> None:
-    study, results = STUDIES["coverage"], load(DOCS / "coverage.json")
-    with_one, with_none = ({row["policy"]: row for row in tally(study, results, part)} for part in study.parts)
-    assert with_one["optimal"]["compared with nested"] == "4 better, 0 worse of 12"
-    assert with_one["star"]["compared with nested"] == "2 better, 1 worse of 12"
-    assert with_one["random"]["compared with nested"] == "0 better, 5 worse of 12"
-    assert with_one["most"]["compared with optimal"] == "0 better, 2 worse of 12"
-    assert with_none["most"]["compared with optimal"] == "0 better, 2 worse of 5"
-
-    def significant(policy: str, part: str, base: str = "nested") -> dict[str, list[float]]:
-        """Return the significant gains by data set, in rising order."""
-        against = replace(study, base=base)
-        compared = [
-            cell
-            for title in data_titles(study, results)
-            for cell in cells(against, results, title)
-            if cell.gain and cell.experiment.policy == policy and cell.experiment.code in study.parts[part]
-        ]
-        corrected = holm([cell.gain.p for cell in compared if cell.gain])
-        by_data: dict[str, list[float]] = {}
-        for cell, p in zip(compared, corrected, strict=True):
-            if p < 0.05 and cell.gain:
-                by_data.setdefault(cell.experiment.data, []).append(round(cell.gain.mean, 1))
-        return {data: sorted(gains) for data, gains in by_data.items()}
-
-    one, none = study.parts
-    assert significant("optimal", one) == {"mnist": [0.2, 0.2], "cifar10": [1.5, 2.5]}
-    assert significant("star", one) == {"mnist": [-3.7, 0.1], "cifar10": [4.7]}
-    assert significant("optimal", none) == {
-        "mnist": [-2.0, 0.4, 0.6, 1.4],
-        "cifar10": [-18.8, -10.2, -6.2, -5.6, -5.1, -3.5],
-    }
-    assert significant("star", none, base="optimal")["cifar10"] == [17.6]
 
 
 def test_the_experiments_of_the_studies() -> None:

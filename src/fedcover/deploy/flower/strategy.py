@@ -282,10 +282,10 @@ class FedCover(Strategy):
             "attempts": self._attempts,
         }
         now.begun.clock.lap("train")
-        test = run.test if self.schedule.looks(index) else None
+        test = run.test if self.schedule.evaluates(index) else None
         with one_thread():
             run.state, record = self.federation.end_round(
-                now.begun, updates, test, self.schedule.looks_locally(index), left_out=left_out, wire=wire
+                now.begun, updates, test, self.schedule.evaluates_locally(index), left_out=left_out, wire=wire
             )
         self._round, self._attempts = None, 0
         run.keep(record, self.schedule)
