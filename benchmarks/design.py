@@ -1,18 +1,18 @@
 """How long masks by design take: for eleven million parameters, and as part of a round of ResNet-18.
 
-python -m benchmarks.design [--out benchmarks/results/design.json]
+python -m benchmarks.design [--examples 500]
 """
 
 import argparse
 import json
 import platform
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
 
 import fedcover as fc
+from benchmarks.output import add_out, result_path, write_result
 from fedcover.masks.design import frontier
 from fedcover.masks.design.frontier import RankedList
 from fedcover.masks.design.ranking import Ranking
@@ -61,7 +61,7 @@ def resnet_round(examples: int) -> dict[str, float]:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/design.json"))
+    add_out(parser, "design.json")
     parser.add_argument("--examples", type=int, default=500, help="of each client in the round of ResNet-18")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -73,7 +73,7 @@ def main() -> None:
         "a round of ResNet-18": resnet_round(args.examples),
     }
     print(json.dumps(result, indent=1))
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(result_path(parser, args, "design.json"), result)
 
 
 if __name__ == "__main__":

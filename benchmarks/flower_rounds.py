@@ -14,7 +14,8 @@ from pathlib import Path
 
 from benchmarks import machine, prepare
 from benchmarks.contenders.fedcover_ray import config_of
-from benchmarks.contest import ROOT, Entry, hold
+from benchmarks.contest import Entry, hold
+from benchmarks.output import add_out, result_path, write_result
 from benchmarks.workload import WORKLOADS
 from fedcover.deploy.wire import Limits, Sent, decode_request, encode_reply, encode_request, order_of, read_answer
 from fedcover.engines.serial import Serial
@@ -61,10 +62,10 @@ def overheads(policy: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Hold the contest and write results/flower.json."""
+    """Hold the contest, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "flower.json")
+    add_out(parser, "flower.json")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -94,7 +95,7 @@ def main() -> None:
         "rounds": rows,
         "added": added,
     }
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(result_path(parser, args, "flower.json"), found)
     print(json.dumps(found, indent=1))
 
 

@@ -1,17 +1,16 @@
 """Client-steps a second on one GPU, against the number of models in the batch, and the share of the memory floor.
 
-PYTHONPATH=src python benchmarks/gpu.py --out results.json
+PYTHONPATH=src python -m benchmarks.gpu
 """
 
 import argparse
 import gc
-import json
 import time
-from pathlib import Path
 
 import torch
 
 import fedcover as fc
+from benchmarks.output import add_out, result_path, write_result
 from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.models import build
 from fedcover.params import params_of
@@ -97,7 +96,7 @@ def measure(name: str, models: int, compile: bool, speed: float, keep: float = 0
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
+    add_out(parser, "gpu.json")
     parser.add_argument("--networks", nargs="*", default=list(WORK))
     parser.add_argument("--models", type=int, nargs="*", help="models in the batch; default: several for each network")
     arguments = parser.parse_args()
@@ -117,7 +116,7 @@ def main() -> None:
                 gc.collect()
                 torch.cuda.empty_cache()
     found = {
-        "command": "PYTHONPATH=src python benchmarks/gpu.py",
+        "command": "PYTHONPATH=src python -m benchmarks.gpu",
         "what": "client-steps a second: one SGD step of one client on a batch of 10, keep 0.75 of the hidden weights",
         "memory_floor": f"{BYTES_PER_ENTRY} bytes for each parameter and step at the measured bandwidth",
         "device": torch.cuda.get_device_name(),
@@ -125,8 +124,7 @@ def main() -> None:
         "bytes_per_second": round(speed),
         "runs": runs,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(result_path(parser, arguments, "gpu.json"), found)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import argparse
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
 import torch
 
 import fedcover as fc
+from benchmarks.output import add_out, result_path, write_result
 from fedcover.aggregation.label_weights import assign_patterns, chance, population_mix, region_weights
 from fedcover.clients import cohort_of, sample_ids
 from fedcover.models import MLP
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/label-mixes.json"))
+    add_out(parser, "label-mixes.json")
     args = parser.parse_args()
     began, split = time.perf_counter(), fc.data.load("mnist", args.data)
     result = {
@@ -61,7 +61,7 @@ def main() -> None:
         "seconds": round(time.perf_counter() - began, 1),
     }
     print(json.dumps(result, indent=1))
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(result_path(parser, args, "label-mixes.json"), result)
 
 
 if __name__ == "__main__":

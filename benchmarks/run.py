@@ -1,7 +1,6 @@
-"""`make bench`: fedcover and its peers side by side on this machine's CPU; writes results/cpu.json and cpu.md."""
+"""`make bench`: fedcover and its peers side by side on this machine's CPU; writes cpu.json and cpu.md."""
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -14,7 +13,8 @@ from typing import Any
 
 from benchmarks import machine, pruning
 from benchmarks.contenders import floor
-from benchmarks.contest import ROOT, Entry, Result, hold
+from benchmarks.contest import Entry, Result, hold
+from benchmarks.output import result_path, write_result
 from benchmarks.prepare import available, prepare
 from benchmarks.tables import to_markdown
 from benchmarks.workload import WORKLOADS, Workload
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="about two minutes instead of twenty")
     parser.add_argument("--repeats", type=int, help="timed rounds of each MNIST contender (9; quick: 2)")
     parser.add_argument("--parts", default="", help="letters of the parts to run, such as ac; default: all of abcd")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="where results go")
+    parser.add_argument("--out", type=Path, help="folder of results; default: results/, or .bench/ if an option is set")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contenders are ended then, too
     repeats = args.repeats or (2 if args.quick else 9)
@@ -139,10 +139,9 @@ def main() -> None:
             cohorts = {10: 1, 100: 1} if args.quick else {10: 5, 100: 3, 1000: 1}
             found["scaling"] = scaling(WORKLOADS["mnist"], cohorts, folder)
     found |= {"minutes": round((time.time() - began) / 60, 1), "load_before_and_after": [before, machine.load()]}
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "cpu.json").write_text(json.dumps(found, indent=1) + "\n")
-    table = to_markdown(found)
-    (args.out / "cpu.md").write_text(table)
+    place, table = result_path(parser, args), to_markdown(found)
+    write_result(place / "cpu.json", found)
+    (place / "cpu.md").write_text(table)
     print(table)
 
 

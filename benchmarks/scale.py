@@ -11,7 +11,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ import torch
 import fedcover as fc
 from benchmarks import machine
 from benchmarks.contest import ROOT
+from benchmarks.output import add_out, result_path, write_result
 from fedcover.models import build
 
 COHORTS = (10, 100, 1000)
@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--cohort", type=int, help="only measure one cohort, in this process")
     parser.add_argument("--rounds", type=int, default=15, help="timed rounds for each population")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "scale.json")
+    add_out(parser, "scale.json")
     args = parser.parse_args()
     if args.cohort:
         print(json.dumps(cohort(args.cohort)))
@@ -92,7 +92,7 @@ def main() -> None:
         print(found["cohorts"][-1], flush=True)
     found["populations"] = population(POPULATIONS, args.rounds)
     print(found["populations"])
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(result_path(parser, args, "scale.json"), found)
 
 
 if __name__ == "__main__":

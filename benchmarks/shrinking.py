@@ -8,7 +8,6 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 
 import fedcover as fc
 from benchmarks import machine
-from benchmarks.contest import ROOT
+from benchmarks.output import add_out, result_path, write_result
 from fedcover.models import usual
 from fedcover.structure.batch_norm import static_form
 
@@ -77,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shrinking", description=__doc__)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "shrinking.json")
+    add_out(parser, "shrinking.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
     made = [cut_to(args.model, keep) for keep in KEEPS]
@@ -102,7 +101,7 @@ def main() -> None:
         "rows": rows,
     }
     print(json.dumps(result, indent=1))
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(result_path(parser, args, "shrinking.json"), result)
 
 
 if __name__ == "__main__":
