@@ -1,1 +1,1 @@
-"""Speed and memory of fedcover beside its peers; `make bench` runs it all. Not part of the package."""
+"""Speed and memory of fedcover compared with its peers; `make bench` runs everything. Not part of the package."""

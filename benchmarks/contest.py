@@ -1,4 +1,4 @@
-"""Contenders side by side: each in a process of its own, rounds in turn, so that a noisy machine disturbs all alike."""
+"""A contest: contenders in separate processes play rounds in turn, so that a noisy machine disturbs all alike."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from benchmarks import processes
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
 LIMIT = 600.0
-"""Seconds after which a contender that does not answer is given up."""
+"""Seconds after which a contender that does not reply has failed."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Entry:
     arguments: tuple[str, ...]
     peer: bool = False
     threads: int | None = None
-    """Intra-op threads, where the contender does not set them itself."""
+    """Intra-op threads; None if the contender sets them itself."""
 
 
 class Contender:
-    """An entry that is running and plays rounds when asked."""
+    """A running entry, which plays rounds on request."""
 
     def __init__(self, entry: Entry, folder: Path) -> None:
         self.entry, self.log = entry, folder / f"{entry.module}-{len(list(folder.iterdir()))}.log"
@@ -43,7 +43,7 @@ class Contender:
         self.cpu: list[float] = []
         self.facts: dict[str, Any] = {}
         self.error = ""
-        began = time.perf_counter()
+        start = time.perf_counter()
         command = [str(PEERS if entry.peer else sys.executable), "-m", f"benchmarks.contenders.{entry.module}"]
         environment = {**os.environ, **offline(folder)}
         if entry.threads is not None:
@@ -59,25 +59,25 @@ class Contender:
                 start_new_session=True,
             )
         self.facts = self._read()
-        self.startup = time.perf_counter() - began
+        self.startup = time.perf_counter() - start
 
     def ask(self, command: str) -> dict[str, Any]:
-        """The answer to a command; empty once the contender has failed."""
+        """Return the reply to a command; an empty one once the contender has failed."""
         if self.error:
             return {}
-        with contextlib.suppress(OSError):  # it is dead; reading says why
+        with contextlib.suppress(OSError):  # it has ended; _read records why
             os.write(self._process.stdin.fileno(), f"{command}\n".encode())
         return self._read()
 
     def play(self) -> None:
-        """Play one round; note its seconds, by the contender's own clock, and its processor time."""
+        """Play one round, and record its seconds by the contender's own clock and its processor time."""
         before = processes.cpu_seconds(self._process.pid)
-        if "seconds" in (answer := self.ask("play")):
-            self.seconds.append(answer["seconds"])
+        if "seconds" in (reply := self.ask("play")):
+            self.seconds.append(reply["seconds"])
             self.cpu.append(processes.cpu_seconds(self._process.pid) - before)
 
     def close(self) -> dict[str, float]:
-        """Its memory; after this, nothing of it runs."""
+        """End all its processes and return the memory that they used."""
         pid = self._process.pid
         memory = {}
         if not self.error:
@@ -87,14 +87,14 @@ class Contender:
                 "proportional_mb": processes.proportional_mb(pid),
                 "processes": len(processes.descend(pid)),
             }
-        known = {one: processes.started(one) for one in processes.descend(pid)}
+        starts = {member: processes.started(member) for member in processes.descend(pid)}
         self._process.stdin.close()
         self._process.stdout.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.terminate()
-        if forced := processes.end(known):
+        if forced := processes.end(starts):
             print(f"{self.entry.label}: {len(forced)} processes had to be ended", flush=True)
         self._process.wait()
         return memory
@@ -105,12 +105,12 @@ class Contender:
         if line:
             return json.loads(line)
         last = [text for text in self.log.read_text(errors="replace").splitlines() if text.strip()][-1:]
-        self.error = last[0][-200:] if last else "it gave no answer"
+        self.error = last[0][-200:] if last else "no reply"
         return {}
 
 
 def offline(folder: Path) -> dict[str, str]:
-    """Settings that keep Flower and Ray on this machine, silent and in a folder of ours."""
+    """Return environment variables that keep Flower and Ray offline, quiet and inside a folder."""
     return {
         "FLWR_HOME": str(folder / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -124,12 +124,12 @@ def offline(folder: Path) -> dict[str, str]:
 
 @dataclass
 class Result:
-    """What a contender did in the rounds after the warm-up."""
+    """Measurements of a contender in the rounds after the warm-up."""
 
     label: str
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    """Processor time of those rounds, all processes."""
+    """Processor time of those rounds, summed over all processes."""
     first_round: float = 0.0
     startup: float = 0.0
     accuracy: float | None = None
@@ -139,16 +139,24 @@ class Result:
 
     @property
     def median(self) -> float:
-        """The median round."""
+        """The median seconds of a round."""
         return statistics.median(self.seconds)
 
 
-def hold(
+def run_contest(
     entries: Sequence[Entry], repeats: int, folder: Path, score_after: int = 0, longest: float = math.inf
 ) -> list[Result]:
-    """The entries' results over one warm-up round and ``repeats`` more, A B C, B C A, ...; failures say why.
+    """Play one warm-up round and ``repeats`` timed rounds with each entry, in turn (A B C, B C A, ...).
 
-    Who needs more than ``longest`` seconds for a round is left out from then on.
+    Args:
+        entries: The contenders.
+        repeats: The number of timed rounds.
+        folder: A folder for logs and temporary files.
+        score_after: The number of rounds after which accuracies are measured; 0 for never.
+        longest: Seconds of a round after which a contender is left out.
+
+    Returns:
+        One result per entry; that of a contender that failed has the reason in ``error``.
     """
     running: list[Contender] = []
     try:
@@ -163,22 +171,22 @@ def hold(
                 if not contender.error and contender.seconds[-1] > longest:
                     contender.error = f"a round took {contender.seconds[-1]:.0f} s; the machine is too busy for it"
             if turn + 1 == score_after:
-                accuracy = {id(one): one.ask("score").get("accuracy") for one in running}
-            spent = ", ".join(f"{one.seconds[-1]:.2f}" if one.seconds else "-" for one in running)
-            print(f"  round {turn}: {spent}", flush=True)
+                accuracy = {id(contender): contender.ask("score").get("accuracy") for contender in running}
+            times = ", ".join(f"{contender.seconds[-1]:.2f}" if contender.seconds else "-" for contender in running)
+            print(f"  round {turn}: {times}", flush=True)
     finally:
-        memory = [one.close() for one in running]
+        memory = [contender.close() for contender in running]
     return [
         Result(
-            label=one.entry.label,
-            seconds=one.seconds[1:],
-            cpu=one.cpu[1:],
-            first_round=one.seconds[0] if one.seconds else 0.0,
-            startup=one.startup,
-            accuracy=accuracy.get(id(one)),
+            label=contender.entry.label,
+            seconds=contender.seconds[1:],
+            cpu=contender.cpu[1:],
+            first_round=contender.seconds[0] if contender.seconds else 0.0,
+            startup=contender.startup,
+            accuracy=accuracy.get(id(contender)),
             memory=used,
-            facts=one.facts,
-            error=one.error,
+            facts=contender.facts,
+            error=contender.error,
         )
-        for one, used in zip(running, memory, strict=True)
+        for contender, used in zip(running, memory, strict=True)
     ]

@@ -1,12 +1,11 @@
-"""What fedcover adds to Flower: rounds of 10 of 100 clients on Ray, beside plain Flower with the same model.
+"""The time that fedcover adds to Flower: rounds of 10 of 100 clients on Ray, compared with plain Flower.
 
-python -m benchmarks.flower_rounds [--repeats 7]: the paper's MNIST round, by FedAvg, by fedcover with full models,
-and by fedcover with sub-models, in turn; and the seconds of what the server does besides waiting, in one process.
+python -m benchmarks.flower_rounds [--repeats 7]: the paper's MNIST round with FedAvg, with fedcover and full models,
+and with fedcover and sub-models, in turn; and the seconds of the server's own work, in one process.
 """
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import machine, prepare
 from benchmarks.contenders.fedcover_ray import config_of
-from benchmarks.contest import Entry, hold
+from benchmarks.contest import Entry, run_contest
 from benchmarks.output import add_out, result_path, write_result
 from benchmarks.workload import WORKLOADS
 from fedcover.deploy.wire import Limits, Sent, decode_request, encode_reply, encode_request, order_of, read_answer
@@ -24,45 +23,45 @@ CODES = {"full": "1111111111", "NP": "1111444444", "WP": "1111223344"}
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 5) -> float:
-    """The best of a few times."""
+    """Return the best of several times."""
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        start = time.perf_counter()
         work()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return min(times)
 
 
 def overheads(policy: str) -> dict[str, float]:
-    """Seconds of one round of ten clients that are neither training nor Flower, on one thread."""
+    """Return the seconds of a round of ten clients that are neither training nor Flower, on one thread."""
     config = config_of("mnist", policy, CODES[policy])
     federation, _ = config.build()
     state = federation.start()
     begun = federation.begin_round(state)
-    orders = [order_of(job, True) for job in begun.jobs]
-    frames = [encode_request(order) for order in orders]
+    requests = [order_of(job, True) for job in begun.jobs]
+    frames = [encode_request(request) for request in requests]
     updates = list(Serial(shrink=True).train(begun.jobs))
-    answers = [encode_reply(update, order) for update, order in zip(updates, orders, strict=True)]
-    sent = [Sent.of(order) for order in orders]
+    replies = [encode_reply(update, request) for update, request in zip(updates, requests, strict=True)]
+    sent = [Sent.of(request) for request in requests]
     return {
         "plan": seconds_of(lambda: federation.begin_round(state)),
-        "encode orders": seconds_of(lambda: [encode_request(order) for order in orders]),
+        "encode orders": seconds_of(lambda: [encode_request(request) for request in requests]),
         "decode orders": seconds_of(lambda: [decode_request(frame, federation.theta0) for frame in frames]),
         "encode answers": seconds_of(
-            lambda: [encode_reply(update, order) for update, order in zip(updates, orders, strict=True)]
+            lambda: [encode_reply(update, request) for update, request in zip(updates, requests, strict=True)]
         ),
         "check answers": seconds_of(
-            lambda: [read_answer(answer, one, Limits()) for answer, one in zip(answers, sent, strict=True)]
+            lambda: [read_answer(reply, header, Limits()) for reply, header in zip(replies, sent, strict=True)]
         ),
         "average": seconds_of(lambda: federation.end_round(federation.begin_round(state), updates))
         - seconds_of(lambda: federation.begin_round(state)),
         "MB down": sum(map(len, frames)) / 1e6,
-        "MB up": sum(map(len, answers)) / 1e6,
+        "MB up": sum(map(len, replies)) / 1e6,
     }
 
 
 def main() -> None:
-    """Hold the contest, print and write."""
+    """Run the contest, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     add_out(parser, "flower.json")
@@ -75,28 +74,28 @@ def main() -> None:
             Entry(f"fedcover on Flower, {policy} {code}", "fedcover_ray", ("mnist", "--policy", policy, "--code", code))
             for policy, code in CODES.items()
         ]
-        results = hold(entries, args.repeats, folder, score_after=3)
+        results = run_contest(entries, args.repeats, folder, score_after=3)
     base = results[0]
     rows = [
         {
-            "label": one.label,
-            "median": round(statistics.median(one.seconds), 4) if one.seconds else None,
-            "best": round(min(one.seconds), 4) if one.seconds else None,
-            "of_flower": round(statistics.median(one.seconds) / base.median, 3) if one.seconds else None,
-            "accuracy_after_3": one.accuracy,
-            "error": one.error,
+            "label": result.label,
+            "median": round(result.median, 4) if result.seconds else None,
+            "best": round(min(result.seconds), 4) if result.seconds else None,
+            "of_flower": round(result.median / base.median, 3) if result.seconds else None,
+            "accuracy_after_3": result.accuracy,
+            "error": result.error,
         }
-        for one in results
+        for result in results
     ]
     added = {policy: {key: round(value, 5) for key, value in overheads(policy).items()} for policy in CODES}
-    found = {
+    report = {
         "command": "python -m benchmarks.flower_rounds",
         "machine": machine.facts(),
         "rounds": rows,
         "added": added,
     }
-    write_result(result_path(parser, args, "flower.json"), found)
-    print(json.dumps(found, indent=1))
+    write_result(result_path(parser, args, "flower.json"), report)
+    print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Client-steps a second on one GPU, against the number of models in the batch, and the share of the memory floor.
+"""Client-steps per second on one GPU by the number of models in the batch, and the share of the memory floor.
 
 PYTHONPATH=src python -m benchmarks.gpu
 """
@@ -17,29 +17,29 @@ from fedcover.params import params_of
 from fedcover.training.client import Job
 
 WORK = {"mlp": ((1, 28, 28), 600), "lenet": ((3, 32, 32), 500), "resnet18_gn": ((3, 32, 32), 50)}
-"""For each network the shape of an image and how many a client has."""
+"""For each model, the shape of an image and the number of images of a client."""
 MODELS = {"mlp": [100, 420, 1140, 2280], "lenet": [100, 420, 2280], "resnet18_gn": [10, 100]}
 BATCH = 10
 BYTES_PER_ENTRY = 21
-"""The least that a step must move for an entry: read it, read and write it, likewise its momentum, read its mask."""
+"""The least that a step moves for an entry: read it, read and write it, the same for its momentum, read its mask."""
 
 
 def bandwidth() -> float:
-    """Bytes a second that a large copy on the device moves, reads and writes counted."""
+    """Return the bytes per second that a large copy on the device moves, counting reads and writes."""
     a = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     b = torch.empty_like(a)
     for _ in range(3):
         b.copy_(a)
     torch.cuda.synchronize()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(20):
         b.copy_(a)
     torch.cuda.synchronize()
-    return 2 * 20 * (1 << 30) / (time.perf_counter() - begun)
+    return 2 * 20 * (1 << 30) / (time.perf_counter() - start)
 
 
 def jobs_of(name: str, models: int, keep: float) -> list[Job]:
-    """One epoch for each client, on random images; four masks in turn."""
+    """Return one epoch of training for each client, on random images; four masks in turn."""
     shape, each = WORK[name]
     rng = torch.Generator().manual_seed(0)
     inputs = torch.randn(each * 20, *shape, generator=rng)
@@ -57,19 +57,19 @@ def jobs_of(name: str, models: int, keep: float) -> list[Job]:
 
 
 def seconds_of(work: object, repeats: int) -> float:
-    """The best of several times."""
+    """Return the best of several times."""
     best = float("inf")
     for _ in range(repeats):
         torch.cuda.synchronize()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         work()
         torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - begun)
+        best = min(best, time.perf_counter() - start)
     return best
 
 
 def measure(name: str, models: int, compile: bool, speed: float, keep: float = 0.75) -> dict[str, object]:
-    """Client-steps a second of the training loop alone, and of the whole call with loading."""
+    """Return the client-steps per second of the training loop only, and of the whole call with loading."""
     engine, jobs = Vectorized("cuda", compile=compile, most=models), jobs_of(name, models, keep)
     first = seconds_of(lambda: list(engine.train(jobs)), 1)
     torch.cuda.reset_peak_memory_stats()
@@ -82,13 +82,13 @@ def measure(name: str, models: int, compile: bool, speed: float, keep: float = 0
         for _ in range(steps):
             batched_step._graph.replay()
 
-    alone = seconds_of(loop, 3)
+    loop_seconds = seconds_of(loop, 3)
     entries = sum(tensor.numel() for tensor in jobs[0].theta.values())
     floor = speed / (entries * BYTES_PER_ENTRY)
     return {
         "model": name, "models": models, "compiled": compile, "keep": keep, "first_call_seconds": round(first, 2),
-        "client_steps_per_second": round(models * steps / alone), "with_loading": round(models * steps / whole),
-        "share_of_memory_floor": round(models * steps / alone / floor, 3),
+        "client_steps_per_second": round(models * steps / loop_seconds), "with_loading": round(models * steps / whole),
+        "share_of_memory_floor": round(models * steps / loop_seconds / floor, 3),
         "peak_GiB": round(torch.cuda.max_memory_allocated() / 2**30, 2),
     }  # fmt: skip
 
@@ -99,32 +99,32 @@ def main() -> None:
     add_out(parser, "gpu.json")
     parser.add_argument("--networks", nargs="*", default=list(WORK))
     parser.add_argument("--models", type=int, nargs="*", help="models in the batch; default: several for each network")
-    arguments = parser.parse_args()
+    args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     speed = bandwidth()
     runs = []
-    for name in arguments.networks:
-        for models in arguments.models or MODELS[name]:
+    for name in args.networks:
+        for models in args.models or MODELS[name]:
             for compile in (False, True):
                 try:
                     row = measure(name, models, compile, speed)
                 except Exception as error:
-                    why = f"{type(error).__name__}: {error}"[:300]
-                    row = {"model": name, "models": models, "compiled": compile, "error": why}
+                    reason = f"{type(error).__name__}: {error}"[:300]
+                    row = {"model": name, "models": models, "compiled": compile, "error": reason}
                 print(row, flush=True)
                 runs.append(row)
                 gc.collect()
                 torch.cuda.empty_cache()
-    found = {
+    result = {
         "command": "PYTHONPATH=src python -m benchmarks.gpu",
-        "what": "client-steps a second: one SGD step of one client on a batch of 10, keep 0.75 of the hidden weights",
+        "what": "client-steps per second: one SGD step of one client on a batch of 10, keep 0.75 of the hidden weights",
         "memory_floor": f"{BYTES_PER_ENTRY} bytes for each parameter and step at the measured bandwidth",
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "bytes_per_second": round(speed),
         "runs": runs,
     }
-    write_result(result_path(parser, arguments, "gpu.json"), found)
+    write_result(result_path(parser, args, "gpu.json"), result)
 
 
 if __name__ == "__main__":

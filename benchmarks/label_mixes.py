@@ -1,7 +1,7 @@
-"""How far the labels of a region's clients are from the population's: uniform, weighted, and with patterns assigned.
+"""The distance between the labels of a region's clients and the population's: uniform, weighted, patterns assigned.
 
-python -m benchmarks.label_mixes --data FOLDER: MNIST, two label shards a client, weight pruning by code. For a code
-who holds what depends on the cohort alone, so nothing needs to be trained.
+python -m benchmarks.label_mixes --data FOLDER: MNIST, two label shards per client, weight pruning with a code. The
+holders of a region depend only on the code and the cohort, so nothing needs to be trained.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from fedcover_experiments.studies.labels import CODES
 
 
 def distances(code: str, train: fc.Examples, seeds: int, rounds: int) -> dict[str, float]:
-    """Mean total variation over regions, by size, over rounds and seeds."""
+    """Return the mean total variation over regions (weighted by size), rounds and seeds."""
     model = MLP()
-    theta, network = params_of(model), fc.trace(model, torch.zeros(2, 1, 28, 28))
-    policy, budgets = fc.weight_pruning().bind(network), fc.parse_code(code)
-    found: dict[str, list[float]] = {"uniform": [], "labels": [], "assigned": []}
+    theta, structure = params_of(model), fc.trace(model, torch.zeros(2, 1, 28, 28))
+    policy, budgets = fc.weight_pruning().bind(structure), fc.parse_code(code)
+    values: dict[str, list[float]] = {"uniform": [], "labels": [], "assigned": []}
     for seed in range(seeds):
         clients = fc.data.shards(train, 100, 2, seed=seed)
         target = population_mix(clients)
@@ -37,12 +37,12 @@ def distances(code: str, train: fc.Examples, seeds: int, rounds: int) -> dict[st
             mixes = torch.stack([clients.label_mix(client.id) for client in cohort])
             ridge = chance(target, cohort[0].examples)
             plain = region_weights(policy.plan(theta, cohort, this_round, {})[0], theta, mixes, target, ridge)
-            places = assign_patterns(budgets, mixes, target)
-            dealt = [replace(c, budget=budgets[place]) for c, place in zip(cohort, places, strict=True)]
+            slots = assign_patterns(budgets, mixes, target)
+            dealt = [replace(c, budget=budgets[slot]) for c, slot in zip(cohort, slots, strict=True)]
             assigned = region_weights(policy.plan(theta, dealt, this_round, {})[0], theta, mixes, target, ridge)
             for name, value in (("uniform", plain.before), ("labels", plain.after), ("assigned", assigned.after)):
-                found[name].append(value)
-    return {name: round(fmean(values), 4) for name, values in found.items()}
+                values[name].append(value)
+    return {name: round(fmean(column), 4) for name, column in values.items()}
 
 
 def main() -> None:
@@ -53,12 +53,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     add_out(parser, "label-mixes.json")
     args = parser.parse_args()
-    began, split = time.perf_counter(), fc.data.load("mnist", args.data)
+    start, split = time.perf_counter(), fc.data.load("mnist", args.data)
     result = {
         "command": f"python -m benchmarks.label_mixes --seeds {args.seeds} --rounds {args.rounds}",
         "what": "mean total variation between a region's mix of labels and the population's, weighted by size",
         "codes": {code: distances(code, split.train, args.seeds, args.rounds) for code in CODES},
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(time.perf_counter() - start, 1),
     }
     print(json.dumps(result, indent=1))
     write_result(result_path(parser, args, "label-mixes.json"), result)

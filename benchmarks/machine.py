@@ -1,4 +1,4 @@
-"""Facts about the machine and the software, without names of hosts or people."""
+"""Facts about the machine and the software, without names of hosts or users."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def facts() -> dict[str, Any]:
-    """Cores, processor, memory and versions."""
+    """Return cores, processor, memory and versions."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
@@ -20,7 +20,7 @@ def facts() -> dict[str, Any]:
 
 
 def load() -> float:
-    """How many processes wanted a core over the last minute."""
+    """Return the average number of processes that needed a core over the last minute."""
     return round(os.getloadavg()[0], 2)
 
 

@@ -1,4 +1,4 @@
-"""All rows of the paper's three MNIST tables, IID and non-IID, several seeds, as one batch: 228 runs by default.
+"""The time of all rows of the paper's three MNIST tables, IID and non-IID, 3 seeds, as one batch of 228 runs.
 
 PYTHONPATH=src python benchmarks/mnist_tables.py --data FOLDER --out results.json
 """
@@ -23,9 +23,9 @@ TABLES = ("mnist-wp", "mnist-np", "mnist-fs")
 
 
 def runs_of(seeds: int, rows: int | None) -> list[ExperimentRun]:
-    """Every row of every table as it stands there, full models in each of them too."""
+    """Return the runs of every row of every table; each table has full models of its own."""
     return [
-        ExperimentRun(Experiment("mnist", split, row.technique, row.code), seed)
+        ExperimentRun(Experiment("mnist", split, row.policy, row.code), seed)
         for seed in range(seeds)
         for split in SPLITS["mnist"]
         for key in TABLES
@@ -34,7 +34,7 @@ def runs_of(seeds: int, rows: int | None) -> list[ExperimentRun]:
 
 
 def main() -> None:
-    """Run, print the time by stage, and write each run's last round."""
+    """Run, print the seconds of each stage, and write the last round of each run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="folder with MNIST; default: FEDCOVER_DATA or the cache")
     parser.add_argument("--rounds", type=int, default=100)
@@ -44,28 +44,28 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print where Python's time goes")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    began = time.perf_counter()
+    start = time.perf_counter()
     runs = runs_of(args.seeds, args.rows)
     engine = choose_engine(args.engine, cohort=COHORT * len(runs))
     print(f"{len(runs)} runs on {engine}", flush=True)
 
-    def told(run: ExperimentRun, record: fc.RoundRecord) -> None:
+    def report(run: ExperimentRun, record: fc.RoundRecord) -> None:
         if run == runs[-1] and record.round in (1, 2, 3, 5, 10, 20, 50, args.rounds):
-            print(f"round {record.round}: {time.perf_counter() - began:.2f} s", flush=True)
+            print(f"round {record.round}: {time.perf_counter() - start:.2f} s", flush=True)
 
     profile = cProfile.Profile()
     if args.profile:
         profile.enable()
-    histories, _ = run_all(runs, args.rounds, engine, args.data, on_round=told)
+    histories, _ = run_all(runs, args.rounds, engine, args.data, on_round=report)
     profile.disable()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     stages: Counter[str] = Counter()
     for history in histories.values():
         for record in history:
             stages.update(record.seconds)
     print({stage: round(spent, 1) for stage, spent in stages.items()})
     steps = sum(len(record.cohort) for history in histories.values() for record in history) * STEPS
-    print(f"{seconds:.1f} s in all, {steps / seconds:,.0f} client-steps a second", flush=True)
+    print(f"{seconds:.1f} s in total, {steps / seconds:,.0f} client-steps per second", flush=True)
     if args.profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(35)
     if args.out:
@@ -73,7 +73,7 @@ def main() -> None:
             run.name: {"accuracy": h.last.accuracy, "local_accuracy": h.last.local_accuracy, "loss": h.last.loss}
             for run, h in histories.items()
         }
-        found = {
+        result = {
             "command": "PYTHONPATH=src python benchmarks/mnist_tables.py --data FOLDER",
             "runs": len(runs), "rounds": args.rounds, "seconds": round(seconds, 1),
             "client_steps_per_second": round(steps / seconds),
@@ -82,7 +82,7 @@ def main() -> None:
             "torch": torch.__version__,
             "last_round": ends,
         }  # fmt: skip
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

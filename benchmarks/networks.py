@@ -1,4 +1,4 @@
-"""The paper's two networks as a peer's user would write them; parameters in the order of fedcover.models."""
+"""The paper's two models as a user of a peer would write them; parameters in the order of fedcover.models."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(200, 10)
 
     def forward(self, x):
-        """Class scores for a batch of images."""
+        """Return class scores for a batch of images."""
         return self.fc2(F.relu(self.dropout(self.fc1(torch.flatten(x, 1)))))
 
 
@@ -31,7 +31,7 @@ class LeNet(nn.Module):
         self.fc3 = nn.Linear(100, 10)
 
     def forward(self, x):
-        """Class scores for a batch of images."""
+        """Return class scores for a batch of images."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         x = torch.flatten(x, 1)

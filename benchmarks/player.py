@@ -1,4 +1,4 @@
-"""A contender's side of the contest: rounds are played when asked for over stdin; answers are JSON lines on stdout."""
+"""A contender's side of the contest: commands come over stdin, replies are JSON lines on stdout."""
 
 import json
 import os
@@ -12,40 +12,46 @@ import torch
 
 
 class Player:
-    """Waits for commands, times rounds, answers. Whatever libraries print goes to stderr.
+    """The connection of a contender with the contest. Other output of the process goes to stderr.
 
-    A contender calls ``ready`` once, then plays a round whenever ``wait`` gives True and calls ``done`` after it.
+    A contender calls ``ready`` once. Then it plays a round whenever ``wait`` returns True, and calls ``done`` after it.
+
+    Args:
+        score: Computes the accuracy of the current model, or None.
+        packages: Packages whose versions are reported.
     """
 
     def __init__(self, score: Callable[[], float | None], packages: tuple[str, ...] = ()) -> None:
-        self._answers = os.fdopen(os.dup(1), "w", buffering=1)
+        self._replies = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
         self._score = score
         self._versions = {name: version(name) for name in packages}
         self._started = 0.0
 
     def ready(self) -> None:
-        """Say that rounds can be played."""
-        self._say(ready=True, threads=torch.get_num_threads(), versions={"torch": torch.__version__, **self._versions})
+        """Report that rounds can be played."""
+        self._reply(
+            ready=True, threads=torch.get_num_threads(), versions={"torch": torch.__version__, **self._versions}
+        )
 
     def wait(self) -> bool:
-        """Answer commands until a round is asked for (True) or no more will be (False)."""
+        """Reply to commands until a round is requested (True) or the input ends (False)."""
         for line in sys.stdin:
             command = line.strip()
             if command == "play":
                 self._started = time.perf_counter()
                 return True
             if command == "score":
-                self._say(accuracy=self._score())
+                self._reply(accuracy=self._score())
             elif command == "memory":
-                self._say(peak_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+                self._reply(peak_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
             else:
                 break
         return False
 
     def done(self) -> None:
-        """Say that the round is over."""
-        self._say(seconds=time.perf_counter() - self._started)
+        """Report the seconds of the round that has ended."""
+        self._reply(seconds=time.perf_counter() - self._started)
 
-    def _say(self, **facts: object) -> None:
-        print(json.dumps(facts), file=self._answers)
+    def _reply(self, **facts: object) -> None:
+        print(json.dumps(facts), file=self._replies)

@@ -1,4 +1,4 @@
-"""Puts a workload on disk for the peers: fedcover's own data, partition, cohorts and theta_0."""
+"""Write a workload to disk for the peers: the data, partition, cohorts and theta_0 that fedcover uses."""
 
 from pathlib import Path
 
@@ -17,18 +17,18 @@ ROUNDS = 1000
 
 
 def available(name: str) -> bool:
-    """Whether a data set is here or can be fetched."""
+    """Return whether a data set is on this machine or can be downloaded."""
     try:
         if data.describe(name).where is None:
             data.get(name, progress=print)
-    except InputError as why:
-        print(why)
+    except InputError as error:
+        print(error)
         return False
     return True
 
 
 def prepare(work: Workload, folder: Path) -> Prepared:
-    """The workload in a folder that peers can read."""
+    """Write the workload into a folder that peers can read."""
     split, source = data.load(work.data), SOURCES[work.data]
     clients = data.iid(split.train, work.clients, seed=work.seed)
     mean, std = (np.array(values, dtype=np.float32) for values in (source.mean, source.std))

@@ -1,4 +1,4 @@
-"""A process with all its descendants: their memory, and their end."""
+"""Memory, processor time and termination of a process with all its descendants."""
 
 import contextlib
 import os
@@ -9,38 +9,38 @@ from pathlib import Path
 
 
 def descend(pid: int) -> list[int]:
-    """A process and its descendants, parents first."""
+    """Return the ids of a process and its descendants, parents first."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
-    found, at = [pid], 0
-    while at < len(found):
-        found += children.get(found[at], [])
+    family, at = [pid], 0
+    while at < len(family):
+        family += children.get(family[at], [])
         at += 1
-    return found
+    return family
 
 
 def peak_mb(pid: int) -> float:
-    """The sum of each process's own peak of resident memory; pages that they share count in each."""
-    return sum(_field(one, "status", "VmHWM:") for one in descend(pid)) / 1024
+    """Return the sum of the peaks of resident memory; shared pages count in every process."""
+    return sum(_field(member, "status", "VmHWM:") for member in descend(pid)) / 1024
 
 
 def proportional_mb(pid: int) -> float:
-    """Resident memory now, pages that processes share counted once."""
-    return sum(_field(one, "smaps_rollup", "Pss:") for one in descend(pid)) / 1024
+    """Return the current resident memory; shared pages count once."""
+    return sum(_field(member, "smaps_rollup", "Pss:") for member in descend(pid)) / 1024
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process and its descendants have used, in ticks of 10 ms."""
+    """Return the processor time of a process and its descendants, to 10 ms."""
     total = 0
-    for one in descend(pid):
+    for member in descend(pid):
         with contextlib.suppress(OSError):
-            total += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:15]))
+            total += sum(map(int, Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()[11:15]))
     return total / os.sysconf("SC_CLK_TCK")
 
 
 def started(pid: int) -> str:
-    """When a process began, in clock ticks; with its id this names it for good. Empty if it is gone."""
+    """Return the start of a process in clock ticks, which with its id identifies it; empty if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -49,12 +49,17 @@ def started(pid: int) -> str:
     return "" if after[0] == "Z" else after[19]
 
 
-def end(known: dict[int, str], patience: float = 10.0) -> list[int]:
-    """The ids that did not go by themselves in time and had to be ended; ``known`` has each one's start."""
+def end(starts: dict[int, str], patience: float = 10.0) -> list[int]:
+    """End processes that do not end by themselves in time, and return their ids.
+
+    Args:
+        starts: The start of each process by id, as ``started`` returned it.
+        patience: Seconds to wait before a process is terminated.
+    """
     forced = []
     for number, wait in ((signal.SIGTERM, patience), (signal.SIGKILL, 3.0)):
         deadline = time.monotonic() + wait
-        while (alive := [pid for pid, start in known.items() if start and started(pid) == start]) and (
+        while (alive := [pid for pid, start in starts.items() if start and started(pid) == start]) and (
             time.monotonic() < deadline
         ):
             time.sleep(0.1)
@@ -75,7 +80,7 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def _field(pid: int, file: str, name: str) -> float:
-    """A field of /proc in kB; 0 for a process that is gone."""
+    """Return a field of /proc in kB; 0 for a process that has ended."""
     try:
         lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""What pruned clients cost: seconds of one client's local training at several keeps, beside its multiply-adds.
+"""The cost of pruned clients: seconds of one client's local training at several keeps, and its multiply-adds.
 
-Masked-dense training multiplies whole tensors and discards; shrunk training cuts the units out first.
+Masked training multiplies whole tensors and masks the result; shrunk training first builds the smaller model.
 """
 
 import statistics
@@ -16,40 +16,38 @@ from fedcover.policies.registry import named_policy
 KEEPS = (1.0, 0.75, 0.5, 0.25)
 
 
-def measure(work: Workload, repeats: int, techniques: Sequence[str] = ("NP", "FS")) -> list[dict[str, Any]]:
-    """One row per technique, way of training and keep; keeps are timed in turn."""
+def measure(work: Workload, repeats: int, policies: Sequence[str] = ("NP", "FS")) -> list[dict[str, Any]]:
+    """Return one row per policy, way of training and keep; keeps are timed in turn."""
     split = data.load(work.data)
-    one = replace(work, cohort=1)
+    single = replace(work, cohort=1)
     rows: list[dict[str, Any]] = []
-    for technique in techniques:
+    for policy in policies:
         for way in ("masked", "shrunk"):
             try:
                 engine = find_engine("serial", shrink=way == "shrunk")
-            except ImportError as why:
-                rows.append({"technique": technique, "way": way, "error": str(why)})
+            except ImportError as error:
+                rows.append({"technique": policy, "way": way, "error": str(error)})
                 continue
-            rows += _measure(one, split, engine, technique, way, repeats)
+            rows += _measure(single, split, engine, policy, way, repeats)
     return rows
 
 
-def _measure(
-    work: Workload, split: data.Split, engine: Any, technique: str, way: str, repeats: int
-) -> list[dict[str, Any]]:
-    policy = named_policy(technique)
-    made = {keep: federation_of(work, split, engine, policy=policy, budgets=by_slot([keep])) for keep in KEEPS}
-    states = {keep: federation.start() for keep, federation in made.items()}
+def _measure(work: Workload, split: data.Split, engine: Any, name: str, way: str, repeats: int) -> list[dict[str, Any]]:
+    policy = named_policy(name)
+    federations = {keep: federation_of(work, split, engine, policy=policy, budgets=by_slot([keep])) for keep in KEEPS}
+    states = {keep: federation.start() for keep, federation in federations.items()}
     seconds: dict[float, list[float]] = {keep: [] for keep in KEEPS}
     macs: dict[float, float] = {}
     for turn in range(repeats + 1):
-        for keep, federation in made.items():
+        for keep, federation in federations.items():
             states[keep], record = federation.play_round(states[keep])
             macs[keep] = record.macs / record.macs_full
-            if turn:  # the first warms up
+            if turn:  # the first round is a warm-up
                 seconds[keep].append(record.seconds["train"])
     full = seconds[1.0]
     return [
         {
-            "technique": technique,
+            "technique": name,
             "way": way,
             "keep": keep,
             "macs_ratio": round(macs[keep], 4),

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import machine, pruning
 from benchmarks.contenders import floor
-from benchmarks.contest import Entry, Result, hold
+from benchmarks.contest import Entry, Result, run_contest
 from benchmarks.output import result_path, write_result
 from benchmarks.prepare import available, prepare
 from benchmarks.tables import to_markdown
@@ -21,15 +21,15 @@ from benchmarks.workload import WORKLOADS, Workload
 
 CORES = len(os.sched_getaffinity(0))
 SCORED = 3
-"""The round after which accuracies are compared."""
+"""The number of rounds after which accuracies are compared."""
 
 LONGEST = 60.0
-"""Seconds of a round after which a contender is left out: several threads on a busy machine can take minutes."""
+"""Seconds of a round after which a contender is left out; several threads on a busy machine can take minutes."""
 
 USES = {"a": ("mnist",), "b": ("cifar10",), "c": ("mnist", "cifar10"), "d": ("mnist",)}
 """The data sets of each part."""
 
-# Label, engine, and its options; engines that cannot be imported are reported as not available.
+# Label, engine and its options; engines that cannot be imported are reported as not available.
 ENGINES: list[tuple[str, str, dict[str, int]]] = [
     ("fedcover serial", "serial", {}),
     (f"fedcover processes x{CORES}", "processes", {"workers": CORES}),
@@ -38,16 +38,16 @@ ENGINES: list[tuple[str, str, dict[str, int]]] = [
 
 
 def ours(label: str, work: Workload, engine: str, **options: int) -> Entry:
-    """An entry for one of fedcover's engines."""
+    """Return an entry for one of fedcover's engines."""
     arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))]
     return Entry(label, "ours", (work.data, "--engine", engine, *arguments))
 
 
 def entries_of(work: Workload, folder: Path, quick: bool) -> list[Entry]:
-    """Everyone in the contest.
+    """Return all contenders.
 
-    pfl and the loop play with one thread and with torch's default, which is a little faster while nothing else runs
-    and many times slower when something does; a fair ratio takes the faster. The quick contest has one thread alone.
+    pfl and the loop play with one thread and with torch's default, which is a little faster on an idle machine and many
+    times slower on a busy one; a fair ratio takes the faster of the two. The quick contest has only one thread.
     """
     data = str(folder)
     peers = [("pfl, one process", "pfl_process"), ("PyTorch loop, DataLoader", "loop")]
@@ -66,7 +66,10 @@ def entries_of(work: Workload, folder: Path, quick: bool) -> list[Entry]:
 
 
 def scaling(work: Workload, cohorts: dict[int, int], folder: Path) -> list[dict[str, Any]]:
-    """Rounds by cohort, engine and workers; 1,000 clients of 60 examples. ``cohorts``: how many rounds are timed."""
+    """Return the rounds by cohort, engine and workers, with 1,000 clients of 60 examples.
+
+    ``cohorts`` maps the size of a cohort to the number of timed rounds.
+    """
     rows = []
     for cohort, repeats in cohorts.items():
         entries = [
@@ -78,12 +81,14 @@ def scaling(work: Workload, cohorts: dict[int, int], folder: Path) -> list[dict[
             ours("vectorized", work, "vectorized", workers=CORES, clients=1000, cohort=cohort),
         ]
         steps = cohort * work.epochs * -(-(work.examples // 1000) // work.batch_size)
-        rows += [{"cohort": cohort, "steps": steps, **facts(result)} for result in hold(entries, repeats, folder)]
+        rows += [
+            {"cohort": cohort, "steps": steps, **facts(result)} for result in run_contest(entries, repeats, folder)
+        ]
     return rows
 
 
 def facts(result: Result) -> dict[str, Any]:
-    """A result as JSON."""
+    """Return a result as JSON."""
     if result.error or not result.seconds:
         return {"label": result.label, "error": f"not available: {result.error or 'no rounds'}"}
     return {
@@ -109,11 +114,11 @@ def main() -> None:
     parser.add_argument("--parts", default="", help="letters of the parts to run, such as ac; default: all of abcd")
     parser.add_argument("--out", type=Path, help="folder of results; default: results/, or .bench/ if an option is set")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contenders are ended then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contenders are also ended then
     repeats = args.repeats or (2 if args.quick else 9)
     parts = set(args.parts or ("acd" if args.quick else "abcd"))
-    began, before = time.time(), machine.load()
-    found: dict[str, Any] = {
+    start, before = time.time(), machine.load()
+    report: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "benchmarks.run", *sys.argv[1:]]),
         "machine": machine.facts(),
     }
@@ -126,21 +131,25 @@ def main() -> None:
                 print(f"({part}) {name}", flush=True)
                 work = WORKLOADS[name]
                 prepare(work, folder / name)
-                results = hold(entries_of(work, folder / name, args.quick), times, folder, SCORED, LONGEST)
+                results = run_contest(entries_of(work, folder / name, args.quick), times, folder, SCORED, LONGEST)
                 gflop = round(floor.flops(work) / 1e9, 2)
-                found[name] = {"steps": work.steps, "gflop": gflop, "contenders": [facts(one) for one in results]}
+                report[name] = {
+                    "steps": work.steps,
+                    "gflop": gflop,
+                    "contenders": [facts(result) for result in results],
+                }
         if "c" in parts:
-            times, techniques = (2, ("NP",)) if args.quick else (9, ("NP", "FS"))
+            times, policies = (2, ("NP",)) if args.quick else (9, ("NP", "FS"))
             names = [name for name in usable if name == "mnist" or not args.quick]
             print(f"(c) pruning: {', '.join(names)}", flush=True)
-            found["pruning"] = {name: pruning.measure(WORKLOADS[name], times, techniques) for name in names}
+            report["pruning"] = {name: pruning.measure(WORKLOADS[name], times, policies) for name in names}
         if "d" in parts and "mnist" in usable:
             print("(d) scaling", flush=True)
             cohorts = {10: 1, 100: 1} if args.quick else {10: 5, 100: 3, 1000: 1}
-            found["scaling"] = scaling(WORKLOADS["mnist"], cohorts, folder)
-    found |= {"minutes": round((time.time() - began) / 60, 1), "load_before_and_after": [before, machine.load()]}
-    place, table = result_path(parser, args), to_markdown(found)
-    write_result(place / "cpu.json", found)
+            report["scaling"] = scaling(WORKLOADS["mnist"], cohorts, folder)
+    report |= {"minutes": round((time.time() - start) / 60, 1), "load_before_and_after": [before, machine.load()]}
+    place, table = result_path(parser, args), to_markdown(report)
+    write_result(place / "cpu.json", report)
     (place / "cpu.md").write_text(table)
     print(table)
 

@@ -1,7 +1,7 @@
-"""Does a round's memory grow with the cohort, or its time with the population? Neither should.
+"""Memory of a round by the size of the cohort, and its time by the size of the population; neither should grow.
 
-python -m benchmarks.scale: a cohort of 10, 100 and 1,000 clients on ResNet-18, each in a process of its own
-whose peak memory is read; and rounds of the MLP with 100 and with 100,000 clients, in turn.
+python -m benchmarks.scale: peak memory of cohorts of 10, 100 and 1,000 clients on ResNet-18, each in a process of its
+own; and rounds of the MLP with 100 and with 100,000 clients, in turn.
 """
 
 import argparse
@@ -26,7 +26,7 @@ POPULATIONS = (100, 100_000)
 
 
 def cohort(size: int) -> dict[str, Any]:
-    """One round of ResNet-18: every client takes one step on one image; sub-models of four kinds."""
+    """Return measurements of one round of ResNet-18, in which every client takes one step on one image."""
     torch.set_num_threads(1)
     data = fc.Examples(torch.randn(size, 3, 8, 8), torch.arange(size) % 10, classes=10)
     clients = fc.data.from_parts(data, torch.arange(size).view(-1, 1))
@@ -38,11 +38,11 @@ def cohort(size: int) -> dict[str, Any]:
         fc.LocalSGD(epochs=1, batch_size=1),
         cohort=size,
     )
-    began = time.perf_counter()
+    start = time.perf_counter()
     _, record = federation.play_round(federation.start())
     return {
         "cohort": size,
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(time.perf_counter() - start, 1),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "gamma_min": record.gamma_min,
         "all_updates_mb": round(4 * size * sum(p.numel() for p in federation.task.model.parameters()) / 2**20),
@@ -50,7 +50,7 @@ def cohort(size: int) -> dict[str, Any]:
 
 
 def population(sizes: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
-    """Rounds of 10 clients of 60 images, out of populations of these sizes; the populations take turns."""
+    """Return the seconds of rounds with 10 clients of 60 images, from populations of these sizes, in turn."""
     rng = torch.Generator().manual_seed(0)
     data = fc.Examples(
         torch.randn(6000, 1, 28, 28, generator=rng), torch.randint(10, (6000,), generator=rng), classes=10
@@ -65,9 +65,9 @@ def population(sizes: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
     spent: list[list[float]] = [[] for _ in sizes]
     for _ in range(rounds + 1):
         for i, federation in enumerate(federations):
-            began = time.perf_counter()
+            start = time.perf_counter()
             states[i], _ = federation.play_round(states[i])
-            spent[i].append(time.perf_counter() - began)
+            spent[i].append(time.perf_counter() - start)
     return [
         {"population": size, "median": round(statistics.median(times[1:]), 4), "best": round(min(times[1:]), 4)}
         for size, times in zip(sizes, spent, strict=True)
@@ -84,15 +84,15 @@ def main() -> None:
     if args.cohort:
         print(json.dumps(cohort(args.cohort)))
         return
-    found: dict[str, Any] = {"command": "python -m benchmarks.scale", "machine": machine.facts(), "cohorts": []}
+    result: dict[str, Any] = {"command": "python -m benchmarks.scale", "machine": machine.facts(), "cohorts": []}
     for size in COHORTS:
         command = [sys.executable, "-m", "benchmarks.scale", "--cohort", str(size)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        found["cohorts"].append(json.loads(done.stdout))
-        print(found["cohorts"][-1], flush=True)
-    found["populations"] = population(POPULATIONS, args.rounds)
-    print(found["populations"])
-    write_result(result_path(parser, args, "scale.json"), found)
+        result["cohorts"].append(json.loads(done.stdout))
+        print(result["cohorts"][-1], flush=True)
+    result["populations"] = population(POPULATIONS, args.rounds)
+    print(result["populations"])
+    write_result(result_path(parser, args, "scale.json"), result)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a smaller model saves: a training step of ResNet-18 cut to half its width, and to others, against the whole.
+"""What a smaller model saves: a training step of ResNet-18 shrunk to 1/2 and 1/4 of its width, and of the whole model.
 
 python -m benchmarks.shrinking [--repeats 7]: steps by plain autograd on one thread, the models in turn. Memory is that
-of parameters, gradients and what is kept for the backward pass.
+of parameters, gradients and tensors that are saved for the backward pass.
 """
 
 import argparse
@@ -25,15 +25,15 @@ BATCH = 32
 
 
 def cut_to(model: str, keep: float) -> tuple[nn.Module, dict[str, float]]:
-    """The model with the first units of every layer alone, trained as in a run, and what it costs beside the whole."""
-    made, example = default_model(model)
-    module = static_form(fc.trace(made, example), made)
-    network = fc.trace(module, example)
-    policy = fc.fixed_subnetwork().bind(network)
+    """Return the model with only the first units of every layer, and its cost as shares of the whole model's."""
+    whole_model, example = default_model(model)
+    module = static_form(fc.trace(whole_model, example), whole_model)
+    structure = fc.trace(module, example)
+    policy = fc.fixed_subnetwork().bind(structure)
     client = fc.Client(0, 0, fc.Budget(keep))
     theta = {name: tensor.detach() for name, tensor in module.named_parameters()}
     (mask,), _ = policy.plan(theta, [client], fc.Round(1, 0), policy.start())
-    cost, whole = fc.cost_of(network, mask), fc.cost_of(network, {})
+    cost, whole = fc.cost_of(structure, mask), fc.cost_of(structure, {})
     sub = fc.shrink(module, mask, example)
     facts = {
         "keep": keep,
@@ -45,7 +45,7 @@ def cut_to(model: str, keep: float) -> tuple[nn.Module, dict[str, float]]:
 
 
 def step(module: nn.Module, example: torch.Tensor) -> None:
-    """One SGD step on made-up data."""
+    """Take one SGD step on random data."""
     loss = F.cross_entropy(module(example), torch.arange(len(example)) % 10)
     loss.backward()
     with torch.no_grad():
@@ -55,18 +55,18 @@ def step(module: nn.Module, example: torch.Tensor) -> None:
 
 
 def memory(module: nn.Module, images: torch.Tensor) -> float:
-    """MiB of parameters, their gradients, and what the forward pass keeps for the backward pass."""
+    """Return the MiB of parameters, gradients, and tensors that the forward pass saves for the backward pass."""
     kept: dict[int, int] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def count(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     parameters = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in module.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         loss = F.cross_entropy(module(images), torch.arange(len(images)) % 10)
-    activations = sum(size for place, size in kept.items() if place not in parameters)
+    activations = sum(size for address, size in kept.items() if address not in parameters)
     del loss
     return round((2 * sum(parameters.values()) + activations) / 2**20, 1)
 
@@ -79,16 +79,16 @@ def main() -> None:
     add_out(parser, "shrinking.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    made = [cut_to(args.model, keep) for keep in KEEPS]
+    models = [cut_to(args.model, keep) for keep in KEEPS]
     images = torch.randn(BATCH, 3, 32, 32)
-    times: list[list[float]] = [[] for _ in made]
+    times: list[list[float]] = [[] for _ in models]
     for _ in range(args.repeats + 1):
-        for (module, _), spent in zip(made, times, strict=True):
-            began = time.perf_counter()
+        for (module, _), spent in zip(models, times, strict=True):
+            start = time.perf_counter()
             step(module, images)
-            spent.append(time.perf_counter() - began)
+            spent.append(time.perf_counter() - start)
     rows: list[dict[str, Any]] = []
-    for (module, facts), spent in zip(made, times, strict=True):
+    for (module, facts), spent in zip(models, times, strict=True):
         used = memory(module, images)
         rows.append({**facts, "seconds": round(statistics.median(spent[1:]), 4), "memory_mib": used})
     for row in rows:

@@ -1,6 +1,6 @@
-"""What every contender does: the paper's two federations, and the folder through which peers get the same data.
+"""The work of every contender: the paper's two federations, and the folder through which peers get the same data.
 
-Imports nothing of fedcover, since the peers live in an environment without it.
+This module does not import fedcover, which is not installed in the environment of the peers.
 """
 
 import json
@@ -31,7 +31,7 @@ class Workload:
 
     @property
     def steps(self) -> int:
-        """SGD steps of one round."""
+        """The number of SGD steps of one round."""
         return self.cohort * self.epochs * -(-(self.examples // self.clients) // self.batch_size)
 
 
@@ -49,26 +49,26 @@ class Prepared:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Prepared":
-        """What ``benchmarks.prepare`` wrote."""
+        """Return the workload that ``benchmarks.prepare`` wrote into a folder."""
         return cls(Path(folder), Workload(**json.loads((Path(folder) / "workload.json").read_text())))
 
     def write(self, **arrays: np.ndarray) -> None:
-        """Put the arrays and the description into the folder."""
+        """Write the arrays and the description into the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "workload.json").write_text(json.dumps(asdict(self.workload)))
         for name, array in arrays.items():
             np.save(self.folder / f"{name}.npy", array)
 
     def array(self, name: str, mapped: bool = False) -> np.ndarray:
-        """One array, read, or mapped into memory so that only what is used is read."""
+        """Return one array, read, or mapped into memory so that only the parts in use are read."""
         return np.load(self.folder / f"{name}.npy", mmap_mode="r" if mapped else None)
 
     def tensor(self, name: str) -> Tensor:
-        """One array as a tensor."""
+        """Return one array as a tensor."""
         return torch.from_numpy(self.array(name))
 
     def model(self) -> nn.Module:
-        """The network at theta_0."""
+        """Return the model at theta_0."""
         net = networks.NETWORKS[self.workload.model]()
         flat, start = self.tensor("theta"), 0
         with torch.no_grad():
@@ -78,7 +78,7 @@ class Prepared:
         return net
 
     def accuracy(self, net: nn.Module) -> float:
-        """The share of the test set that a network gets right."""
+        """Return the accuracy of a model on the test set."""
         net.eval()
         with torch.no_grad():
             images, labels = self.tensor("test_images").split(2000), self.tensor("test_labels").split(2000)

@@ -1,4 +1,4 @@
-"""fedcover over Flower's simulation on Ray: orders, checks and region averages in place of stock FedAvg."""
+"""fedcover over Flower's simulation on Ray: requests, checks and region averages in place of stock FedAvg."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ from fedcover.federation.runs import Run, Schedule
 
 
 def config_of(workload: str, policy: str, code: str) -> Config:
-    """The workload as settings."""
+    """Return the workload as settings."""
     work = WORKLOADS[workload]
     recipe = {"epochs": work.epochs, "batch_size": work.batch_size, "lr": work.lr, "momentum": work.momentum}
     return check_config(

@@ -1,8 +1,8 @@
 """The matrix products of a round and nothing else: no activations, losses, updates or copies.
 
-``large`` multiplies many batches at once, which no SGD can, since each step needs the one before. ``skinny`` keeps
-the real shapes, a batch of 10 at a time, all clients of the cohort side by side. Convolutions are the products that
-they come to on unfolded images, the unfolding left out.
+``large`` multiplies many batches at once, which SGD cannot do, since each step needs the previous one. ``skinny`` keeps
+the real shapes: a batch of 10 at a time, all clients of the cohort side by side. Convolutions are computed as products
+on unfolded images, without the unfolding.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 from benchmarks.player import Player
 from benchmarks.workload import WORKLOADS, Workload
 
-# Outputs and inputs of each layer's weights, and the rows that one example makes: a convolution's positions.
+# Outputs and inputs of each layer's weights, and the rows of one example: the positions of a convolution.
 LAYERS = {
     "mlp": [(200, 784, 1), (10, 200, 1)],
     "lenet": [(6, 75, 28 * 28), (16, 150, 10 * 10), (120, 400, 1), (100, 120, 1), (10, 100, 1)],
@@ -25,13 +25,13 @@ Call = Callable[[], object]
 
 
 def flops(work: Workload) -> float:
-    """Floating-point operations of a round's products: forward, towards weights, towards all inputs but the first."""
+    """Return the floating-point operations of a round: forward, by weights, and by all inputs but the first layer's."""
     macs = sum(o * i * rows * (3 if layer else 2) for layer, (o, i, rows) in enumerate(LAYERS[work.model]))
     return 2.0 * macs * work.batch_size * work.steps
 
 
 def products(outputs: int, inputs: int, rows: int, models: int, first: bool) -> list[Call]:
-    """A layer's products, for some models side by side; a convolution's in the order that is fastest for it."""
+    """Return the products of a layer for several models side by side, convolutions in their fastest order."""
     x, w, dy = (torch.randn(models, *shape) for shape in ((rows, inputs), (outputs, inputs), (rows, outputs)))
     y, dw, dx = torch.empty_like(dy), torch.empty_like(w), torch.empty_like(x)
     xt, yt = x.transpose(1, 2).contiguous(), y.transpose(1, 2).contiguous()
@@ -43,7 +43,7 @@ def products(outputs: int, inputs: int, rows: int, models: int, first: bool) -> 
 
 
 def make_round(work: Workload, kind: str, cores: int) -> Call:
-    """A function that multiplies as much as a round does, a thread for each core with no word between them."""
+    """Return a function that computes the products of a round, in one independent thread per core."""
     at_once = AT_ONCE[work.model]
     models, batch = (work.cohort // cores, work.batch_size) if kind == "skinny" else (1, work.batch_size * at_once)
     repeats = round(work.steps * work.batch_size / (models * batch * cores))

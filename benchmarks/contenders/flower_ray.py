@@ -1,7 +1,7 @@
 """Flower's simulation on Ray: stock FedAvg, one virtual client per CPU core at a time.
 
-Batches are slices of shuffled tensors, so that Flower is measured and not the DataLoader. Flower draws its own
-cohorts; all clients have equally many examples, so the work is the same.
+Batches are slices of shuffled tensors, so that Flower is measured and not the DataLoader. Flower samples its own
+cohorts; all clients have the same number of examples, so the work is the same.
 """
 
 import os
@@ -21,25 +21,25 @@ from benchmarks.player import Player
 from benchmarks.workload import Prepared
 
 client_app, server_app = ClientApp(), ServerApp()
-FOLDER = "BENCH_FOLDER"  # an environment variable, since Ray's workers import this module anew
+FOLDER = "BENCH_FOLDER"  # an environment variable, since Ray's workers import this module again
 
 
 @cache
 def prepared_arrays():
-    """The workload, with the training set mapped into memory: a client reads its own part."""
+    """Return the workload, with the training set mapped into memory: a client reads its own part."""
     prepared = Prepared.open(os.environ[FOLDER])
     return prepared, *(prepared.array(name, mapped=True) for name in ("train_images", "train_labels", "parts"))
 
 
 def batches(images, labels, batch_size):
-    """Shuffled batches of tensors."""
+    """Return shuffled batches of tensors."""
     order = torch.randperm(len(labels))
     return zip(images[order].split(batch_size), labels[order].split(batch_size), strict=True)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """A client's part of the round."""
+    """Train one client."""
     prepared, images, labels, parts = prepared_arrays()
     work = prepared.workload
     part = parts[context.node_config["partition-id"]]
@@ -60,7 +60,7 @@ def train(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """FedAvg; the server-side evaluation hook holds each round until the contest asks for it."""
+    """Run FedAvg; the server-side evaluation hook delays each round until the contest requests it."""
     prepared, *_ = prepared_arrays()
     work = prepared.workload
     net = prepared.model()

@@ -1,6 +1,6 @@
-"""The plain PyTorch loop of most research scripts: a DataLoader, a copy of the model and an optimiser per client.
+"""The plain PyTorch loop of most research scripts: a DataLoader, a copy of the model and an optimizer per client.
 
-With ``transforms`` each example is made from a PIL image every time it is drawn, as in the authors' script.
+With ``--transforms`` each example is built from a PIL image whenever it is drawn, as in the authors' script.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from benchmarks.workload import Prepared
 class Images(Dataset):
     """Byte images with labels, transformed when drawn, as torchvision's MNIST and CIFAR10 are.
 
-    The steps are those of torchvision's ToTensor and Normalize; torchvision itself does not load beside a CPU build
-    of torch.
+    The steps are those of torchvision's ToTensor and Normalize; torchvision itself does not load with a CPU build of
+    torch.
     """
 
     def __init__(self, images, labels, mean, std):
@@ -40,7 +40,7 @@ class Images(Dataset):
 
 
 def train(net, dataset, work):
-    """A client's trained parameters."""
+    """Return the trained parameters of a client."""
     net.train()
     loader = DataLoader(dataset, batch_size=work.batch_size, shuffle=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=work.lr, momentum=work.momentum)
@@ -53,7 +53,7 @@ def train(net, dataset, work):
 
 
 def average(states):
-    """The mean of the clients' parameters."""
+    """Return the mean of the clients' parameters."""
     return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
 
 

@@ -1,4 +1,4 @@
-"""fedcover: whole rounds of a Federation (plan, audit, training, aggregation, record) with one of its engines."""
+"""fedcover: whole rounds of a Federation (plan, coverage, training, aggregation, record) with one of its engines."""
 
 import argparse
 import importlib
@@ -14,15 +14,15 @@ from fedcover.models import build
 
 
 def find_engine(name: str, **options: object) -> Engine:
-    """The engine with this name, given those options that it takes."""
+    """Return the engine with this name, built with those of the options that it accepts."""
     module = importlib.import_module(f"fedcover.engines.{name}")
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and getattr(kind, "name", None) == name]
     wanted = {key: value for key, value in options.items() if value is not None}
     return kinds[0](**{key: value for key, value in wanted.items() if key in inspect.signature(kinds[0]).parameters})
 
 
-def federation_of(work: Workload, split: data.Split, engine: Engine, **how: object) -> Federation:
-    """The workload as a federation; ``how`` are more of Federation's arguments."""
+def federation_of(work: Workload, split: data.Split, engine: Engine, **options: object) -> Federation:
+    """Return the workload as a federation; ``options`` are further arguments of Federation."""
     model = build(work.model, tuple(split.train.inputs.shape[1:]), split.train.classes, work.seed)
     return Federation(
         Task(model),
@@ -31,7 +31,7 @@ def federation_of(work: Workload, split: data.Split, engine: Engine, **how: obje
         cohort=work.cohort,
         seed=work.seed,
         engine=engine,
-        **how,
+        **options,
     )
 
 

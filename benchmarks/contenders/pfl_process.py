@@ -21,26 +21,26 @@ from benchmarks.workload import Prepared
 
 
 class Learner(torch.nn.Module):
-    """The network with the two methods that pfl asks for."""
+    """The model with the two methods that pfl requires."""
 
     def __init__(self, net):
         super().__init__()
         self.net = net
 
     def loss(self, images, labels):
-        """What local training minimises."""
+        """Return the loss that local training minimises."""
         self.train()
         return F.cross_entropy(self.net(images), labels)
 
     @torch.no_grad()
     def metrics(self, images, labels):
-        """Loss as pfl wants it."""
+        """Return the loss in the form that pfl requires."""
         self.eval()
         return {"loss": Weighted(F.cross_entropy(self.net(images), labels, reduction="sum").item(), len(images))}
 
 
 class OnDemand(TrainingProcessCallback):
-    """Lets the next iteration begin when the contest asks for it."""
+    """A callback that starts the next iteration when the contest requests it."""
 
     def __init__(self, player):
         self.player = player
@@ -53,7 +53,7 @@ class OnDemand(TrainingProcessCallback):
         return Metrics()
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        """Report this round, wait for the next; True stops the run."""
+        """Report this round and wait for the next; return True to stop the run."""
         self.player.done()
         return not self.player.wait(), Metrics()
 
@@ -80,7 +80,7 @@ def main():
     )
     player = Player(lambda: prepared.accuracy(net), packages=("pfl",))
     FederatedAveraging().run(
-        # Training users are evaluated in round 0 alone, which is the warm-up.
+        # Training users are evaluated only in round 0, which is the warm-up.
         NNAlgorithmParams(10**6, evaluation_frequency=10**6, train_cohort_size=work.cohort, val_cohort_size=None),
         SimulatedBackend(training_data=dataset, val_data=None),
         model,

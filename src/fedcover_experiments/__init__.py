@@ -1,1 +1,1 @@
-"""The paper's experiments and studies of our own, built on fedcover: run, compared and reported in one command."""
+"""Experiments built on fedcover: the paper's tables and further studies, run, compared and reported by one command."""

@@ -1,4 +1,4 @@
-"""Run the paper's tables and the studies where only torch and numpy are installed, as on a GPU machine.
+"""Run the paper's tables and the studies on a machine that has only torch and numpy, such as a GPU machine.
 
 python -m fedcover_experiments paper all --data FOLDER --out results.json
 python -m fedcover_experiments paper departures --data FOLDER --out departures.json
@@ -8,26 +8,25 @@ python -m fedcover_experiments study coverage --data FOLDER --out coverage.json
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError
 from fedcover.federation.history import RoundRecord
 from fedcover_experiments.paper.experiments import experiments
-from fedcover_experiments.results import make
-from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, ExperimentRun
+from fedcover_experiments.results import run_and_save
+from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, ExperimentRun, OnRound
 from fedcover_experiments.studies import SEEDS as STUDY_SEEDS
 from fedcover_experiments.studies import STUDIES
-from fedcover_experiments.studies.parts import Part, play
+from fedcover_experiments.studies.selection import StudySelection, run_selection
 
 PROGRAM = "python -m fedcover_experiments"
 LINES = 40
-"""Lines of progress that a long run prints."""
+"""The number of lines of progress that a long run prints, about."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run what the command line names, and write the outcomes as JSON."""
+    """Run the experiments that the command line names, and write their outcomes as JSON."""
     args = _parser().parse_args(arguments)
     args.run(args)
 
@@ -35,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run_paper(args: argparse.Namespace) -> None:
     """Run one table, all tables, or the departures of the authors' script."""
     if args.table == "departures":
-        return run_departures(args)
+        return run_paper_departures(args)
     rows = [row for row in args.rows.split(",") if row]
     seeds = range(args.first, args.first + args.seeds)
     runs = [ExperimentRun(experiment, seed) for experiment in experiments(args.table, rows) for seed in seeds]
@@ -44,30 +43,30 @@ def run_paper(args: argparse.Namespace) -> None:
     choice = (f" --rows {args.rows}" if rows else "") + (f" --first {args.first}" if args.first else "")
     command = f"{PROGRAM} paper {args.table}{choice} --seeds {args.seeds} --rounds {args.rounds}"
     progress = _progress(len(runs) * args.rounds)
-    seconds = make(args.out, runs, args.rounds, engine, args.data, on_round=progress, command=command)
-    print(f"{seconds} s; outcomes in {args.out}", flush=True)
+    seconds = run_and_save(args.out, runs, args.rounds, engine, data=args.data, on_round=progress, command=command)
+    print(f"{seconds} s; results: {args.out}", flush=True)
 
 
-def run_departures(args: argparse.Namespace) -> None:
-    """Run the study of the authors' departures from Algorithm 1."""
-    from fedcover_experiments.paper.authors_script import runs_of, study
+def run_paper_departures(args: argparse.Namespace) -> None:
+    """Run the study of the departures of the authors' script from Algorithm 1."""
+    from fedcover_experiments.paper.authors_script import departure_runs, run_departures
 
-    many = len(runs_of(args.seeds))
-    engine = choose_engine(args.engine, cohort=COHORT * many)
+    count = len(departure_runs(args.seeds))
+    engine = choose_engine(args.engine, cohort=COHORT * count)
     command = f"{PROGRAM} paper departures --seeds {args.seeds} --rounds {args.rounds}"
-    seconds = study(
-        args.out, args.seeds, args.rounds, engine, args.data, _progress(many * args.rounds), command
-    )  # fmt: skip
-    print(f"{seconds} s; outcomes in {args.out}", flush=True)
+    progress = _progress(count * args.rounds)
+    seconds = run_departures(args.out, args.seeds, args.rounds, engine, args.data, progress, command)
+    print(f"{seconds} s; results: {args.out}", flush=True)
 
 
 def run_study(args: argparse.Namespace) -> None:
-    """Run one study, or part of it."""
-    part = Part(args.study, args.seeds, args.rounds, args.first, args.on, args.only)
-    print(f"{len(part.runs)} runs", flush=True)
-    progress = _progress(len(part.runs) * args.rounds)
-    seconds = play(part, f"{PROGRAM} study", args.out, args.engine, args.data, progress)
-    print(f"{seconds:.1f} s; outcomes in {args.out}", flush=True)
+    """Run a study, or a selection of its runs."""
+    selection = StudySelection(args.study, args.seeds, args.rounds, args.first, args.on, args.only)
+    count = len(selection.runs)
+    print(f"{count} runs", flush=True)
+    progress = _progress(count * args.rounds)
+    seconds = run_selection(selection, f"{PROGRAM} study", args.out, args.engine, args.data, progress)
+    print(f"{seconds:.1f} s; results: {args.out}", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     for command, run, seeds in ((paper, run_paper, SEEDS), (study, run_study, STUDY_SEEDS)):
         command.set_defaults(run=run)
         command.add_argument("--seeds", type=int, default=seeds)
-        command.add_argument("--first", type=int, default=0, help="the first seed, to add seeds to earlier results")
+        command.add_argument("--first", type=int, default=0, help="first seed, to add seeds to earlier results")
         command.add_argument("--rounds", type=int, default=ROUNDS)
         command.add_argument("--engine", default="auto")
         command.add_argument("--data", help="folder of the data sets")
@@ -91,17 +90,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _progress(total: int) -> Callable[[ExperimentRun, RoundRecord], None]:
+def _progress(total: int) -> OnRound:
     """Return a callback that prints about ``LINES`` lines of progress over ``total`` rounds."""
     start, played = time.perf_counter(), 0
 
-    def report(run: ExperimentRun, record: RoundRecord) -> None:
+    def count_round(run: ExperimentRun, record: RoundRecord) -> None:
         nonlocal played
         played += 1
         if played % max(1, total // LINES) == 0:
             print(f"{played} of {total} rounds ({run.name}): {time.perf_counter() - start:.1f} s", flush=True)
 
-    return report
+    return count_round
 
 
 if __name__ == "__main__":

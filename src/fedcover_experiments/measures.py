@@ -11,29 +11,29 @@ LATE = 10
 
 
 def late_loss(outcome: Outcome) -> float:
-    """Test loss over the last rounds."""
-    return fmean(known(outcome.loss)[-LATE:])
+    """Return the mean test loss of the last rounds."""
+    return fmean(measured(outcome.loss)[-LATE:])
 
 
 def late_accuracy(outcome: Outcome) -> float:
-    """Accuracy over the last rounds, in percent."""
-    return 100 * fmean(known(outcome.accuracy)[-LATE:])
+    """Return the mean accuracy of the last rounds, in percent."""
+    return 100 * fmean(measured(outcome.accuracy)[-LATE:])
 
 
 def whole_loss(outcome: Outcome) -> float:
-    """Test loss over all rounds: the lower, the faster."""
-    return fmean(known(outcome.loss))
+    """Return the mean test loss of all rounds, which is lower for runs that converge faster."""
+    return fmean(measured(outcome.loss))
 
 
 def unsteadiness(outcome: Outcome) -> float:
-    """How much accuracy moves from round to round in the second half, in points."""
-    values = known(outcome.accuracy)
+    """Return the mean absolute change of accuracy per round in the second half, in points."""
+    values = measured(outcome.accuracy)
     changes = [abs(after - before) for before, after in pairwise(values[max(0, len(values) // 2 - 1) :])]
     return 100 * fmean(changes) if changes else 0.0
 
 
-def known(values: Sequence[float | None]) -> list[float]:
-    """The values of the rounds that were looked at."""
+def measured(values: Sequence[float | None]) -> list[float]:
+    """Return the values of the rounds in which the model was evaluated."""
     return [value for value in values if value is not None]
 
 
@@ -42,6 +42,6 @@ MEASURES: dict[str, tuple[Callable[[Outcome], float], int]] = {
     "loss": (late_loss, 4),
     ACCURACY: (late_accuracy, 2),
     "loss over all rounds": (whole_loss, 4),
-    "change a round, points": (unsteadiness, 3),
+    "change per round, points": (unsteadiness, 3),
 }
-"""How each measure is taken, and the digits that it is shown with."""
+"""The function that computes each measure, and the digits that reports show."""

@@ -18,41 +18,41 @@ from fedcover.training.task import LocalSGD, Task
 
 CLIENTS, COHORT, ROUNDS, SEEDS = 100, 10, 100, 3
 FULL, LARGE, MEDIUM, SMALL = "1111111111", "1111114444", "1111444444", "1444777777"
-"""Full models, and the paper's levels L, M and S by the usual codes."""
+"""Full models, and the usual codes of the paper's levels L, M and S."""
 STAR_MEDIUM, STAR_SMALL = "1111223344", "1234556677"
-"""Levels M and S by the codes of higher coverage."""
+"""The codes of levels M and S with a higher coverage."""
 MODELS = {"mnist": "mlp", "cifar10": "lenet"}
-"""The paper's network for each data set."""
+"""The paper's model for each data set."""
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
-"""What the data sets are called."""
+"""The titles of the data sets."""
 SPLITS = {"mnist": ("iid", "non-iid"), "cifar10": ("iid",)}
-"""How the paper splits each data set among the clients."""
+"""The ways in which the paper splits each data set among the clients."""
 CHECKPOINT_EVERY = 25
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One federation of the paper, to be run for several seeds."""
+    """A federation to be run for several seeds: data set, split, policy and code of budgets."""
 
     data: str
     split: str
-    technique: str
+    policy: str
     code: str
 
     @property
     def name(self) -> str:
-        """Such as ``mnist/iid/WP-1111223344``."""
-        return f"{self.data}/{self.split}/{self.technique}-{self.code}"
+        """A unique name, such as ``mnist/iid/WP-1111223344``."""
+        return f"{self.data}/{self.split}/{self.policy}-{self.code}"
 
     @property
-    def place(self) -> str:
-        """Such as ``MNIST IID``."""
+    def data_title(self) -> str:
+        """The data set and its split as reports show them, such as ``MNIST IID``."""
         return f"{DATA[self.data]} {'IID' if self.split == 'iid' else 'non-IID'}"
 
     @property
     def departs(self) -> bool:
-        """Whether it departs from Algorithm 1, as some do in the study of the authors' script."""
-        return "+" in self.technique
+        """True if it departs from Algorithm 1, as the variants of the authors' script do."""
+        return "+" in self.policy
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,23 @@ class ExperimentRun:
 
     @property
     def name(self) -> str:
-        """Such as ``mnist/iid/WP-1111223344/seed-0``."""
+        """A unique name, such as ``mnist/iid/WP-1111223344/seed-0``."""
         return f"{self.experiment.name}/seed-{self.seed}"
 
 
-Make = Callable[[ExperimentRun, dict[str, Any]], Federation]
-"""What makes the federation of a run, given all but its policy."""
+FederationFactory = Callable[[ExperimentRun, dict[str, Any]], Federation]
+"""A function that builds the federation of a run from all its settings but the policy."""
+OnRound = Callable[[ExperimentRun, RoundRecord], None]
+"""A callback that receives the record of every round."""
 
 
-def by_technique(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
-    """The paper's federation of a run: the policy that its technique names."""
-    return Federation(policy=named_policy(run.experiment.technique), **settings)
+def by_policy(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
+    """Return the paper's federation of a run, with the policy that the experiment names."""
+    return Federation(policy=named_policy(run.experiment.policy), **settings)
+
+
+def ignore_round(run: ExperimentRun, record: RoundRecord) -> None:
+    """Do nothing with a round's record: the default callback."""
 
 
 def run_all(
@@ -83,52 +89,60 @@ def run_all(
     engine: Engine,
     data: str | Path | None = None,
     out: Path | None = None,
-    on_round: Callable[[ExperimentRun, RoundRecord], None] = lambda run, record: None,
-    federation_of: Make | None = None,
+    on_round: OnRound = ignore_round,
+    federation_of: FederationFactory = by_policy,
 ) -> tuple[dict[ExperimentRun, History], dict[str, str]]:
-    """The histories of many runs, and where each data set came from; runs on the same data go in lockstep.
+    """Run experiments and return their histories, and the provenance of each data set.
 
-    ``federation_of`` makes a run's federation, by default one of the paper's. With ``out`` there is one folder for
-    each, and what is there is taken up again. Runs of one seed start from the same model and the same split, as in
-    the paper.
+    Runs on the same data set advance in lockstep, so that one call of the engine trains the clients of all of them.
+    Runs with the same seed start from the same model and the same split, as in the paper.
+
+    Args:
+        runs: The runs, on one data set or several.
+        rounds: Rounds of each run.
+        engine: The engine that trains all runs.
+        data: The folder of the data sets; by default FEDCOVER_DATA or the cache.
+        out: A folder for one run folder per run; runs that are already there are resumed. By default none are written.
+        on_round: Called after every round of every run.
+        federation_of: Builds the federation of a run; by default the paper's.
     """
     histories: dict[ExperimentRun, History] = {}
-    came_from: dict[str, str] = {}
+    provenance: dict[str, str] = {}
     for name in dict.fromkeys(run.experiment.data for run in runs):
-        some = [run for run in runs if run.experiment.data == name]
+        batch = [run for run in runs if run.experiment.data == name]
         split = load(name, data)
-        came_from[name] = split.train.provenance
-        make = federation_of or by_technique
-        made = [make(run, settings) for run, settings in zip(some, settings_of(some, split), strict=True)]
+        provenance[name] = split.train.provenance
+        federations = [
+            federation_of(run, settings) for run, settings in zip(batch, settings_of(batch, split), strict=True)
+        ]
         histories |= zip(
-            some,
+            batch,
             run_many(
-                made,
+                federations,
                 rounds,
                 split.test,
-                out=None if out is None else [out / run.name for run in some],
+                out=None if out is None else [out / run.name for run in batch],
                 resume=out is not None,
                 checkpoint_every=CHECKPOINT_EVERY,
                 engine=engine,
-                on_round=lambda number, record, some=some: on_round(some[number], record),  # type: ignore[misc]
+                on_round=lambda number, record, batch=batch: on_round(batch[number], record),  # type: ignore[misc]
             ),
             strict=True,
         )
-    return histories, came_from
+    return histories, provenance
 
 
 def settings_of(runs: Sequence[ExperimentRun], split: Split) -> list[dict[str, Any]]:
-    """What the paper's federations are made of, for runs on one data set; all but the policy."""
-    data = runs[0].experiment.data
-    model = MODELS[data]
+    """Return the settings of the paper's federations, without the policy, for runs on one data set."""
+    model = MODELS[runs[0].experiment.data]
 
     @cache
     def task(seed: int) -> Task:
         return Task(build(model, INPUT_SHAPES[model], split.train.classes, seed))
 
     @cache
-    def clients(how: str, seed: int) -> Population:
-        return _clients(split.train, how, seed)
+    def clients(partition: str, seed: int) -> Population:
+        return _clients(split.train, partition, seed)
 
     return [
         {
@@ -143,5 +157,5 @@ def settings_of(runs: Sequence[ExperimentRun], split: Split) -> list[dict[str, A
     ]
 
 
-def _clients(train: Examples, how: str, seed: int) -> Population:
-    return iid(train, CLIENTS, seed) if how == "iid" else shards(train, CLIENTS, 2, seed)
+def _clients(train: Examples, partition: str, seed: int) -> Population:
+    return iid(train, CLIENTS, seed) if partition == "iid" else shards(train, CLIENTS, 2, seed)

@@ -10,21 +10,29 @@ from fedcover.errors import InputError
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences, where it may lie, and how surprising it is if there is none."""
+    """The mean of paired differences with its confidence interval and p-value."""
 
     mean: float
     low: float
     high: float
     """Ends of the 95 % confidence interval."""
     p: float
+    """Two-sided p-value of the hypothesis that the true mean difference is 0."""
     pairs: int
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """How much larger the first is than the second, seed by seed.
+    """Return the difference first - second, paired by seed, with Student's t-test.
 
-    >>> found = paired([2.0, 3.1, 4.2], [1.0, 2.0, 3.0])
-    >>> round(found.mean, 2), round(found.low, 2), round(found.high, 2), round(found.p, 4)
+    Args:
+        first: One value per seed.
+        second: The values of the same seeds, in the same order.
+
+    Raises:
+        InputError: The lists differ in length or have fewer than 2 values.
+
+    >>> gain = paired([2.0, 3.1, 4.2], [1.0, 2.0, 3.0])
+    >>> round(gain.mean, 2), round(gain.low, 2), round(gain.high, 2), round(gain.p, 4)
     (1.1, 0.85, 1.35, 0.0027)
     """
     if len(first) != len(second) or len(first) < 2:
@@ -36,14 +44,15 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
     error = stdev(gaps) / math.sqrt(len(gaps))
     if error == 0:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, len(gaps))
-    reach = quantile(0.95, freedom) * error
-    return Difference(mean, mean - reach, mean + reach, 1 - within(mean / error, freedom), len(gaps))
+    reach = student_t_quantile(0.95, freedom) * error
+    p = 1 - student_t_probability(mean / error, freedom)
+    return Difference(mean, mean - reach, mean + reach, p, len(gaps))
 
 
-def within(t: float, freedom: int) -> float:
-    """How likely Student's t lies between -t and t; exact for whole degrees of freedom.
+def student_t_probability(t: float, freedom: int) -> float:
+    """Return P(-|t| < T < |t|) for Student's t with ``freedom`` degrees of freedom, by the exact finite sum.
 
-    >>> round(within(2.776445, 4), 6), round(within(12.7062, 1), 6)
+    >>> round(student_t_probability(2.776445, 4), 6), round(student_t_probability(12.7062, 1), 6)
     (0.95, 0.95)
     """
     angle = math.atan(abs(t) / math.sqrt(freedom))
@@ -56,30 +65,30 @@ def within(t: float, freedom: int) -> float:
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
-def quantile(share: float, freedom: int) -> float:
-    """The t between whose ends this share lies.
+def student_t_quantile(share: float, freedom: int) -> float:
+    """Return the t for which Student's t lies in (-t, t) with probability ``share``.
 
-    >>> round(quantile(0.95, 4), 4), round(quantile(0.95, 9), 4)
+    >>> round(student_t_quantile(0.95, 4), 4), round(student_t_quantile(0.95, 9), 4)
     (2.7764, 2.2622)
     """
     low, high = 0.0, 1.0
-    while within(high, freedom) < share:
+    while student_t_probability(high, freedom) < share:
         high *= 2
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if within(middle, freedom) < share else (low, middle)
+        low, high = (middle, high) if student_t_probability(middle, freedom) < share else (low, middle)
     return high
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """The p-values of several comparisons, raised so that all hold together (Holm's correction).
+    """Return p-values corrected by Holm's method, which bounds the chance of any false positive among them.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
     order = sorted(range(len(ps)), key=lambda i: ps[i])
-    raised, least = [0.0] * len(ps), 0.0
-    for place, i in enumerate(order):
-        least = max(least, min(1.0, (len(ps) - place) * ps[i]))
-        raised[i] = least
-    return raised
+    corrected, least = [0.0] * len(ps), 0.0
+    for rank, i in enumerate(order):
+        least = max(least, min(1.0, (len(ps) - rank) * ps[i]))
+        corrected[i] = least
+    return corrected

@@ -18,7 +18,7 @@ def test_tables_and_figures_are_found(browser: Browser) -> None:
         assert f"{table}: accuracy" in labels
     figures = browser.script("return [...document.querySelectorAll('figure > .head .get')].map((g) => g.dataset.name)")
     assert len(figures) == 30
-    assert {"figure-1", "figure-2a", "figure-2f", "techniques", "cifar10-iid-fs-loss"} <= set(figures)
+    assert {"figure-1", "figure-2a", "figure-2f", "policies", "cifar10-iid-fs-loss"} <= set(figures)
     assert browser.script("return document.querySelectorAll('.claim .tag').length") == 9
     captions = browser.script("return [...document.querySelectorAll('figure')].map((f) => f.innerText)")
     assert all("JPEG" in caption for caption in captions if "CIFAR-10 IID" in caption)

@@ -1,4 +1,4 @@
-"""`fedcover paper audit`: the cells that do not add up, all of them and no others."""
+"""`fedcover paper audit` lists all cells that do not add up, and no others."""
 
 import json
 from collections.abc import Callable
@@ -13,13 +13,13 @@ Cli = Callable[..., tuple[int, str, str]]
 NAMES = {"1111111111", "1111114444", "1111223344", "1111444444", "1234556677", "1444777777"}
 
 
-def found(key: str) -> dict[tuple[str, str], str]:
+def corrections(key: str) -> dict[tuple[str, str], str]:
     """The correct values of a table's wrong cells, by row and column."""
     return {(cell.row, cell.column): cell.correct for cell in wrong_cells() if cell.table == key}
 
 
 def test_mnist_appendix() -> None:
-    assert found("mnist-wp") == {
+    assert corrections("mnist-wp") == {
         ("1111444444", "non_iid_global"): "?",  # a copy of row 1111144447, or the other way round
         ("1111444444", "non_iid_local"): "?",
         ("1444777777", "parameters"): "100,210",
@@ -28,12 +28,12 @@ def test_mnist_appendix() -> None:
         ("1444777777", "parameters_ratio"): "0.630",
         ("1444777777", "macs_ratio"): "0.630",
     }
-    assert found("mnist-np") == {("1444777777", "gamma_min"): "1"}
-    assert found("mnist-fs") == {("1111144447", "gamma_min"): "5"}
+    assert corrections("mnist-np") == {("1444777777", "gamma_min"): "1"}
+    assert corrections("mnist-fs") == {("1111144447", "gamma_min"): "5"}
 
 
 def test_table_1() -> None:
-    wrong = found("table1")
+    wrong = corrections("table1")
     # Levels M and S of the text, against the rows that were printed for them.
     assert wrong["*WP-M1", "macs"] == wrong["WP-M2", "macs"] == "135,280"
     assert (wrong["*WP-M1", "iid"], wrong["WP-M2", "iid"]) == ("98.325", "97.85")
@@ -54,26 +54,26 @@ def test_table_1() -> None:
 
 
 def test_cifar() -> None:
-    fs = found("cifar-fs")
+    fs = corrections("cifar-fs")
     assert {row for row, _ in fs} == {"1111113344", "1111114444", "2222333444"}
     assert (fs["1111114444", "space_k"], fs["1111114444", "macs_k"]) == ("475.07", "649.10")
     assert (fs["1111113344", "space_k"], fs["1111113344", "macs_k"]) == ("473.17", "619.29")
     assert (fs["2222333444", "space_k"], fs["2222333444", "macs_k"]) == ("380.47", "533.81")
     assert fs["2222333444", "gamma_min"] == "0"
-    wp = found("cifar-wp")
+    wp = corrections("cifar-wp")
     assert {column for _, column in wp} == {"space_k", "space_ratio", "macs_k", "macs_ratio"}  # the rule, not the codes
-    main = found("table2")
+    main = corrections("table2")
     assert [main[row, "gamma_min"] for row in ("*WP-M2", "*WP-M3", "*WP-S2")] == ["6", "6", "4"]
     assert (main["FS-M1", "macs_ratio"], main["FS-M1", "space_ratio"]) == ("0.896", "0.858")
 
 
 def test_where_a_misplaced_accuracy_comes_from() -> None:
     why = {(cell.row, cell.column): cell.why for cell in wrong_cells() if cell.table == "table1"}
-    assert why["WP-M2", "iid"] == "is the appendix's row 1111144447"
-    assert why["*NP-S1", "iid"] == "is the appendix's row 1455666777"
-    assert why["FS-S1", "iid"] == "is the appendix's row 1477777777"
-    assert why["NP-S2", "non_iid_global"] == "local and global are swapped against the appendix"
-    assert why["WP-S2", "non_iid_local"] == "local and global are swapped against the appendix"
+    assert "row 1111144447" in why["WP-M2", "iid"]
+    assert "row 1455666777" in why["*NP-S1", "iid"]
+    assert "row 1477777777" in why["FS-S1", "iid"]
+    assert "swapped" in why["NP-S2", "non_iid_global"]
+    assert "swapped" in why["WP-S2", "non_iid_local"]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_a_printed_cell_may_be_rounded_or_cut_off(text: str, value: float, fits:
     assert agrees(text, number(text))
 
 
-def test_every_table_is_there_whole() -> None:
-    rows = {key: len(one.rows) for key, one in tables().items()}
+def test_every_table_is_complete() -> None:
+    rows = {key: len(table.rows) for key, table in tables().items()}
     assert rows == {
         "table1": 14,
         "table2": 10,
@@ -97,9 +97,9 @@ def test_every_table_is_there_whole() -> None:
         "cifar-wp": 11,
         "cifar-fs": 8,
     }
-    for one in tables().values():
-        assert len({(row.technique, row.code) for row in one.rows}) == len(one.rows)
-        for row in one.rows:
+    for table in tables().values():
+        assert len({(row.policy, row.code) for row in table.rows}) == len(table.rows)
+        for row in table.rows:
             assert len(row.code) == 10
             assert all(number(cell) > 0 for cell in row.printed.values())
     assert {row.code for row in tables()["table1"].rows} == NAMES

@@ -1,4 +1,4 @@
-"""`fedcover paper run`: which runs a table takes, and that they are taken up again."""
+"""`fedcover paper run`: the runs of a table, and that they are resumed."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from fedcover_experiments.runner import Experiment
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def test_which_runs_a_table_takes() -> None:
+def test_the_runs_of_a_table() -> None:
     assert len(experiments("mnist-wp")) == 28
     assert len(experiments("table1")) == 28
     assert len(experiments("cifar-fs")) == 8
@@ -23,32 +23,30 @@ def test_which_runs_a_table_takes() -> None:
     assert len(everything) == len(set(everything))
     # Three tables of 13, 13 and 9 pruned rows, the masks of 13 frozen, full models once, 6 uncovered; IID and not.
     assert len(experiments("mnist")) == sum(e.data == "mnist" for e in everything) == 2 * (13 + 13 + 9 + 13 + 1 + 6)
-    assert sum(e.technique == "full" for e in everything) == 3
+    assert sum(e.policy == "full" for e in everything) == 3
 
 
 def test_rows_by_code_and_by_nickname() -> None:
     by_code, by_name = experiments("mnist-wp", ["1111223344"]), experiments("table1", ["*WP-M1"])
     assert by_code == by_name == [Experiment("mnist", split, "WP", "1111223344") for split in ("iid", "non-iid")]
-    with pytest.raises(InputError, match="mnist-wp has no row '1234'; use one of 1111111111, "):
+    with pytest.raises(InputError, match="no row '1234'; use one of 1111111111, "):
         experiments("mnist-wp", ["1234"])
-    with pytest.raises(
-        InputError, match="no table 'mnists'; use all, mnist, cifar10, or one of table1, table2, mnist-wp"
-    ):
+    with pytest.raises(InputError, match=r"no table 'mnists'; use all, mnist, cifar10, .* mnist-wp"):
         experiments("mnists")
     for key, row in (("all", "nonsense"), ("uncovered", "nope"), ("cifar10", "1234556677"), ("mnist", "*WP-M3")):
-        with pytest.raises(InputError, match=rf"{key} has no row '{re.escape(row)}'; name codes such as 1111223344"):
+        with pytest.raises(InputError, match=rf"{key} has no row '{re.escape(row)}'"):
             experiments(key, [row])
     assert len(experiments("uncovered", ["4444444444"])) == 6
 
 
-def test_a_table_runs_and_is_taken_up_again(cli: Cli, mnist_folder: str, tmp_path: Path) -> None:
+def test_a_table_runs_and_is_resumed(cli: Cli, mnist_folder: str, tmp_path: Path) -> None:
     command = ["paper", "run", "mnist-fs", "--rows", "1111111111,1477777777", "--seeds", "1", "--rounds", "1"]
     for _ in range(2):  # the second time there is nothing left to do
         code, _, err = cli(*command, "--out", str(tmp_path))
         assert code == 0, err
     results = load(tmp_path / "1-rounds" / "results.json")
     assert results.rounds == 1
-    assert [made["runs"] for made in results.made] == [4]
+    assert [entry["runs"] for entry in results.provenance] == [4]
     names = {run.name: outcome for run, outcome in results.outcomes.items()}
     assert set(names) == {
         f"mnist/{split}/{row}/seed-0" for split in ("iid", "non-iid") for row in ("full-1111111111", "FS-1477777777")
@@ -57,12 +55,14 @@ def test_a_table_runs_and_is_taken_up_again(cli: Cli, mnist_folder: str, tmp_pat
     assert names["mnist/iid/FS-1477777777/seed-0"].gamma_min == 1
     history = tmp_path / "1-rounds" / "mnist" / "iid" / "FS-1477777777" / "seed-0" / "history.jsonl"
     assert json.loads(history.read_text().splitlines()[0])["round"] == 1
+    stored = json.loads((tmp_path / "1-rounds" / "results.json").read_text())
+    assert {item["technique"] for item in stored["outcomes"]} == {"full", "FS"}  # the key of the file format
 
     code, shown, err = cli(
         "paper", "report", str(tmp_path / "1-rounds" / "results.json"), "--out", str(tmp_path / "page")
     )
     assert code == 0, err
-    assert "FS 1477777777" not in (tmp_path / "page" / "README.md").read_text()  # rows go by their codes
+    assert "FS 1477777777" not in (tmp_path / "page" / "README.md").read_text()  # rows are named by their codes
     assert (tmp_path / "page" / "figures" / "mnist-iid-fs-loss.png").exists()
     assert not (tmp_path / "page" / "figures" / "mnist-iid-wp-loss.png").exists()
     assert f"{len(list((tmp_path / 'page' / 'figures').iterdir()))} figures" in shown
@@ -72,9 +72,10 @@ def test_a_report_without_results_names_the_remedy(cli: Cli, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     code, _, err = cli("paper", "report")
     assert code == 2
-    assert "runs/paper/100-rounds/results.json is not there; make them with `fedcover paper run`" in err
+    assert "runs/paper/100-rounds/results.json" in err
+    assert "`fedcover paper run`" in err
     for rounds in (3, 5):
-        place = tmp_path / "runs" / "paper" / f"{rounds}-rounds"
-        place.mkdir(parents=True)
-        (place / "results.json").write_text("{}")
-    assert "there are runs of several lengths; name the results to report on" in cli("paper", "report")[2]
+        folder = tmp_path / "runs" / "paper" / f"{rounds}-rounds"
+        folder.mkdir(parents=True)
+        (folder / "results.json").write_text("{}")
+    assert "name the results to report on" in cli("paper", "report")[2]

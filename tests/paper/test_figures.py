@@ -1,4 +1,4 @@
-"""The paper's figures: all of them are there, they show what the outcomes say, and parts of the results will do."""
+"""The paper's figures: all are drawn, they show the outcomes, and partial results are enough."""
 
 import re
 from dataclasses import replace
@@ -17,9 +17,9 @@ from fedcover.errors import InputError
 from fedcover.report.figures import Drawing, write_drawings
 from fedcover.report.style import COLOURS, colour, dashes
 from fedcover.report.svg import file_bytes, inline_svg
-from fedcover_experiments.paper.curves import Curve, curves_figure, look_of, look_of_row
+from fedcover_experiments.paper.curves import Curve, curves_figure, style_of, style_of_row
 from fedcover_experiments.paper.figures import drawings
-from fedcover_experiments.paper.illustrations import DESIGNS, designs_figure, held_regions, region_coverage, sights
+from fedcover_experiments.paper.illustrations import DESIGNS, designs_figure, held_regions, region_coverage, round_masks
 from fedcover_experiments.results import Outcome, Results, load_all
 from fedcover_experiments.runner import Experiment
 
@@ -27,7 +27,7 @@ FILES = Path(__file__).parents[2] / "docs" / "paper" / "results"
 APPENDIX = [f"mnist-iid-{name}" for name in ("wp", "fs", "np", "pt")]
 APPENDIX += [f"mnist-non-iid-{name}" for name in ("wp", "np", "fs", "pt")]
 APPENDIX += [f"cifar10-iid-{name}" for name in ("wp", "pt", "fs")]
-NAMES = ["figure-1", *(f"figure-2{letter}" for letter in "abcdef"), "techniques"]
+NAMES = ["figure-1", *(f"figure-2{letter}" for letter in "abcdef"), "policies"]
 NAMES += [f"{name}-{column}" for name in APPENDIX for column in ("loss", "accuracy")]
 
 
@@ -37,12 +37,12 @@ def results() -> Results:
 
 
 @pytest.fixture(scope="module")
-def found(results: Results) -> dict[str, Drawing]:
+def by_name(results: Results) -> dict[str, Drawing]:
     return {drawing.name: drawing for drawing in drawings(results)}
 
 
-def some(results: Results, *experiments: Experiment) -> Results:
-    """The results as if only these experiments had been run."""
+def only(results: Results, *experiments: Experiment) -> Results:
+    """Return the results as if only these experiments had been run."""
     kept = {run: outcome for run, outcome in results.outcomes.items() if run.experiment in experiments}
     return replace(results, outcomes=kept)
 
@@ -54,34 +54,34 @@ def labels(figure: Figure) -> list[str]:
 def lines(figure: Figure, panel: int = 0) -> dict[str, list[tuple[float, float]]]:
     """The curves of a panel that have a name in the legend, by its part before the comma."""
     named = zip(figure.axes[0].lines, labels(figure), strict=True)
-    names = {look(line): name.split(",")[0] for line, name in named}
+    names = {style(line): name.split(",")[0] for line, name in named}
     drawn: dict[str, list[tuple[float, float]]] = {}
     for line in figure.axes[panel].lines:
         points: Any = line.get_xydata()
         if len(points) > 2:  # the line at zero has two
-            drawn[names[look(line)]] = [(float(x), float(y)) for x, y in points]
+            drawn[names[style(line)]] = [(float(x), float(y)) for x, y in points]
     return drawn
 
 
-def look(line: Any) -> tuple[str, str]:
+def style(line: Any) -> tuple[str, str]:
     return str(line.get_color()), str(line._dash_pattern)
 
 
-def outcomes_of(results: Results, data: str, split: str, technique: str, code: str) -> list[Outcome]:
-    wanted = Experiment(data, split, technique, code)
+def outcomes_of(results: Results, data: str, split: str, policy: str, code: str) -> list[Outcome]:
+    wanted = Experiment(data, split, policy, code)
     return [outcome for run, outcome in results.outcomes.items() if run.experiment == wanted]
 
 
-def test_every_figure_of_the_paper_is_there_in_its_order(found: dict[str, Drawing]) -> None:
-    assert list(found) == NAMES
-    for drawing in found.values():
+def test_every_figure_of_the_paper_is_drawn_in_its_order(by_name: dict[str, Drawing]) -> None:
+    assert list(by_name) == NAMES
+    for drawing in by_name.values():
         assert drawing.title
         assert drawing.alt
         assert drawing.caption.endswith(".")
 
 
-def test_curves_are_the_means_of_the_outcomes(results: Results, found: dict[str, Drawing]) -> None:
-    drawn = lines(found["figure-2c"].draw())
+def test_curves_are_the_means_of_the_outcomes(results: Results, by_name: dict[str, Drawing]) -> None:
+    drawn = lines(by_name["figure-2c"].draw())
     assert set(drawn) == {"FullNets", "*WP-M1", "WP-M2", "*NP-M1", "NP-M2"}
     for name, code in (("*NP-M1", "1111223344"), ("NP-M2", "1111444444")):
         outcomes = outcomes_of(results, "mnist", "iid", "NP", code)
@@ -89,13 +89,13 @@ def test_curves_are_the_means_of_the_outcomes(results: Results, found: dict[str,
         assert [x for x, _ in drawn[name]] == list(range(1, 101))
         for at in (0, 49, 99):
             assert drawn[name][at][1] == pytest.approx(mean(o.loss[at] for o in outcomes))  # type: ignore[type-var]
-        assert f"{name} {drawn[name][99][1]:.4f}" in found["figure-2c"].alt
+        assert f"{name} {drawn[name][99][1]:.4f}" in by_name["figure-2c"].alt
 
 
 def test_differences_are_taken_seed_by_seed_over_a_tenth_of_the_rounds(
-    results: Results, found: dict[str, Drawing]
+    results: Results, by_name: dict[str, Drawing]
 ) -> None:
-    figure = found["cifar10-iid-pt-accuracy"].draw()
+    figure = by_name["cifar10-iid-pt-accuracy"].draw()
     ends = {name: points[-1] for name, points in lines(figure, panel=1).items()}
     assert "FullNets" not in ends
     pruned = {o.seed: o.accuracy for o in outcomes_of(results, "cifar10", "iid", "PT", "1222333444")}
@@ -106,7 +106,7 @@ def test_differences_are_taken_seed_by_seed_over_a_tenth_of_the_rounds(
     assert "mean of the last 10 rounds" in figure.axes[1].get_title(loc="left")
 
 
-def test_rounds_that_a_seed_was_not_measured_in_are_skipped(results: Results) -> None:
+def test_rounds_without_an_evaluation_are_skipped(results: Results) -> None:
     first, second, *_ = outcomes_of(results, "mnist", "iid", "WP", "1111114444")
     curve = Curve("WP", 1, (replace(first, loss=[3.0, None, 1.0]), replace(second, loss=[5.0, 2.0, 1.0])))
     points = curve.points("loss")
@@ -115,48 +115,48 @@ def test_rounds_that_a_seed_was_not_measured_in_are_skipped(results: Results) ->
     assert points.spread.tolist() == pytest.approx([stdev([3, 5]), 0])
 
 
-def test_bands_only_where_curves_are_few(found: dict[str, Drawing]) -> None:
-    few, many = found["figure-2a"].draw(), found["figure-2b"].draw()
+def test_bands_only_where_curves_are_few(by_name: dict[str, Drawing]) -> None:
+    few, many = by_name["figure-2a"].draw(), by_name["figure-2b"].draw()
     assert (len(few.axes[0].lines), len(few.axes[0].collections)) == (5, 5)
     assert (len(many.axes[0].lines), len(many.axes[0].collections)) == (10, 0)
-    assert "standard deviation" in found["figure-2a"].caption
-    assert "standard deviation" not in found["figure-2b"].caption
+    assert "standard deviation" in by_name["figure-2a"].caption
+    assert "standard deviation" not in by_name["figure-2b"].caption
 
 
-def test_rows_can_be_told_apart(found: dict[str, Drawing]) -> None:
-    figure = found["mnist-iid-wp-loss"].draw()
+def test_rows_can_be_distinguished(by_name: dict[str, Drawing]) -> None:
+    figure = by_name["mnist-iid-wp-loss"].draw()
     assert len(labels(figure)) == len(set(labels(figure))) == 14
     assert "1111223344, Γmin 8" in labels(figure)
-    assert len({(colour(look_of_row(number)), dashes(look_of_row(number))) for number in range(13)}) == 13
-    assert len({look_of(shade, dash) for shade in range(8) for dash in range(4)}) == 32
+    assert len({(colour(style_of_row(number)), dashes(style_of_row(number))) for number in range(13)}) == 13
+    assert len({style_of(shade, dash) for shade in range(8) for dash in range(4)}) == 32
 
 
-def test_the_legend_fits_the_figure(found: dict[str, Drawing]) -> None:
+def test_the_legend_fits_the_figure(by_name: dict[str, Drawing]) -> None:
     for name in ("figure-2a", "mnist-non-iid-np-accuracy"):
-        figure = found[name].draw()
+        figure = by_name[name].draw()
         file_bytes(figure, "png")
         box = figure.legends[0].get_window_extent()
         assert box.x0 >= 0
         assert box.x1 <= figure.bbox.x1
 
 
-def test_loss_is_logarithmic_where_it_falls_far(found: dict[str, Drawing]) -> None:
-    assert found["mnist-non-iid-fs-loss"].draw().axes[0].get_yscale() == "log"
-    assert found["cifar10-iid-fs-loss"].draw().axes[0].get_yscale() == "linear"
+def test_loss_is_logarithmic_where_it_falls_far(by_name: dict[str, Drawing]) -> None:
+    assert by_name["mnist-non-iid-fs-loss"].draw().axes[0].get_yscale() == "log"
+    assert by_name["cifar10-iid-fs-loss"].draw().axes[0].get_yscale() == "linear"
 
 
-def test_captions_say_what_was_run_on_which_data(results: Results, found: dict[str, Drawing]) -> None:
-    source = next(made["data"]["cifar10"] for made in results.made if "cifar10" in made["data"])
+def test_captions_name_runs_and_data(results: Results, by_name: dict[str, Drawing]) -> None:
+    source = next(entry["data"]["cifar10"] for entry in results.provenance if "cifar10" in entry["data"])
     assert "JPEG" in source
     for name in NAMES:
-        if name not in ("figure-1", "techniques"):
-            assert re.search(r"\bof 100 rounds\b", found[name].caption)
-            assert "10 seeds" in found[name].caption
-            assert "The paper: " in found[name].caption
-            assert (source in found[name].caption) == name.startswith("cifar10")
-    unknown = replace(results, made=[])
+        if name not in ("figure-1", "policies"):
+            assert re.search(r"\bof 100 rounds\b", by_name[name].caption)
+            assert "10 seeds" in by_name[name].caption
+            assert "The paper: " in by_name[name].caption
+            assert (source in by_name[name].caption) == name.startswith("cifar10")
+    unknown = replace(results, provenance=[])
     captions = {drawing.name: drawing.caption for drawing in drawings(unknown)}
-    assert "CIFAR-10, of a copy that was not recorded" in captions["cifar10-iid-wp-loss"]
+    assert "not recorded" in captions["cifar10-iid-wp-loss"]
 
 
 @pytest.mark.parametrize(("code", "gamma"), list(zip(DESIGNS, (4, 6, 8), strict=True)))
@@ -180,58 +180,58 @@ def test_figure_1_shows_the_counts() -> None:
     assert len({axes.texts[5].get_text() for axes in figure.axes}) == 1  # the cost
 
 
-@pytest.mark.parametrize(("technique", "incoming", "outgoing"), [("WP", 48, 24), ("NP", 48, 18), ("FS", 48, 18)])
-def test_techniques_keep_three_quarters(technique: str, incoming: int, outgoing: int) -> None:
-    for sight in sights(technique):
-        assert (int(sight.incoming.sum()), int(sight.outgoing.sum())) == (incoming, outgoing)
-        rows = sight.incoming.float().mean(1)
-        sizes = sight.theta["0.weight"].abs()
-        if technique == "WP":
-            assert sizes[sight.incoming].min() >= sizes[~sight.incoming].max()
+@pytest.mark.parametrize(("policy", "incoming", "outgoing"), [("WP", 48, 24), ("NP", 48, 18), ("FS", 48, 18)])
+def test_policies_keep_three_quarters(policy: str, incoming: int, outgoing: int) -> None:
+    for shown in round_masks(policy):
+        assert (int(shown.incoming.sum()), int(shown.outgoing.sum())) == (incoming, outgoing)
+        rows = shown.incoming.float().mean(1)
+        sizes = shown.theta["0.weight"].abs()
+        if policy == "WP":
+            assert sizes[shown.incoming].min() >= sizes[~shown.incoming].max()
             assert ((rows > 0) & (rows < 1)).any()  # scattered, not whole neurons
         else:
             assert set(rows.tolist()) == {0.0, 1.0}
-            assert torch.equal(sight.incoming[:, 0], sight.outgoing[:, 0])
-        if technique == "NP":
+            assert torch.equal(shown.incoming[:, 0], shown.outgoing[:, 0])
+        if policy == "NP":
             assert sizes.sum(1)[rows == 1].min() >= sizes.sum(1)[rows == 0].max()
-        if technique == "FS":
+        if policy == "FS":
             assert rows.tolist() == [1.0] * 6 + [0.0] * 2
 
 
 def test_a_pretrained_mask_is_frozen_after_three_rounds() -> None:
-    drawn, adaptive = ([sight.incoming for sight in sights(technique)] for technique in ("PT", "WP"))
+    drawn, adaptive = ([shown.incoming for shown in round_masks(policy)] for policy in ("PT", "WP"))
     changed = [not torch.equal(one, other) for one, other in pairwise(drawn)]
     assert changed == [True, True, False, False]
     assert all(torch.equal(one, other) for one, other in zip(drawn[:3], adaptive, strict=False))
     assert not torch.equal(drawn[3], adaptive[3])
 
 
-def test_partial_results_leave_out_what_has_no_data(results: Results) -> None:
+def test_figures_without_data_are_left_out(results: Results) -> None:
     empty = replace(results, outcomes={})
-    assert [drawing.name for drawing in drawings(empty)] == ["figure-1", "techniques"]
+    assert [drawing.name for drawing in drawings(empty)] == ["figure-1", "policies"]
     pruned = Experiment("mnist", "iid", "WP", "1111223344")
-    found = {drawing.name: drawing for drawing in drawings(some(results, pruned))}
-    assert list(found) == ["figure-1", "figure-2c", "techniques", "mnist-iid-wp-loss", "mnist-iid-wp-accuracy"]
-    alone = found["figure-2c"].draw()
+    by_name = {drawing.name: drawing for drawing in drawings(only(results, pruned))}
+    assert list(by_name) == ["figure-1", "figure-2c", "policies", "mnist-iid-wp-loss", "mnist-iid-wp-accuracy"]
+    alone = by_name["figure-2c"].draw()
     assert labels(alone) == ["*WP-M1, Γmin 8"]
     assert len(alone.axes) == 1  # nothing to compare it with
-    assert "FullNets" not in found["figure-2c"].caption
-    full = some(results, Experiment("mnist", "iid", "full", "1111111111"))
-    assert [drawing.name for drawing in drawings(full)] == ["figure-1", "techniques"]
-    both = drawings(some(results, pruned, Experiment("mnist", "iid", "full", "1111111111")))
+    assert "FullNets" not in by_name["figure-2c"].caption
+    full = only(results, Experiment("mnist", "iid", "full", "1111111111"))
+    assert [drawing.name for drawing in drawings(full)] == ["figure-1", "policies"]
+    both = drawings(only(results, pruned, Experiment("mnist", "iid", "full", "1111111111")))
     assert len(next(drawing for drawing in both if drawing.name == "figure-2c").draw().axes) == 2
 
 
 def test_short_runs_of_one_seed_and_without_accuracy(results: Results) -> None:
     codes = (("full", "1111111111"), ("PT", "1111114444"))
     outcomes = {}
-    for technique, code in codes:
-        outcome = outcomes_of(results, "mnist", "iid", technique, code)[0]
+    for policy, code in codes:
+        outcome = outcomes_of(results, "mnist", "iid", policy, code)[0]
         outcomes[outcome.run] = replace(outcome, loss=outcome.loss[:1], accuracy=[None])
-    found = {drawing.name: drawing for drawing in drawings(Results(1, results.made, outcomes))}
-    assert "mnist-iid-pt-accuracy" not in found
-    assert "Mean over 1 seed of 1 round;" in found["mnist-iid-pt-loss"].caption
-    figure = found["mnist-iid-pt-loss"].draw()
+    by_name = {drawing.name: drawing for drawing in drawings(Results(1, results.provenance, outcomes))}
+    assert "mnist-iid-pt-accuracy" not in by_name
+    assert "Mean over 1 seed of 1 round;" in by_name["mnist-iid-pt-loss"].caption
+    figure = by_name["mnist-iid-pt-loss"].draw()
     assert figure.axes[1].get_title(loc="left") == "difference from FullNets, %"
     assert file_bytes(figure, "png").startswith(b"\x89PNG")
 
@@ -247,22 +247,22 @@ def test_seeds_without_a_full_run_are_not_compared(results: Results) -> None:
     assert points.mean[-1] == pytest.approx(np.mean(ratios[-10:]))
 
 
-def test_figures_follow_the_theme(found: dict[str, Drawing]) -> None:
-    for name in ("figure-1", "techniques", "figure-2a"):
-        svg = inline_svg(found[name].draw(), name, "")
+def test_figures_follow_the_theme(by_name: dict[str, Drawing]) -> None:
+    for name in ("figure-1", "policies", "figure-2a"):
+        svg = inline_svg(by_name[name].draw(), name, "")
         bare = re.findall(r"(?:fill|stroke): (#\w+)", svg)
         assert not bare, name
 
 
-def test_two_draws_give_the_same_bytes(found: dict[str, Drawing]) -> None:
-    for name in ("techniques", "figure-2c"):
-        assert file_bytes(found[name].draw(), "svg") == file_bytes(found[name].draw(), "svg")
+def test_two_draws_give_the_same_bytes(by_name: dict[str, Drawing]) -> None:
+    for name in ("policies", "figure-2c"):
+        assert file_bytes(by_name[name].draw(), "svg") == file_bytes(by_name[name].draw(), "svg")
 
 
 def test_export_writes_every_figure_in_every_format(results: Results, tmp_path: Path) -> None:
-    part = some(results, Experiment("mnist", "non-iid", "NP", "1234556677"))
+    part = only(results, Experiment("mnist", "non-iid", "NP", "1234556677"))
     written = write_drawings(drawings(part), tmp_path / "deep" / "figures")
-    stems = ["figure-1", "techniques", "mnist-non-iid-np-loss", "mnist-non-iid-np-accuracy"]
+    stems = ["figure-1", "policies", "mnist-non-iid-np-loss", "mnist-non-iid-np-accuracy"]
     assert [path.name for path in written] == [f"{stem}.{kind}" for stem in stems for kind in ("svg", "png")]
     starts = {".svg": b"<?xml", ".png": b"\x89PNG"}
     assert all(path.read_bytes().startswith(starts[path.suffix]) for path in written)

@@ -1,4 +1,4 @@
-"""The paper's arithmetic as an oracle: Gamma_min, PARAs and FLOPs of its appendix, from `fedcover audit --json`.
+"""The paper's arithmetic as an oracle: Gamma_min, PARAs and FLOPs of its appendix, from `fedcover audit code --json`.
 
 Rows are as printed in the appendix, except where marked: those cells do not follow from the row's
 own code and are corrected here.
@@ -65,28 +65,28 @@ CIFAR_FS = {
     "1111113344": (473.17, 619.29, 6),  # printed 467.92 and 589.06
     "1111114444": (475.07, 649.10, 6),  # printed 464.57 and 588.64
     "1111222222": (403.49, 551.46, 4),
-    "2222333444": (380.47, 533.81, 0),  # printed 372.59 and 488.47; a block of fc1 is in nobody's model
+    "2222333444": (380.47, 533.81, 0),  # printed 372.59 and 488.47; no client has one block of fc1
 }
 
 
-def audit(cli: Cli, code: str, technique: str, model: str) -> dict[str, object]:
-    code_, out, err = cli("audit", "code", code, "--policy", technique, "--model", model, "--json")
+def audit(cli: Cli, code: str, policy: str, model: str) -> dict[str, object]:
+    code_, out, err = cli("audit", "code", code, "--policy", policy, "--model", model, "--json")
     assert code_ == 0, err
-    found: dict[str, object] = json.loads(out)
-    return found
+    report: dict[str, object] = json.loads(out)
+    return report
 
 
 @pytest.mark.parametrize(
-    ("technique", "code", "row"),
+    ("policy", "code", "row"),
     [
-        (technique, code, row)
-        for technique, table in (("WP", MNIST_WP), ("NP", MNIST_NP), ("FS", MNIST_FS))
+        (policy, code, row)
+        for policy, table in (("WP", MNIST_WP), ("NP", MNIST_NP), ("FS", MNIST_FS))
         for code, row in table.items()
     ],
 )
-def test_mnist_rows(cli: Cli, technique: str, code: str, row: tuple[int, int, int]) -> None:
-    found = audit(cli, code, technique, "mlp")
-    assert (found["parameters"], found["macs"], found["gamma_min"]) == row
+def test_mnist_rows(cli: Cli, policy: str, code: str, row: tuple[int, int, int]) -> None:
+    report = audit(cli, code, policy, "mlp")
+    assert (report["parameters"], report["macs"], report["gamma_min"]) == row
     n = {digit: code.count(digit) for digit in "1234567"}
     quarters = [
         10,
@@ -94,37 +94,37 @@ def test_mnist_rows(cli: Cli, technique: str, code: str, row: tuple[int, int, in
         n["1"] + n["2"] + n["4"] + n["6"],
         n["1"] + n["2"] + n["3"] + n["5"],
     ]
-    assert found["coverage"] == quarters
-    assert found["condition_holds"] is True
+    assert report["coverage"] == quarters
+    assert report["condition_holds"] is True
 
 
 @pytest.mark.parametrize(("code", "row"), CIFAR_FS.items())
 def test_cifar_fs_rows(cli: Cli, code: str, row: tuple[float, float, int]) -> None:
-    found = audit(cli, code, "FS", "lenet")
+    report = audit(cli, code, "FS", "lenet")
     # The paper cuts decimals off rather than rounding them.
-    assert found["parameters"] * 8 / 1000 == pytest.approx(row[0], abs=0.011)  # type: ignore[operator]
-    assert found["macs"] / 1000 == pytest.approx(row[1], abs=0.011)  # type: ignore[operator]
-    assert found["gamma_min"] == row[2]
-    assert found["condition_holds"] is (row[2] >= 1)
+    assert report["parameters"] * 8 / 1000 == pytest.approx(row[0], abs=0.011)  # type: ignore[operator]
+    assert report["macs"] / 1000 == pytest.approx(row[1], abs=0.011)  # type: ignore[operator]
+    assert report["gamma_min"] == row[2]
+    assert report["condition_holds"] is (row[2] >= 1)
 
 
 @pytest.mark.parametrize(("code", "gamma"), [("1111112223", 6), ("1111112233", 6), ("1111222334", 4)])
 def test_cifar_wp_coverage_is_that_of_its_fully_connected_weights(cli: Cli, code: str, gamma: int) -> None:
-    """*WP-M2, *WP-M3 and *WP-S2, printed as 7, 8 and 7: the fc weights are pruned alike under every policy."""
+    """*WP-M2, *WP-M3 and *WP-S2, printed as 7, 8 and 7: the fc weights are pruned alike under every pattern."""
     assert audit(cli, code, "WP", "lenet")["gamma_min"] == gamma
 
 
-def test_the_block_that_nobody_holds(cli: Cli) -> None:
-    found = audit(cli, "2222333444", "FS", "lenet")
-    lost = [region for region in found["regions"] if region["coverage"] == 0]  # type: ignore[attr-defined]
+def test_the_uncovered_block(cli: Cli) -> None:
+    report = audit(cli, "2222333444", "FS", "lenet")
+    lost = [region for region in report["regions"] if region["coverage"] == 0]  # type: ignore[attr-defined]
     # Channels 13 to 16, of 25 positions each, times neurons 101 to 120.
     assert [(region["size"], region["tensors"]) for region in lost] == [(4 * 25 * 20, {"fc1.weight": 2000})]
 
 
 def test_expected_noise_of_true_ranks(cli: Cli) -> None:
-    """On uniform weights policy 4 drops 1/64 of the squared norm of the ranked tensor, not a quarter."""
-    found = audit(cli, "1234567", "WP", "mlp")
-    noise = {p["name"]: p["pruning_noise"] for p in found["patterns"]}  # type: ignore[attr-defined]
+    """On uniform weights pattern 4 drops 1/64 of the squared norm of the ranked tensor, not a quarter."""
+    report = audit(cli, "1234567", "WP", "mlp")
+    noise = {p["name"]: p["pruning_noise"] for p in report["patterns"]}  # type: ignore[attr-defined]
     exact = {"1": 0, "4": 1 / 64, "3": 7 / 64, "2": 19 / 64, "7": 8 / 64, "6": 20 / 64, "5": 26 / 64}
     for digit, value in exact.items():
         # The output layer and the biases are whole, so a little less than the ranked tensor's own share.
@@ -132,9 +132,9 @@ def test_expected_noise_of_true_ranks(cli: Cli) -> None:
 
 
 def test_any_code_and_cohort_size(cli: Cli) -> None:
-    found = audit(cli, "3x1,11011000,0.4,7", "NP", "mlp")
-    assert found["clients"] == 6
-    assert len(found["coverage"]) == 8  # type: ignore[arg-type]
-    assert found["coverage"][0] == 6  # type: ignore[index]
-    assert sum(region["size"] for region in found["regions"]) == 159010  # type: ignore[attr-defined]
-    assert found["bytes"] > found["bytes_up"] == 4 * found["parameters"]  # type: ignore[operator]
+    report = audit(cli, "3x1,11011000,0.4,7", "NP", "mlp")
+    assert report["clients"] == 6
+    assert len(report["coverage"]) == 8  # type: ignore[arg-type]
+    assert report["coverage"][0] == 6  # type: ignore[index]
+    assert sum(region["size"] for region in report["regions"]) == 159010  # type: ignore[attr-defined]
+    assert report["bytes"] > report["bytes_up"] == 4 * report["parameters"]  # type: ignore[operator]

@@ -78,19 +78,19 @@ def _point(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def studies() -> dict[str, Any]:
-    """Return how the masks of the studies compare with each other, and the rows of the study of methods."""
+    """Return how the policies of the studies compare with each other, and the rows of the study of methods."""
     from fedcover_experiments.results import load
     from fedcover_experiments.studies import STUDIES
-    from fedcover_experiments.studies.report import places, rows
+    from fedcover_experiments.studies.report import data_titles, rows
 
     results = {name: load(STUDY / f"{name}.json") for name in STUDIES}
     study = STUDIES["methods"]
     methods = {
-        _key(place): dict(sorted((row["masks"], _numbers(row)) for row in rows(study, results["methods"], place)))
-        for place in places(study, results["methods"])
+        _key(title): dict(sorted((row["policy"], _numbers(row)) for row in rows(study, results["methods"], title)))
+        for title in data_titles(study, results["methods"])
     }
     return {
-        "runs": {name: sum(part["runs"] for part in result.made) for name, result in results.items()},
+        "runs": {name: sum(entry["runs"] for entry in result.provenance) for name, result in results.items()},
         "coverage": _compared(STUDIES["coverage"], results["coverage"]),
         "labels": _compared(STUDIES["labels"], results["labels"]),
         "methods": methods,
@@ -98,17 +98,17 @@ def studies() -> dict[str, Any]:
 
 
 def _compared(study: Any, results: Any) -> dict[str, Any]:
-    """Return, by part, masks and what they are compared with, the counts of the report and the significant gains."""
+    """Return, by part, policy and what it is compared with, the counts of the report and the significant gains."""
     from fedcover_experiments.studies.report import tally
 
     compared: dict[str, Any] = {}
     for part in study.parts:
         sides = compared[_key(part)] = {}
         for row in tally(study, results, part):
-            for base in (base for base in (study.base, study.also) if row.get(f"than {base}")):
-                counts = _counts(row[f"than {base}"])
-                gains = _gains(replace(study, base=base), results, study.parts[part], row["masks"])
-                sides.setdefault(row["masks"], {})[base] = counts | gains
+            for base in (base for base in (study.base, study.second_base) if row.get(f"compared with {base}")):
+                counts = _counts(row[f"compared with {base}"])
+                gains = _gains(replace(study, base=base), results, study.parts[part], row["policy"])
+                sides.setdefault(row["policy"], {})[base] = counts | gains
     return compared
 
 
@@ -122,16 +122,16 @@ def _counts(text: str) -> dict[str, int]:
     return dict(zip(("better", "worse", "settings"), numbers, strict=True))
 
 
-def _gains(study: Any, results: Any, codes: Sequence[str], masks: str) -> dict[str, Any]:
+def _gains(study: Any, results: Any, codes: Sequence[str], policy: str) -> dict[str, Any]:
     """Return the differences from the study's base: all by code, and by data set those that are significant."""
     from fedcover_experiments.statistics import holm
-    from fedcover_experiments.studies.report import cells, places
+    from fedcover_experiments.studies.report import cells, data_titles
 
     some = [
         cell
-        for place in places(study, results)
-        for cell in cells(study, results, place)
-        if cell.gain and cell.experiment.technique == masks and cell.experiment.code in codes
+        for title in data_titles(study, results)
+        for cell in cells(study, results, title)
+        if cell.gain and cell.experiment.policy == policy and cell.experiment.code in codes
     ]
     sure: dict[str, dict[str, list[float]]] = {}
     for cell, p in zip(some, holm([cell.gain.p for cell in some]), strict=True):
@@ -139,7 +139,7 @@ def _gains(study: Any, results: Any, codes: Sequence[str], masks: str) -> dict[s
         if p < 0.05:
             lists["gains" if cell.gain.mean > 0 else "losses"].append(abs(cell.gain.mean))
     by_data = {data: {kind: sorted(values) for kind, values in lists.items()} for data, lists in sure.items()}
-    if len({cell.experiment.place for cell in some}) > 1:
+    if len({cell.experiment.data_title for cell in some}) > 1:
         return by_data
     intervals = {c.experiment.code: {"mean": c.gain.mean, "low": c.gain.low, "high": c.gain.high} for c in some}
     return by_data | {"codes": intervals}
@@ -158,7 +158,7 @@ def _key(title: str) -> str:
 def _numbers(row: dict[str, str]) -> dict[str, float]:
     """Return the numbers of a row; those in percent are numbers of percent.
 
-    >>> _numbers({"masks": "WP", "accuracy, %": "71.4", "MB up": "1.7", "uncovered": "0.2%"})
+    >>> _numbers({"policy": "WP", "accuracy, %": "71.4", "MB up": "1.7", "uncovered": "0.2%"})
     {'accuracy': 71.4, 'mb_up': 1.7, 'uncovered': 0.2}
     """
     names = {head: head.partition(",")[0].lower().replace(" ", "_") for head in row}
@@ -186,13 +186,13 @@ def paper() -> dict[str, Any]:
 
 def _verdicts(comparisons: Sequence[Any]) -> dict[str, int]:
     verdicts = [comparison.verdict for comparison in comparisons]
-    published = [c for c in comparisons if c.published is not None and c.found is not None]
+    published = [c for c in comparisons if c.published is not None and c.difference is not None]
     return {
         "comparisons": len(verdicts),
         "claimed": verdicts.count("as claimed"),
         "opposite": verdicts.count("the opposite"),
         "published": len(published),
-        "outside": sum(not c.found.low <= c.published <= c.found.high for c in published),
+        "outside": sum(not c.difference.low <= c.published <= c.difference.high for c in published),
     }
 
 

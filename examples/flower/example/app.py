@@ -1,4 +1,4 @@
-"""A network and data of your own on Flower: each node trains the part of the model that it can afford."""
+"""Your own model and data on Flower: each node trains the part of the model that it can afford."""
 
 import torch
 from flwr.app import Context
@@ -18,7 +18,7 @@ KEEPS = (1.0, 0.75, 0.5, 0.25)
 
 
 def data(context: Context) -> fc.Examples:
-    """This node's examples: here a part of a data set, on a device what it has."""
+    """Return the examples of this node: here a part of a data set, on a real device its own data."""
     nodes = int(context.run_config["nodes"])
     return fc.data.iid(split.train, nodes).examples_of(number_of(context) % nodes)
 
@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     nodes, rounds = int(context.run_config["nodes"]), int(context.run_config["rounds"])
 
     def make(devices: list[fc.data.Device]) -> Made:
-        budgets = fc.by_client([KEEPS[place % len(KEEPS)] for place in range(len(devices))])
+        budgets = fc.by_client([KEEPS[number % len(KEEPS)] for number in range(len(devices))])
         clients = DevicePopulation(split.train, devices)
         return fc.Federation(task, clients, fc.neuron_pruning(), budgets, cohort=nodes), split.test, None
 

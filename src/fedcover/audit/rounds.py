@@ -13,6 +13,7 @@ from fedcover.budgets import BudgetSpec, budgets_of
 from fedcover.clients import cohort_of
 from fedcover.config.policy_settings import Choice, choose
 from fedcover.errors import InputError, check_whole
+from fedcover.models import default_model
 from fedcover.policies.base import Policy
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure, trace

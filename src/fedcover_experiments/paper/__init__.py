@@ -1,1 +1,1 @@
-"""The paper's tables and figures: what it printed, what follows by arithmetic, and what a run gives."""
+"""The paper: its printed tables, their arithmetic, our runs of its experiments, and the report on them."""

@@ -1,21 +1,20 @@
-"""What the authors' released script for weights pruning computes instead of Algorithm 1.
+"""What the authors' released script for weight pruning computes instead of Algorithm 1.
 
-A study of its own: four departures as switches, and the published weights-pruning column with each of them on,
-with none, and with all. Quarantined: nothing imports this module but the command that runs the study.
+The script departs from Algorithm 1 in four ways. This study runs the published column of weight pruning without
+departures, with each of them, and with all four. Only the commands that run the study import this module.
 
-rank      The output of one argsort, of the signed weights, is used as if it were ranks: the mask has nothing to do
-          with magnitude.
-start     Policies 6 and 7 begin local training from policy 5's pruned model.
-gradient  Local gradients are not masked: pruned weights train, and are zeroed afterwards.
-leak      Codes run one after another. In a code's first round its pruned models begin from the theta with which the
-          code before it began its last round, under that round's masks; full models begin from theta_0.
+rank      The output of one argsort of the signed weights is used as ranks: the mask does not depend on magnitude.
+start     Clients with patterns 6 and 7 start local training from the pruned model of pattern 5.
+gradient  Local gradients are not masked: pruned weights are trained, and set to zero afterwards.
+leak      Codes run one after another. In a code's first round its pruned models start from the theta with which the
+          previous code started its last round, under that round's masks; full models start from theta_0.
 
-All of it is read off the authors' repository, whose address is in the paper: the script for weights pruning that leaves
-biases alone, its list of codes, and its tables of losses.
+The departures were read from the authors' repository, whose address is in the paper: the script for weight pruning that
+does not prune biases, its list of codes, and its tables of losses.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,25 +35,25 @@ from fedcover.params import FULL, Mask, Params, on_device, prune
 from fedcover.policies.ranked import Ranked, Ranks
 from fedcover.policies.weight_pruning import weight_pruning
 from fedcover.training.client import Job
-from fedcover_experiments.results import Outcome, how_made, outcome_of, save
-from fedcover_experiments.runner import SPLITS, Experiment, ExperimentRun, settings_of
+from fedcover_experiments.results import Outcome, outcome_of, provenance_of, save
+from fedcover_experiments.runner import SPLITS, Experiment, ExperimentRun, OnRound, ignore_round, settings_of
 
 SWITCHES = ("rank", "start", "gradient", "leak")
 VARIANTS = {"none": frozenset[str](), **{name: frozenset({name}) for name in SWITCHES}, "all": frozenset(SWITCHES)}
-"""The columns of the study."""
+"""The columns of the study: the departures of each variant."""
 CHAIN = (
     "1111111111", "1111114444", "1111144447", "1111223344", "1111234444", "1111444477",
     "1111234567", "1111556677", "1114556677", "1234556677", "1455666777", "2233445677",
 )  # fmt: skip
-"""The codes in the order in which the script ran them, by its list and the first losses of its curves."""
-ALONE = ("1111444444", "1444777777")
+"""The codes in the order in which the script ran them, from its list and the first losses of its curves."""
+SEPARATE = ("1111444444", "1444777777")
 """Codes whose first losses show that each was run in a process of its own."""
 
 
-def technique(variant: str) -> str:
-    """How outcomes name a variant.
+def policy_name(variant: str) -> str:
+    """Return the policy's name in the outcomes of a variant.
 
-    >>> technique("rank")
+    >>> policy_name("rank")
     'WP+rank'
     """
     return f"WP+{variant}"
@@ -62,55 +61,62 @@ def technique(variant: str) -> str:
 
 @dataclass(frozen=True)
 class Misranked(Ranked):
-    """Weights pruning that takes the order of the weights for their ranks."""
+    """Weight pruning that takes the sorting order of the weights for their ranks."""
 
     def ranks(self, theta: Params) -> Ranks:
-        """For place j the index of the j-th smallest weight, counted from the end, as if it were weight j's rank."""
+        """Return, for position j, the index of the j-th smallest weight counted from the end, as weight j's rank."""
         flat = {block.name: theta[block.name].flatten() for block in self.blocks}
         return {name: len(values) - 1 - values.argsort(stable=True) for name, values in flat.items()}
 
 
-class Released(Federation):
-    """Algorithm 1 with some of the departures; ``before`` is what leaks from the code before."""
+class ScriptFederation(Federation):
+    """A federation with some of the departures.
 
-    def __init__(self, on: frozenset[str], before: Params | None = None, **settings: Any) -> None:
+    Args:
+        switches: The departures that are on.
+        leaked: The theta that leaks from the previous code, if any.
+        settings: All other arguments of Federation, without the policy.
+    """
+
+    def __init__(self, switches: frozenset[str], leaked: Params | None = None, **settings: Any) -> None:
         pruning = weight_pruning()
-        policy = Misranked(pruning.name, pruning.find) if "rank" in on else pruning
+        policy = Misranked(pruning.name, pruning.find) if "rank" in switches else pruning
         super().__init__(policy=policy, **settings)
-        self._on, self._before = on, before
-        self.begun_from: Params = {}
-        """The theta with which the latest round began."""
+        self._switches, self._leaked = switches, leaked
+        self.round_theta: Params = {}
+        """The theta with which the latest round started."""
 
     def begin_round(self, state: State, device: torch.device = CPU) -> PlannedRound:
-        """A round whose clients start, and are masked, as the script does it."""
-        self.begun_from = state.theta
-        leaked = self._before if state.round == 0 else None
+        """Return a round whose clients start, and are masked, as in the script."""
+        self.round_theta = state.theta
+        leaked = self._leaked if state.round == 0 else None
         planned = begun = super().begin_round(replace(state, theta=leaked) if leaked else state, device)
         if leaked:
-            own = on_device(state.theta, device)
-            jobs = [job if job.mask else replace(job, theta=own) for job in planned.jobs]
-            begun = replace(planned, state=replace(planned.state, theta=own), jobs=jobs)
-        if self._on & {"start", "gradient"}:
+            theta = on_device(state.theta, device)
+            jobs = [job if job.mask else replace(job, theta=theta) for job in planned.jobs]
+            begun = replace(planned, state=replace(planned.state, theta=theta), jobs=jobs)
+        if self._switches & {"start", "gradient"}:
             begun = replace(begun, jobs=self._restarted(begun.jobs, planned))
         return begun
 
     def _restarted(self, jobs: Sequence[Job], planned: PlannedRound) -> list[Job]:
-        """The jobs from the pruned models that the script begins with; clients with one start share it."""
+        """Return the jobs with the pruned models from which the script starts; equal starts are shared."""
         source, starts = planned.state.theta, dict[int, tuple[Mask, Params]]()
-        fifth = self._fifth(planned) if "start" in self._on else FULL
-        made = []
+        fifth = self._fifth(planned) if "start" in self._switches else FULL
+        restarted = []
         for job in jobs:
             if not job.mask:
-                made.append(job)
+                restarted.append(job)
                 continue
-            mask = fifth if "start" in self._on and job.client.budget.name in ("6", "7") else job.mask
+            mask = fifth if "start" in self._switches and job.client.budget.name in ("6", "7") else job.mask
             if id(mask) not in starts:
                 starts[id(mask)] = (mask, prune(source, mask))
-            made.append(replace(job, theta=starts[id(mask)][1], mask=FULL if "gradient" in self._on else job.mask))
-        return made
+            train_mask = FULL if "gradient" in self._switches else job.mask
+            restarted.append(replace(job, theta=starts[id(mask)][1], mask=train_mask))
+        return restarted
 
     def _fifth(self, planned: PlannedRound) -> Mask:
-        """Policy 5's mask in this round, whether or not a client has it."""
+        """Return the mask of pattern 5 in this round, whether or not a client has it."""
         client = Client(0, 0, QUARTERS["5"])
         return self.policy.plan(planned.state.theta, [client], planned.this_round, planned.policy_state)[0][0]
 
@@ -124,8 +130,8 @@ class Released(Federation):
         left_out: Sequence[dict[str, Any]] = (),
         wire: dict[str, Any] | None = None,
     ) -> tuple[State, RoundRecord]:
-        """The round's end; what was trained outside its mask is zeroed first."""
-        if "gradient" in self._on:
+        """End the round; weights that were trained outside their mask are first set to zero."""
+        if "gradient" in self._switches:
             updates = (
                 replace(update, theta=prune(update.theta, mask), mask=mask)
                 for mask, update in zip(begun.masks, updates, strict=True)
@@ -133,56 +139,66 @@ class Released(Federation):
         return super().end_round(begun, updates, test, local, together, left_out, wire)
 
 
-def study(
+def run_departures(
     path: Path,
     seeds: int,
     rounds: int,
     engine: Engine,
     data: str | Path | None = None,
-    on_round: Callable[[ExperimentRun, RoundRecord], None] = lambda run, record: None,
+    on_round: OnRound = ignore_round,
     command: str = "",
 ) -> float:
-    """Run all variants of the weights-pruning column, IID and non-IID, and write their outcomes; the seconds it took.
+    """Run all variants of the column of weight pruning, IID and non-IID, and return the seconds that it took.
 
-    Where nothing leaks all codes are one batch; where something does each code waits for the one before it.
+    Without leaks all codes are one batch; with leaks each code waits for the previous one.
+
+    Args:
+        path: The file to which outcomes are added.
+        seeds: The number of seeds, from 0.
+        rounds: Rounds of each run.
+        engine: The engine that trains all runs.
+        data: The folder of MNIST; by default FEDCOVER_DATA or the cache.
+        on_round: Called after every round of every run.
+        command: The command line, which the file keeps with the outcomes.
     """
     split = load("mnist", data)
     outcomes: dict[ExperimentRun, Outcome] = {}
 
-    def play(runs: Sequence[ExperimentRun], before: Sequence[Params | None]) -> list[Params]:
-        made = [
-            Released(_switches(run), leaked, **settings)
-            for run, leaked, settings in zip(runs, before, settings_of(runs, split), strict=True)
+    def play(runs: Sequence[ExperimentRun], leaks: Sequence[Params | None]) -> list[Params]:
+        federations = [
+            ScriptFederation(_switches(run), leaked, **settings)
+            for run, leaked, settings in zip(runs, leaks, settings_of(runs, split), strict=True)
         ]
         histories = run_many(
-            made, rounds, split.test, engine=engine, on_round=lambda number, record: on_round(runs[number], record)
-        )
+            federations, rounds, split.test, engine=engine,
+            on_round=lambda number, record: on_round(runs[number], record),
+        )  # fmt: skip
         outcomes.update((run, outcome_of(run, history)) for run, history in zip(runs, histories, strict=True))
-        return [federation.begun_from for federation in made]
+        return [federation.round_theta for federation in federations]
 
-    began = time.perf_counter()
-    clean = [name for name, on in VARIANTS.items() if "leak" not in on]
-    leaky = [name for name, on in VARIANTS.items() if "leak" in on]
+    start = time.perf_counter()
+    clean = [name for name, switches in VARIANTS.items() if "leak" not in switches]
+    leaky = [name for name, switches in VARIANTS.items() if "leak" in switches]
     with engine:
-        first = [*_runs(clean, (*CHAIN, *ALONE), seeds), *_runs(leaky, ALONE, seeds)]
+        first = [*_runs(clean, (*CHAIN, *SEPARATE), seeds), *_runs(leaky, SEPARATE, seeds)]
         play(first, [None] * len(first))
-        before: Sequence[Params | None] = [None] * len(_runs(leaky, CHAIN[:1], seeds))
+        leaks: Sequence[Params | None] = [None] * len(_runs(leaky, CHAIN[:1], seeds))
         for code in CHAIN:
-            before = play(_runs(leaky, (code,), seeds), before)
-    seconds = round(time.perf_counter() - began, 1)
-    came_from = {"mnist": split.train.provenance}
-    save(path, outcomes, rounds, how_made(command, len(outcomes), seconds, engine, came_from))
+            leaks = play(_runs(leaky, (code,), seeds), leaks)
+    seconds = round(time.perf_counter() - start, 1)
+    entry = provenance_of(command, len(outcomes), seconds, engine, {"mnist": split.train.provenance})
+    save(path, outcomes, rounds, entry)
     return seconds
 
 
-def runs_of(seeds: int) -> list[ExperimentRun]:
-    """All runs of the study."""
-    return _runs(list(VARIANTS), (*CHAIN, *ALONE), seeds)
+def departure_runs(seeds: int) -> list[ExperimentRun]:
+    """Return all runs of the study."""
+    return _runs(list(VARIANTS), (*CHAIN, *SEPARATE), seeds)
 
 
 def _runs(variants: Sequence[str], codes: Sequence[str], seeds: int) -> list[ExperimentRun]:
     return [
-        ExperimentRun(Experiment("mnist", split, technique(variant), code), seed)
+        ExperimentRun(Experiment("mnist", split, policy_name(variant), code), seed)
         for variant in variants
         for split in SPLITS["mnist"]
         for code in codes
@@ -191,4 +207,4 @@ def _runs(variants: Sequence[str], codes: Sequence[str], seeds: int) -> list[Exp
 
 
 def _switches(run: ExperimentRun) -> frozenset[str]:
-    return VARIANTS[run.experiment.technique.partition("+")[2]]
+    return VARIANTS[run.experiment.policy.partition("+")[2]]

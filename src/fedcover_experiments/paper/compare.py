@@ -1,11 +1,11 @@
-"""Our runs beside the paper's tables: mean and deviation over seeds, what was published, and the difference."""
+"""Our runs beside the paper's tables: mean and deviation over seeds, the published value, and the difference."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 from fedcover.audit import Audit
 from fedcover.report.format import MISSING
+from fedcover_experiments.format import signed, spread
 from fedcover_experiments.paper.arithmetic import ACCURACIES, adds_up, audit_row, expected, wrong_cells
 from fedcover_experiments.paper.experiments import experiments
 from fedcover_experiments.paper.published import COLUMNS, Row, Table, tables
@@ -21,95 +21,95 @@ DEPARTURES = {
     "leak": "leak",
     "all": "all four",
 }
-"""What the variants of the study of departures are called in its table."""
+"""The titles of the variants in the table of departures."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One accuracy of ours, in percent by seed, and the published one."""
+    """Our accuracy, in percent by seed, and the published one."""
 
     ours: tuple[float, ...]
     published: float
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
+        """The mean over seeds."""
         return fmean(self.ours)
 
     @property
     def difference(self) -> float:
-        """Ours less the published."""
+        """Our mean minus the published value."""
         return self.mean - self.published
 
 
 def experiment_of(table: Table, row: Row, split: str) -> Experiment:
-    """The experiment behind a row."""
+    """Return the experiment of a row."""
     whole = not set(row.code) - {"1"}
-    return Experiment(table.data, split, "full" if whole else row.technique, row.code)
+    return Experiment(table.data, split, "full" if whole else row.policy, row.code)
 
 
 def last_accuracy(outcome: Outcome) -> float:
-    """Of the global model, after the last round that was looked at."""
+    """Return the accuracy of the global model after the last round in which it was evaluated."""
     return next(value for value in reversed(outcome.accuracy) if value is not None)
 
 
 def compared(table: Table, row: Row, column: str, results: Results) -> Compared | None:
-    """A column of a row; None if it was not run."""
+    """Return our accuracy of one cell beside the published one; None if it was not run."""
     outcomes = results.of(experiment_of(table, row, SPLIT_OF[column]))
     values = [o.local_accuracy if column == "non_iid_local" else last_accuracy(o) for o in outcomes]
-    known = tuple(100 * value for value in values if value is not None)
-    return Compared(known, float(row.printed[column])) if known else None
+    ours = tuple(100 * value for value in values if value is not None)
+    return Compared(ours, float(row.printed[column])) if ours else None
 
 
 Marks = dict[tuple[int, str], str]
-"""Cells to be marked, by the number of the row and the column."""
+"""The marks of cells, by row number and column."""
 
 
 def accuracy_rows(table: Table, results: Results) -> tuple[list[dict[str, str]], Marks]:
-    """The table's accuracies: ours, published, difference; and which published cells are in doubt."""
+    """Return the table's accuracies (ours, published, difference) and marks of the doubtful published cells."""
     wrong = {(cell.row, cell.column) for cell in wrong_cells() if cell.table == table.key}
     rows, marks = [], Marks()
-    for place, row in enumerate(table.rows):
+    for number, row in enumerate(table.rows):
         cells = _names(row)
         for column in (name for name in ACCURACIES if name in row.printed):
-            found, head = compared(table, row, column, results), COLUMNS[column]
-            cells[f"{head}: ours"] = spread(found.ours) if found else MISSING
+            pair, head = compared(table, row, column, results), COLUMNS[column]
+            cells[f"{head}: ours"] = spread(pair.ours) if pair else MISSING
             cells[f"{head}: paper"] = row.printed[column]
-            cells[f"{head}: difference"] = signed(found.difference) if found else MISSING
+            cells[f"{head}: difference"] = signed(pair.difference) if pair else MISSING
             if (row.name, column) in wrong:
-                marks[place, f"{head}: paper"] = "bad"
+                marks[number, f"{head}: paper"] = "bad"
         rows.append(cells)
     return rows, marks
 
 
 def cost_rows(table: Table) -> tuple[list[dict[str, str]], Marks]:
-    """The table's coverage and costs, recomputed beside what was printed; and which printed cells do not add up."""
+    """Return the table's coverage and costs, recomputed and printed, and marks of cells that do not add up."""
     rows, marks = [], Marks()
-    for place, row in enumerate(table.rows):
-        found = audit_row(row.technique, row.code, table.model)
+    for number, row in enumerate(table.rows):
+        audit = audit_row(row.policy, row.code, table.model)
         cells = _names(row)
         if "gamma_min" not in row.printed:
-            cells["Γmin"] = str(found.gamma_min)
+            cells["Γmin"] = str(audit.gamma_min)
         for column in (name for name in row.printed if name not in ACCURACIES):
-            value, text = expected(found, column)
+            value, text = expected(audit, column)
             cells[COLUMNS[column]], head = text, f"{COLUMNS[column]}: paper"
             cells[head] = row.printed[column]
             if not adds_up(column, row.printed[column], value):
-                marks[place, head] = "bad"
-        cells["bytes to hold it"] = f"{4 * found.parameters:,.0f}"
-        cells["FLOPs of a step, batch of 10"] = f"{_flops(found) / 1e6:.2f} M"
+                marks[number, head] = "bad"
+        cells["bytes of the parameters"] = f"{4 * audit.parameters:,.0f}"
+        cells["FLOPs of a step, batch of 10"] = f"{_flops(audit) / 1e6:.2f} M"
         rows.append(cells)
     return rows, marks
 
 
 def plain_rows(table: str, results: Results) -> list[dict[str, str]]:
-    """The accuracies of experiments for which the paper printed no numbers."""
-    found = experiments(table)
-    several = len({experiment.technique for experiment in found} - {"full"}) > 1
+    """Return the accuracies of experiments for which the paper printed no numbers."""
+    in_table = experiments(table)
+    several = len({experiment.policy for experiment in in_table} - {"full"}) > 1
     rows: dict[str, dict[str, str]] = {}
-    for experiment in found:
+    for experiment in in_table:
         outcomes = results.of(experiment)
-        name = f"{experiment.technique} {experiment.code}" if several else experiment.code
+        name = f"{experiment.policy} {experiment.code}" if several else experiment.code
         name = name if experiment.data == "mnist" or not several else f"{name}, CIFAR-10"
         if outcomes:
             cells = rows.setdefault(name, {"row": name, "Γmin": str(outcomes[0].gamma_min)})
@@ -120,7 +120,10 @@ def plain_rows(table: str, results: Results) -> list[dict[str, str]]:
 
 
 def departure_rows(column: str, results: Results) -> list[dict[str, str]]:
-    """The published WP column against Algorithm 1, and against each departure of the authors' script; last, how far."""
+    """Return the published WP column beside our runs of Algorithm 1 and of each departure of the authors' script.
+
+    The last two rows have the mean and the largest distance from the published column.
+    """
     table = tables()["mnist-wp"]
     rows, gaps = [], dict[str, list[float]]()
     for row in table.rows:
@@ -134,35 +137,16 @@ def departure_rows(column: str, results: Results) -> list[dict[str, str]]:
         rows.append(cells)
     if not gaps:
         return []
-    for name, far in (("mean distance", fmean), ("largest distance", max)):
-        cells = {head: f"{far(gaps[head]):.2f}" if head in gaps else MISSING for head in DEPARTURES.values()}
+    for name, condense in (("mean distance", fmean), ("largest distance", max)):
+        cells = {head: f"{condense(gaps[head]):.2f}" if head in gaps else MISSING for head in DEPARTURES.values()}
         rows.append({"row": name, "paper": MISSING, **cells})
     return rows
-
-
-def signed(value: float, digits: int = 2) -> str:
-    """A difference with its sign; a real minus.
-
-    >>> signed(-0.338), signed(0.001)
-    ('−0.34', '0.00')
-    """
-    text = f"{value:+.{digits}f}".replace("-", "−")
-    return text[1:] if float(text.replace("−", "-")) == 0 else text
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation, or a single value.
-
-    >>> spread([97.0, 98.0]), spread([97.0])
-    ('97.50 ± 0.71', '97.00')
-    """
-    return f"{fmean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
 def _names(row: Row) -> dict[str, str]:
     return {"row": row.name} if row.name == row.code else {"row": row.name, "code": row.code}
 
 
-def _flops(found: Audit) -> float:
-    """FLOPs of a training step on a batch of 10, the mean over the cohort."""
-    return sum(len(policy.slots) * policy.flops_of_step for policy in found.patterns) / found.clients
+def _flops(audit: Audit) -> float:
+    """Return the FLOPs of a training step on a batch of 10, the mean over the cohort."""
+    return sum(len(pattern.slots) * pattern.flops_of_step for pattern in audit.patterns) / audit.clients

@@ -1,7 +1,7 @@
-"""Curves over rounds from the outcomes of many runs: a mean over seeds for each row, and its distance to full models.
+"""Curves over rounds from the outcomes of many runs: the mean over seeds of each row, and the distance to full models.
 
-Runs of one seed share their first model, their split and their cohorts, so a row is compared with full models seed
-by seed: most of the ups and downs of single rounds are common to both and cancel.
+Runs with the same seed have the same initial model, split and cohorts. A row is therefore compared with full models
+seed by seed: most fluctuations of single rounds are common to both and cancel.
 """
 
 from collections.abc import Sequence
@@ -22,35 +22,35 @@ Column = Literal["loss", "accuracy"]
 Values = NDArray[np.float64]
 
 MOST_BANDS = 5
-"""With more curves than this, bands would hide each other."""
+"""The largest number of curves with bands; more bands would hide each other."""
 LOG_FROM = 3
-"""A loss that falls by more than this factor is drawn on a logarithmic scale."""
+"""A loss that falls by more than this factor has a logarithmic scale."""
 GREY = 5
 """The colour of full models, the reference in every figure."""
 _OTHERS = [index for index in range(len(SERIES)) if index != GREY]
 
 
-def look_of(shade: int, dash: int) -> int:
-    """The index of the curve with this colour and this dash pattern.
+def style_of(shade: int, dash: int) -> int:
+    """Return the index of the curve style with this colour and this dash pattern.
 
     >>> from fedcover.report.style import dashes
-    >>> dashes(look_of(3, 2)) == DASHES[2], colour(look_of(3, 2)) == colour(3)
+    >>> dashes(style_of(3, 2)) == DASHES[2], colour(style_of(3, 2)) == colour(3)
     (True, True)
     """
     return shade + len(SERIES) * ((dash - shade) % len(DASHES))
 
 
-def look_of_row(number: int) -> int:
-    """The look of a figure's number-th row besides full models: colours and dashes in turn, out of step."""
-    return look_of(_OTHERS[number % len(_OTHERS)], number % len(DASHES))
+def style_of_row(number: int) -> int:
+    """Return the style of a figure's number-th row, full models not counted: colours and dashes alternate."""
+    return style_of(_OTHERS[number % len(_OTHERS)], number % len(DASHES))
 
 
-FULL_LOOK = look_of(GREY, 0)
+FULL_STYLE = style_of(GREY, 0)
 
 
 @dataclass(frozen=True)
 class Points:
-    """The mean and the standard deviation over seeds, in the rounds in which every seed was measured."""
+    """Mean and standard deviation over seeds, in the rounds in which the runs of all seeds were evaluated."""
 
     rounds: list[int]
     mean: Values
@@ -62,27 +62,27 @@ class Curve:
     """One row of the paper with its outcomes, one for each seed."""
 
     name: str
-    look: int
+    style: int
     outcomes: tuple[Outcome, ...]
 
     @property
     def full(self) -> bool:
-        """Whether these are full models."""
-        return self.outcomes[0].technique == "full"
+        """True for full models."""
+        return self.outcomes[0].policy == "full"
 
     @property
     def label(self) -> str:
-        """The name with the least coverage, as the legend has it."""
+        """The entry of the legend: the name and Gamma_min."""
         return f"{self.name}, Γmin {min(outcome.gamma_min for outcome in self.outcomes)}"
 
     def points(self, column: Column) -> Points:
-        """Test loss, or test accuracy in percent, over rounds."""
+        """Return test loss, or test accuracy in percent, over rounds."""
         return _over_seeds([_values(outcome, column) for outcome in self.outcomes])
 
     def against(self, other: "Curve", column: Column) -> Points:
-        """The difference from another row, seed by seed: of losses in percent, of accuracies in points.
+        """Return the difference from another row, seed by seed: of losses in percent, of accuracies in points.
 
-        Each value is the mean over the last rounds, a tenth of all: single ones are noisy with non-IID data.
+        Each value is the mean over a tenth of all rounds, since single rounds are noisy with non-IID data.
         """
         theirs = {outcome.seed: _values(outcome, column) for outcome in other.outcomes}
         pairs = [(_values(o, column), theirs[o.seed]) for o in self.outcomes if o.seed in theirs]
@@ -90,8 +90,8 @@ class Curve:
 
 
 def _values(outcome: Outcome, column: Column) -> Values:
-    found, scale = (outcome.loss, 1) if column == "loss" else (outcome.accuracy, 100)
-    return scale * np.array([np.nan if value is None else value for value in found], dtype=np.float64)
+    values, scale = (outcome.loss, 1) if column == "loss" else (outcome.accuracy, 100)
+    return scale * np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _over_seeds(rows: Sequence[Values], smooth: bool = False) -> Points:
@@ -110,7 +110,7 @@ def _over_seeds(rows: Sequence[Values], smooth: bool = False) -> Points:
 
 
 def tenth(rounds: int) -> int:
-    """A tenth of the rounds, and at least one.
+    """Return a tenth of the rounds, but at least 1.
 
     >>> tenth(100), tenth(5)
     (10, 1)
@@ -120,7 +120,7 @@ def tenth(rounds: int) -> int:
 
 @styled
 def curves_figure(curves: Sequence[Curve], column: Column) -> Figure:
-    """The rows' curves, named in a legend; below, if full models are among them, the differences from those."""
+    """Draw the curves with a legend and, if full models are among them, the differences from full models below."""
     full = next((curve for curve in curves if curve.full), None)
     others = [curve for curve in curves if not curve.full]
     compared = [(curve, curve.against(full, column)) for curve in others] if full else []
@@ -135,7 +135,7 @@ def curves_figure(curves: Sequence[Curve], column: Column) -> Figure:
     fit_rounds(panels[0], [at for _, points in drawn for at in points.rounds])
     if compared:
         below = panels[1]
-        below.axhline(0, color=colour(FULL_LOOK))
+        below.axhline(0, color=colour(FULL_STYLE))
         _draw(below, compared, bands)
         reach = [points.spread if bands else 0 * points.spread for _, points in compared]
         edges = [p.mean + sign * r for (_, p), r in zip(compared, reach, strict=True) for sign in (-1, 1)]
@@ -156,13 +156,13 @@ def _draw(axes: Axes, drawn: Sequence[tuple[Curve, Points]], bands: bool) -> lis
     for curve, points in drawn:
         if bands:
             low, high = points.mean - points.spread, points.mean + points.spread
-            axes.fill_between(points.rounds, low, high, color=colour(curve.look), alpha=0.13, linewidth=0)
-        lines.append(draw_line(axes, points.rounds, points.mean.tolist(), curve.look))
+            axes.fill_between(points.rounds, low, high, color=colour(curve.style), alpha=0.13, linewidth=0)
+        lines.append(draw_line(axes, points.rounds, points.mean.tolist(), curve.style))
     return lines
 
 
 def _fit(axes: Axes, drawn: Sequence[Points], column: Column) -> None:
-    """A scale on which late rounds, where the rows differ, can be told apart."""
+    """Choose a scale on which late rounds, where the rows differ, can be distinguished."""
     if column == "accuracy":
         axes.set_title("test accuracy, %")
         _fit_late(axes, [points.mean for points in drawn])
@@ -179,7 +179,7 @@ def _fit(axes: Axes, drawn: Sequence[Points], column: Column) -> None:
 
 
 def _fit_late(axes: Axes, drawn: Sequence[Values]) -> None:
-    """Limits around all but the first tenth of the values."""
+    """Set limits around all values but the first tenth."""
     late = np.concatenate([values[len(values) // 10 :] for values in drawn])
     margin = 0.06 * (late.max() - late.min()) or 0.5
     axes.set_ylim(late.min() - margin, late.max() + margin)

@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from our own runs: which there are, what they are called and what they show."""
+"""The paper's figures, drawn from our own runs: their names, titles, rows and captions."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,17 @@ from functools import partial
 
 from fedcover.report import format as cells
 from fedcover.report.figures import Drawing
-from fedcover_experiments.paper.curves import FULL_LOOK, MOST_BANDS, Column, Curve, curves_figure, look_of, look_of_row
+from fedcover_experiments.paper.curves import (
+    FULL_STYLE,
+    MOST_BANDS,
+    Column,
+    Curve,
+    curves_figure,
+    style_of,
+    style_of_row,
+)
 from fedcover_experiments.paper.experiments import experiments
-from fedcover_experiments.paper.illustrations import DESIGNS, designs_figure, region_coverage, techniques_figure
+from fedcover_experiments.paper.illustrations import DESIGNS, designs_figure, policies_figure, region_coverage
 from fedcover_experiments.paper.published import tables
 from fedcover_experiments.results import Results
 from fedcover_experiments.runner import (
@@ -22,8 +30,8 @@ from fedcover_experiments.runner import (
     Experiment,
 )
 
-TECHNIQUES = {
-    "WP": "weights pruning",
+POLICY_TITLES = {
+    "WP": "weight pruning",
     "NP": "neuron pruning",
     "FS": "a fixed sub-network",
     "PT": "a pre-trained mask",
@@ -33,40 +41,39 @@ APPENDIX = {
     ("mnist", "non-iid"): ("WP", "NP", "FS", "PT"),
     ("cifar10", "iid"): ("WP", "PT", "FS"),
 }
-"""The techniques whose curves the appendix shows, in its order."""
+"""The policies whose curves the appendix shows, in its order."""
 COLUMNS: dict[Column, str] = {"loss": "test loss", "accuracy": "test accuracy"}
 MOST_IN_WORDS = 7
-"""With more curves than this, only their range is told in words."""
+"""The largest number of curves whose ends the alternative text lists; for more it gives the range."""
 
-_COVERAGE = "at equal cost the code with the higher Γmin ends better, and more clearly so with non-IID data"
+_COVERAGE = "at equal cost, the code with the higher Γmin ends better, and more clearly so with non-IID data"
 CLAIMS = {
     "WP": _COVERAGE,
     "NP": _COVERAGE,
-    "FS": "a fixed sub-network has a relatively low sensitivity towards high pruning levels",
-    "PT": "static masks converge to a higher loss than masks that adapt, and PT is not found competitive",
+    "FS": "a fixed sub-network is less sensitive to high pruning levels",
+    "PT": "static masks converge to a higher loss than adaptive masks, and PT is not competitive",
 }
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A figure of curves before the results are looked up: its rows with their looks, and what to say of it."""
+    """A figure of curves before the results are looked up: its rows with their styles, and its caption."""
 
     name: str
     title: str
     rows: Sequence[tuple[Experiment, int]]
-    look: str
+    hint: str
     """What to look at."""
     claim: str
-    """What the paper says of it."""
+    """The paper's claim about the figure."""
     column: Column = "loss"
     by_code: bool = False
-    """Whether rows go by their codes, as in the appendix, rather than by their nicknames."""
+    """True if rows are named by their codes, as in the appendix, not by their nicknames."""
 
 
 def drawings(results: Results) -> list[Drawing]:
-    """The paper's figures in its order; rows without data are left out, and so are figures of which none but full
-    models would be left."""
-    return [_figure_1(), *_drawn(_figure_2(), results), _techniques(), *_drawn(_appendix(), results)]
+    """Return the paper's figures in its order; rows without data, and figures with only full models, are left out."""
+    return [_figure_1(), *_drawn(_figure_2(), results), _policies(), *_drawn(_appendix(), results)]
 
 
 def _figure_1() -> Drawing:
@@ -74,129 +81,129 @@ def _figure_1() -> Drawing:
     return Drawing(
         "figure-1",
         "Figure 1: three designs of equal cost",
-        "Which of ten clients hold which regions, from S1 (the largest weights) to S4 (the smallest), and below how "
-        "many hold each; the cost is the mean number of multiply-adds as a share of the full model's. "
-        "Look at the least number, Γmin. The paper: existing methods always discard what is below the threshold (a), "
-        "other partitions raise Γmin (b, c), and the costs are nearly identical.",
+        "The regions that each of ten clients holds, from S1 (the largest weights) to S4 (the smallest), and below the "
+        "number of clients that hold each region. The cost is the mean number of multiply-adds as a share of the full "
+        "model's. Look at the smallest number, Γmin. The paper: existing methods always discard the weights below the "
+        "threshold (a), other partitions raise Γmin (b, c), and the costs are nearly identical.",
         f"Three grids of clients by regions; the least coverage is {least}",
         designs_figure,
     )
 
 
-def _techniques() -> Drawing:
+def _policies() -> Drawing:
     return Drawing(
-        "techniques",
-        "Pruning techniques",
-        "What the policies keep of a small network at keep 0.75: a row is a hidden neuron with its incoming and "
-        "outgoing weights, and the larger a square the larger the weight. WP cuts the smallest weights, NP the "
-        "neurons with the smallest incoming weights, FS the last neurons. PT draws WP's mask anew in each of the "
-        "first 3 rounds and then keeps it, whatever becomes of the weights.",
-        "Grids of squares: WP cuts scattered weights, NP and FS whole rows, and PT's mask stays after round 3",
-        techniques_figure,
+        "policies",
+        "Pruning policies",
+        "The weights that the policies keep of a small model at keep 0.75. A row is a hidden neuron with its incoming "
+        "and outgoing weights; a larger square is a larger weight. WP removes the smallest weights, NP the neurons "
+        "with the smallest incoming weights, FS the last neurons. PT computes WP's mask again in each of the first 3 "
+        "rounds and then keeps it, however the weights change.",
+        "Grids of squares: WP removes scattered weights, NP and FS whole rows, and PT's mask is fixed after round 3",
+        policies_figure,
     )
 
 
 def _figure_2() -> Iterator[Plan]:
-    """Figure 2, all of it on MNIST: (a) to (d) IID, (e) and (f) not."""
-    techniques = [("full", FULL, FULL_LOOK), *((name, LARGE, look_of_row(n)) for n, name in enumerate(TECHNIQUES))]
-    levels = [("full", FULL, FULL_LOOK)]
+    """Yield the panels of Figure 2, all on MNIST: (a) to (d) IID, (e) and (f) non-IID."""
+    policies = [("full", FULL, FULL_STYLE), *((name, LARGE, style_of_row(n)) for n, name in enumerate(POLICY_TITLES))]
+    levels = [("full", FULL, FULL_STYLE)]
     for shade, name in enumerate(("WP", "NP", "FS")):
-        levels += [(name, code, look_of(shade, dash)) for dash, code in enumerate((LARGE, MEDIUM, SMALL))]
+        levels += [(name, code, style_of(shade, dash)) for dash, code in enumerate((LARGE, MEDIUM, SMALL))]
     coverage = [
-        ("full", FULL, FULL_LOOK),
-        *(("WP", code, look_of(0, dash)) for dash, code in enumerate((STAR_MEDIUM, MEDIUM))),
-        *(("NP", code, look_of(1, dash)) for dash, code in enumerate((STAR_MEDIUM, MEDIUM))),
+        ("full", FULL, FULL_STYLE),
+        *(("WP", code, style_of(0, dash)) for dash, code in enumerate((STAR_MEDIUM, MEDIUM))),
+        *(("NP", code, style_of(1, dash)) for dash, code in enumerate((STAR_MEDIUM, MEDIUM))),
     ]
-    high = [("WP", code, look_of(3, dash)) for dash, code in enumerate((STAR_SMALL, SMALL))]
-    slow = "at a similar pruning level PT converges a lot slower than the others"
-    lower = "a higher Γmin reaches a lower loss with both techniques, at no extra cost"
+    high = [("WP", code, style_of(3, dash)) for dash, code in enumerate((STAR_SMALL, SMALL))]
+    slow = "at a similar pruning level, PT converges much more slowly than the others"
+    lower = "with both policies a higher Γmin leads to a lower loss, at no extra cost"
     pairs = f"*WP-M1 ({STAR_MEDIUM}) with WP-M2 ({MEDIUM}), and *NP-M1 with NP-M2"
-    at_l = f"Full models and the four techniques at level L ({LARGE})"
-    yield _panel("a", "pruning techniques", "iid", techniques, f"{at_l}: look for one that falls behind", slow)
+    at_l = f"Full models and the four policies at level L ({LARGE})"
+    yield _panel("a", "pruning policies", "iid", policies, f"{at_l}: look for a curve that falls behind", slow)
     yield _panel(
         "b", "pruning level", "iid", levels,
-        f"Three techniques, each at levels L ({LARGE}), M ({MEDIUM}) and S ({SMALL}): look at how far each moves with "
+        f"Three policies, each at levels L ({LARGE}), M ({MEDIUM}) and S ({SMALL}): look at how much each changes with "
         "the level",
-        "generally a higher pruning level leads to a higher loss",
+        "in general, a higher pruning level leads to a higher loss",
     )  # fmt: skip
-    yield _panel("c", "impact of Γmin", "iid", coverage, f"Compare {pairs}: the same cost, Γmin 8 against 4", lower)
-    fixed = [(e.technique, e.code) for e in experiments("mnist-fs") if e.split == "iid"]
+    yield _panel("c", "impact of Γmin", "iid", coverage, f"Compare {pairs}: equal cost, Γmin 8 and 4", lower)
+    fixed = [(e.policy, e.code) for e in experiments("mnist-fs") if e.split == "iid"]
     yield _panel(
-        "d", "mask error", "iid", [(name, code, _look(name, n)) for n, (name, code) in enumerate(fixed)],
+        "d", "mask error", "iid", [(name, code, _style_in_table(name, n)) for n, (name, code) in enumerate(fixed)],
         "A fixed sub-network at rising pruning levels: look at the order of the curves",
-        "the error that pruning introduces is another key factor, and more of it gives a higher loss",
+        "the error that pruning introduces is another key factor, and a larger error gives a higher loss",
         by_code=True,
     )  # fmt: skip
-    yield _panel("e", "pruning techniques", "non-iid", techniques, f"{at_l}: look for one that falls behind",
-                 "findings are similar with heterogeneous data")  # fmt: skip
+    yield _panel("e", "pruning policies", "non-iid", policies, f"{at_l}: look for a curve that falls behind",
+                 "the findings are similar with heterogeneous data")  # fmt: skip
     yield _panel(
         "f", "impact of Γmin", "non-iid", [*coverage, *high],
         f"Compare {pairs}, and at level S *WP-S1 ({STAR_SMALL}) with WP-S2 ({SMALL})",
-        "findings are similar with heterogeneous data, and weights pruning gets unsteady at the high level",
+        "the findings are similar with heterogeneous data, and weight pruning becomes unsteady at the high level",
     )  # fmt: skip
 
 
 def _panel(
-    letter: str, title: str, split: str, rows: Iterable[tuple[str, str, int]], look: str, claim: str,
+    letter: str, title: str, split: str, rows: Iterable[tuple[str, str, int]], hint: str, claim: str,
     by_code: bool = False,
 ) -> Plan:  # fmt: skip
-    made = [(Experiment("mnist", split, technique, code), style) for technique, code, style in rows]
-    where = Experiment("mnist", split, "", "").place
-    return Plan(f"figure-2{letter}", f"Figure 2{letter}: {title}, {where}", made, look, claim, by_code=by_code)
+    styled = [(Experiment("mnist", split, policy, code), style) for policy, code, style in rows]
+    data_title = Experiment("mnist", split, "", "").data_title
+    return Plan(f"figure-2{letter}", f"Figure 2{letter}: {title}, {data_title}", styled, hint, claim, by_code=by_code)
 
 
 def _appendix() -> Iterator[Plan]:
-    """Loss and accuracy of every code of a technique, with full models as the reference."""
-    look: dict[Column, str] = {
-        "loss": "look for rows that end above FullNets, and for a loss that turns up again",
+    """Yield loss and accuracy of every code of a policy, with full models as the reference."""
+    hints: dict[Column, str] = {
+        "loss": "look for rows that end above FullNets, and for a loss that rises again",
         "accuracy": "look for rows that end below FullNets",
     }
-    for (data, split), techniques in APPENDIX.items():
-        for technique in techniques:
-            key = f"{data.removesuffix('10')}-{technique.lower()}"
-            found = [experiment for experiment in experiments(key) if experiment.split == split]
-            rows = [(experiment, _look(experiment.technique, n)) for n, experiment in enumerate(found)]
-            what = TECHNIQUES[technique]
+    for (data, split), policies in APPENDIX.items():
+        for policy in policies:
+            key = f"{data.removesuffix('10')}-{policy.lower()}"
+            in_table = [experiment for experiment in experiments(key) if experiment.split == split]
+            rows = [(experiment, _style_in_table(experiment.policy, n)) for n, experiment in enumerate(in_table)]
+            title = POLICY_TITLES[policy]
             for column, measure in COLUMNS.items():
                 yield Plan(
-                    f"{data}-{split}-{technique.lower()}-{column}",
-                    f"{what.removeprefix('a ').capitalize()}, {Experiment(data, split, '', '').place}: {measure}",
+                    f"{data}-{split}-{policy.lower()}-{column}",
+                    f"{title.removeprefix('a ').capitalize()}, {Experiment(data, split, '', '').data_title}: {measure}",
                     rows,
-                    f"Every code with {what}: {look[column]}",
-                    CLAIMS[technique],
+                    f"Every code with {title}: {hints[column]}",
+                    CLAIMS[policy],
                     column,
                     by_code=True,
                 )
 
 
-def _look(technique: str, place: int) -> int:
-    """The look of a row by its place in a table, of which full models are the first."""
-    return FULL_LOOK if technique == "full" else look_of_row(place - 1)
+def _style_in_table(policy: str, row: int) -> int:
+    """Return the style of a row by its number in a table, whose first row is full models."""
+    return FULL_STYLE if policy == "full" else style_of_row(row - 1)
 
 
 def _drawn(plans: Iterable[Plan], results: Results) -> Iterator[Drawing]:
-    """The plans that there is data for, with their words."""
+    """Yield the figures for which there are data, with their captions."""
     for plan in plans:
-        rows = [(experiment, look) for experiment, look in plan.rows if results.of(experiment)]
-        curves = [Curve(_name(row, plan.by_code), look, tuple(results.of(row))) for row, look in rows]
+        rows = [(experiment, style) for experiment, style in plan.rows if results.of(experiment)]
+        curves = [Curve(_name(row, plan.by_code), style, tuple(results.of(row))) for row, style in rows]
         curves = [curve for curve in curves if curve.points(plan.column).rounds]
         if not all(curve.full for curve in curves):
-            caption = f"{plan.look}. The paper: {plan.claim}. {_how_made(plan, curves, results)}."
+            caption = f"{plan.hint}. The paper: {plan.claim}. {_source(plan, curves, results)}."
             alt = f"Line chart of {COLUMNS[plan.column]} over rounds; at the end {_ends(curves, plan.column)}"
             yield Drawing(plan.name, plan.title, caption, alt, partial(curves_figure, curves, plan.column))
 
 
 def _name(experiment: Experiment, by_code: bool) -> str:
-    """The paper's nickname such as *WP-M1, or the code."""
+    """Return the paper's nickname such as *WP-M1, or the code."""
     rows = tables()["table1" if experiment.data == "mnist" else "table2"].rows
-    names = {(row.technique, row.code): row.name for row in rows}
-    if by_code and experiment.technique != "full":
+    names = {(row.policy, row.code): row.name for row in rows}
+    if by_code and experiment.policy != "full":
         return experiment.code
-    return names.get((experiment.technique, experiment.code), f"{experiment.technique} {experiment.code}")
+    return names.get((experiment.policy, experiment.code), f"{experiment.policy} {experiment.code}")
 
 
-def _how_made(plan: Plan, curves: Sequence[Curve], results: Results) -> str:
-    """How many seeds and rounds a figure stands for, what its parts are, and on what data."""
+def _source(plan: Plan, curves: Sequence[Curve], results: Results) -> str:
+    """Return the last sentence of a caption: seeds, rounds, panels and data."""
     counts = sorted({len(curve.outcomes) for curve in curves})
     seeds = " to ".join(f"{count}" for count in (counts if len(counts) == 1 else (counts[0], counts[-1])))
     parts = [
@@ -205,14 +212,14 @@ def _how_made(plan: Plan, curves: Sequence[Curve], results: Results) -> str:
     if len(curves) <= MOST_BANDS and counts[-1] > 1:
         parts.append("bands of one standard deviation")
     if len(curves) > 1 and any(curve.full for curve in curves):
-        parts.append("below, the difference from FullNets seed by seed")
+        parts.append("below, the difference from FullNets, paired by seed")
     data = plan.rows[0][0].data
-    copies = dict.fromkeys(facts["data"][data] for facts in results.made if data in facts.get("data", {}))
-    return "; ".join([*parts, f"data: {DATA[data]}, {' and '.join(copies) or 'of a copy that was not recorded'}"])
+    copies = dict.fromkeys(entry["data"][data] for entry in results.provenance if data in entry.get("data", {}))
+    return "; ".join([*parts, f"data: {DATA[data]}, {' and '.join(copies) or 'provenance not recorded'}"])
 
 
 def _ends(curves: Sequence[Curve], column: Column) -> str:
-    """The curves' last values in words; of many curves their range."""
+    """Return the last values of the curves in words, or their range if there are many."""
     ends = {curve.name: float(curve.points(column).mean[-1]) for curve in curves}
     words = {name: cells.decimal(end) if column == "loss" else cells.percent(end / 100) for name, end in ends.items()}
     if len(ends) <= MOST_IN_WORDS:

@@ -1,6 +1,6 @@
-"""Two pictures that need no run: the paper's Figure 1, and its illustration of the pruning techniques.
+"""Two figures that need no runs: the paper's Figure 1, and its illustration of the pruning policies.
 
-Nothing in them is drawn by hand: who holds what comes from the policies themselves.
+The masks that they show are computed by the policies themselves.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ DESIGNS = {"1111444444": "(a) existing", "1111234444": "(b) higher Γmin", "1111
 REGIONS = 4
 INPUTS, NEURONS, OUTPUTS = 8, 8, 3
 BUDGET = QUARTERS["4"]
-"""Policy 4, which keeps 75 %, for all techniques alike."""
+"""Pattern 4, which keeps 75 %, for all policies."""
 ROUNDS, SHOWN = 5, 3
-"""Rounds of the small network, and the one in which WP, NP and FS are shown."""
+"""Rounds of the small model, and the round in which WP, NP and FS are shown."""
 _KEPT, _CUT = {"facecolor": colour(0), "edgecolor": "none"}, {"facecolor": "none", "edgecolor": MUTED}
 
 
 def held_regions(code: str) -> list[list[bool]]:
-    """For each client of a code, which of the regions S1 to S4 it holds.
+    """Return, for each client of a code, which of the regions S1 to S4 it holds.
 
     >>> held_regions("14")
     [[True, True, True, True], [True, True, True, False]]
@@ -43,13 +43,13 @@ def held_regions(code: str) -> list[list[bool]]:
 
 
 def region_coverage(code: str) -> list[int]:
-    """How many clients hold each region; the least of them is Gamma_min."""
+    """Return how many clients hold each region; the smallest number is Gamma_min."""
     return [sum(column) for column in zip(*held_regions(code), strict=True)]
 
 
 @styled
 def designs_figure() -> Figure:
-    """Figure 1: which client holds which region under three codes of equal cost, and how many hold each."""
+    """Draw Figure 1: the regions that clients hold under three codes of equal cost, and the coverage of each."""
     figure = Figure(figsize=(WIDTH, 4.05), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, len(DESIGNS)))
     for axes, (code, title) in zip(panels, DESIGNS.items(), strict=True):
@@ -63,17 +63,17 @@ def designs_figure() -> Figure:
 
 def _draw_design(axes: Axes, code: str) -> None:
     rows, counts = held_regions(code), region_coverage(code)
-    for row, held in enumerate(rows):
-        for region, kept in enumerate(held):
-            _add_square(axes, region, row, 0.86, kept)
+    for client, regions in enumerate(rows):
+        for region, kept in enumerate(regions):
+            _add_square(axes, region, client, 0.86, kept)
     least = min(counts)
     for region, count in enumerate(counts):
         marked = {"color": WARN, "fontweight": "bold"} if count == least else {"color": INK}
         axes.text(region, len(rows) + 0.15, f"{count}", ha="center", va="center", **marked)  # type: ignore[arg-type]
     axes.axhline(len(rows) - 0.4, color=RULE, linewidth=0.7)
-    found = audit_row("WP", code, "mlp")
+    audit = audit_row("WP", code, "mlp")
     axes.text(1.5, len(rows) + 1.2, f"Γmin = {least}", ha="center", va="center", color=WARN, fontweight="bold")
-    axes.text(1.5, len(rows) + 2.15, f"cost {100 * found.macs_ratio:.1f} %", ha="center", va="center", color=MUTED)
+    axes.text(1.5, len(rows) + 2.15, f"cost {100 * audit.macs_ratio:.1f} %", ha="center", va="center", color=MUTED)
     axes.set_xticks(range(REGIONS), [f"S{region + 1}" for region in range(REGIONS)])
     axes.set_yticks(range(len(rows)), list(code))
     axes.xaxis.tick_top()
@@ -82,40 +82,40 @@ def _draw_design(axes: Axes, code: str) -> None:
 
 
 @dataclass(frozen=True)
-class Sight:
-    """The small network in one round: its parameters, and the mask of a client that keeps 75 %."""
+class RoundMask:
+    """The small model in one round: its parameters, and the mask of a client that keeps 75 %."""
 
     theta: Params
     mask: Mask
 
     @property
     def incoming(self) -> Tensor:
-        """Which weights into the hidden neurons are kept, neuron by input."""
+        """The kept weights into the hidden neurons, neuron by input."""
         return self._kept("0.weight")
 
     @property
     def outgoing(self) -> Tensor:
-        """Which weights out of the hidden neurons are kept, neuron by output."""
+        """The kept weights out of the hidden neurons, neuron by output."""
         return self._kept("2.weight").T
 
     def _kept(self, name: str) -> Tensor:
         return self.mask.get(name, torch.ones_like(self.theta[name], dtype=torch.bool))
 
 
-def sights(technique: str, rounds: int = ROUNDS) -> list[Sight]:
-    """What a technique keeps of a small network in each round, while the network learns."""
-    model, thetas = _small_network()
-    policy = named_policy(technique).bind(trace(model, torch.zeros(2, INPUTS)))
-    state, found = policy.start(), []
+def round_masks(name: str, rounds: int = ROUNDS) -> list[RoundMask]:
+    """Return the masks of a policy for a small model in each round of its training."""
+    model, thetas = _small_model()
+    policy = named_policy(name).bind(trace(model, torch.zeros(2, INPUTS)))
+    state, shown = policy.start(), []
     for number, theta in enumerate(thetas[:rounds], 1):
         masks, state = policy.plan(theta, [Client(0, 0, BUDGET)], Round(number, 0), state)
-        found.append(Sight(theta, masks[0]))
-    return found
+        shown.append(RoundMask(theta, masks[0]))
+    return shown
 
 
 @cache
-def _small_network() -> tuple[nn.Module, list[Params]]:
-    """A network, and its parameters at the start of each round of a little training on random data."""
+def _small_model() -> tuple[nn.Module, list[Params]]:
+    """Return a model, and its parameters at the start of each round of a short training on random data."""
     with ambient(0, "illustration"):
         model = nn.Sequential(nn.Linear(INPUTS, NEURONS), nn.ReLU(), nn.Linear(NEURONS, OUTPUTS))
     rng = generator(0, "illustration")
@@ -133,45 +133,45 @@ def _small_network() -> tuple[nn.Module, list[Params]]:
 
 
 @styled
-def techniques_figure() -> Figure:
-    """WP, NP and FS on one small network, and below PT round by round."""
+def policies_figure() -> Figure:
+    """Draw the masks of WP, NP and FS for a small model, and below those of PT in each round."""
     figure = Figure(figsize=(WIDTH, 3.3), layout="constrained")
     titles = {"WP": "WP: single weights", "NP": "NP: whole neurons", "FS": "FS: first neurons"}
     grid = figure.add_gridspec(2, len(titles) * ROUNDS)
-    for number, (technique, title) in enumerate(titles.items()):
+    for number, (policy, title) in enumerate(titles.items()):
         axes = figure.add_subplot(grid[0, number * ROUNDS : (number + 1) * ROUNDS])
-        _draw_technique(axes, sights(technique, SHOWN)[-1])
+        _draw_mask(axes, round_masks(policy, SHOWN)[-1])
         axes.set_title(title, color=INK)
         axes.set_ylabel("" if number else "neurons")
     before: Tensor | None = None
-    for number, sight in enumerate(sights("PT")):
+    for number, shown in enumerate(round_masks("PT")):
         axes = figure.add_subplot(grid[1, number * len(titles) : (number + 1) * len(titles)])
-        _draw_weights(axes, sight.theta["0.weight"], sight.incoming)
+        _draw_weights(axes, shown.theta["0.weight"], shown.incoming)
         _clear(axes, INPUTS, NEURONS)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.set_title(f"round {number + 1}" if number else "PT, round 1", color=INK)
-        changed = 0 if before is None else int((sight.incoming != before).sum())
+        changed = 0 if before is None else int((shown.incoming != before).sum())
         axes.set_xlabel(f"{changed} changed" if changed else "same mask" if number else "first mask", fontsize=9)
-        before = sight.incoming
+        before = shown.incoming
     _add_key(figure, "kept", "cut")
     return figure
 
 
-def _draw_technique(axes: Axes, sight: Sight) -> None:
-    """The weights into the neurons, and after a gap those out of them."""
-    _draw_weights(axes, sight.theta["0.weight"], sight.incoming)
-    _draw_weights(axes, sight.theta["2.weight"].T, sight.outgoing, after=INPUTS + 1)
+def _draw_mask(axes: Axes, shown: RoundMask) -> None:
+    """Draw the weights into the neurons and, after a gap, those out of them."""
+    _draw_weights(axes, shown.theta["0.weight"], shown.incoming)
+    _draw_weights(axes, shown.theta["2.weight"].T, shown.outgoing, after=INPUTS + 1)
     _clear(axes, INPUTS + 1 + OUTPUTS, NEURONS)
     axes.set_xticks([(INPUTS - 1) / 2, INPUTS + 1 + (OUTPUTS - 1) / 2], ["in", "out"], fontsize=9)
     axes.set_yticks([])
 
 
 def _draw_weights(axes: Axes, weights: Tensor, kept: Tensor, after: int = 0) -> None:
-    """One square a weight, the larger the weight the larger the square; a row is a neuron."""
+    """Draw a square for each weight, larger for larger weights; a row is a neuron."""
     sides = (weights.abs() / weights.abs().max()).sqrt().clamp(min=0.2) * 0.9
-    for row, (some, held) in enumerate(zip(sides.tolist(), kept.tolist(), strict=True)):
-        for column, (side, keep) in enumerate(zip(some, held, strict=True)):
+    for row, (row_sides, row_kept) in enumerate(zip(sides.tolist(), kept.tolist(), strict=True)):
+        for column, (side, keep) in enumerate(zip(row_sides, row_kept, strict=True)):
             _add_square(axes, after + column, row, side, keep)
 
 

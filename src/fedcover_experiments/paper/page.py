@@ -1,4 +1,4 @@
-"""The report as files: one page of HTML that needs nothing else, and Markdown with figures beside it."""
+"""The report as files: one self-contained HTML page, and Markdown with figures beside it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,74 +7,89 @@ from fedcover._files import write_atomically
 from fedcover.report.figures import write_drawings
 from fedcover.report.page import frame
 from fedcover.report.sections import figure, prose, table, text
-from fedcover_experiments.paper.document import TITLE, ClaimVerdict, Heading, Part, Pictures, Rows, Words, document
+from fedcover_experiments.paper.document import (
+    TITLE,
+    ClaimVerdict,
+    Element,
+    FigureGrid,
+    Heading,
+    Paragraph,
+    Rows,
+    document,
+)
 from fedcover_experiments.results import Results
 
 PAGE, MARKDOWN, FIGURES = "index.html", "README.md", "figures"
 
 
 def write_paper_report(results: Results, folder: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
-    """The files written into a folder: ``index.html``, ``README.md`` and ``figures/``."""
-    parts = document(results)
-    drawn = [drawing for part in parts if isinstance(part, Pictures) for drawing in part.drawings]
+    """Write ``index.html``, ``README.md`` and ``figures/`` into a folder; return the paths."""
+    elements = document(results)
+    drawn = [drawing for element in elements if isinstance(element, FigureGrid) for drawing in element.drawings]
     return [
-        write_atomically(folder / PAGE, as_html(parts).encode()),
-        write_atomically(folder / MARKDOWN, as_markdown(parts).encode()),
+        write_atomically(folder / PAGE, as_html(elements).encode()),
+        write_atomically(folder / MARKDOWN, as_markdown(elements).encode()),
         *write_drawings(drawn, folder / FIGURES, formats),
     ]
 
 
-def as_html(parts: Sequence[Part]) -> str:
-    """The parts as one self-contained page."""
+def as_html(elements: Sequence[Element]) -> str:
+    """Return the elements as one self-contained page."""
     opening = [f'<p class="over">fedcover paper report</p>\n<h1>{text(TITLE)}</h1>']
-    return frame(TITLE, opening + [_html(part) for part in parts])
+    return frame(TITLE, opening + [_html(element) for element in elements])
 
 
-def _html(part: Part) -> str:
-    match part:
+def _html(element: Element) -> str:
+    match element:
         case Heading():
-            return f"<h2>{text(part.text)}</h2>"
-        case Words():
-            kind = f' class="{part.kind}"' if part.kind else ""
-            return f"<p{kind}>{prose(part.text)}</p>"
+            return f"<h2>{text(element.text)}</h2>"
+        case Paragraph():
+            kind = f' class="{element.kind}"' if element.kind else ""
+            return f"<p{kind}>{prose(element.text)}</p>"
         case ClaimVerdict():
             return (
-                f'<section class="claim">\n<h3>{text(part.title)} <span class="tag">{text(part.verdict)}</span></h3>\n'
-                f'<p class="about">The paper: {prose(part.says)}</p>\n<p>{prose(part.finding)}</p>\n'
-                f"{_html(part.behind) if part.behind else ''}\n</section>"
+                '<section class="claim">\n'
+                f'<h3>{text(element.title)} <span class="tag">{text(element.verdict)}</span></h3>\n'
+                f'<p class="about">The paper: {prose(element.statement)}</p>\n<p>{prose(element.finding)}</p>\n'
+                f"{_html(element.comparisons) if element.comparisons else ''}\n</section>"
             )
         case Rows():
-            made = table(part.rows, part.label, part.marks, part.prose)
-            return f"<details>\n<summary>{text(part.label)}</summary>\n{made}\n</details>" if part.folded else made
-        case Pictures():
-            return '<div class="figures">\n' + "\n".join(map(figure, part.drawings)) + "\n</div>"
+            grid = table(element.rows, element.label, element.marks, element.prose)
+            return (
+                f"<details>\n<summary>{text(element.label)}</summary>\n{grid}\n</details>" if element.folded else grid
+            )
+        case FigureGrid():
+            return '<div class="figures">\n' + "\n".join(map(figure, element.drawings)) + "\n</div>"
 
 
-def as_markdown(parts: Sequence[Part]) -> str:
-    """The parts as Markdown; figures are files in the folder ``figures``."""
-    opening = f"# {TITLE}\n\nMade by `fedcover paper report`; [the same as one page]({PAGE})."
-    return "\n\n".join([opening, *map(_markdown, parts)]) + "\n"
+def as_markdown(elements: Sequence[Element]) -> str:
+    """Return the elements as Markdown; figures are files in the folder ``figures``."""
+    opening = f"# {TITLE}\n\nWritten by `fedcover paper report`; [the same as one HTML page]({PAGE})."
+    return "\n\n".join([opening, *map(_markdown, elements)]) + "\n"
 
 
-def _markdown(part: Part) -> str:
-    match part:
+def _markdown(element: Element) -> str:
+    match element:
         case Heading():
-            return f"## {part.text}"
-        case Words():
-            return f"> {part.text}" if part.kind == "notice" else part.text
+            return f"## {element.text}"
+        case Paragraph():
+            return f"> {element.text}" if element.kind == "notice" else element.text
         case ClaimVerdict():
-            said = f"### {part.title}: {part.verdict}\n\nThe paper: {_escaped(part.says)}\n\n{_escaped(part.finding)}"
-            return f"{said}\n\n{_markdown(part.behind)}" if part.behind else said
+            claim = (
+                f"### {element.title}: {element.verdict}\n\n"
+                f"The paper: {_escaped(element.statement)}\n\n{_escaped(element.finding)}"
+            )
+            return f"{claim}\n\n{_markdown(element.comparisons)}" if element.comparisons else claim
         case Rows():
-            return f"{part.label}:\n\n{_grid(part.rows, part.marks)}"
-        case Pictures():
+            return f"{element.label}:\n\n{_grid(element.rows, element.marks)}"
+        case FigureGrid():
             return "\n\n".join(
-                f"### {d.title}\n\n![{d.alt}]({FIGURES}/{d.name}.svg)\n\n{d.caption}" for d in part.drawings
+                f"### {d.title}\n\n![{d.alt}]({FIGURES}/{d.name}.svg)\n\n{d.caption}" for d in element.drawings
             )
 
 
 def _grid(rows: Sequence[Mapping[str, str]], marks: Mapping[tuple[int, str], str]) -> str:
-    """A table of Markdown; marked cells are bold."""
+    """Return a table in Markdown; marked cells are bold."""
     heads = list(rows[0])
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for number, row in enumerate(rows):

@@ -23,19 +23,19 @@ COLUMNS = {
     "non_iid_global": "non-IID, global",
     "non_iid_local": "non-IID, local",
 }
-"""What the paper's columns are called here."""
+"""The titles of the paper's columns."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a federation by its technique and code, and the cells that the paper printed for it."""
+    """One row: the policy and the code of a federation, and the cells that the paper printed for it."""
 
     name: str
     """The paper's nickname, such as *WP-M1, or the code where it has none."""
     code: str
-    technique: str
+    policy: str
     printed: Mapping[str, str]
-    """Every other cell, by column, as text."""
+    """All other cells, as text, by column."""
 
 
 @dataclass(frozen=True)
@@ -50,24 +50,24 @@ class Table:
 
     @property
     def model(self) -> str:
-        """The network of this table."""
+        """The model of this table."""
         return MODELS[self.data]
 
 
 @cache
 def tables() -> dict[str, Table]:
-    """All tables, by the names that ``fedcover paper`` gives them.
+    """Return all tables, by the names that ``fedcover paper`` uses.
 
     >>> list(tables())
     ['table1', 'table2', 'mnist-wp', 'mnist-np', 'mnist-fs', 'cifar-wp', 'cifar-fs']
     """
     with files("fedcover_experiments.paper").joinpath("published.toml").open("rb") as file:
-        found = tomllib.load(file)
-    return {key: _table(key, **content) for key, content in found.items()}
+        contents = tomllib.load(file)
+    return {key: _table(key, **content) for key, content in contents.items()}
 
 
 def number(text: str) -> float:
-    """A printed cell as a number; K and M are thousands and millions.
+    """Return a printed cell as a number; K stands for thousands and M for millions.
 
     >>> number("143.12K"), number("0.90")
     (143120.0, 0.9)
@@ -77,7 +77,7 @@ def number(text: str) -> float:
 
 
 def agrees(text: str, value: float) -> bool:
-    """Whether a printed cell shows this value, rounded or cut off at the digits that are printed.
+    """Return whether a printed cell shows this value, rounded or truncated to the printed digits.
 
     >>> agrees("0.62", 0.6297), agrees("0.63", 0.6297), agrees("135.5K", 135280)
     (True, True, False)
@@ -88,12 +88,11 @@ def agrees(text: str, value: float) -> bool:
 
 
 def _table(
-    key: str, source: str, title: str, data: str, columns: list[str], rows: list[list[str]], technique: str = ""
+    key: str, source: str, title: str, data: str, columns: list[str], rows: list[list[str]], policy: str = ""
 ) -> Table:
-    made = []
+    parsed = []
     for cells in rows:
         printed = dict(zip(columns, cells, strict=True))
         code = printed.pop("code")
-        name, how = printed.pop("name", code), printed.pop("technique", technique)
-        made.append(Row(name, code, how, printed))
-    return Table(key, source, title, data, tuple(made))
+        parsed.append(Row(printed.pop("name", code), code, printed.pop("policy", policy), printed))
+    return Table(key, source, title, data, tuple(parsed))

@@ -1,11 +1,11 @@
-"""Where does coverage pay? Five ways to make masks at equal budgets, from one full client in ten to none above 25 %.
+"""The study of coverage: five kinds of masks at equal budgets, from one full client in ten to none above 25 %.
 
-full     every client trains the whole model: what masks are measured against
-nested   everyone keeps its largest weights, as in weight pruning: the least noise there is
-star     quarters of the ranking dealt out in turn, the largest to everyone that can afford two: the paper's design
-optimal  the least noise for the coverage with the least pruning term of the bound
-most     the least noise for the most coverage that the budgets allow
-random   weights drawn anew for each client in each round
+full     every client trains the whole model: the reference
+nested   every client keeps its largest weights, as in weight pruning: the least noise
+star     quarters of the ranking are dealt in turn; every client that can keep two has the largest: the paper's design
+optimal  the least noise for the coverage that minimises the pruning term of the bound
+most     the least noise for the highest coverage that the budgets allow
+random   weights drawn independently for each client and round
 """
 
 from collections.abc import Callable, Sequence
@@ -43,15 +43,15 @@ WHOLE = "10x1"
 SPLITS = ("iid", "non-iid")
 DATA = ("mnist", "cifar10")
 
-# The quarters that clients of one keep hold in turn.
+# The quarters that clients with one keep hold in turn.
 _TURNS = {1.0: ("1111",), 0.75: ("1110", "1101", "1011"), 0.5: ("1100", "1010", "1001"),
           0.25: ("1000", "0100", "0010", "0001")}  # fmt: skip
 
 
 def experiments(data: Sequence[str] = DATA) -> list[Experiment]:
-    """All experiments of the study on these data sets."""
+    """Return all experiments of the study on these data sets."""
     if unknown := [name for name in data if name not in DATA]:
-        raise InputError(f"the study knows the data sets {', '.join(DATA)}; got '{unknown[0]}'")
+        raise InputError(f"data must be some of {', '.join(DATA)}; got '{unknown[0]}'")
     return [
         Experiment(name, split, kind, code)
         for name in data
@@ -61,7 +61,7 @@ def experiments(data: Sequence[str] = DATA) -> list[Experiment]:
 
 
 def star_code(code: str) -> str:
-    """Patterns of quarters for budgets that are quarters of a model.
+    """Return the star's patterns for a code whose budgets are quarters of a model.
 
     >>> star_code("1x1,3x0.5,2x0.25")
     '1111,1100,1010,1001,1000,0100'
@@ -72,19 +72,19 @@ def star_code(code: str) -> str:
 
 @dataclass(frozen=True)
 class RandomWeights(Policy):
-    """Each hidden tensor keeps as many weights as the budget says, drawn anew for each client in each round."""
+    """A policy that keeps random weights of each hidden tensor, drawn independently for each client and round."""
 
     any_device = True
     names: tuple[str, ...] = ()
 
     def bind(self, structure: ModelStructure) -> "RandomWeights":
-        """This policy for one network."""
+        """Return this policy bound to a model."""
         return replace(self, names=structure.hidden)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[Mask], State]:
-        """Masks that know nothing of theta."""
+        """Return masks that do not depend on the values of theta."""
         return [self._mask(theta, client, this_round) for client in cohort], state
 
     def _mask(self, theta: Params, client: Client, this_round: Round) -> Mask:
@@ -93,7 +93,7 @@ class RandomWeights(Policy):
         rng = this_round.generator("random weights", client.id)
         mask: dict[str, Tensor] = {}
         for name in self.names:
-            # In double precision, so that no two draws are equal and every device chooses the same weights.
+            # In double precision: no two draws are equal, and every device chooses the same weights.
             draws = torch.rand(theta[name].numel(), generator=rng, dtype=torch.float64).to(theta[name].device)
             last = draws.kthvalue(max(1, share(client.budget.keep, len(draws)))).values
             mask[name] = (draws <= last).reshape(theta[name].shape)
@@ -105,9 +105,9 @@ def _single_weights(structure: ModelStructure) -> tuple[tuple[Block, ...], dict[
 
 
 def policy_of(kind: str, code: str) -> Policy:
-    """The policy behind a way to make masks; all of them prune single weights of every hidden tensor."""
+    """Return the policy of one kind of masks; all kinds prune single weights of every hidden tensor."""
     keeps = [budget.keep for budget in parse_code(code)]
-    made: dict[str, Callable[[], Policy]] = {
+    factories: dict[str, Callable[[], Policy]] = {
         "full": full,
         "nested": lambda: Optimal(gamma=0),
         "star": lambda: Ranked("star", _single_weights),  # type: ignore[arg-type]
@@ -115,12 +115,12 @@ def policy_of(kind: str, code: str) -> Policy:
         "most": lambda: Optimal(gamma=most_coverage(keeps)),
         "random": RandomWeights,
     }
-    return made[kind]()
+    return factories[kind]()
 
 
 def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
-    """The federation of a run."""
-    kind, code = run.experiment.technique, run.experiment.code
+    """Return the federation of a run."""
+    kind, code = run.experiment.policy, run.experiment.code
     if kind == "star":
         settings = {**settings, "budgets": by_slot(star_code(code))}
     return Federation(policy=policy_of(kind, code), **settings)

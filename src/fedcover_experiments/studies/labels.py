@@ -1,8 +1,8 @@
-"""Do region weights pay? Two label shards a client, MNIST: clients all alike, or weighted, or patterns assigned too.
+"""The study of averages weighted by labels: MNIST, two label shards per client, weight pruning.
 
-uniform   every client counts alike in the regions that it holds
-labels    weights bring each region's mix of labels nearest to the population's
-assigned  besides, patterns of equal size go to the clients that complement each other
+uniform   all clients that hold a region have the same weight
+labels    weights bring the label distribution of each region closest to the population's
+assigned  in addition, patterns of equal size are assigned to clients that complement each other
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ CODES = (FULL, STAR_MEDIUM, STAR_SMALL, SMALL)
 
 
 def experiments() -> list[Experiment]:
-    """All experiments of the study; patterns that are all alike cannot be assigned."""
+    """Return all experiments of the study; identical patterns cannot be assigned."""
     return [
         Experiment("mnist", "non-iid", kind, code)
         for code in CODES
@@ -26,7 +26,7 @@ def experiments() -> list[Experiment]:
 
 
 def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
-    """The federation of a run: weight pruning by its code."""
-    kind = run.experiment.technique
+    """Return the federation of a run: weight pruning with its weights."""
+    kind = run.experiment.policy
     weighting = "uniform" if kind == "uniform" else "labels"
     return Federation(policy=weight_pruning(), weighting=weighting, assign=kind == "assigned", **settings)

@@ -1,9 +1,9 @@
-"""The field's methods side by side: HeteroFL's mix of five widths, every other method at the same average budget.
+"""The study of published methods: HeteroFL's mix of five widths, all other methods with the same average budget.
 
-Two clients of ten at each of the widths 1, 1/2, 1/4, 1/8 and 1/16 (HeteroFL's a to e). A sub-model of width r has about
-r^2 of the weights, so methods that prune single weights keep r^2 of them, and those with one mask for all, which must
-fit the least able client, give everyone the mean. HeteroFL's network, batch norm and momentum;
-one local epoch in each of 100 rounds, where its authors take five in 200 rounds on MNIST and in 400 on CIFAR-10.
+Two of ten clients have each of the widths 1, 1/2, 1/4, 1/8 and 1/16 (HeteroFL's a to e). A sub-model of width r has
+about r^2 of the weights, so methods that prune single weights keep r^2 of them. Methods with one mask for all clients
+give every client the mean budget. The model, batch norm and momentum are HeteroFL's. Every round has one local epoch
+and a run has 100 rounds; HeteroFL's authors train five epochs in 200 rounds on MNIST and in 400 rounds on CIFAR-10.
 """
 
 from functools import cache
@@ -26,11 +26,11 @@ CODES = {
     **dict.fromkeys(("WP", "PT", "optimal", "S-GaP", "P-GaP", "FIARSE"), SHARES),
     **dict.fromkeys(("FedDST", "PruneFL"), MEAN),
 }
-"""The codes of methods whose budgets count single weights."""
+"""The codes of methods that prune single weights; the other methods have WIDTHS."""
 
 
 def experiments() -> list[Experiment]:
-    """Every method on both data sets, split both ways; HeteroFL first."""
+    """Return an experiment for every method, data set and split; HeteroFL first."""
     names = ["HeteroFL", *(name for name in POLICIES if name != "HeteroFL")]
     return [
         Experiment(data, split, name, CODES.get(name, WIDTHS))
@@ -46,6 +46,6 @@ def _task(data: str, seed: int) -> Task:
 
 
 def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
-    """The federation of a run."""
-    own = {"task": _task(run.experiment.data, run.seed), "local": LOCAL}
-    return Federation(policy=named_policy(run.experiment.technique), **{**settings, **own})
+    """Return the federation of a run, with HeteroFL's model and recipe in place of the paper's."""
+    replaced = {"task": _task(run.experiment.data, run.seed), "local": LOCAL}
+    return Federation(policy=named_policy(run.experiment.policy), **{**settings, **replaced})

@@ -1,26 +1,31 @@
-"""What a study says: every technique against the study's base, paired by seed."""
+"""The report on a study: every policy compared with the study's base, paired by seed, as tables and as Markdown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from fedcover.report.style import MUTED, WIDTH, add_legend, colour, styled
+from fedcover._files import write_atomically
+from fedcover.errors import InputError
+from fedcover_experiments.format import signed, spread
 from fedcover_experiments.measures import late_accuracy
-from fedcover_experiments.paper.compare import signed, spread
-from fedcover_experiments.results import Results
+from fedcover_experiments.results import Results, load_all
 from fedcover_experiments.runner import Experiment
 from fedcover_experiments.statistics import Difference, holm, paired
-from fedcover_experiments.studies import Study
+from fedcover_experiments.studies.registry import STUDIES, Study
 
 LEVEL = 0.05
+HOW = (
+    "Accuracy is the mean over the last ten rounds, ± one standard deviation over seeds. Differences are paired by "
+    "seed. A policy counts as better or worse in a setting if p < 0.05 after Holm's correction over the settings of "
+    "that count. Bold cells in the tables of single settings have p < 0.05 after Holm's correction over that table."
+)
+Table = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One technique at one budget: its accuracy over the last rounds by seed, and how much more than the base's."""
+    """One policy at one budget: its accuracy over the last rounds by seed, and the gain over the base."""
 
     experiment: Experiment
     accuracies: tuple[float, ...]
@@ -31,40 +36,57 @@ class Cell:
     """After Holm's correction over the comparisons on the same data."""
 
 
-def cells(study: Study, results: Results, place: str) -> list[Cell]:
-    """The cells of one place, such as MNIST IID, in the study's order; what was not run is left out."""
-    found = []
+def load_study(name: str, path: Path) -> Results:
+    """Return the results of a study; raise InputError if the file has none."""
+    command = f"fedcover study {name}"
+    results = load_all([path], command)
+    if not data_titles(STUDIES[name], results):
+        raise InputError(f"{path} has no runs of the study '{name}'; produce them with `{command}`")
+    return results
+
+
+def cells(study: Study, results: Results, data_title: str) -> list[Cell]:
+    """Return the cells of one data set and split, such as MNIST IID, in the study's order, without missing runs."""
+    row = []
     for experiment in study.experiments():
         outcomes = results.of(experiment)
-        if experiment.place != place or not outcomes:
+        if experiment.data_title != data_title or not outcomes:
             continue
         ours = {outcome.seed: late_accuracy(outcome) for outcome in outcomes}
         base = {o.seed: late_accuracy(o) for o in results.of(_base_of(study, experiment))}
-        seeds = sorted(ours.keys() & base.keys()) if experiment.technique != study.base else []
+        seeds = sorted(ours.keys() & base.keys()) if experiment.policy != study.base else []
         gain = paired([ours[seed] for seed in seeds], [base[seed] for seed in seeds]) if len(seeds) > 1 else None
-        least, noise = min(o.gamma_min for o in outcomes), fmean(o.pruning_noise for o in outcomes)
-        found.append(Cell(experiment, tuple(ours.values()), least, noise, gain))
-    raised = iter(holm([cell.gain.p for cell in found if cell.gain]))
-    return [replace(cell, p=next(raised)) if cell.gain else cell for cell in found]
+        gamma_min, noise = min(o.gamma_min for o in outcomes), fmean(o.pruning_noise for o in outcomes)
+        row.append(Cell(experiment, tuple(ours.values()), gamma_min, noise, gain))
+    corrected = iter(holm([cell.gain.p for cell in row if cell.gain]))
+    return [replace(cell, p=next(corrected)) if cell.gain else cell for cell in row]
 
 
 def _base_of(study: Study, experiment: Experiment) -> Experiment:
-    """What an experiment is compared with: the base with the same code, or, across codes, the base on the same data."""
-    if not study.apart:
-        return replace(experiment, technique=study.base)
-    return next(e for e in study.experiments() if e.technique == study.base and e.place == experiment.place)
+    """Return the base with the same code or, if policies are compared across codes, the base on the same data."""
+    if not study.separate:
+        return replace(experiment, policy=study.base)
+    bases = (e for e in study.experiments() if e.policy == study.base)
+    return next(e for e in bases if e.data_title == experiment.data_title)
 
 
-def places(study: Study, results: Results) -> list[str]:
-    """The data and splits that there are results for."""
-    return list(dict.fromkeys(e.place for e in study.experiments() if results.of(e)))
+def data_titles(study: Study, results: Results) -> list[str]:
+    """Return the data sets and splits for which there are results."""
+    return list(dict.fromkeys(e.data_title for e in study.experiments() if results.of(e)))
 
 
-def rows(study: Study, results: Results, place: str) -> list[dict[str, str]]:
-    """A table of one place; gains that are no accident are bold. A column in which there is nothing is left out."""
-    made = [_row(study, results, cell) for cell in cells(study, results, place)]
-    used = [head for head in made[0] if any(row[head] for row in made)] if made else []
-    return [{head: row[head] for head in used} for row in made]
+def study_tables(study: Study, results: Results) -> dict[str, Table]:
+    """Return all tables of a report by heading: counts, then one table per data set and split."""
+    tables = {f"Settings {part}": tally(study, results, part) for part in study.parts}
+    tables |= {title: rows(study, results, title) for title in data_titles(study, results)}
+    return {heading: table for heading, table in tables.items() if table}  # one seed: there is nothing to count
+
+
+def rows(study: Study, results: Results, data_title: str) -> Table:
+    """Return the table of one data set and split, without empty columns; significant gains are bold."""
+    full = [_row(study, results, cell) for cell in cells(study, results, data_title)]
+    used = [head for head in full[0] if any(row[head] for row in full)] if full else []
+    return [{head: row[head] for head in used} for row in full]
 
 
 def _row(study: Study, results: Results, cell: Cell) -> dict[str, str]:
@@ -72,27 +94,27 @@ def _row(study: Study, results: Results, cell: Cell) -> dict[str, str]:
     if cell.gain:
         gain = f"{signed(cell.gain.mean)} [{signed(cell.gain.low)}, {signed(cell.gain.high)}]"
         gain = f"**{gain}**" if cell.p < LEVEL else gain
-    budgets, masks = {"budgets": study.budgets[cell.experiment.code]}, {"masks": cell.experiment.technique}
+    budgets, policy = {"budgets": study.budgets[cell.experiment.code]}, {"policy": cell.experiment.policy}
     return {
-        **(masks | budgets if study.apart else budgets | masks),
+        **(policy | budgets if study.separate else budgets | policy),
         "Γmin": f"{cell.gamma_min}",
         "mean δ²": f"{cell.noise:.3f}",
         "accuracy, %": spread(cell.accuracies),
-        f"more than {study.base} [95 %]": gain,
+        f"gain over {study.base} [95 %]": gain,
         "p (Holm)": f"{cell.p:.4f}" if cell.gain else "",
-        **(_costs(results, cell.experiment) if study.apart else {}),
+        **(_costs(results, cell.experiment) if study.separate else {}),
     }
 
 
 def _costs(results: Results, experiment: Experiment) -> dict[str, str]:
-    """What a technique leaves uncovered and what it takes: per client and round, and seconds of a round."""
+    """Return what a policy leaves uncovered, its cost per client and round, and the seconds of a round."""
     outcomes = results.of(experiment)
     uncovered, macs, local = ([getattr(o, key) for o in outcomes] for key in ("uncovered", "macs", "local_accuracy"))
     down, up = (fmean(getattr(o, key) for o in outcomes) for key in ("bytes_down", "bytes_up"))
     seconds = [
-        facts["round_seconds"]
-        for facts in results.made
-        if facts.get("technique") == experiment.technique and list(facts["data"]) == [experiment.data]
+        entry["round_seconds"]
+        for entry in results.provenance
+        if entry.get("policy") == experiment.policy and list(entry["data"]) == [experiment.data]
     ]
     return {
         "local, %": f"{100 * fmean(local):.2f}" if None not in local else "",
@@ -100,80 +122,68 @@ def _costs(results: Results, experiment: Experiment) -> dict[str, str]:
         "MACs": f"{fmean(macs):.2f}" if None not in macs else "",
         "MB down": f"{down / 1e6:.2f}",
         "MB up": f"{up / 1e6:.2f}",
-        "s a round": f"{fmean(seconds):.3f}" if seconds else "",
+        "s per round": f"{fmean(seconds):.3f}" if seconds else "",
     }
 
 
-def tally(study: Study, results: Results, part: str) -> list[dict[str, str]]:
-    """In how many settings of a part each technique is better or worse, beyond accident, than the two bases.
+def tally(study: Study, results: Results, part: str) -> Table:
+    """Return in how many settings of a part each policy is significantly better or worse than the two bases.
 
-    Each count is one claim, and Holm's correction is over its settings. Settings in which both chose the same masks
-    are not counted.
+    Each count is one claim, and Holm's correction is over its settings. Settings in which both policies chose the same
+    masks do not count.
     """
-    shown: dict[str, dict[str, str]] = {}
-    for base in (study.base, study.also):
-        against = replace(study, base=base)
-        gains: dict[str, list[Difference]] = {}
-        for cell in (cell for place in places(study, results) for cell in cells(against, results, place)):
-            if cell.gain and cell.experiment.code in study.parts[part] and (cell.gain.low, cell.gain.high) != (0, 0):
-                gains.setdefault(cell.experiment.technique, []).append(cell.gain)
-        for kind, found in gains.items():
-            if kind == study.base:
-                continue  # against the second base it would be the same comparison again
-            pairs = zip(found, holm([gain.p for gain in found]), strict=True)
-            sure = [gain.mean for gain, p in pairs if p < LEVEL]
-            text = f"{sum(g > 0 for g in sure)} better, {sum(g < 0 for g in sure)} worse of {len(found)}"
-            shown.setdefault(kind, {})[f"than {base}"] = text
-    heads = (f"than {study.base}", f"than {study.also}")
-    return [{"masks": kind, **{head: texts.get(head, "") for head in heads}} for kind, texts in shown.items()]
+    counts: dict[str, dict[str, str]] = {}
+    heads = {base: f"compared with {base}" for base in (study.base, study.second_base)}
+    for base, head in heads.items():
+        for policy, gains in _gains_by_policy(replace(study, base=base), results, study.parts[part]).items():
+            if policy == study.base:
+                continue  # compared with the second base it would be the same comparison again
+            corrected = holm([gain.p for gain in gains])
+            significant = [gain.mean for gain, p in zip(gains, corrected, strict=True) if p < LEVEL]
+            better, worse = sum(mean > 0 for mean in significant), sum(mean < 0 for mean in significant)
+            counts.setdefault(policy, {})[head] = f"{better} better, {worse} worse of {len(gains)}"
+    return [
+        {"policy": policy, **{head: texts.get(head, "") for head in heads.values()}} for policy, texts in counts.items()
+    ]
 
 
-@styled
-def figure_of(study: Study, results: Results) -> Figure:
-    """For each place the gain over the base with its 95 % interval; or, where each technique is run by itself, the
-    accuracy of each, a dot for every seed."""
-    panels = places(study, results)
-    found = [cells(study, results, place) for place in panels]
-    if study.apart:
-        return _accuracies(study, dict(zip(panels, found, strict=True)))
-    kinds = [k for k in dict.fromkeys(e.technique for e in study.experiments()) if k not in ("full", study.base)]
-    compared = {cell.experiment.code for some in found for cell in some if cell.gain}
-    codes = [code for code in study.budgets if code in compared]
-    height = 0.5 + 0.3 * len(codes)
-    figure = Figure(figsize=(WIDTH, 0.4 + height * len(panels)), layout="constrained")
-    for axes, place, some in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, found, strict=True):
-        _draw(axes, some, kinds, codes)
-        axes.set_title(f"{place}: points of accuracy more than {study.base}")
-    handles = [figure.axes[0].plot([], [], "o-", color=colour(index))[0] for index in range(len(kinds))]
-    add_legend(figure, handles, kinds)
-    return figure
+def _gains_by_policy(study: Study, results: Results, codes: Sequence[str]) -> dict[str, list[Difference]]:
+    gains: dict[str, list[Difference]] = {}
+    for title in data_titles(study, results):
+        for cell in cells(study, results, title):
+            if cell.gain and cell.experiment.code in codes and (cell.gain.low, cell.gain.high) != (0, 0):
+                gains.setdefault(cell.experiment.policy, []).append(cell.gain)
+    return gains
 
 
-def _accuracies(study: Study, found: Mapping[str, Sequence[Cell]]) -> Figure:
-    """A panel for each place, the best technique first; a line at the base."""
-    heights = [0.6 + 0.2 * len(some) for some in found.values()]
-    figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
-    panels = figure.subplots(len(found), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
-    for axes, (place, some) in zip(panels, found.items(), strict=True):
-        best = sorted(some, key=lambda cell: -fmean(cell.accuracies))
-        for y, cell in enumerate(best):
-            ours = cell.experiment.technique == study.base
-            axes.plot(cell.accuracies, [y] * len(cell.accuracies), "o", markersize=4, color=colour(0 if ours else 5))
-            if ours:
-                axes.axvline(fmean(cell.accuracies), color=MUTED, linewidth=0.8)
-        axes.set_yticks(range(len(best)), [cell.experiment.technique for cell in best])
-        axes.set_ylim(len(best) - 0.4, -0.6)
-        axes.set_title(f"{place}: accuracy over the last rounds, %")
-    return figure
+def as_markdown(name: str, results: Results) -> str:
+    """Return the report on a study as Markdown; its figure is a file beside it."""
+    study = STUDIES[name]
+    caption = "Accuracies" if study.separate else f"Gains over {study.base}"
+    parts = [f"# {study.question}", f"![{caption}]({name}.svg)", HOW]
+    for heading, table in study_tables(study, results).items():
+        parts += [f"## {heading}", _grid(table)]
+    commands = [f"`{entry['command']}` in {entry['seconds']} s on {entry['device']}" for entry in results.provenance]
+    if len(commands) == 1:
+        parts.append(f"Produced by {commands[0]}.")
+    else:
+        parts += ["Produced by", "\n".join(f"- {command}" for command in commands)]
+    return "\n\n".join(parts) + "\n"
 
 
-def _draw(axes: Axes, found: Sequence[Cell], kinds: Sequence[str], codes: Sequence[str]) -> None:
-    axes.axvline(0, color=MUTED, linewidth=0.8)
-    for cell in found:
-        if cell.gain:
-            index = kinds.index(cell.experiment.technique)
-            y = codes.index(cell.experiment.code) + 0.16 * (index - (len(kinds) - 1) / 2)
-            axes.plot([cell.gain.low, cell.gain.high], [y, y], "-", color=colour(index))
-            axes.plot([cell.gain.mean], [y], "o", markersize=4, color=colour(index))
-    axes.set_yticks(range(len(codes)), codes)
-    axes.set_ylim(len(codes) - 0.4, -0.6)
+def _grid(table: Sequence[Mapping[str, str]]) -> str:
+    heads = list(table[0])
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in table)])
+
+
+def write_study_report(name: str, results: Results, folder: Path) -> list[Path]:
+    """Write the report on a study and its figure into a folder; return the paths."""
+    from fedcover.report.svg import file_bytes
+    from fedcover_experiments.studies.figures import study_figure
+
+    figure = study_figure(STUDIES[name], results)
+    return [
+        write_atomically(folder / f"{name}.md", as_markdown(name, results).encode()),
+        *(write_atomically(folder / f"{name}.{kind}", file_bytes(figure, kind)) for kind in ("svg", "png")),
+    ]

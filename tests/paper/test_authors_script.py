@@ -1,4 +1,4 @@
-"""The departures of the authors' script: each does what it says, none of them is Algorithm 1, and none leaks out."""
+"""The departures of the authors' script: each has its effect, and without them it is Algorithm 1."""
 
 import ast
 import re
@@ -17,8 +17,8 @@ from fedcover.params import Params, prune
 from fedcover.policies.ranked import Weights
 from fedcover.policies.weight_pruning import weight_pruning
 from fedcover.seeding import Round
-from fedcover_experiments.paper import authors_script as release
-from fedcover_experiments.paper.authors_script import SWITCHES, VARIANTS, Misranked, Released
+from fedcover_experiments.paper import authors_script
+from fedcover_experiments.paper.authors_script import SWITCHES, VARIANTS, Misranked, ScriptFederation
 from fedcover_experiments.paper.published import tables
 from fedcover_experiments.results import load
 from tests.conftest import small_data, small_net
@@ -37,35 +37,32 @@ def settings(code: str = "1257", seed: int = 3) -> dict[str, Any]:
     }
 
 
-def released(*on: str, before: Params | None = None, code: str = "1257") -> Released:
-    return Released(frozenset(on), before, **settings(code))
+def script(*switches: str, leaked: Params | None = None, code: str = "1257") -> ScriptFederation:
+    return ScriptFederation(frozenset(switches), leaked, **settings(code))
 
 
-def test_nothing_else_imports_the_departures() -> None:
+def test_only_the_commands_import_the_departures() -> None:
     importers = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom | ast.Import) and "authors_script" in ast.unparse(node)
     }
-    assert importers == {
-        "fedcover_experiments/cli.py",
-        "fedcover_experiments/__main__.py",
-    }  # the two ways to start the study
+    assert importers == {"fedcover_experiments/cli.py", "fedcover_experiments/__main__.py"}  # the commands
 
 
 def test_without_switches_it_is_algorithm_1() -> None:
-    ours, theirs = fc.Federation(policy=weight_pruning(), **settings()).run(3), released().run(3)
+    ours, theirs = fc.Federation(policy=weight_pruning(), **settings()).run(3), script().run(3)
     assert all(torch.equal(ours.theta[name], theirs.theta[name]) for name in ours.theta)
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ("none", "leak")])
 def test_a_switch_changes_the_result(variant: str) -> None:
-    assert not torch.equal(released().run(2).theta["0.weight"], released(*VARIANTS[variant]).run(2).theta["0.weight"])
+    assert not torch.equal(script().run(2).theta["0.weight"], script(*VARIANTS[variant]).run(2).theta["0.weight"])
 
 
-def test_rank_forgets_magnitude() -> None:
-    """With true ranks policy 4 removes the smallest quarter, 1/64 of a uniform norm; by the script's, a quarter."""
+def test_rank_ignores_magnitude() -> None:
+    """With true ranks pattern 4 removes the smallest quarter, 1/64 of a uniform norm; with the script's, a quarter."""
     theta = {"w": torch.rand(200, 784, generator=torch.Generator().manual_seed(0)) * 2 - 1}
     client = Client(0, 0, QUARTERS["4"])
     shares = []
@@ -78,7 +75,7 @@ def test_rank_forgets_magnitude() -> None:
 
 
 def test_start_gives_6_and_7_the_model_of_5() -> None:
-    federation = released("start", code="1567")
+    federation = script("start", code="1567")
     begun = federation.begin_round(federation.start())
     full, _, sixth, seventh = begun.jobs
     assert full.theta is begun.state.theta
@@ -89,7 +86,7 @@ def test_start_gives_6_and_7_the_model_of_5() -> None:
 
 
 def test_gradient_trains_everything_and_zeroes_it_afterwards() -> None:
-    federation = released("gradient")
+    federation = script("gradient")
     begun = federation.begin_round(federation.start())
     assert not any(job.mask for job in begun.jobs)
     updates = list(federation.engine.train(begun.jobs))
@@ -102,59 +99,57 @@ def test_gradient_trains_everything_and_zeroes_it_afterwards() -> None:
     assert record.gamma_min == 2
 
 
-def test_leak_begins_pruned_models_from_the_code_before() -> None:
-    before = {name: torch.full_like(tensor, 0.25) for name, tensor in released().theta0.items()}
-    federation = released("leak", before=before)
+def test_leak_starts_pruned_models_from_the_previous_code() -> None:
+    leaked = {name: torch.full_like(tensor, 0.25) for name, tensor in script().theta0.items()}
+    federation = script("leak", leaked=leaked)
     begun = federation.begin_round(federation.start())
-    assert all(torch.equal(begun.jobs[0].theta[name], federation.theta0[name]) for name in before)
-    assert all(torch.equal(begun.jobs[1].theta[name], before[name]) for name in before)
+    assert all(torch.equal(begun.jobs[0].theta[name], federation.theta0[name]) for name in leaked)
+    assert all(torch.equal(begun.jobs[1].theta[name], leaked[name]) for name in leaked)
     later = federation.begin_round(federation.play_round(federation.start())[0])
-    assert all(job.theta is later.state.theta for job in later.jobs)  # the first round alone
+    assert all(job.theta is later.state.theta for job in later.jobs)  # only in the first round
 
 
 @pytest.fixture
 def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A study of three codes on made-up images."""
+    """A study of three codes on random images."""
     inputs = torch.randn(1000, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     examples = fc.Examples(inputs, inputs.flatten(1)[:, :10].argmax(1), classes=10)
-    monkeypatch.setattr(release, "load", lambda name, folder: Split(examples, examples))
-    monkeypatch.setattr(release, "CHAIN", ("1111111111", "1111114444"))
-    monkeypatch.setattr(release, "ALONE", ("1444777777",))
+    monkeypatch.setattr(authors_script, "load", lambda name, folder: Split(examples, examples))
+    monkeypatch.setattr(authors_script, "CHAIN", ("1111111111", "1111114444"))
+    monkeypatch.setattr(authors_script, "SEPARATE", ("1444777777",))
 
 
 def test_the_study_has_every_row_with_every_switch() -> None:
     codes = {row.code for row in tables()["mnist-wp"].rows}
-    assert set(release.CHAIN) | set(release.ALONE) == codes
-    assert len(release.runs_of(3)) == len(VARIANTS) * len(codes) * 2 * 3
+    assert set(authors_script.CHAIN) | set(authors_script.SEPARATE) == codes
+    assert len(authors_script.departure_runs(3)) == len(VARIANTS) * len(codes) * 2 * 3
 
 
 @pytest.mark.usefixtures("shorter")
-def test_the_chain_hands_on_what_its_codes_leave_behind(
-    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_each_code_of_the_chain_leaks_to_the_next(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     code, shown, err = cli("paper", "departures", "--seeds", "1", "--rounds", "2", "--out", str(tmp_path))
     assert code == 0, err
     assert "36 runs in" in shown
     assert re.search(r"1444777777 +95.10( +\d\d\.\d\d){6}", shown)
     assert re.search(r"mean distance +–( +\d\d?\.\d\d){6}", shown)
-    found = {run.name: outcome for run, outcome in load(tmp_path / "2-rounds" / "departures.json").outcomes.items()}
-    assert len(found) == len(VARIANTS) * 3 * 2
-    plain, leaky = found["mnist/iid/WP+none-1111114444/seed-0"], found["mnist/iid/WP+leak-1111114444/seed-0"]
+    outcomes = {run.name: outcome for run, outcome in load(tmp_path / "2-rounds" / "departures.json").outcomes.items()}
+    assert len(outcomes) == len(VARIANTS) * 3 * 2
+    plain, leaky = outcomes["mnist/iid/WP+none-1111114444/seed-0"], outcomes["mnist/iid/WP+leak-1111114444/seed-0"]
     assert (leaky.loss[0] or 9) < (plain.loss[0] or 0)  # models that start from a trained one are ahead after a round
-    assert found["mnist/iid/WP+leak-1444777777/seed-0"].loss == found["mnist/iid/WP+none-1444777777/seed-0"].loss
+    assert outcomes["mnist/iid/WP+leak-1444777777/seed-0"].loss == outcomes["mnist/iid/WP+none-1444777777/seed-0"].loss
 
 
 def test_all_four_at_once() -> None:
-    """In the first round a client of policy 6 begins from what leaked, under policy 5's misranked mask, unmasked."""
-    before = {
-        name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for name, t in released().theta0.items()
+    """In the first round a client of pattern 6 starts from the leak, under pattern 5's misranked mask, unmasked."""
+    leaked = {
+        name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for name, t in script().theta0.items()
     }
-    federation = released(*SWITCHES, before=before, code="1567")
+    federation = script(*SWITCHES, leaked=leaked, code="1567")
     begun = federation.begin_round(federation.start())
-    expected = prune(before, begun.masks[1])
+    expected = prune(leaked, begun.masks[1])
     assert all(torch.equal(begun.jobs[2].theta[name], expected[name]) for name in expected)
     assert not begun.jobs[2].mask
     state, _ = federation.end_round(begun, federation.engine.train(begun.jobs))
     later = federation.begin_round(state)
-    assert federation.begun_from is state.theta  # what the next code will get
+    assert federation.round_theta is state.theta  # what leaks to the next code
     assert later.state.theta is not federation.theta0

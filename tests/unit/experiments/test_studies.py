@@ -1,5 +1,6 @@
-"""Studies: which masks they compare, that budgets are equal, and that the verdict follows the numbers."""
+"""Studies: the policies they compare have equal budgets, and the verdict follows from the numbers."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,25 +13,26 @@ from fedcover.models import MLP, build
 from fedcover.params import count, params_of
 from fedcover.policies import POLICIES
 from fedcover_experiments import runner
-from fedcover_experiments.results import Outcome, Results, load
+from fedcover_experiments.results import Outcome, Results, load, provenance_of, save
 from fedcover_experiments.runner import Experiment, ExperimentRun
 from fedcover_experiments.studies import STUDIES, coverage, methods
-from fedcover_experiments.studies.report import cells, figure_of, places, rows
+from fedcover_experiments.studies.figures import study_figure
+from fedcover_experiments.studies.report import cells, data_titles, rows
 
-DOCS = Path(__file__).parents[2] / "docs" / "study"
+DOCS = Path(__file__).parents[3] / "docs" / "study"
 Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize("code", coverage.BUDGETS)
-def test_every_kind_of_masks_keeps_within_the_same_budgets(code: str) -> None:
-    theta, network = params_of(MLP()), fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
+def test_all_kinds_of_masks_have_the_same_budgets(code: str) -> None:
+    theta, structure = params_of(MLP()), fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
     keeps = [budget.keep for budget in fc.parse_code(code)]
     fixed = count(theta) - theta["fc1.weight"].numel()
     gammas = {}
     for kind in coverage.KINDS:
         budgets = fc.parse_code(coverage.star_code(code) if kind == "star" else code)
         cohort = [fc.Client(slot, slot, budget) for slot, budget in enumerate(budgets)]
-        masks = coverage.policy_of(kind, code).bind(network).plan(theta, cohort, fc.Round(1, 0), {})[0]
+        masks = coverage.policy_of(kind, code).bind(structure).plan(theta, cohort, fc.Round(1, 0), {})[0]
         kept = [(count(theta, mask) - fixed) / theta["fc1.weight"].numel() for mask in masks]
         assert kept == pytest.approx(keeps, abs=1e-5), kind
         gammas[kind] = fc.gamma_min(fc.coverage_of(masks, theta))
@@ -40,8 +42,8 @@ def test_every_kind_of_masks_keeps_within_the_same_budgets(code: str) -> None:
 
 
 def test_random_masks_differ_between_clients_and_rounds() -> None:
-    theta, network = params_of(MLP()), fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
-    policy = coverage.RandomWeights().bind(network)
+    theta, structure = params_of(MLP()), fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
+    policy = coverage.RandomWeights().bind(structure)
     cohort = [fc.Client(n, n, fc.Budget(0.5)) for n in range(2)]
     (one, two), _ = policy.plan(theta, cohort, fc.Round(1, 0), {})
     (later, _), _ = policy.plan(theta, cohort, fc.Round(2, 0), {})
@@ -49,7 +51,7 @@ def test_random_masks_differ_between_clients_and_rounds() -> None:
     assert not torch.equal(one["fc1.weight"], later["fc1.weight"])
 
 
-def made(gains: dict[str, float], code: str = "10x0.5") -> Results:
+def results_with(gains: dict[str, float], code: str = "10x0.5") -> Results:
     outcomes = {}
     for kind, gain in {"nested": 0.0, **gains}.items():
         for seed in range(5):
@@ -59,19 +61,19 @@ def made(gains: dict[str, float], code: str = "10x0.5") -> Results:
     return Results(12, [], outcomes)
 
 
-def test_the_verdict_follows_the_numbers() -> None:
+def test_the_verdict_follows_from_the_numbers() -> None:
     study = STUDIES["coverage"]
-    results = made({"star": 0.02, "random": -0.03})
-    assert places(study, results) == ["MNIST IID"]
-    found = {cell.experiment.technique: cell for cell in cells(study, results, "MNIST IID")}
-    assert found["star"].gain is not None
-    assert found["star"].gain.mean == pytest.approx(2)
-    assert found["random"].gain is not None
-    assert found["random"].gain.mean == pytest.approx(-3)
-    assert found["nested"].gain is None
-    shown = {row["masks"]: row for row in rows(study, results, "MNIST IID")}
-    assert shown["star"]["more than nested [95 %]"].startswith("**+2.00")
-    assert len(figure_of(study, results).axes) == 1
+    results = results_with({"star": 0.02, "random": -0.03})
+    assert data_titles(study, results) == ["MNIST IID"]
+    by_policy = {cell.experiment.policy: cell for cell in cells(study, results, "MNIST IID")}
+    assert by_policy["star"].gain is not None
+    assert by_policy["star"].gain.mean == pytest.approx(2)
+    assert by_policy["random"].gain is not None
+    assert by_policy["random"].gain.mean == pytest.approx(-3)
+    assert by_policy["nested"].gain is None
+    shown = {row["policy"]: row for row in rows(study, results, "MNIST IID")}
+    assert shown["star"]["gain over nested [95 %]"].startswith("**+2.00")
+    assert len(study_figure(study, results).axes) == 1
 
 
 def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +83,7 @@ def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     code, _, err = cli("study", "labels", "--seeds", "2", "--rounds", "1", "--out", str(tmp_path))
     assert code == 0, err
     text = (tmp_path / "labels.md").read_text()
-    assert "# Do region weights by labels pay?" in text
+    assert f"# {STUDIES['labels'].question}" in text
     assert "| 1111223344 | assigned | 8 |" in text
     assert (tmp_path / "labels.svg").exists()
     again, _, _ = cli(
@@ -89,24 +91,24 @@ def test_a_study_runs_and_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     )
     assert again == 0
     assert (tmp_path / "more" / "labels.md").read_text() == text
-    assert "there is no study 'cover'; use one of coverage, labels, methods" in cli("study", "cover")[2]
+    assert "no study 'cover'; use one of coverage, labels, methods" in cli("study", "cover")[2]
     assert "has no runs of svhn; use some of mnist, uniform" in cli("study", "labels", "--on", "svhn")[2]
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(DOCS.glob("*.json"))])
-def test_the_study_in_docs_is_what_its_results_give(name: str, cli: Cli, tmp_path: Path) -> None:
+def test_the_committed_report_follows_from_its_results(name: str, cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("study", name, "--results", str(DOCS / f"{name}.json"), "--out", str(tmp_path), "-q")
     assert code == 0, err
     assert (tmp_path / f"{name}.md").read_text() == (DOCS / f"{name}.md").read_text()
 
 
-def test_results_of_another_study_are_refused(cli: Cli, tmp_path: Path) -> None:
+def test_results_of_another_study_are_rejected(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("study", "coverage", "--results", str(DOCS / "labels.json"), "--out", str(tmp_path), "-q")
     assert code == 2
-    assert "holds no runs of the study 'coverage'; make them with `fedcover study coverage`" in err
+    assert "no runs of the study 'coverage'" in err
 
 
-def test_what_the_studies_hold() -> None:
+def test_the_experiments_of_the_studies() -> None:
     assert len(STUDIES["coverage"].experiments()) == 4 * (1 + 6 * 5)
     assert (
         ExperimentRun(Experiment("mnist", "non-iid", "assigned", "1111223344"), 0).experiment
@@ -115,20 +117,37 @@ def test_what_the_studies_hold() -> None:
 
 
 def test_the_methods_of_the_study_have_the_same_average_budget() -> None:
-    """In parameters of HeteroFL's network; grow-and-prune holds a part of the model whole besides."""
+    """Counted in parameters of HeteroFL's model; grow-and-prune also holds a part of the model whole."""
     model = build(methods.MODEL, methods.IMAGES["mnist"], methods.CLASSES, 0)
-    network, theta = fc.trace(model, torch.zeros(2, 1, 28, 28)), params_of(model)
+    structure, theta = fc.trace(model, torch.zeros(2, 1, 28, 28)), params_of(model)
     shares = {}
     for name in ("HeteroFL", "FedRolex", "WP", "optimal", "FIARSE", "FedDST"):
-        policy = POLICIES[name]().bind(network)
-        code = next(e.code for e in methods.experiments() if e.technique == name)
+        policy = POLICIES[name]().bind(structure)
+        code = next(e.code for e in methods.experiments() if e.policy == name)
         cohort = [fc.Client(slot, slot, budget) for slot, budget in enumerate(fc.parse_code(code))]
         masks, _ = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
         shares[name] = sum(count(theta, mask) for mask in masks) / len(masks) / count(theta)
     assert shares == pytest.approx(dict.fromkeys(shares, 0.2664), abs=0.01)
 
 
-def test_every_policy_is_in_the_study_of_methods() -> None:
+def test_the_committed_study_of_methods_has_every_policy_on_all_data() -> None:
     study, results = STUDIES["methods"], load(DOCS / "methods.json")
-    for place in places(study, results):
-        assert {row["masks"] for row in rows(study, results, place)} == set(POLICIES)
+    titles = data_titles(study, results)
+    assert titles == ["MNIST IID", "MNIST non-IID", "CIFAR-10 IID", "CIFAR-10 non-IID"]
+    for title in titles:
+        table = rows(study, results, title)
+        assert [row["policy"] for row in table] == ["HeteroFL", *(name for name in POLICIES if name != "HeteroFL")]
+        assert all(float(row["s per round"]) > 0 for row in table)  # each policy was timed in a batch of its own
+
+
+def test_files_keep_their_key_for_the_policy(tmp_path: Path) -> None:
+    """Committed results name the policy ``technique``, and so do files that are written now."""
+    results = results_with({"star": 0.02})
+    entry = provenance_of("fedcover study coverage", 10, 1.0, fc.Serial(), {"mnist": "random"})
+    save(tmp_path / "results.json", results.outcomes, 12, {**entry, "policy": "star", "round_seconds": 0.5})
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["made"][0]["technique"] == "star"
+    assert all("technique" in item and "policy" not in item for item in stored["outcomes"])
+    loaded = load(tmp_path / "results.json")
+    assert loaded.outcomes == results.outcomes
+    assert loaded.provenance[0]["policy"] == "star"

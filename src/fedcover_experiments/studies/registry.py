@@ -1,0 +1,64 @@
+"""The studies that ``fedcover study`` can run."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fedcover_experiments.runner import Experiment, FederationFactory
+from fedcover_experiments.studies import coverage, labels, methods
+
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, the experiments that answer it, and the policies that others are compared with."""
+
+    question: str
+    experiments: Callable[[], list[Experiment]]
+    federation_of: FederationFactory
+    base: str
+    """The policy with which the others are compared."""
+    second_base: str
+    """Another policy with which they are compared, in the counts only."""
+    budgets: Mapping[str, str]
+    """Descriptions of the codes."""
+    parts: Mapping[str, tuple[str, ...]]
+    """Codes whose settings are counted together, by a description of the group."""
+    separate: bool = False
+    """True if each policy is run in a batch of its own, so that its time can be measured, and if policies are compared
+    across codes."""
+
+
+STUDIES = {
+    "coverage": Study(
+        "Does coverage pay at equal budgets?",
+        coverage.experiments,
+        coverage.federation_of,
+        "nested",
+        "optimal",
+        {coverage.WHOLE: "full models", **coverage.BUDGETS},
+        {
+            "with one full client in ten": tuple(code for code in coverage.BUDGETS if code.startswith("1x1,")),
+            "with no full client": tuple(code for code in coverage.BUDGETS if not code.startswith("1x1,")),
+        },
+    ),
+    "labels": Study(
+        "Do averages weighted by labels pay?",
+        labels.experiments,
+        labels.federation_of,
+        "uniform",
+        "labels",
+        {code: code for code in labels.CODES},
+        {"of all codes": labels.CODES},
+    ),
+    "methods": Study(
+        "How do published methods compare at one average budget?",
+        methods.experiments,
+        methods.federation_of,
+        "HeteroFL",
+        "full",
+        methods.BUDGETS,
+        {"of all data": tuple(methods.BUDGETS)},
+        separate=True,
+    ),
+}

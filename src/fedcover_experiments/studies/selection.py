@@ -1,0 +1,83 @@
+"""Run a study or some of it: all runs as one batch, or one batch per policy so that its time can be measured."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedcover.engines.choose import choose_engine
+from fedcover.errors import InputError
+from fedcover_experiments.results import run_and_save
+from fedcover_experiments.runner import COHORT, Experiment, ExperimentRun, OnRound
+from fedcover_experiments.studies.registry import STUDIES
+
+
+@dataclass(frozen=True)
+class StudySelection:
+    """The runs of a study that a command asks for."""
+
+    study: str
+    seeds: int
+    rounds: int
+    first: int = 0
+    """The first seed."""
+    on: str = ""
+    """The only data set; all if empty."""
+    only: str = ""
+    """The only policies, separated by commas; all if empty."""
+
+    def experiments(self) -> list[Experiment]:
+        """Return the experiments of this selection.
+
+        Raises:
+            InputError: The study has none on this data set or of these policies.
+        """
+        available = STUDIES[self.study].experiments()
+        policies = {e.policy for e in available}
+        wanted = set(self.only.split(",")) if self.only else policies
+        chosen = [e for e in available if self.on in ("", e.data) and e.policy in wanted]
+        if not chosen or wanted - policies:
+            requested = " and ".join(filter(None, (self.on, self.only)))
+            names = ", ".join(dict.fromkeys(name for e in available for name in (e.data, e.policy)))
+            raise InputError(f"the study '{self.study}' has no runs of {requested}; use some of {names}")
+        return chosen
+
+    @property
+    def runs(self) -> list[ExperimentRun]:
+        """Every experiment with every seed."""
+        seeds = range(self.first, self.first + self.seeds)
+        return [ExperimentRun(experiment, seed) for experiment in self.experiments() for seed in seeds]
+
+    @property
+    def options(self) -> str:
+        """The options of the command that runs this selection."""
+        options = {"on": self.on, "only": self.only, "first": self.first}
+        text = "".join(f" --{key} {value}" for key, value in options.items() if value)
+        return f"{self.study}{text} --seeds {self.seeds} --rounds {self.rounds}"
+
+    def batches(self) -> list["StudySelection"]:
+        """Return the selections that are run as one batch each."""
+        if not STUDIES[self.study].separate:
+            return [self]
+        pairs = dict.fromkeys((e.data, e.policy) for e in self.experiments())
+        return [replace(self, on=data, only=policy) for data, policy in pairs]
+
+
+def run_selection(
+    selection: StudySelection, command: str, path: Path, engine: str, data: str | None, on_round: OnRound
+) -> float:
+    """Run a selection, add its outcomes to the file ``path``, and return the seconds that it took."""
+    study, total = STUDIES[selection.study], 0.0
+    for batch in selection.batches():
+        runs = batch.runs
+        with choose_engine(engine, cohort=COHORT * len(runs)) as chosen:
+            total += run_and_save(
+                path,
+                runs,
+                selection.rounds,
+                chosen,
+                data=data,
+                on_round=on_round,
+                command=f"{command} {batch.options}",
+                federation_of=study.federation_of,
+                policy=batch.only if study.separate else "",
+            )
+    return total
