@@ -11,6 +11,7 @@ import torch
 
 import fedcover as fc
 from fedcover.calibration import Calibration, CostModel
+from fedcover.config.build import build_federation
 from fedcover.config.schema import check_config
 from fedcover.models import build
 
@@ -52,7 +53,7 @@ def test_nobody_gets_more_than_it_can_afford(policy: str, unit: str) -> None:
         "cohort": 3, "data": {"name": "digits", "clients": 20}, "policy": {"name": policy},
         "budgets": {"code": f"1e9,2x{amount}", "unit": unit}, "local": {"epochs": 1}, "engine": "serial",
     }  # fmt: skip
-    federation, _ = check_config(settings).build()
+    federation, _ = build_federation(check_config(settings))
     begun = federation.begin_round(federation.start())
     for cost in begun.costs[1:]:
         spent = cost.bytes_down + cost.bytes_up if unit == "bytes" else float(getattr(cost, unit))
@@ -118,14 +119,14 @@ def test_seconds_count_the_steps_of_the_clients_that_have_the_budget(device: Pat
         "budgets": {"code": "20,30", "unit": "seconds", "calibration": str(device), "by": "client"},
         "engine": "serial",
     }  # fmt: skip
-    federation, _ = check_config(settings).build()
+    federation, _ = build_federation(check_config(settings))
     clients, local = federation.clients, federation.local
     for place, (amount, budget) in enumerate(zip((20, 30), federation.budgets, strict=True)):
         most = max(local.steps(clients.size(client)) for client in range(place, 20, 2))
         assert budget.keep < 1
         assert 0.999 * amount < DEVICE.seconds_of_round(budget.keep, most) <= amount
     slots = {**settings, "cohort": 2, "budgets": {**settings["budgets"], "by": "slot"}}  # type: ignore[dict-item]
-    federation, _ = check_config(slots).build()
+    federation, _ = build_federation(check_config(slots))
     most = max(local.steps(clients.size(client)) for client in range(20))
     assert DEVICE.seconds_of_round(federation.budgets[1].keep, most) <= 30
 

@@ -9,7 +9,8 @@ import typer
 
 from fedcover.cli.console import RunProgress, friendly, out
 from fedcover.cli.options import CalibrationOption, DataOption, QuietOption, UnitOption
-from fedcover.config.schema import Config, read_config, recorded_keeps
+from fedcover.config.build import build_federation, describe_budgets, recorded_keeps, settings_of
+from fedcover.config.schema import Config, read_config
 from fedcover.errors import InputError
 from fedcover.federation.history import History
 from fedcover.federation.run_folder import read_settings
@@ -97,15 +98,22 @@ def train(
     progress: RunProgress,
     keeps: Sequence[float] | None = None,
 ) -> History:
-    """Build the federation and play its rounds into a folder, with progress; see ``Config.build`` for keeps."""
+    """Build the federation and play its rounds into a folder, with progress; see ``build_federation`` for keeps."""
     if settings.engine == "flower-sim":
         from fedcover.deploy.flower.simulate import simulate
 
         return simulate(
             settings, where, resume, data, progress.follow(settings.title, settings.rounds, "Flower on Ray")
         )
-    federation, test = settings.build(data, keeps)
-    note = "\n".join(line for line in (settings.bought(federation), f"engine: {federation.engine}") if line)
+    federation, test = build_federation(settings, data, keeps)
+    note = "\n".join(
+        line
+        for line in (
+            describe_budgets(settings, [budget.keep for budget in federation.budgets]),
+            f"engine: {federation.engine}",
+        )
+        if line
+    )
     history = federation.run(
         settings.rounds,
         evaluate_on=test,
@@ -114,7 +122,7 @@ def train(
         out=where,
         resume=resume,
         checkpoint_every=settings.checkpoint_every,
-        settings=settings.settings(federation),
+        settings=settings_of(settings, federation),
         on_round=progress.follow(settings.title, settings.rounds, note),
     )
     write_page(where)
