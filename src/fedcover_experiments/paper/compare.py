@@ -1,11 +1,10 @@
 """Our runs beside the paper's tables: mean and deviation over seeds, what was published, and the difference."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 from fedcover.audit import Audit
-from fedcover.report.format import MISSING
+from fedcover.report.format import MISSING, mean_and_deviation, signed
 from fedcover_experiments.paper.arithmetic import ACCURACIES, adds_up, audit_row, expected, wrong_cells
 from fedcover_experiments.paper.experiments import experiments
 from fedcover_experiments.paper.published import COLUMNS, Row, Table, tables
@@ -73,7 +72,7 @@ def accuracy_rows(table: Table, results: Results) -> tuple[list[dict[str, str]],
         cells = _names(row)
         for column in (name for name in ACCURACIES if name in row.printed):
             found, head = compared(table, row, column, results), COLUMNS[column]
-            cells[f"{head}: ours"] = spread(found.ours) if found else MISSING
+            cells[f"{head}: ours"] = mean_and_deviation(found.ours) if found else MISSING
             cells[f"{head}: paper"] = row.printed[column]
             cells[f"{head}: difference"] = signed(found.difference) if found else MISSING
             if (row.name, column) in wrong:
@@ -114,7 +113,7 @@ def plain_rows(table: str, results: Results) -> list[dict[str, str]]:
         if outcomes:
             cells = rows.setdefault(name, {"row": name, "Γmin": str(outcomes[0].gamma_min)})
             head = COLUMNS["iid" if experiment.split == "iid" else "non_iid_global"]
-            cells[head] = spread([100 * last_accuracy(outcome) for outcome in outcomes])
+            cells[head] = mean_and_deviation([100 * last_accuracy(outcome) for outcome in outcomes])
     heads = list(dict.fromkeys(head for cells in rows.values() for head in cells))
     return [{head: cells.get(head, MISSING) for head in heads} for cells in rows.values()]
 
@@ -138,25 +137,6 @@ def departure_rows(column: str, results: Results) -> list[dict[str, str]]:
         cells = {head: f"{far(gaps[head]):.2f}" if head in gaps else MISSING for head in DEPARTURES.values()}
         rows.append({"row": name, "paper": MISSING, **cells})
     return rows
-
-
-def signed(value: float, digits: int = 2) -> str:
-    """A difference with its sign; a real minus.
-
-    >>> signed(-0.338), signed(0.001)
-    ('−0.34', '0.00')
-    """
-    text = f"{value:+.{digits}f}".replace("-", "−")
-    return text[1:] if float(text.replace("−", "-")) == 0 else text
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation, or a single value.
-
-    >>> spread([97.0, 98.0]), spread([97.0])
-    ('97.50 ± 0.71', '97.00')
-    """
-    return f"{fmean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
 def _names(row: Row) -> dict[str, str]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedcover.report.figures import Drawing
-from fedcover.report.format import MISSING, duration
+from fedcover.report.format import MISSING, duration, signed
 from fedcover_experiments.measures import LATE, MEASURES
 from fedcover_experiments.paper.arithmetic import audit_rows
 from fedcover_experiments.paper.claims import claims
-from fedcover_experiments.paper.compare import accuracy_rows, cost_rows, departure_rows, plain_rows, signed
+from fedcover_experiments.paper.compare import accuracy_rows, cost_rows, departure_rows, plain_rows
 from fedcover_experiments.paper.comparison import Comparison, outside
 from fedcover_experiments.paper.experiments import PRETRAINED, UNCOVERED, title
 from fedcover_experiments.paper.figures import drawings

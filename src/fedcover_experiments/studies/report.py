@@ -7,9 +7,9 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedcover.report.format import mean_and_deviation, signed
 from fedcover.report.style import MUTED, WIDTH, add_legend, colour, styled
 from fedcover_experiments.measures import late_accuracy
-from fedcover_experiments.paper.compare import signed, spread
 from fedcover_experiments.results import Results
 from fedcover_experiments.runner import Experiment
 from fedcover_experiments.statistics import Difference, holm, paired
@@ -77,7 +77,7 @@ def _row(study: Study, results: Results, cell: Cell) -> dict[str, str]:
         **(masks | budgets if study.apart else budgets | masks),
         "Γmin": f"{cell.gamma_min}",
         "mean δ²": f"{cell.noise:.3f}",
-        "accuracy, %": spread(cell.accuracies),
+        "accuracy, %": mean_and_deviation(cell.accuracies),
         f"more than {study.base} [95 %]": gain,
         "p (Holm)": f"{cell.p:.4f}" if cell.gain else "",
         **(_costs(results, cell.experiment) if study.apart else {}),
