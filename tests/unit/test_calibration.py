@@ -75,7 +75,7 @@ def test_damaged_json_gets_one_sentence(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match="is no calibration, or is damaged") as caught:
         Calibration.load(path)
-    assert "fedcover calibrate --out" in str(caught.value)
+    assert "fedcover calibrate steps --out" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -164,7 +164,7 @@ def _choose(
         if all(point.bound is None for point in found.points):
             raise InputError(
                 "the bound is infinite at every point, since masks of whole units leave weights between hidden layers"
-                " to nobody in a round; leave the constants out, or --units, or raise a budget"
+                " to nobody in a round; leave the constants out, or --whole-units, or raise a budget"
             )
         return found.best(), f"the least bound at step size {steps.size:g} and {steps.count} local steps"
     if found is not by_energy:

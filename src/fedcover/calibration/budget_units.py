@@ -46,7 +46,7 @@ class BudgetUnit:
         if device is not None and batch is not None and device.batch != batch:
             raise InputError(
                 f"{self.calibration} timed batches of {device.batch}, and these clients train on batches of {batch};"
-                f" make another with `fedcover calibrate --batch {batch}`"
+                f" make another with `fedcover calibrate steps --batch {batch}`"
             )
         prices, given = CostModel(structure, units), amounts(text)
         bought: dict[tuple[float, int | None], Budget] = {}

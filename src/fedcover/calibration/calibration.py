@@ -13,7 +13,7 @@ from fedcover.budgets import Budget
 from fedcover.errors import InputError, check_number, check_whole
 
 FORMAT = "fedcover-calibration-1"
-REMEDY = "make one with `fedcover calibrate --out device.json`"
+REMEDY = "make one with `fedcover calibrate steps --out device.json`"
 
 
 @dataclass(frozen=True)

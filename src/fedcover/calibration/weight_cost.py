@@ -28,7 +28,7 @@ def weight_seconds(
     Each hidden layer is pruned to each keep, the others left whole, and steps are timed as ``Serial`` takes them; the
     slope of a line through the seconds is what a weight costs. A device whose arithmetic is dense, as most are, gains
     nothing from single weights: their seconds are then 0 or nearly so, and PruneFL keeps all that budgets allow.
-    ``fedcover calibrate --weights`` writes them as settings.
+    ``fedcover calibrate weights`` writes them as settings.
     """
     check_whole("batch", batch, 1)
     check_whole("repeats", repeats, 1)

@@ -39,7 +39,7 @@ class Optimal(Policy):
 
     With units, coverage is that of units: a weight between two hidden layers is held by the clients that hold both its
     ends, which are fewer. Noise is then the energy of units, each with all that it owns, which counts a weight between
-    hidden layers twice; ``fedcover design --units`` shows what the masks measure.
+    hidden layers twice; ``fedcover design --whole-units`` shows what the masks measure.
     """
 
     any_device = True
