@@ -16,6 +16,7 @@ from benchmarks.contenders.fedcover_ray import config_of
 from benchmarks.contest import Entry, run_contest
 from benchmarks.output import add_out, result_path, write_result
 from benchmarks.workload import WORKLOADS
+from fedcover.config.build import build_federation
 from fedcover.deploy.wire import Limits, Sent, decode_request, encode_reply, encode_request, order_of, read_answer
 from fedcover.engines.serial import Serial
 
@@ -35,7 +36,7 @@ def seconds_of(work: Callable[[], object], repeats: int = 5) -> float:
 def overheads(policy: str) -> dict[str, float]:
     """Return the seconds of a round of ten clients that are neither training nor Flower, on one thread."""
     config = config_of("mnist", policy, CODES[policy])
-    federation, _ = config.build()
+    federation, _ = build_federation(config)
     state = federation.start()
     begun = federation.begin_round(state)
     requests = [order_of(job, True) for job in begun.jobs]

@@ -12,6 +12,7 @@ from flwr.simulation import run_simulation
 
 from benchmarks.player import Player
 from benchmarks.workload import WORKLOADS
+from fedcover.config.build import build_federation
 from fedcover.config.schema import Config, check_config
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.simulate import simulated_client
@@ -50,7 +51,7 @@ def main() -> None:
     def play(grid: Grid, context: Context) -> None:
         registry = ClientRegistry()
         registry.gather(grid, config.data.clients, 120, lambda line: print(line, file=sys.stderr))
-        federation, test = config.build(members=list(registry.members.values()))
+        federation, test = build_federation(config, devices=list(registry.devices.values()))
         schedule = Schedule(10**6, 10**6, 0, 10**6)
 
         def score() -> float:

@@ -14,6 +14,7 @@ import pytest
 import fedcover as fc
 from fedcover._threads import one_thread
 from fedcover.cli.deploy import submit
+from fedcover.config.build import build_federation, population
 from fedcover.config.schema import Config, parse_config
 from fedcover.data import Device
 from fedcover.deploy.flower.registry_file import nodes_in
@@ -98,12 +99,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, marked: Marked) -> Iterator[
 
 def alone(config: Config, rejected: list[list[dict[str, object]]]) -> tuple[list[fc.RoundRecord], Params]:
     """The same run in this process by the serial engine, with those left out who were."""
-    clients = config.population(fc.data.load(config.data.name).train)
+    clients = population(config, fc.data.load(config.data.name).train)
     devices = [
         Device(i, clients.size(i), tuple(clients.label_counts(i).tolist()), CAPACITIES[i]) for i in range(len(clients))
     ]
-    remote, test = config.build(devices=devices)
-    local, _ = config.model_copy(update={"engine": "serial"}).build()
+    remote, test = build_federation(config, devices=devices)
+    local, _ = build_federation(config.model_copy(update={"engine": "serial"}))
     state, records = remote.start(), []
     for left_out in rejected:
         last, gone = len(records) + 1 == len(rejected), {one["client"] for one in left_out}

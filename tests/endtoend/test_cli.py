@@ -1,4 +1,4 @@
-"""The command line, as a user and as a script meet it."""
+"""The command line, for users and for scripts."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def test_run_report_compare(cli: Cli, tmp_path: Path) -> None:
         code_, out, err = cli("run", *run)
         assert code_ == 0, err
         assert f"report: {folder / 'report.html'}" in out
-        assert "round 2/2" in err  # progress for logs, since this is no terminal
+        assert "round 2/2" in err  # lines of progress, since this is not a terminal
         folders.append(str(folder))
     code_, out, err = cli("report", *folders, "--out", str(tmp_path / "all.html"), "--figures", str(tmp_path / "figs"))
     assert code_ == 0, err
@@ -31,7 +31,7 @@ def test_run_report_compare(cli: Cli, tmp_path: Path) -> None:
         assert name in out
 
 
-def test_json_mode_prints_json_alone(cli: Cli, tmp_path: Path) -> None:
+def test_json_mode_prints_only_json(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("run", *QUICK, "--json", "--out", str(tmp_path / "run"))
     assert (code, err) == (0, "")
     summary = json.loads(out)
@@ -53,7 +53,7 @@ def test_config_file_and_changes(cli: Cli, tmp_path: Path) -> None:
     assert code == 0, err
     assert json.loads(out)["rounds"] == 1
     assert 'partition = "dirichlet"' in (tmp_path / "run" / "config.toml").read_text()
-    assert "batch_size = 10" in (tmp_path / "run" / "config.toml").read_text()  # resolved, in full
+    assert "batch_size = 10" in (tmp_path / "run" / "config.toml").read_text()  # all settings are recorded
 
 
 @pytest.mark.parametrize("topic", ["policies", "models", "codes", "data", "settings"])
@@ -66,17 +66,17 @@ def test_lists(cli: Cli, topic: str) -> None:
     assert json.loads(out)[topic]
 
 
-def test_every_command_explains_itself(cli: Cli) -> None:
+def test_every_command_has_help(cli: Cli) -> None:
     code, out, _ = cli("--help")
     assert code == 0
-    for command in ("demo", "run", "audit", "report", "list", "data"):
+    for command in ("demo", "run", "design", "audit", "calibrate", "report", "list", "data", "deploy"):
         assert command in out
         code, text, _ = cli(command, "--help")
         assert code == 0
         assert "Usage: fedcover" in text
 
 
-def test_audit_reads_well(cli: Cli) -> None:
+def test_audit_shows_coverage(cli: Cli) -> None:
     code, out, _ = cli("audit", "code", "1111444444")
     assert code == 0
     assert "Γmin 4" in out
@@ -87,15 +87,20 @@ def test_audit_reads_well(cli: Cli) -> None:
 
 
 def test_audit_over_rounds(cli: Cli) -> None:
-    asked = ["audit", "rounds", "--policy", "fedrolex", "--model", "lenet", "--budgets", "10x0.25", "--rounds", "60"]
-    code, out, err = cli(*asked, "--window", "20", "--json")
+    audit = ["audit", "rounds", "--policy", "fedrolex", "--model", "lenet", "--budgets", "10x0.25", "--rounds", "60"]
+    code, out, err = cli(*audit, "--window", "20", "--json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["units_covered"] < 1
-    assert 0 < found["weights_covered"] < 1
-    assert (found["gamma_min"], found["gamma_window"], found["window"], found["rounds_to_cover"]) == (0, 0, 20, None)
-    assert len(found["gamma_rounds"]) == found["rounds"] == 60
-    code, out, _ = cli(*asked, "--times", "2")
+    covered = json.loads(out)
+    assert covered["units_covered"] < 1
+    assert 0 < covered["weights_covered"] < 1
+    assert (covered["gamma_min"], covered["gamma_window"], covered["window"], covered["rounds_to_cover"]) == (
+        0,
+        0,
+        20,
+        None,
+    )
+    assert len(covered["gamma_rounds"]) == covered["rounds"] == 60
+    code, out, _ = cli(*audit, "--times", "2")
     assert code == 0
     assert "fedrolex on lenet, 10 clients in each of 60 rounds" in out
     assert "every weight covered 2 times or more: not within 60 rounds" in out
@@ -134,12 +139,12 @@ def test_demo(fedcover_cli: Callable[..., subprocess.CompletedProcess[str]], tmp
 def test_demo_without_any_source_uses_the_digits(
     fedcover_cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    """No folder, no cache, no mirror, no npm: the demo says so and goes on with real, smaller data."""
+    """Without a folder, a cache, a mirror or npm, the demo continues with real, smaller data."""
     nowhere = {
         "FEDCOVER_DATA": str(tmp_path / "none"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": str(tmp_path),
         "https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9",
     }  # fmt: skip
     done = fedcover_cli("demo", "--rounds", "1", "--out", "d", env=nowhere)
     assert done.returncode == 0, done.stderr
-    assert "uses the 8x8 digits that ship with fedcover instead" in done.stderr
+    assert "8x8 digits" in done.stderr
     assert (tmp_path / "d" / "comparison.html").exists()

@@ -18,7 +18,7 @@ NAMES = ("whole", "the-first-half-of-each-hidden-layer-for-everybody")
 
 @pytest.fixture(scope="module")
 def runs(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two short runs on the digits; the second leaves entries uncovered, of which its page warns."""
+    """Two short runs on the digits; the second leaves entries uncovered, and its page warns of it."""
     folder = tmp_path_factory.mktemp("runs")
     for name, policy, code in zip(NAMES, ("WP", "FS"), ("1111223344", "4444444444"), strict=True):
         settings = {"name": name, "rounds": ROUNDS, "data.name": "digits", "data.clients": 20, "local.epochs": 1}
@@ -61,9 +61,9 @@ def test_a_comparison_has_its_tables_figures_and_buttons(
         ["The same in all runs", settings - 3],
     ]
     figures = browser.script("""
-        const buttons = (figure) => [...figure.querySelectorAll("button")].filter((one) => one.checkVisibility());
+        const buttons = (figure) => [...figure.querySelectorAll("button")].filter((button) => button.checkVisibility());
         return [...document.querySelectorAll("figure")].map((figure) => [
-            figure.querySelectorAll(":scope > svg").length, buttons(figure).map((one) => one.textContent),
+            figure.querySelectorAll(":scope > svg").length, buttons(figure).map((button) => button.textContent),
         ]);
     """)
     assert len(figures) == 6 + len(runs)
@@ -77,7 +77,7 @@ def test_a_figure_can_be_saved(browser: Browser, page: Path, tmp_path: Path, kin
     width = browser.script(
         """
         const figure = document.querySelector("figure");
-        [...figure.querySelectorAll("button")].find((one) => one.textContent === arguments[0]).click();
+        [...figure.querySelectorAll("button")].find((button) => button.textContent === arguments[0]).click();
         return figure.querySelector(":scope > svg").viewBox.baseVal.width;
         """,
         kind,
@@ -103,7 +103,7 @@ FRAME = "<rect width='90' height='9' fill='none' stroke='gray'/>"
 
 
 @pytest.mark.parametrize(
-    ("fault", "found"),
+    ("fault", "problem"),
     [
         ("", ""),
         ("<script>console.warn('beware')</script>", "beware"),
@@ -123,18 +123,18 @@ FRAME = "<rect width='90' height='9' fill='none' stroke='gray'/>"
     ],
     ids=itertools.count(),
 )
-def test_what_is_wrong_with_a_page_is_found(browser: Browser, tmp_path: Path, fault: str, found: str) -> None:
+def test_faults_of_a_page_are_reported(browser: Browser, tmp_path: Path, fault: str, problem: str) -> None:
     path = tmp_path / "page.html"
     path.write_text(GOOD.format(fault))
-    if not found:
+    if not problem:
         check_page(browser, path)
         return
     with pytest.raises(AssertionError) as caught:
         check_page(browser, path)
-    assert found in str(caught.value)
+    assert problem in str(caught.value)
 
 
-def test_a_page_laid_out_for_no_phone_is_found(browser: Browser, tmp_path: Path) -> None:
+def test_a_page_without_a_layout_for_phones_is_reported(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(GOOD.format("").replace("viewport", "none"))
     with pytest.raises(AssertionError, match="light, 390 px: the page is laid out for 980 px"):

@@ -1,4 +1,4 @@
-"""A killed run resumes to the same bits; the same seed gives the same history, wherever it runs."""
+"""A killed run resumes bit-identically; the same seed gives the same history, wherever it runs."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def test_kill_9_in_mid_round_then_resume_gives_the_same_bits(tmp_path: Path, fed
     deadline = time.time() + 120
     while time.time() < deadline and (not history.exists() or history.read_text().count("\n") < 3):
         time.sleep(0.005)
-    time.sleep(0.1)  # round 4 is under way: a round takes several times as long
+    time.sleep(0.1)  # round 4 has begun: a round takes several times as long
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert 3 <= history.read_text().count("\n") < 6
@@ -53,7 +53,7 @@ def test_kill_9_in_mid_round_then_resume_gives_the_same_bits(tmp_path: Path, fed
     assert fc.History.load(killed / "history.jsonl") == fc.History.load(whole / "history.jsonl")
     assert len(fc.History.load(killed / "history.jsonl")) == 6
     assert same(final_theta(killed), final_theta(whole))
-    assert any(name.startswith("policy/") for name in final_theta(killed))  # PT's frozen ranks travelled too
+    assert any(name.startswith("policy/") for name in final_theta(killed))  # with PT's frozen ranks
 
 
 @pytest.mark.parametrize("policy", ["WP", "PT"])
@@ -79,16 +79,16 @@ def test_resume_after_any_round(
     assert same(final_theta(tmp_path / "whole"), final_theta(tmp_path / "cut"))
 
 
-def test_a_finished_run_goes_on_when_asked_for_more_rounds(
+def test_a_finished_run_can_be_resumed_for_more_rounds(
     small_federation: Callable[..., fc.Federation], tmp_path: Path
 ) -> None:
     test = small_federation().clients.examples
-    for looks in ({"evaluate_every": 2}, {"evaluate_every": 3, "local_every": 2}):
-        out = tmp_path / f"run{looks['evaluate_every']}"
-        shorter = small_federation().run(3, evaluate_on=test, out=out, **looks)
-        assert shorter.last.local_accuracy is not None  # the last round is always looked at
-        longer = small_federation().run(5, evaluate_on=test, out=out, resume=True, **looks)
-        assert longer == small_federation().run(5, evaluate_on=test, **looks)
+    for schedule in ({"evaluate_every": 2}, {"evaluate_every": 3, "local_every": 2}):
+        out = tmp_path / f"run{schedule['evaluate_every']}"
+        shorter = small_federation().run(3, evaluate_on=test, out=out, **schedule)
+        assert shorter.last.local_accuracy is not None  # the last round is always evaluated
+        longer = small_federation().run(5, evaluate_on=test, out=out, resume=True, **schedule)
+        assert longer == small_federation().run(5, evaluate_on=test, **schedule)
 
 
 def test_threads_do_not_change_a_bit(small_federation: Callable[..., fc.Federation]) -> None:
@@ -131,16 +131,14 @@ def test_a_policy_that_is_a_class_resumes(small_federation: Callable[..., fc.Fed
     assert len(small_federation(policy=Mine()).run(3, out=tmp_path / "run", resume=True)) == 3
 
 
-def test_the_trained_model_is_there_for_the_taking(
-    small_federation: Callable[..., fc.Federation], tmp_path: Path
-) -> None:
+def test_the_trained_model_can_be_loaded(small_federation: Callable[..., fc.Federation], tmp_path: Path) -> None:
     history = small_federation().run(2, out=tmp_path / "run")
     model = fc.load_model(tmp_path / "run", small_net(9))
     assert history.theta is not None
     assert same({name: tensor.detach() for name, tensor in model.named_parameters()}, history.theta)
     with pytest.raises(fc.InputError, match="another model than Linear"):
         fc.load_model(tmp_path / "run", torch.nn.Linear(2, 2))
-    with pytest.raises(fc.InputError, match="has no checkpoint"):
+    with pytest.raises(fc.InputError, match="checkpoint"):
         fc.load_model(tmp_path, small_net())
 
 
@@ -148,7 +146,7 @@ def test_same_seed_same_history_whatever_ran_before(small_federation: Callable[.
     test = small_federation().clients.examples
     first = small_federation().run(3, evaluate_on=test)
     small_federation(seed=9, policy=fc.pretrained_mask()).run(2)
-    torch.rand(1000)  # whoever draws from the global generator meanwhile
+    torch.rand(1000)  # other code may draw from the global generator
     assert small_federation().run(3, evaluate_on=test) == first
     assert small_federation(seed=9).run(3, evaluate_on=test) != first
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 import fedcover as fc
-from fedcover.config.schema import check_config, keeps_in
+from fedcover.config.build import build_federation, keeps_in
+from fedcover.config.schema import check_config
 from fedcover.data import Device
 from fedcover.deploy.flower.apps import client as stock_client
 from fedcover.deploy.flower.apps import play_config
@@ -17,7 +18,7 @@ from tests.flower.loop import LoopGrid
 def test_what_members_can_afford_is_their_budget_and_the_code_is_for_the_others() -> None:
     config = check_config({"data": {"name": "digits"}, "budgets": {"code": "1,0.75,0.5", "by": "client"}})
     devices = [Device(0, 10), Device(1, 10, capacity=0.25), Device(2, 10)]
-    federation, _ = config.build(devices=devices)
+    federation, _ = build_federation(config, devices=devices)
     assert [budget.keep for budget in federation.budgets] == [1.0, 0.25, 0.5]
     assert federation.by == "client"
     assert federation.cohort == 3
@@ -40,7 +41,7 @@ def test_a_run_that_goes_on_has_the_budgets_it_was_begun_with(tmp_path: Path, mo
     def gone(*given: Any) -> Any:
         raise fc.InputError("the calibration is gone")
 
-    monkeypatch.setattr("fedcover.config.schema.BudgetUnit.budgets", gone)
+    monkeypatch.setattr("fedcover.config.build.BudgetUnit.budgets", gone)
     longer = config.model_copy(update={"rounds": 2})
     assert len(play_config(grid, longer, out, resume=True, told=lambda line: None)) == 2
 
@@ -66,7 +67,7 @@ def test_budgets_that_nodes_told_are_recorded_and_taken_up_again(
     def gone(*given: Any) -> Any:
         raise fc.InputError("the calibration is gone")
 
-    monkeypatch.setattr("fedcover.config.schema.BudgetUnit.budgets", gone)
+    monkeypatch.setattr("fedcover.config.build.BudgetUnit.budgets", gone)
     longer = config.model_copy(update={"rounds": 2})
     history = play_config(grid, longer, out, resume=True, told=lambda line: None)
     assert [sorted(record.kept) for record in history] == [sorted(first.last.kept)] * 2
@@ -102,7 +103,7 @@ def test_a_code_that_does_not_fit_is_told_before_clients_are_waited_for(
 )
 def test_a_code_by_slot_is_for_those_who_came(code: str, many: int, keeps: list[float]) -> None:
     config = check_config({"data": {"name": "digits"}, "budgets": {"code": code}})
-    federation, _ = config.build(devices=[Device(n, 10) for n in range(many)])
+    federation, _ = build_federation(config, devices=[Device(n, 10) for n in range(many)])
     assert [budget.keep for budget in federation.budgets] == keeps
     assert federation.cohort == len(keeps)
 
@@ -112,8 +113,8 @@ def test_what_a_code_in_a_unit_came_to_is_taken_up_by_those_who_came(by: str) ->
     raw = {"data": {"name": "digits"}, "policy": {"name": "NP"}}
     config = check_config({**raw, "budgets": {"code": "10x9000", "unit": "parameters", "by": by}})
     devices = [Device(n, 10) for n in range(3)]
-    first, _ = config.build(devices=devices)
+    first, _ = build_federation(config, devices=devices)
     keeps = [budget.keep for budget in first.budgets]
     assert len(keeps) == 3
-    again, _ = config.build(keeps=keeps, devices=devices)
+    again, _ = build_federation(config, keeps=keeps, devices=devices)
     assert again.budgets == first.budgets

@@ -108,7 +108,7 @@ def test_a_simulation_that_goes_on_has_the_budgets_it_was_begun_with(
     def gone(*given: object) -> object:
         raise fc.InputError("the calibration is gone")
 
-    monkeypatch.setattr("fedcover.config.schema.BudgetUnit.budgets", gone)
+    monkeypatch.setattr("fedcover.config.build.BudgetUnit.budgets", gone)
     monkeypatch.setattr(simulation, "_simulated", lambda *given: seen.append(given) or {"history": History()})
     simulation.simulate(check_config({**raw, "engine": "flower-sim"}), out, resume=True)
     assert seen

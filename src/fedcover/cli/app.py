@@ -1,4 +1,4 @@
-"""All commands, in the order in which a newcomer needs them."""
+"""The command line: all commands, and those of other packages through entry points."""
 
 from importlib.metadata import entry_points
 from typing import Annotated
@@ -14,11 +14,11 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Federated learning where each client trains a **pruned** model cut from one shared model.\n\n"
-    "Start with `fedcover demo`. Then `fedcover audit code 1111223344` to see what a code means, "
-    "`fedcover run --set budgets.code=1111223344 --set rounds=20` to train, "
-    "`fedcover report runs/A runs/B --out ab.html` to compare.\n\n"
-    "Exit codes: 0 done, 2 bad input (one sentence says what and how to mend it), 1 failed, 130 interrupted.",
+    help="Federated learning in which each client trains a pruned sub-model of one shared model.\n\n"
+    "Start with `fedcover demo`. Then use `fedcover audit code 1111223344` to see what a code means, "
+    "`fedcover run --set budgets.code=1111223344 --set rounds=20` to train, and "
+    "`fedcover report runs/A runs/B --out ab.html` to compare runs.\n\n"
+    "Exit codes: 0 success, 1 failure, 2 invalid input (the message says how to fix it), 130 interrupted.",
 )
 
 
@@ -31,19 +31,19 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options that come before a command."""
+    """Handle the options that come before a command."""
 
 
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("design")(design.design)
-app.command("calibrate")(calibrate.calibrate)
 app.command("report")(report.report)
 app.command("list")(list_command.list_)
 app.add_typer(audit.app, name="audit")
+app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
 

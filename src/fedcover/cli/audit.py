@@ -1,17 +1,17 @@
-"""``fedcover audit``: what a code means, and what a policy covers over many rounds, before anything is trained."""
+"""``fedcover audit``: the coverage and costs of masks, before anything is trained."""
 
 import json
 from collections.abc import Mapping, Sequence
-from math import floor
 from typing import Annotated, Any
 
 import typer
 
 from fedcover.audit import Audit, RoundsAudit, audit_code, audit_rounds
 from fedcover.cli.console import friendly, out, settings_line, show_table
-from fedcover.cli.options import ModelOption
+from fedcover.cli.options import JsonOption, ModelOption
 from fedcover.config.policy_settings import SECTION, Typed
 from fedcover.errors import InputError
+from fedcover.report.format import percent_down
 
 ROUNDS = 100
 
@@ -26,7 +26,6 @@ SetOption = Annotated[
     typer.Option("--set", help="A setting of the policy, such as policy.kappa=2.", metavar="KEY=VALUE"),
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of the initial model and of the policy's draws.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("code")
@@ -42,8 +41,8 @@ def code(
     """Show what a code means in one round: Γmin, coverage of each quarter, regions, costs and expected δ².
 
     Digits 1 to 7 keep these quarters of the ranked items, S1 the largest: 1 all, 2 S1 S3 S4, 3 S1 S2 S4,
-    4 S1 S2 S3, 5 S1 S4, 6 S1 S3, 7 S1 S2. With commas an item may be a digit, a pattern of any number of
-    bands (11011000), or a fraction (0.4), and 6x0.75 repeats it.
+    4 S1 S2 S3, 5 S1 S4, 6 S1 S3, 7 S1 S2. In a list with commas an item may be a digit, a pattern of any
+    number of bands (11011000), or a fraction (0.4); 6x0.75 repeats an item.
     """
     audit = audit_code(code, policy, model, seed, _policy_settings(set_ or []))
     if as_json:
@@ -55,17 +54,19 @@ def code(
 @app.command("rounds")
 @friendly
 def rounds(
-    budgets: Annotated[str, typer.Option(help="What each client can keep, such as 4x0.25 or a code.")],
+    budgets: Annotated[str, typer.Option(help="What each client can keep: 4x0.25, or a code.")],
     policy: PolicyOption = "WP",
     model: ModelOption = "mlp",
     rounds: Annotated[int, typer.Option(help="Rounds to plan.")] = ROUNDS,
-    window: Annotated[int | None, typer.Option(help="Rounds in a row over which Γ is counted; default: all.")] = None,
-    times: Annotated[int, typer.Option(help="How often every weight is to be covered.")] = 1,
+    window: Annotated[
+        int | None, typer.Option(help="Consecutive rounds over which Γ is counted; default: all.")
+    ] = None,
+    times: Annotated[int, typer.Option(help="How often every weight should be covered.")] = 1,
     set_: SetOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a policy covers over many rounds, of weights and of units, without training.
+    """Show which weights and units a policy covers over many rounds, without training.
 
     Example: `fedcover audit rounds --policy fedrolex --model lenet --budgets 10x0.25 --rounds 1200`.
     """
@@ -77,7 +78,7 @@ def rounds(
 
 
 def _policy_settings(changes: Sequence[str]) -> dict[str, Typed]:
-    """Return the policy's settings by name, as typed."""
+    """Return the policy's settings by name, as typed text."""
     settings = {}
     for change in changes:
         key, equals, text = change.partition("=")
@@ -98,11 +99,10 @@ def _title(text: str, settings: Mapping[str, Any]) -> None:
 def _show_rounds(a: RoundsAudit) -> None:
     _title(f"{a.policy} on {a.model}, {a.clients} clients in each of {a.rounds} rounds", a.settings)
     least, most = min(a.gamma_rounds), max(a.gamma_rounds)
-    inside = f"of any {a.window} rounds in a row {a.gamma_window}   " if a.window < a.rounds else ""
+    inside = f"of any {a.window} consecutive rounds {a.gamma_window}   " if a.window < a.rounds else ""
     out.print(f"Γmin of a round {least}{f' to {most}' if most > least else ''}   {inside}of all rounds {a.gamma_total}")
-    out.print(
-        f"covered at least once: {_down(a.weights_covered)} of the weights, {_down(a.units_covered)} of the units"
-    )
+    weights, units = percent_down(a.weights_covered), percent_down(a.units_covered)
+    out.print(f"covered at least once: {weights} of the weights, {units} of the units")
     often = "once" if a.times == 1 else f"{a.times} times"
     reached = f"by round {a.rounds_to_cover}" if a.rounds_to_cover else f"not within {a.rounds} rounds"
     out.print(f"every weight covered {often} or more: {reached}")
@@ -112,20 +112,15 @@ def _show_rounds(a: RoundsAudit) -> None:
     out.print()
     show_table(
         [
-            {"layer": x.name, "entries": f"{x.entries:,}", "covered": _down(x.weights_covered), "Γ": x.gamma}
+            {"layer": x.name, "entries": f"{x.entries:,}", "covered": percent_down(x.weights_covered), "Γ": x.gamma}
             for x in a.layers
         ]
     )
 
 
-def _down(share: float) -> str:
-    """Return a share in percent, rounded down: only a share of exactly 1 is 100 %."""
-    return f"{floor(share * 1e4 + 1e-9) / 1e4:.2%}"
-
-
 def _show_code(a: Audit) -> None:
     bands = "  ".join(f"S{i} {times}" for i, times in enumerate(a.coverage, start=1))
-    holds = "holds: every parameter is trained by someone" if a.condition_holds else "FAILS: see coverage 0 below"
+    holds = "holds: every parameter is trained by a client" if a.condition_holds else "FAILS: see coverage 0 below"
     _title(f"{a.policy} {a.code} on {a.model}, {a.clients} clients", a.settings)
     out.print(f"Γmin {a.gamma_min}   the paper's condition Γmin ≥ 1 {holds}")
     out.print(f"coverage  {bands}{'   ' if bands else ''}uncovered {a.uncovered:.2%}")
@@ -159,7 +154,7 @@ def _show_code(a: Audit) -> None:
                 "held by": r.coverage,
                 "entries": f"{r.size:,}",
                 "share": f"{r.share:.2%}",
-                "slots": " ".join(map(str, r.slots)) or "nobody",
+                "slots": " ".join(map(str, r.slots)) or "none",
             }
             for i, r in enumerate(a.regions, start=1)
         ]

@@ -1,6 +1,7 @@
-"""``fedcover calibrate``: what pruning saves on this device, and how fast its link is."""
+"""``fedcover calibrate``: what pruning saves on this device, and the bandwidth of its link."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,81 +9,69 @@ import typer
 
 from fedcover._files import check_writable, write_atomically
 from fedcover.calibration import Calibration, weight_seconds
-from fedcover.calibration import calibrate as measured
+from fedcover.calibration import calibrate as time_steps
 from fedcover.calibration.timing import this_device
 from fedcover.cli.console import friendly, out, say, show_table
-from fedcover.cli.options import ModelOption
+from fedcover.cli.options import JsonOption, ModelOption
 from fedcover.data import names, shape_of
-from fedcover.deploy import bandwidth as wire
+from fedcover.deploy import bandwidth
 from fedcover.errors import InputError
 from fedcover.models import INPUT_SHAPES, default_model
+from fedcover.report.format import megabytes
+
+KEEPS = "0.25,0.5,0.75,1"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Measure what pruning saves on this device, and the bandwidth of its link.\n\n"
+    "Budgets in seconds need `fedcover calibrate steps --out device.json`, and for transfer times "
+    "`fedcover calibrate link SERVER:5201 --out device.json`.",
+)
+
+KeepsOption = Annotated[str, typer.Option(help="The fractions of the model to time.")]
+BatchOption = Annotated[int, typer.Option(help="Examples per batch.")]
 
 
+@app.command("steps")
 @friendly
-def calibrate(
+def steps(
     model: ModelOption = "mlp",
-    units: Annotated[bool, typer.Option("--units", help="Prune whole units, which are cut out of the model.")] = False,
-    keeps: Annotated[str, typer.Option(help="The fractions kept that are timed.")] = "0.25,0.5,0.75,1",
-    weights: Annotated[
-        bool, typer.Option("--weights", help="What one weight of each layer costs instead, as settings of PruneFL.")
+    whole_units: Annotated[
+        bool, typer.Option("--whole-units", help="Prune whole units, which are cut out of the model.")
     ] = False,
-    batch: Annotated[int, typer.Option(help="Examples in a batch.")] = 10,
-    link: Annotated[str, typer.Option(metavar="HOST:PORT", help="Measure the link to a `--serve` there.")] = "",
-    serve: Annotated[
-        str, typer.Option(metavar="PORT", help="Answer one `--link`, and leave; HOST:PORT hears other machines.")
-    ] = "",
-    out_file: Annotated[Path | None, typer.Option("--out", help="Write it here, as JSON; --weights as TOML.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    keeps: KeepsOption = KEEPS,
+    batch: BatchOption = 10,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write the calibration here, as JSON.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """How long a training step takes on this device at each keep, and what a link carries.
+    """Time a training step on this device at each fraction of the model.
 
-    Steps are timed as `fedcover run` takes them, on one thread and made-up data. For the link run
-    `fedcover calibrate --serve 0.0.0.0:5201` on the server and `fedcover calibrate --link SERVER:5201` on the device.
-    PruneFL decides by the seconds of single weights: `fedcover calibrate --weights --out prunefl.toml`, then
-    `fedcover run prunefl.toml`.
+    Steps are timed as `fedcover run` takes them, on one thread and random data.
     """
-    if serve:
-        if link:
-            raise InputError("--serve and --link are the two ends of a link; give one of them")
-        _serve(serve)
-        return
     if out_file is not None:
         check_writable(out_file)  # before minutes of timing
-    fractions = _fractions(keeps)
-    if weights:
-        if units or link:
-            raise InputError("--weights measures single weights and no link; give --units and --link without it")
-        _weights(model, [keep for keep in fractions if keep != 1], batch, out_file, as_json)
-        return
-    rates = wire.measure(*wire.address_of(link)) if link else None
-    found = measured(*default_model(model), fractions, batch, units, model, link=rates)
+    calibration = time_steps(*default_model(model), _fractions(keeps), batch, whole_units, model)
+    _deliver(calibration, out_file, as_json)
+
+
+@app.command("weights")
+@friendly
+def weights(
+    model: ModelOption = "mlp",
+    keeps: KeepsOption = KEEPS,
+    batch: BatchOption = 10,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write the settings here, as TOML.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the seconds that one weight of each layer costs, as settings of PruneFL.
+
+    PruneFL decides by these: `fedcover calibrate weights --out prunefl.toml`, then `fedcover run prunefl.toml`.
+    """
     if out_file is not None:
-        write_atomically(out_file, found.to_json())
-    if as_json:
-        out.print_json(found.to_json())
-    else:
-        _show(found)
-        if out_file is not None:
-            out.print(f"written to {out_file}")
-
-
-def _serve(text: str) -> None:
-    host, port = wire.address_of(text)
-    wire.serve(port, host=host, ready=lambda bound: say("link", f"waiting for one peer at {host}:{bound}", "bold"))
-    out.print("link measured; the other end has the numbers")
-
-
-def _weights(model: str, keeps: list[float], batch: int, out_file: Path | None, as_json: bool) -> None:
-    seconds, fixed = weight_seconds(*default_model(model), keeps, batch)
-    lines = [
-        f"# Seconds of a training step of {batch} examples that one weight of each layer costs, and the rest of it.",
-        f"# {this_device()}",
-        f"[model]\nname = {json.dumps(model)}\n",
-        f"[data]\nname = {json.dumps(_data_of(model))}\n\n[local]\nbatch_size = {batch}\n",
-        f'[policy]\nname = "PruneFL"\nfixed = {fixed:.6g}\n\n[policy.seconds]',
-        *(f"{json.dumps(name)} = {value:.6g}" for name, value in seconds.items()),
-    ]
-    text = "\n".join(lines) + "\n"
+        check_writable(out_file)
+    fractions = [keep for keep in _fractions(keeps) if keep != 1]
+    seconds, fixed = weight_seconds(*default_model(model), fractions, batch)
+    text = _prunefl_settings(model, batch, seconds, fixed)
     if out_file is not None:
         write_atomically(out_file, text)
     if as_json:
@@ -92,11 +81,77 @@ def _weights(model: str, keeps: list[float], batch: int, out_file: Path | None, 
     if not any(seconds.values()):
         out.print("# single weights cost nothing here: pruning them saves no time on this device")
     if out_file is not None:
-        out.print(f"# written to {out_file}: `fedcover run {out_file}` uses it")
+        out.print(f"# written to {out_file}; `fedcover run {out_file}` uses it")
 
 
-def _data_of(model: str) -> str:
-    """The first data set whose inputs are those that a model is timed on."""
+@app.command("link")
+@friendly
+def link(
+    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where `fedcover calibrate serve` is running.")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Add the rates to this file of `fedcover calibrate steps`.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the bandwidth between this device and a server.
+
+    Run `fedcover calibrate serve 0.0.0.0:5201` on the server first, then `fedcover calibrate link SERVER:5201` here.
+    """
+    calibration = Calibration.load(out_file) if out_file is not None else None
+    down, up = bandwidth.measure(*bandwidth.address_of(server))
+    if calibration is not None:
+        _deliver(replace(calibration, down=down, up=up), out_file, as_json)
+    elif as_json:
+        out.print_json(data={"down": down, "up": up})
+    else:
+        out.print(_link_line(down, up))
+
+
+@app.command("serve")
+@friendly
+def serve(
+    address: Annotated[str, typer.Argument(metavar="[HOST:]PORT", help="Where to listen; by default on loopback.")],
+) -> None:
+    """Answer one `fedcover calibrate link`, then exit.
+
+    Only this machine can connect unless a host is given: `fedcover calibrate serve 0.0.0.0:5201`.
+    """
+    host, port = bandwidth.address_of(address)
+
+    def announce(bound: int) -> None:
+        say("link", f"waiting for one device at {host}:{bound}", "bold")
+
+    bandwidth.serve(port, host=host, ready=announce)
+    out.print("link measured; the device has the results")
+
+
+def _deliver(calibration: Calibration, out_file: Path | None, as_json: bool) -> None:
+    """Write and show a calibration."""
+    if out_file is not None:
+        write_atomically(out_file, calibration.to_json())
+    if as_json:
+        out.print_json(calibration.to_json())
+        return
+    _show(calibration)
+    if out_file is not None:
+        out.print(f"written to {out_file}")
+
+
+def _prunefl_settings(model: str, batch: int, seconds: dict[str, float], fixed: float) -> str:
+    """Return the settings of a run of PruneFL with these costs, as TOML."""
+    lines = [
+        f"# Seconds of a training step of {batch} examples: per weight of each layer, and the fixed rest.",
+        f"# {this_device()}",
+        f"[model]\nname = {json.dumps(model)}\n",
+        f"[data]\nname = {json.dumps(_data_set_for(model))}\n\n[local]\nbatch_size = {batch}\n",
+        f'[policy]\nname = "PruneFL"\nfixed = {fixed:.6g}\n\n[policy.seconds]',
+        *(f"{json.dumps(name)} = {value:.6g}" for name, value in seconds.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _data_set_for(model: str) -> str:
+    """Return the first data set whose inputs have the shape on which a model is timed."""
     return next(name for name in names() if shape_of(name)[0] == INPUT_SHAPES[model])
 
 
@@ -104,23 +159,28 @@ def _fractions(text: str) -> list[float]:
     try:
         return [float(item) for item in text.split(",")]
     except ValueError:
-        raise InputError(f"--keeps is '{text}'; give fractions with commas, such as 0.25,0.5,1") from None
+        raise InputError(f"--keeps must be fractions with commas, such as 0.25,0.5,1; got '{text}'") from None
 
 
-def _show(found: Calibration) -> None:
-    kind = "whole units cut out" if found.units else "weights masked"
-    out.print(f"{found.model}, {kind}, batches of {found.batch}", style="bold")
-    out.print(found.device)
-    line = found.line
+def _show(calibration: Calibration) -> None:
+    kind = "whole units cut out" if calibration.units else "weights masked"
+    out.print(f"{calibration.model}, {kind}, batches of {calibration.batch}", style="bold")
+    out.print(calibration.device)
+    line = calibration.line
     show_table(
         [
-            {"keep": f"{keep:g}", "seconds a step": f"{seconds:.6f}", "fit": f"{line.at(keep):.6f}"}
-            for keep, seconds in found.points
+            {"keep": f"{keep:g}", "seconds per step": f"{seconds:.6f}", "fit": f"{line.at(keep):.6f}"}
+            for keep, seconds in calibration.points
         ]
     )
     out.print(
-        f"fit: {line.base:.3g} + {line.slope:.3g} keep, off by {line.residual:.2g} s; repeats by {found.spread:.2g} s"
+        f"fit: {line.base:.3g} + {line.slope:.3g} keep; largest residual {line.residual:.2g} s, spread of repeats"
+        f" {calibration.spread:.2g} s"
     )
-    if found.down is not None and found.up is not None:
-        out.print(f"link: {found.down / wire.MEGABYTE:,.2f} MB/s down, {found.up / wire.MEGABYTE:,.2f} MB/s up")
-    out.print(found.finding)
+    if calibration.down is not None and calibration.up is not None:
+        out.print(_link_line(calibration.down, calibration.up))
+    out.print(calibration.finding)
+
+
+def _link_line(down: float, up: float) -> str:
+    return f"link: {megabytes(down)} MB/s down, {megabytes(up)} MB/s up"

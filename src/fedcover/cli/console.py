@@ -1,11 +1,11 @@
-"""The console, which the command line alone owns: errors, tables and progress."""
+"""The console of the command line: errors, tables and progress. Nothing else in the package prints."""
 
 import functools
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import typer
@@ -27,19 +27,19 @@ from fedcover.toml import toml_value
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 OURS = (CoverageWarning, DesignWarning, StepSizeWarning, WholeLayersWarning)
 
-# No markup: names and paths may hold square brackets.
+# No markup: names and paths may contain square brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 FEW = 20
-"""How many rows of a long table the console shows."""
+"""The most rows of a long table that the console shows."""
 NUMBER = re.compile(r"[-+–]?[\d.,]*\s?[A-Za-z%]{0,3}|–|—")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def friendly(command: F) -> F:
-    """A command whose errors are one sentence and an exit code: 2 for bad input, 1 for a failure, 130 for ^C."""
+    """Return the command with errors as one sentence and an exit code: 2 invalid input, 1 failure, 130 Ctrl-C."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -50,10 +50,10 @@ def friendly(command: F) -> F:
             raise typer.Exit(BAD_INPUT if isinstance(error, InputError) else FAILED) from None
         except KeyboardInterrupt:
             err.print(
-                "interrupted; what is in run folders is kept: `--resume`, or `paper run` again, goes on from there"
+                "interrupted; run folders keep finished rounds: continue with --resume, or repeat `fedcover paper run`"
             )
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        except BrokenPipeError:  # the reader of the output has closed it, as with `| head`
             sys.stderr.close()
             raise typer.Exit(0) from None
 
@@ -61,24 +61,24 @@ def friendly(command: F) -> F:
 
 
 def say(kind: str, sentence: str, style: str) -> None:
-    """One line on stderr, such as ``error: ...``, its first word in colour."""
+    """Print one line on stderr, such as ``error: ...``, with its first word in colour."""
     err.print(f"{kind}:", style=style, end=" ")
     err.print(sentence)
 
 
 @contextmanager
-def told(shown: bool) -> Iterator[None]:
-    """Warnings of ours as one line each, if shown at all; those of others as Python has them."""
+def plain_warnings(shown: bool) -> Iterator[None]:
+    """Print fedcover's warnings as one line each, or not at all; other warnings stay as they are."""
     with warnings.catch_warnings():
         for ours in OURS:
             warnings.simplefilter("always" if shown else "ignore", ours)
-        others = warnings.showwarning
+        show_other = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
             if issubclass(category, OURS):
                 say("warning", str(message), "yellow")
             else:
-                others(message, category, *where, **how)
+                show_other(message, category, *where, **how)
 
         warnings.showwarning = show
         yield
@@ -96,24 +96,24 @@ def show_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> N
 
 
 def show_few(rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Print the first rows as a table, and how many there are besides; nothing of none."""
+    """Print the first rows as a table, and how many more there are; print nothing if there are none."""
     if not rows:
         return
     out.print()
     show_table(rows[:FEW], title)
     if len(rows) > FEW:
-        out.print(f"and {len(rows) - FEW} more, which the report shows")
+        out.print(f"and {len(rows) - FEW} more rows in the report")
 
 
-def settings_line(settings: Mapping[str, Any], between: str = ", ") -> str:
-    """Settings in one line, as TOML has their values."""
-    return between.join(
+def settings_line(settings: Mapping[str, Any], separator: str = ", ") -> str:
+    """Return settings in one line, with their values as TOML."""
+    return separator.join(
         f"{name} = {'none' if value is None else toml_value(value)}" for name, value in settings.items()
     )
 
 
 def show_comparison(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print runs side by side: a few as columns, which fit a narrow terminal; many as rows."""
+    """Print runs side by side: up to four as columns, which fit a narrow terminal; more as rows."""
     if len(rows) > 4:
         show_table(rows)
         return
@@ -125,7 +125,7 @@ def show_comparison(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 class RunProgress:
-    """A progress bar over rounds: round, accuracy, Gamma_min, time left; silent when asked or not a terminal."""
+    """A progress bar over rounds: round, accuracy, Gamma_min and time left; plain lines if not on a terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -141,17 +141,17 @@ class RunProgress:
         )
 
     def __enter__(self) -> "RunProgress":
-        self._told = told(shown=not self._quiet)
-        self._told.__enter__()
-        self._progress.start()
+        with ExitStack() as stack:
+            stack.enter_context(plain_warnings(shown=not self._quiet))
+            stack.enter_context(self._progress)
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._progress.stop()
-        self._told.__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
 
     def follow(self, name: str, rounds: int, note: str = "") -> Callable[[RoundRecord], None]:
-        """A callback that moves the bar of one run; the note is printed once it is under way."""
+        """Return a callback that advances the bar of one run, and prints the note after the first round."""
         task = self._progress.add_task(name, total=rounds, accuracy="–", gamma="–")
         notes = [] if self._quiet or not note else [note]
 
@@ -164,16 +164,17 @@ class RunProgress:
                 seconds = sum(record.seconds.values())
                 where = f"{name}  round {record.round}/{rounds}"
                 err.print(f"{where}  accuracy {accuracy}  Γmin {record.gamma_min}  {seconds:.1f} s")
-            for bad in () if self._quiet else record.rejected:
-                say("warning", f"round {record.round}: client {bad['client']} was left out: {bad['reason']}", "yellow")
+            for entry in () if self._quiet else record.rejected:
+                sentence = f"round {record.round}: client {entry['client']} was left out: {entry['reason']}"
+                say("warning", sentence, "yellow")
 
         return on_round
 
 
 class BatchProgress:
-    """A progress bar over the rounds of many runs at once; call it after each; silent when asked or not a terminal.
+    """A progress bar over the rounds of many runs; call it after each round. It is silent if not on a terminal.
 
-    Runs that leave part of the model to nobody, or take large steps, are there to be compared: nothing is said of it.
+    Warnings about coverage and step sizes are not shown: such runs are part of the comparison.
     """
 
     def __init__(self, title: str, total: int, quiet: bool = False) -> None:
@@ -190,20 +191,20 @@ class BatchProgress:
         self._rounds: dict[object, int] = {}
 
     def __enter__(self) -> "BatchProgress":
-        self._told = told(shown=False)
-        self._told.__enter__()
-        self._progress.start()
+        with ExitStack() as stack:
+            stack.enter_context(plain_warnings(shown=False))
+            stack.enter_context(self._progress)
+            self._stack = stack.pop_all()
         if not self._quiet and not err.is_terminal:
             err.print(self._title)
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is None:  # runs that were finished before have told nothing
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:  # runs that were already finished have reported no rounds
             self._progress.update(self._task, completed=self._total)
-        self._progress.stop()
-        self._told.__exit__(*error)
+        self._stack.close()
 
     def __call__(self, run: object, record: RoundRecord) -> None:
-        """Take note of how far a run has come; rounds that it was resumed after count too."""
+        """Record the progress of a run; rounds before it was resumed count too."""
         self._progress.advance(self._task, record.round - self._rounds.get(run, 0))
         self._rounds[run] = record.round

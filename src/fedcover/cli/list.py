@@ -1,4 +1,4 @@
-"""``fedcover list``: what there is to choose from."""
+"""``fedcover list``: policies, models, code digits, data sets and settings."""
 
 import json
 from typing import Annotated, Any
@@ -8,6 +8,7 @@ import typer
 from fedcover.budgets import QUARTERS
 from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.data import data_rows
+from fedcover.cli.options import JsonOption
 from fedcover.config.policy_settings import options_of
 from fedcover.config.schema import describe_keys
 from fedcover.errors import InputError
@@ -17,8 +18,8 @@ from fedcover.policies import POLICIES
 Rows = list[dict[str, Any]]
 
 
-def _first_line(thing: Any) -> str:
-    return str((thing.__doc__ or "").strip().splitlines()[0]).replace("``", "")
+def _first_line(factory: Any) -> str:
+    return str((factory.__doc__ or "").strip().splitlines()[0]).replace("``", "")
 
 
 def _policies() -> Rows:
@@ -26,7 +27,7 @@ def _policies() -> Rows:
         {
             "policy": name,
             "what it does": _first_line(make),
-            "settings": {own: one.default for own, one in options_of(make).items()},
+            "settings": {option.name: option.default for option in options_of(make).values()},
         }
         for name, make in POLICIES.items()
     ]
@@ -64,11 +65,11 @@ TOPICS = {"policies": _policies, "models": _models, "codes": _codes, "data": dat
 @friendly
 def list_(
     topic: Annotated[
-        str | None, typer.Argument(help="policies, models, codes, data or settings; all if left out.")
+        str | None, typer.Argument(help="policies, models, codes, data or settings; default: all.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """What there is: policies, models, code digits, data sets, settings."""
+    """List policies, models, code digits, data sets and settings."""
     if topic is not None and topic not in TOPICS:
         raise InputError(f"there is no topic '{topic}'; use one of {', '.join(TOPICS)}")
     chosen = {topic: TOPICS[topic]()} if topic else {name: make() for name, make in TOPICS.items()}

@@ -1,4 +1,4 @@
-"""Options that several commands share, each worded once."""
+"""Options that several commands share."""
 
 from typing import Annotated
 
@@ -8,14 +8,22 @@ from fedcover.models import MODELS
 
 DataOption = Annotated[
     str | None,
-    typer.Option("--data", envvar="FEDCOVER_DATA", help="Folder with mnist/, fashion_mnist/, cifar10/.", metavar="DIR"),
+    typer.Option(
+        "--data", envvar="FEDCOVER_DATA", help="Folder with mnist/, fashion_mnist/ or cifar10/.", metavar="DIR"
+    ),
 ]
 ModelOption = Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")]
-SeedsOption = Annotated[int, typer.Option(help="How many seeds.")]
-RoundsOption = Annotated[int, typer.Option(help="How many rounds.")]
+SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
+RoundsOption = Annotated[int, typer.Option(help="Number of rounds.")]
 EngineOption = Annotated[str, typer.Option(help="auto, serial, processes or vectorized.")]
-UnitOption = Annotated[str, typer.Option(help="What budgets are in: fraction, parameters, macs, bytes or seconds.")]
-CalibrationOption = Annotated[
-    str, typer.Option(help="For seconds: what `fedcover calibrate` measured on the clients' device.", metavar="FILE")
+BudgetUnitOption = Annotated[
+    str, typer.Option("--budget-unit", help="Unit of budgets: fraction, parameters, macs, bytes or seconds.")
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+CalibrationOption = Annotated[
+    str,
+    typer.Option(
+        help="For seconds: the file that `fedcover calibrate steps --out` wrote on the clients' device.", metavar="FILE"
+    ),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -1,4 +1,4 @@
-"""``fedcover report``: a page for one run, or one that compares several."""
+"""``fedcover report``: a page on one run, or one that compares several."""
 
 import json
 from pathlib import Path
@@ -14,15 +14,15 @@ from fedcover.errors import InputError
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="HTML file; RUN/report.html for one run.", metavar="FILE")
+        Path | None, typer.Option("--out", help="HTML file; default for one run: RUN/report.html.", metavar="FILE")
     ] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also write each figure into this folder.", metavar="DIR")
     ] = None,
-    formats: Annotated[str, typer.Option(help="Formats of those figures.")] = "svg,png",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    formats: Annotated[str, typer.Option(help="Formats of the figures: svg, png, pdf.")] = "svg,png",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the files written as JSON.")] = False,
 ) -> None:
-    """Write one self-contained HTML page for a run, or one that compares several."""
+    """Write a self-contained HTML page on one run, or one that compares several."""
     from fedcover.report import client_rows, comparison_rows, export_figures, left_out_rows, load_run, write_report
 
     if len(runs) > 1 and out_file is None:
@@ -36,8 +36,8 @@ def report(
     show_comparison(comparison_rows(loaded))
     for run in loaded:
         of = f" of {run.name}" if len(loaded) > 1 else ""
-        show_few(client_rows(run), f"bytes on the wire{of}, beside full models'")
-        show_few(left_out_rows(run), f"left out{of}")
+        show_few(client_rows(run), f"bytes on the wire{of}, beside those of full models")
+        show_few(left_out_rows(run), f"clients left out{of}")
     out.print(f"report: {page}")
     if files:
         out.print(f"{len(files)} figures in {figures}")

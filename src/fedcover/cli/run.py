@@ -1,15 +1,16 @@
 """``fedcover run``: train a federation into a run folder."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedcover.cli.console import RunProgress, friendly, out
-from fedcover.cli.options import CalibrationOption, DataOption, QuietOption, UnitOption
-from fedcover.config.schema import Config, read_config, recorded_keeps
+from fedcover.cli.options import BudgetUnitOption, CalibrationOption, DataOption, QuietOption
+from fedcover.config.build import build_federation, describe_budgets, recorded_keeps, settings_of
+from fedcover.config.schema import Config, read_config
 from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.history import History
 from fedcover.federation.run_folder import read_settings
@@ -18,108 +19,128 @@ from fedcover.federation.run_folder import read_settings
 @friendly
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="Settings in TOML; the paper's MNIST settings if left out.")
+        Path | None, typer.Argument(help="Settings in TOML; default: the paper's MNIST settings.")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change one setting, such as local.lr=0.1.", metavar="KEY=VALUE")
     ] = None,
     out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Run folder; a new one under runs/ if left out.", metavar="DIR")
+        Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.", metavar="DIR")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, if there is one, to the same bits.")
+        bool,
+        typer.Option("--resume", help="Resume the run in --out, if any, bit-identical to an uninterrupted run."),
     ] = False,
     certify: Annotated[
-        bool, typer.Option("--certify", help="Write a certificate of the theorem for every round.")
+        bool, typer.Option("--certify", help="Record a certificate of the convergence theorem for every round.")
     ] = False,
     require_coverage: Annotated[
         bool,
         typer.Option(
-            "--require-coverage",
-            help="End before a round whose masks, planned for the cohort drawn, leave part of the model to nobody.",
+            "--require-coverage", help="Stop before a round whose masks leave part of the model to no client."
         ),
     ] = False,
-    unit: UnitOption = "",
+    budget_unit: BudgetUnitOption = "",
     calibration: CalibrationOption = "",
     data: DataOption = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:
-    """Train a federation: real data, any masks, coverage and noise measured in every round.
+    """Train a federation, and measure coverage and pruning noise in every round.
 
-    `fedcover list settings` shows every setting, `fedcover list policies` what each policy takes. Example:
+    `fedcover list settings` shows every setting, `fedcover list policies` those of each policy. Example:
     `fedcover run --set policy.name=NP --set budgets.code=1111444444 --set rounds=20 --out runs/np`
 
-    With `--unit` the code is amounts, such as `--unit parameters --set budgets.code=159010,9x80000`; what each client
-    keeps for them is worked out before training, shown, and written down for a resumed run.
+    With `--budget-unit` the code is a list of amounts, such as
+    `--budget-unit parameters --set budgets.code=159010,9x80000`. What each client keeps for its amount is computed
+    before training, shown, and recorded for a resumed run.
     """
     changes = [*(set_ or []), *(["certify=true"] if certify else [])]
     changes += ["require_coverage=true"] if require_coverage else []
-    changes += [f"budgets.{key}={value}" for key, value in (("unit", unit), ("calibration", calibration)) if value]
-    if resume and out_dir is None:
-        raise InputError("--resume needs --out DIR, the folder of the run to go on with")
-    keeps = None
-    if resume and config is None and out_dir is not None:
-        keeps = recorded_keeps(read_settings(out_dir))  # or a sentence, if it is no run folder
-        settings = read_config(out_dir / "config.toml", changes)
-    else:
-        settings = read_config(config, changes)
-    where = out_dir or unused(Path("runs") / settings.title)
+    budgets = {"unit": budget_unit, "calibration": calibration}
+    changes += [f"budgets.{key}={value}" for key, value in budgets.items() if value]
+    settings, keeps = _settings(config, changes, out_dir, resume)
+    folder = out_dir or unused(Path("runs") / settings.title)
     with RunProgress(quiet or as_json) as progress:
-        history = train(settings, where, resume, data, progress, keeps)
-    summary = json.loads((where / "summary.json").read_text())
+        history = train(settings, folder, resume, data, progress, keeps)
+    summary = json.loads((folder / "summary.json").read_text())
     if as_json:
-        out.print_json(json.dumps({**summary, "folder": str(where)}))
+        out.print_json(json.dumps({**summary, "folder": str(folder)}))
     elif not quiet:
-        last = history.last
-        local = f", local {last.local_accuracy:.2%}" if last.local_accuracy is not None else ""
+        _show(summary, history, folder)
+
+
+def _settings(
+    config: Path | None, changes: Sequence[str], out_dir: Path | None, resume: bool
+) -> tuple[Config, list[float] | None]:
+    """Return the settings of the run, and the keeps that a resumed run recorded."""
+    if resume and out_dir is None:
+        raise InputError("--resume needs --out DIR, the folder of the run to resume")
+    if resume and config is None and out_dir is not None:
+        keeps = recorded_keeps(read_settings(out_dir))
+        return read_config(out_dir / "config.toml", changes), keeps
+    return read_config(config, changes), None
+
+
+def _show(summary: Mapping[str, Any], history: History, folder: Path) -> None:
+    last = history.last
+    local = f", local {last.local_accuracy:.2%}" if last.local_accuracy is not None else ""
+    out.print(
+        f"{summary['name']}: accuracy {last.accuracy:.2%}{local} after {len(history)} rounds;"
+        f" Γmin {history.gamma_min}, δ² {last.pruning_noise:.4f}; {summary['seconds']:.1f} s"
+    )
+    if bias := summary.get("label_bias"):
         out.print(
-            f"{summary['name']}: accuracy {last.accuracy:.2%}{local} after {len(history)} rounds;"
-            f" Γmin {history.gamma_min}, δ² {last.pruning_noise:.4f}; {summary['seconds']:.1f} s"
+            f"label bias per region (total variation): {bias['after']:.3f} weighted, {bias['before']:.3f} unweighted;"
+            f" worst region {bias['worst']:.3f}, which is {bias['worst_share']:.1%} of the model"
         )
-        if bias := summary.get("label_bias"):
-            out.print(
-                f"labels of regions: {bias['after']:.3f} from the population's with these weights, {bias['before']:.3f}"
-                f" with equal ones; at worst {bias['worst']:.3f}, in {bias['worst_share']:.1%} of the model"
-            )
-        if summary["certificate"]:
-            out.print(f"certificate: {summary['certificate']['sentence']}")
-        out.print(f"data: {summary['data']}")
-        if (where / "report.html").exists():
-            out.print(f"report: {where / 'report.html'}")
-        else:
-            out.print("report: not written; it needs pip install 'fedcover[report]'")
+    if summary["certificate"]:
+        out.print(f"certificate: {summary['certificate']['sentence']}")
+    out.print(f"data: {summary['data']}")
+    if (folder / "report.html").exists():
+        out.print(f"report: {folder / 'report.html'}")
+    else:
+        out.print("report: not written; it needs pip install 'fedcover[report]'")
 
 
 def train(
     settings: Config,
-    where: Path,
+    folder: Path,
     resume: bool,
     data: str | None,
     progress: RunProgress,
     keeps: Sequence[float] | None = None,
 ) -> History:
-    """Build the federation and play its rounds into a folder, with progress; see ``Config.build`` for keeps."""
+    """Build the federation and run its rounds into a folder, with progress.
+
+    Args:
+        settings: The settings of the run.
+        folder: The run folder.
+        resume: Whether to resume the run in the folder, if any.
+        data: Folder with the data sets.
+        progress: The progress bar.
+        keeps: What budgets in another unit than ``fraction`` were resolved to when the run began.
+    """
     if settings.engine == "flower-sim":
         from fedcover.deploy.flower.simulate import simulate
 
-        return simulate(
-            settings, where, resume, data, progress.follow(settings.title, settings.rounds, "Flower on Ray")
-        )
-    federation, test = settings.build(data, keeps)
-    note = "\n".join(line for line in (settings.bought(federation), f"engine: {federation.engine}") if line)
+        on_round = progress.follow(settings.title, settings.rounds, "Flower on Ray")
+        return simulate(settings, folder, resume, data, on_round)
+    federation, test = build_federation(settings, data, keeps)
+    budgets = describe_budgets(settings, [budget.keep for budget in federation.budgets])
+    note = "\n".join(line for line in (budgets, f"engine: {federation.engine}") if line)
     history = federation.run(
         settings.rounds,
         evaluate_on=test,
         evaluate_every=settings.evaluate.every,
         local_every=settings.evaluate.local_every,
-        out=where,
+        out=folder,
         resume=resume,
         checkpoint_every=settings.checkpoint_every,
-        settings=settings.settings(federation),
+        settings=settings_of(settings, federation),
         on_round=progress.follow(settings.title, settings.rounds, note),
     )
-    write_page(where)
+    write_page(folder)
     return history
 
 
@@ -133,7 +154,7 @@ def write_page(folder: Path) -> None:
 
 
 def unused(path: Path) -> Path:
-    """The path, or the same with a number behind it if something is there already."""
+    """Return the path, with a number appended if it already exists."""
     free, number = path, 2
     while free.exists():
         free = path.with_name(f"{path.name}-{number}")

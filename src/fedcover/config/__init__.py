@@ -1,1 +1,1 @@
-"""Runs described in TOML: the schema, and the federation that a configuration describes."""
+"""Settings of runs (`schema`), of policies (`policy_settings`), and the federation that they describe (`build`)."""

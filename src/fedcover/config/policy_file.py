@@ -1,4 +1,4 @@
-"""A policy out of a user's own file, for the command line."""
+"""Policies from a user's own file, for the command line."""
 
 import importlib.util
 from collections.abc import Callable
@@ -8,25 +8,33 @@ from fedcover.errors import InputError
 from fedcover.policies.base import Policy
 
 
-def load_maker(where: str) -> Callable[..., Policy]:
-    """What makes the policy that ``FILE.py:NAME`` names: a class, a function that returns one, or for one as it is."""
-    file, _, name = where.rpartition(":")
+def load_factory(location: str) -> Callable[..., Policy]:
+    """Return a factory for ``FILE.py:NAME``, which may be a policy class, a factory function, or a policy.
+
+    Raises:
+        InputError: If there is no such file or name, the file fails when it is loaded, or the name is not callable.
+    """
+    file, _, name = location.rpartition(":")
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
-        raise InputError(f"policy '{where}' should be FILE.py:NAME, and there is no file '{file}'; check the path")
+        raise InputError(f"policy '{location}' must be FILE.py:NAME, and there is no file '{file}'; check the path")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be loaded as Python; check the file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        found = getattr(module, name, None)
+        factory = getattr(module, name, None)
     except Exception as error:
-        raise InputError(f"{path} fails when it is loaded ({type(error).__name__}: {error}); mend it") from error
-    if isinstance(found, Policy):
-        return lambda: found
-    if not callable(found):
-        kind = f"is a {type(found).__name__}" if hasattr(module, name) else "is not there"
-        raise InputError(f"'{name}' in {path} {kind}, not a policy; decorate the function with @fedcover.policy")
-    maker: Callable[..., Policy] = found
-    return maker
+        raise InputError(
+            f"{path} fails when it is loaded ({type(error).__name__}: {error}); fix the file and try again"
+        ) from error
+    if isinstance(factory, Policy):
+        return lambda: factory
+    if not callable(factory):
+        kind = f"is of type {type(factory).__name__}" if hasattr(module, name) else "does not exist"
+        raise InputError(
+            f"'{name}' in {path} {kind}; name a policy, a class or a function that returns one, or a function"
+            f" decorated with @fedcover.policy"
+        )
+    return factory  # type: ignore[no-any-return]

@@ -91,7 +91,7 @@ def measure(host: str, port: int, megabytes: int = 8, silence: float = SILENCE) 
         peer = socket.create_connection((host, port), timeout=silence)
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"nothing answers at {host}:{port} ({_why(error)}); run `fedcover calibrate --serve {port}` there first"
+            f"nothing answers at {host}:{port} ({_why(error)}); run `fedcover calibrate serve {port}` there first"
         ) from error
     with peer:
         wire = _Wire(peer, who, silence)

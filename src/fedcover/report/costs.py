@@ -1,4 +1,4 @@
-"""What the pruned models cost, as a share of full ones."""
+"""The costs of pruned models as shares of those of full models."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ COSTS = {"bytes_share": "bytes sent", "macs_share": "multiply-adds", "kept": "en
 
 @styled
 def cost_figure(runs: Sequence[LoadedRun]) -> Figure:
-    """Bytes, multiply-adds and entries of the pruned models as bars against the full model's 100 %."""
+    """Draw bytes, multiply-adds and entries of the pruned models as bars against the full model's 100 %."""
     numbers = [measure(run.history) for run in runs]
     if len(runs) == 1:
         figure = Figure(figsize=(WIDTH, 1.9), layout="constrained")
@@ -38,7 +38,7 @@ def _share(numbers: Measures, cost: str) -> float | None:
 def _draw_bars(
     axes: Axes, labels: Sequence[str], shares: Sequence[float | None], series: Sequence[int], brief: bool = False
 ) -> None:
-    """Horizontal bars, first on top, each over a pale bar of 100 % and followed by its number."""
+    """Draw horizontal bars, the first on top, each over a pale bar of 100 % and followed by its number."""
     rows = range(len(labels))
     axes.grid(False)
     axes.barh(rows, [100] * len(labels), height=0.58, color=RULE)

@@ -1,4 +1,4 @@
-"""Coverage of every parameter tensor in every round, as a map."""
+"""A map of the coverage of every parameter tensor in every round."""
 
 import math
 
@@ -12,12 +12,12 @@ from fedcover.report.loading import LoadedRun, printable
 from fedcover.report.style import CARD, INK, MUTED, WARN, WIDTH, styled, whole_numbers
 
 PALE, DEEP, HOLE = "#cfe2f3", "#0a4a88", "#d9490e"
-"""Fixed in both themes, since the map is a picture: least coverage 1, full coverage, coverage 0."""
+"""Colours of coverage 1, full coverage and coverage 0; the same in both themes, since the map is a bitmap."""
 MOST_SHADES = 20
 
 
 def least_coverage(run: LoadedRun) -> tuple[list[str], list[list[float]]]:
-    """The tensors in model order, and for each its least coverage in every round (nan where it was not recorded)."""
+    """Return the tensors in model order, and the least coverage of each in every round (nan where not recorded)."""
     names = list(dict.fromkeys(name for record in run.history for name in record.coverage))
     rows = [[float(r.coverage[name].least) if name in r.coverage else math.nan for r in run.history] for name in names]
     return names, rows
@@ -25,9 +25,12 @@ def least_coverage(run: LoadedRun) -> tuple[list[str], list[list[float]]]:
 
 @styled
 def coverage_figure(run: LoadedRun, most: int | None = None) -> Figure:
-    """Rows are parameter tensors, columns rounds, the shade is the least coverage; 0 stands out.
+    """Draw least coverage as shades: one row per parameter tensor, one column per round; 0 stands out.
 
-    ``most`` is the coverage of the deepest shade, so that the maps of several runs can share a scale.
+    Args:
+        run: The run to draw.
+        most: Coverage of the deepest shade, so that maps of several runs can share a scale; default: the largest
+            cohort.
     """
     names, rows = least_coverage(run)
     most = most or max(len(record.cohort) for record in run.history)
@@ -53,7 +56,7 @@ def coverage_figure(run: LoadedRun, most: int | None = None) -> Figure:
 
 
 def _draw_key(figure: Figure, shades: ScalarMappable, most: int) -> None:
-    """The scale above the map: one warning patch for 0, then the shades from 1 to ``most`` clients."""
+    """Draw the scale above the map: one warning patch for 0, then the shades from 1 to ``most`` clients."""
     key = figure.colorbar(
         shades,
         ax=figure.axes[0],
@@ -72,8 +75,8 @@ def _draw_key(figure: Figure, shades: ScalarMappable, most: int) -> None:
         key.solids.set_edgecolor("face")
     if most <= 12:
         key.set_ticks(range(1, most + 1))
-    else:  # the first tick keeps away from the 0
-        key.set_ticks([at for at in MaxNLocator(6, integer=True).tick_values(1, most) if most / 12 <= at <= most])
+    else:  # no tick close to the 0
+        key.set_ticks([tick for tick in MaxNLocator(6, integer=True).tick_values(1, most) if most / 12 <= tick <= most])
     key.ax.tick_params(labelsize=9, length=0, pad=2, colors=MUTED)
     zero = key.ax.annotate("0", (-0.035, 1.0), (0, 2), xycoords="axes fraction", textcoords="offset points")
     zero.set(ha="center", va="bottom", fontsize=9, color=WARN)

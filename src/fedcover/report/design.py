@@ -1,4 +1,4 @@
-"""A design as a picture: the frontier between coverage and noise, and who holds what."""
+"""The figure of a mask design: the frontier between coverage and noise, and what each client holds."""
 
 from collections.abc import Sequence
 
@@ -14,20 +14,28 @@ from fedcover.report.style import CARD, INK, MUTED, RULE, WARN, WIDTH, colour, s
 def design_figure(
     points: Sequence[Point],
     chosen: Point,
-    given: Point | None,
+    code: Point | None,
     keeps: Sequence[float],
     holdings: Sequence[SegmentShare],
 ) -> Figure:
-    """Above the frontier with the chosen point; below, for the first layer, each client's part of each segment."""
+    """Draw the frontier above, and below it each client's part of each segment of the first layer.
+
+    Args:
+        points: The frontier.
+        chosen: The point to mark on it.
+        code: Coverage and noise of the budgets' own patterns, if they have any.
+        keeps: What each client keeps.
+        holdings: The clients' shares of each segment.
+    """
     first = [holding for holding in holdings if holding.layer == holdings[0].layer]
     figure = Figure(figsize=(WIDTH, 3.4 + 0.2 * len(keeps)), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(2.4, 0.8 + 0.2 * len(keeps)))
-    _draw_frontier(above, points, chosen, given)
+    _draw_frontier(above, points, chosen, code)
     _draw_holders(below, first, keeps)
     return figure
 
 
-def _draw_frontier(axes: Axes, points: Sequence[Point], chosen: Point, given: Point | None) -> None:
+def _draw_frontier(axes: Axes, points: Sequence[Point], chosen: Point, code: Point | None) -> None:
     axes.set_title("noise factor (N / Γ) × mean δ², and mean δ²")
     axes.set_xlabel("least coverage Γ")
     axes.xaxis.set_major_locator(whole_numbers())
@@ -38,8 +46,8 @@ def _draw_frontier(axes: Axes, points: Sequence[Point], chosen: Point, given: Po
     mean.set_label("mean δ²")
     if chosen.noise_factor is not None:
         axes.plot([chosen.gamma], [chosen.noise_factor], "o", markersize=11, markerfacecolor="none", color=INK)
-    if given and given.noise_factor is not None:
-        (mark,) = axes.plot([given.gamma], [given.noise_factor], "x", markersize=8, color=WARN)
+    if code and code.noise_factor is not None:
+        (mark,) = axes.plot([code.gamma], [code.noise_factor], "x", markersize=8, color=WARN)
         mark.set_label("the code itself")
     axes.set_ylim(bottom=0)
     axes.legend(labelcolor=INK)
@@ -48,16 +56,16 @@ def _draw_frontier(axes: Axes, points: Sequence[Point], chosen: Point, given: Po
 def _draw_holders(axes: Axes, holdings: Sequence[SegmentShare], keeps: Sequence[float]) -> None:
     axes.grid(False)
     where = f" of {holdings[0].layer}" if holdings[0].layer else ""
-    axes.set_title(f"what each client holds{where}, by budget; below, how many hold it")
+    axes.set_title(f"what each client holds{where}, by budget; below: how many clients hold it")
     for row, keep in enumerate(keeps):
         for holding in holdings:
             width = holding.end - holding.start
             axes.add_patch(Rectangle((holding.start, row - 0.4), width, 0.8, facecolor=RULE, edgecolor=CARD))
             begin, end = holding.begins[row], holding.begins[row] + holding.parts[row]
-            for low, high in ((begin, min(end, 1.0)), (0.0, end - 1.0)):  # around the segment's end
+            for low, high in ((begin, min(end, 1.0)), (0.0, end - 1.0)):  # a part may wrap around the segment's end
                 if high > low:
-                    at = (holding.start + low * width, row - 0.4)
-                    axes.add_patch(Rectangle(at, (high - low) * width, 0.8, facecolor=colour(0), edgecolor="none"))
+                    corner = (holding.start + low * width, row - 0.4)
+                    axes.add_patch(Rectangle(corner, (high - low) * width, 0.8, facecolor=colour(0), edgecolor="none"))
         axes.text(-0.015, row, f"{keep:g}", ha="right", va="center", color=MUTED, fontsize=9)
     for holding in holdings:
         if holding.end - holding.start > 0.02:

@@ -1,12 +1,14 @@
-"""Numbers as short text: one way to write each kind, for tables, tiles and sentences alike."""
+"""Numbers as short text: one way to write each kind, in tables, tiles and sentences alike."""
 
 import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
 
 MISSING = "–"
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """A share in percent; a share above 0 never reads as 0.
+    """Return a share in percent; a share above 0 never reads as 0.
 
     >>> percent(0.98047), percent(0.00001), percent(None)
     ('98.05 %', '< 0.01 %', '–')
@@ -20,13 +22,22 @@ def percent(share: float | None, digits: int = 2) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def percent_down(share: float) -> str:
+    """Return a share in percent, rounded down: only a share of exactly 1 reads as 100 %.
+
+    >>> percent_down(0.99999), percent_down(1.0)
+    ('99.99 %', '100.00 %')
+    """
+    return f"{math.floor(share * 1e4 + 1e-9) / 1e2:.2f} %"
+
+
 def rough_percent(share: float | None) -> str:
-    """A share in percent for a sentence: whole numbers, with one digit more below 10 %."""
+    """Return a share in percent for a sentence: a whole number, or one decimal below 10 %."""
     return percent(share, 1 if share is not None and 0 < abs(share) < 0.0995 else 0)
 
 
 def decimal(value: float | None) -> str:
-    """A loss or a delta^2: four decimals, or powers of ten where those would not do."""
+    """Return a loss or a delta^2 with four decimals, or in powers of ten if it is very small or large."""
     if value is None:
         return MISSING
     if not math.isfinite(value):
@@ -34,8 +45,27 @@ def decimal(value: float | None) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
 
 
+def signed(value: float, digits: int = 2) -> str:
+    """Return a difference with its sign, as a typographic minus.
+
+    >>> signed(-0.338), signed(0.001)
+    ('−0.34', '0.00')
+    """
+    text = f"{value:+.{digits}f}".replace("-", "−")
+    return text[1:] if float(text.replace("−", "-")) == 0 else text
+
+
+def mean_and_deviation(values: Sequence[float]) -> str:
+    """Return the mean and the standard deviation, or a single value.
+
+    >>> mean_and_deviation([97.0, 98.0]), mean_and_deviation([97.0])
+    ('97.50 ± 0.71', '97.00')
+    """
+    return f"{fmean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+
+
 def megabytes(count: float) -> str:
-    """Bytes in millions, three digits or so."""
+    """Return bytes in millions, to about three digits."""
     millions = count / 1e6
     if millions >= 100:
         return f"{millions:,.0f}"
@@ -45,14 +75,14 @@ def megabytes(count: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds for a table: ``0.42``, ``12.3``, ``1,240``."""
+    """Return seconds for a table: ``0.42``, ``12.3``, ``1,240``."""
     if value < 10:
         return f"{value:.2f}"
     return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def duration(value: float) -> str:
-    """Seconds for a reader: ``8.1 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Return seconds for a sentence: ``8.1 s``, ``3 min 20 s``, ``2 h 5 min``."""
     if value < 60:
         return f"{value:.1f} s"
     whole = round(value)
@@ -62,13 +92,13 @@ def duration(value: float) -> str:
 
 
 def clients(sizes: tuple[int, int]) -> str:
-    """The cohort's size, or its range: ``10``, ``8 to 10``."""
+    """Return the cohort's size or range: ``10``, ``8 to 10``."""
     least, most = sizes
     return f"{least}" if least == most else f"{least} to {most}"
 
 
 def shorten(text: str, length: int) -> str:
-    """The text, with its middle left out if it is longer than ``length``.
+    """Return the text, with its middle left out if it is longer than ``length``.
 
     >>> shorten("layers.0.attention.weight", 15)
     'layers.….weight'

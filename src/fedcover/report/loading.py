@@ -1,4 +1,4 @@
-"""Run folders: what they hold, read once and checked."""
+"""Run folders, read once and checked."""
 
 import json
 import os
@@ -16,7 +16,7 @@ AnyPath = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """One run as its folder tells it; ``summary`` is None until the run has finished."""
+    """One run as read from its folder; ``summary`` is None until the run has finished."""
 
     path: Path
     name: str
@@ -27,15 +27,18 @@ class LoadedRun:
 
     @property
     def planned_rounds(self) -> int | None:
-        """How many rounds the config asks for, if it says so."""
+        """The number of rounds in the config, if it is there."""
         rounds = self.config.get("rounds")
         return rounds if isinstance(rounds, int) else None
 
 
 def load_run(path: AnyPath) -> LoadedRun:
-    """The run in a folder, finished or not.
+    """Return the run in a folder, finished or not.
 
-    Only ``history.jsonl`` must be there; a missing ``config.toml`` or ``versions.json`` reads as empty.
+    Only ``history.jsonl`` is required; a missing ``config.toml`` or ``versions.json`` reads as empty.
+
+    Raises:
+        InputError: If the folder does not hold a run, or a file in it cannot be read.
 
     >>> run = load_run("runs/wp")  # doctest: +SKIP
     >>> run.name, run.history.last.accuracy  # doctest: +SKIP
@@ -59,14 +62,14 @@ def load_run(path: AnyPath) -> LoadedRun:
 
 
 def open_runs(runs: "Iterable[LoadedRun | AnyPath] | LoadedRun | AnyPath") -> list[LoadedRun]:
-    """The runs, loaded where a path was given, with names that differ from each other.
+    """Return the runs, loaded from their folders where they are paths, under distinct names.
 
-    Runs of one name are told apart by their folders, and failing that by numbers.
+    Runs with the same name are distinguished by their folders, or else by numbers.
     """
-    given: Iterable[LoadedRun | AnyPath] = [runs] if isinstance(runs, LoadedRun | str | os.PathLike) else runs
-    loaded = [run if isinstance(run, LoadedRun) else load_run(run) for run in given]
+    several: Iterable[LoadedRun | AnyPath] = [runs] if isinstance(runs, LoadedRun | str | os.PathLike) else runs
+    loaded = [run if isinstance(run, LoadedRun) else load_run(run) for run in several]
     if not loaded:
-        raise InputError("no runs were given; give the folder of at least one fedcover run")
+        raise InputError("there are no runs to report on; give the folder of at least one fedcover run")
     names = [run.name for run in loaded]
     if len(set(names)) < len(names):
         folders = [printable(run.path.resolve().name) for run in loaded]
@@ -78,7 +81,7 @@ def open_runs(runs: "Iterable[LoadedRun | AnyPath] | LoadedRun | AnyPath") -> li
 
 
 def numbered(names: Sequence[str], mark: str = " #") -> list[str]:
-    """The names, with a number added from the second of its kind on.
+    """Return the names, each repeated one with a number added.
 
     >>> numbered(["a", "b", "a"])
     ['a', 'b', 'a #2']
@@ -96,12 +99,12 @@ def numbered(names: Sequence[str], mark: str = " #") -> list[str]:
 
 
 def printable(text: str) -> str:
-    """The text on one line, without control characters."""
+    """Return the text on one line, without control characters."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def _load_history(path: Path) -> History:
-    """The rounds in the file; a last line that a running process has not finished writing is left out."""
+    """Return the rounds in the file, without a last line that a running process has not finished writing."""
     try:
         text = path.read_text(encoding="utf-8")
         whole, newline, rest = text.rpartition("\n")
@@ -121,7 +124,7 @@ def _load_history(path: Path) -> History:
 
 
 def _load_dict(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | None:
-    """The table in a TOML or JSON file, or None if there is no such file."""
+    """Return the table in a TOML or JSON file, or None if there is no such file."""
     try:
         content = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

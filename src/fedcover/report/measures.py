@@ -1,4 +1,4 @@
-"""The numbers of a whole run: what its history comes to."""
+"""Totals, means and extremes of a whole run, computed from its history."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from fedcover.federation.history import History, RoundRecord
 
 @dataclass(frozen=True)
 class Hole:
-    """The layer of a run that went uncovered the most, and when."""
+    """The layer with the largest uncovered share of any round, and that round."""
 
     layer: str
     round: int
@@ -19,7 +19,7 @@ class Hole:
 
 @dataclass(frozen=True)
 class Measures:
-    """A run in numbers; None where nothing was measured."""
+    """The numbers of a run; None where nothing was measured."""
 
     rounds: int
     accuracy: float | None
@@ -42,14 +42,14 @@ class Measures:
     bytes_up: int
     bytes_full: int
     bytes_share: float | None
-    """Bytes both ways as a share of those with full models."""
+    """Bytes down and up as a share of those with full models."""
     macs_share: float | None
     seconds: float
     rejected: int
 
 
 def measure(history: History) -> Measures:
-    """The numbers of a history of at least one round."""
+    """Return the numbers of a history of at least one round."""
     accuracy_round, accuracy = last_measured(history, "accuracy")
     cohorts = [len(record.cohort) for record in history]
     down, up, full = (sum(history.column(name)) for name in ("bytes_down", "bytes_up", "bytes_full"))
@@ -77,7 +77,7 @@ def measure(history: History) -> Measures:
 
 
 def last_measured(history: History, name: str) -> tuple[int | None, float | None]:
-    """The last round in which the column was measured, and its value; (None, None) if never."""
+    """Return the last round in which the column was measured, and its value; (None, None) if never."""
     for record in reversed(history):
         value = getattr(record, name)
         if value is not None:
@@ -86,9 +86,9 @@ def last_measured(history: History, name: str) -> tuple[int | None, float | None
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """The mean, or None of nothing."""
-    known = list(values)
-    return math.fsum(known) / len(known) if known else None
+    """Return the mean, or None if there are no values."""
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers) if numbers else None
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -96,7 +96,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _worst_hole(history: History) -> Hole | None:
-    """The largest uncovered share of any layer in any round; the first round of equals."""
+    """Return the largest uncovered share of any layer in any round; the first such round."""
     worst: Hole | None = None
     for record in history:
         for hole in _holes(record):

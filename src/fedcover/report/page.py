@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else, for one run or for several compared."""
+"""The page: one self-contained HTML file on one run, or on several compared."""
 
 import base64
 import hashlib
@@ -14,10 +14,16 @@ from fedcover.report.loading import AnyPath, LoadedRun, open_runs
 
 
 def write_report(runs: Iterable[LoadedRun | AnyPath], out: str | os.PathLike[str] | None = None) -> Path:
-    """The path of the page just written.
+    """Write a self-contained HTML page on one run, or one that compares several; return its path.
 
-    One run gives its own page, by default ``report.html`` in its folder; several give a comparison, which needs
-    ``out``. Equal runs give equal bytes.
+    Equal runs give equal bytes.
+
+    Args:
+        runs: Runs, or the folders of runs.
+        out: The file to write; by default ``report.html`` in the folder of a single run.
+
+    Raises:
+        InputError: If a folder does not hold a run, or several runs are compared without ``out``.
 
     >>> write_report(["runs/wp"])  # doctest: +SKIP
     PosixPath('runs/wp/report.html')
@@ -27,15 +33,13 @@ def write_report(runs: Iterable[LoadedRun | AnyPath], out: str | os.PathLike[str
     loaded = open_runs(runs)
     if out is None:
         if len(loaded) > 1:
-            raise InputError(
-                f"a comparison of {len(loaded)} runs has no folder of its own; give out, such as compare.html"
-            )
+            raise InputError(f"a comparison of {len(loaded)} runs needs out, the file to write, such as compare.html")
         out = loaded[0].path / "report.html"
     return write_atomically(out, page(loaded).encode("utf-8", errors="replace"))
 
 
 def page(runs: Sequence[LoadedRun]) -> str:
-    """The whole page as HTML."""
+    """Return the whole page as HTML."""
     parts = [
         sections.heading(runs),
         sections.tiles(runs),
@@ -50,7 +54,7 @@ def page(runs: Sequence[LoadedRun]) -> str:
 
 
 def frame(title: str, parts: Sequence[str]) -> str:
-    """A page with this title and these parts, which are HTML."""
+    """Return a page with this title and these parts, which are HTML."""
     style, script = _package_file("page.css"), _package_file("page.js")
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -73,7 +77,7 @@ def frame(title: str, parts: Sequence[str]) -> str:
 
 
 def _policy(script: str) -> str:
-    """What a browser may load: this page's own script and styles and embedded images, and nothing from outside."""
+    """Return the content security policy: this page's own script, styles and embedded images, nothing from outside."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data: blob:"
 

@@ -1,4 +1,4 @@
-"""The parts of the page as HTML. Whatever comes from a run passes through ``text`` before it gets here."""
+"""The parts of the page as HTML; ``text``, ``prose`` and ``attribute`` escape everything that comes from a run."""
 
 import html
 import re
@@ -16,28 +16,28 @@ from fedcover.report.traffic import client_rows, left_out_rows
 
 
 def text(plain: object) -> str:
-    """Any text, safe in HTML, with Gamma_min's index set as one."""
+    """Return any text escaped for HTML, with the index of Gamma_min as a subscript."""
     return html.escape(str(plain)).replace("Γmin", "Γ<sub>min</sub>")
 
 
 def prose(plain: str) -> str:
-    """A sentence, safe in HTML, in which no line ends between a number and its unit."""
+    """Return a sentence escaped for HTML, without line breaks between a number and its percent sign."""
     return re.sub(r"(?<=\d) (?=%)", "\u00a0", text(plain))
 
 
 def attribute(plain: object) -> str:
-    """Any text, safe between double quotes."""
+    """Return any text escaped for a double-quoted attribute."""
     return html.escape(str(plain))
 
 
 def heading(runs: Sequence[LoadedRun]) -> str:
-    """Title, verdict, warnings, and where the data came from."""
+    """Return title, verdict, warnings, and the source of the data."""
     parts = [
         '<p class="over">fedcover report</p>',
         f"<h1>{text(verdict.title(runs))}</h1>",
         f'<p class="verdict">{prose(verdict.verdict(runs))}</p>',
     ]
-    boxes = [("warning", *found) for found in verdict.warnings(runs)] + [("notice", *n) for n in verdict.notes(runs)]
+    boxes = [("warning", *box) for box in verdict.warnings(runs)] + [("notice", *box) for box in verdict.notes(runs)]
     parts += [f'<p class="{kind}"><strong>{text(head)}.</strong> {prose(body)}</p>' for kind, head, body in boxes]
     abouts = {run.name: about for run in runs if (about := _about(run))}
     if len(set(abouts.values())) > 1:
@@ -47,7 +47,7 @@ def heading(runs: Sequence[LoadedRun]) -> str:
 
 
 def _about(run: LoadedRun) -> str:
-    """The run's data, model size and engine, as far as its summary tells."""
+    """Return the run's data, model size and engine, as far as its summary has them."""
     summary = run.summary or {}
     sentences = []
     if data := summary.get("data"):
@@ -60,11 +60,11 @@ def _about(run: LoadedRun) -> str:
 
 
 def tiles(runs: Sequence[LoadedRun]) -> str:
-    """The key numbers; of several runs their ranges."""
+    """Return the key numbers; of several runs their ranges."""
     numbers = [measure(run.history) for run in runs]
-    found = _tiles_of_one(numbers[0]) if len(runs) == 1 else _tiles_of_many(numbers)
+    contents = _tiles_of_one(numbers[0]) if len(runs) == 1 else _tiles_of_many(numbers)
     boxes = []
-    for label, value, note in found:
+    for label, value, note in contents:
         below = f'<dd class="note">{text(note)}</dd>' if note else ""
         boxes.append(f"<div><dt>{text(label)}</dt><dd>{text(value)}</dd>{below}</div>")
     return '<dl class="tiles">\n' + "\n".join(boxes) + "\n</dl>"
@@ -76,7 +76,7 @@ def _tiles_of_one(numbers: Measures) -> list[tuple[str, str, str]]:
         "" if saved is None else f"{cells.percent(abs(saved), 1)} {'fewer' if saved >= 0 else 'more'} than full models"
     )
     measured = "" if numbers.accuracy_round is None else f"global model, test set, round {numbers.accuracy_round}"
-    rounds_bare = (
+    uncovered_in = (
         f"in {numbers.uncovered_rounds} of {numbers.rounds} rounds" if numbers.uncovered > 0 else "in any round"
     )
     return [
@@ -84,7 +84,7 @@ def _tiles_of_one(numbers: Measures) -> list[tuple[str, str, str]]:
         ("Local accuracy", cells.percent(numbers.local_accuracy), "mean over clients"),
         ("Test loss", cells.decimal(numbers.loss), "global model"),
         ("Least coverage Γmin", f"{numbers.gamma_min} of {cells.clients(numbers.clients)}", "clients, worst round"),
-        ("Uncovered", cells.percent(numbers.uncovered) if numbers.uncovered > 0 else "0 %", rounds_bare),
+        ("Uncovered", cells.percent(numbers.uncovered) if numbers.uncovered > 0 else "0 %", uncovered_in),
         ("Pruning noise δ²", cells.decimal(numbers.pruning_noise), "mean over rounds"),
         ("Model held", cells.percent(numbers.kept, 1), "mean over clients and rounds"),
         ("Multiply-adds", cells.percent(numbers.macs_share, 1), "of the full model's"),
@@ -95,19 +95,19 @@ def _tiles_of_one(numbers: Measures) -> list[tuple[str, str, str]]:
 
 def _tiles_of_many(numbers: Sequence[Measures]) -> list[tuple[str, str, str]]:
     def span(values: Sequence[float | None], digits: int) -> str:
-        known = [value for value in values if value is not None]
-        if not known:
+        measured = [value for value in values if value is not None]
+        if not measured:
             return cells.MISSING
-        low, high = cells.percent(min(known), digits), cells.percent(max(known), digits)
+        low, high = cells.percent(min(measured), digits), cells.percent(max(measured), digits)
         return low if low == high else f"{low.removesuffix(' %')} – {high}"
 
     gammas = [m.gamma_min for m in numbers]
     gamma = f"{gammas[0]}" if min(gammas) == max(gammas) else f"{min(gammas)} – {max(gammas)}"
-    bare = sum(m.uncovered > 0 for m in numbers)
+    uncovered = sum(m.uncovered > 0 for m in numbers)
     return [
         ("Accuracy", span([m.accuracy for m in numbers], 2), "lowest – highest, test set"),
         ("Least coverage Γmin", gamma, "clients, each run's worst round"),
-        ("Uncovered entries", f"{bare} of {len(numbers)}", "runs had some, in any round"),
+        ("Uncovered entries", f"{uncovered} of {len(numbers)}", "runs had some, in any round"),
         ("Model held", span([m.kept for m in numbers], 0), "mean over clients and rounds"),
         ("Bytes sent", span([m.bytes_share for m in numbers], 0), "of full models'"),
     ]
@@ -120,10 +120,14 @@ def table(
     words: Collection[str] = (),
     keys: Sequence[str] = (),
 ) -> str:
-    """Rows as a table in a box that scrolls by itself.
+    """Return rows as a table in a box that scrolls by itself.
 
-    ``marks`` gives cells a class by row and header; ``words`` are the columns of prose, the others being numbers;
-    ``keys`` are small drawings put before the first cells.
+    Args:
+        rows: The rows, each from header to cell.
+        label: Description for screen readers.
+        marks: Classes of single cells by row number and header.
+        words: Headers of columns with prose; the others are numbers.
+        keys: Small drawings before the first cells.
     """
 
     def kind(header: str, mark: str = "") -> str:
@@ -145,7 +149,7 @@ def table(
 
 
 def comparison(runs: Sequence[LoadedRun]) -> str:
-    """The table of runs, each with the stroke that stands for it in the figures."""
+    """Return the table of runs, each with its line style in the figures."""
     best = best_names(runs)
     marks: dict[tuple[int, str], str] = {}
     for number, run in enumerate(runs):
@@ -157,7 +161,7 @@ def comparison(runs: Sequence[LoadedRun]) -> str:
 
 
 def _key(index: int) -> str:
-    """The index-th run's line, as a small drawing."""
+    """Return the line style of the index-th run as a small drawing."""
     strokes = " ".join(f"{2 * length:g}" for length in dashes(index))
     dash = f' stroke-dasharray="{strokes}"' if strokes else ""
     stroke = f'stroke="var(--series-{index % 8 + 1})"{dash}'
@@ -165,12 +169,12 @@ def _key(index: int) -> str:
 
 
 def figures(runs: Sequence[LoadedRun]) -> str:
-    """Every figure with its title, caption and a place for the links that save it."""
+    """Return every figure with its title, caption and a place for its buttons to save."""
     return '<h2>Figures</h2>\n<div class="figures">\n' + "\n".join(map(figure, drawings(runs))) + "\n</div>"
 
 
 def figure(drawing: Drawing) -> str:
-    """A figure with its title, its caption and a place for the links that save it."""
+    """Return one figure with its title, caption and a place for its buttons to save."""
     drawn = drawing.draw()
     kind = ' class="tall"' if drawn.get_figheight() > drawn.get_figwidth() else ""
     svg = inline_svg(drawn, re.sub(r"[^a-z0-9-]", "-", drawing.name), attribute(drawing.alt))
@@ -182,34 +186,34 @@ def figure(drawing: Drawing) -> str:
 
 
 def certificates(runs: Sequence[LoadedRun]) -> str:
-    """What the convergence theorem says of each run that was certified: a sentence, and the bound term by term."""
-    made_of = ((run.name, (run.summary or {}).get("certificate")) for run in runs)
-    found = {name: made for name, made in made_of if isinstance(made, dict) and made.get("sentence")}
-    if not found:
+    """Return the certificate of each certified run: a sentence, and the terms of the bound."""
+    summaries = ((run.name, (run.summary or {}).get("certificate")) for run in runs)
+    certified = {name: summary for name, summary in summaries if isinstance(summary, dict) and summary.get("sentence")}
+    if not certified:
         return ""
     parts = ["<h2>Certificate</h2>"]
-    for name, made in found.items():
-        head = f"{text(name)}: " if len(found) > 1 else ""
-        sentence = str(made["sentence"])
+    for name, summary in certified.items():
+        head = f"{text(name)}: " if len(certified) > 1 else ""
+        sentence = str(summary["sentence"])
         parts.append(f'<p class="about">{head}{prose(sentence[0].upper() + sentence[1:])}.</p>')
     rows = [
         {
             "run": name,
-            "theorem": f"{made.get('theorem')}",
-            "Γmin": f"{made.get('gamma_min')}",
-            **{str(term): cells.decimal(value) for term, value in made["terms"].items()},
-            "bound": cells.decimal(made.get("total")),
-            "largest": f"{made.get('dominant') or cells.MISSING}",
-            "step size holds": "yes" if made.get("step_holds") else "no",
+            "theorem": f"{summary.get('theorem')}",
+            "Γmin": f"{summary.get('gamma_min')}",
+            **{str(term): cells.decimal(value) for term, value in summary["terms"].items()},
+            "bound": cells.decimal(summary.get("total")),
+            "largest": f"{summary.get('dominant') or cells.MISSING}",
+            "step size holds": "yes" if summary.get("step_holds") else "no",
         }
-        for name, made in found.items()
-        if isinstance(made.get("terms"), dict)
+        for name, summary in certified.items()
+        if isinstance(summary.get("terms"), dict)
     ]
     return "\n".join([*parts, table(rows, "Certificates", words=("largest", "step size holds")) if rows else ""])
 
 
 def traffic(runs: Sequence[LoadedRun]) -> str:
-    """Bytes that went over the wire, by client, and who was left out of which round and why; empty if neither was."""
+    """Return bytes on the wire by client, and the clients left out with reasons; "" for a run without a network."""
     parts = []
     for run in runs:
         of = f" of {run.name}" if len(runs) > 1 else ""
@@ -223,7 +227,7 @@ def traffic(runs: Sequence[LoadedRun]) -> str:
 
 
 def rounds(runs: Sequence[LoadedRun]) -> str:
-    """The table of rounds of each run, folded away."""
+    """Return the table of rounds of each run, folded."""
     parts = ["<h2>Rounds</h2>"]
     for run in runs:
         rows = round_rows(run)
@@ -238,7 +242,7 @@ def rounds(runs: Sequence[LoadedRun]) -> str:
 
 
 def settings(runs: Sequence[LoadedRun]) -> str:
-    """Config and versions; of several runs first what differs, then what all share."""
+    """Return config and versions; of several runs first what differs, then what they share."""
     parts = []
     for title, tables in (("Settings", [run.config for run in runs]), ("Versions", [run.versions for run in runs])):
         parts.append(f"<h2>{title}</h2>")

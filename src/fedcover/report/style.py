@@ -1,7 +1,7 @@
-"""How figures look: colours, line styles, an empty pair of axes, labels beside curves.
+"""The style of figures: colours, line styles, axes, and labels beside curves.
 
-The colours are the light theme's. ``svg.py`` turns each of them into a CSS variable of the same name, so that the
-figures on a page follow its theme; hence no colour may be used that has no name in ``COLOURS``.
+The colours are those of the light theme. ``svg.py`` turns each into a CSS variable of the same name, so that the
+figures on a page follow its theme. Therefore figures use only colours that have a name in ``COLOURS``.
 """
 
 import functools
@@ -23,13 +23,13 @@ SERIES = ("#0066b3", "#b36a02", "#00805b", "#9b4a87", "#9a2b40", "#5a626d", "#68
 COLOURS = {"ink": INK, "muted": MUTED, "rule": RULE, "card": CARD, "warn": WARN} | {
     f"series-{number}": colour for number, colour in enumerate(SERIES, 1)
 }
-"""Theme variable -> its colour in the light theme; ``page.css`` has the dark ones."""
+"""The colour of each theme variable in the light theme; ``page.css`` has the dark ones."""
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.6), (1.3, 1.3), (6, 1.5, 1.3, 1.5))
 WIDTH = 5.2
-"""Inches; narrow, so that its text stays readable when the page shrinks it to a phone."""
+"""Width of figures in inches: narrow, so that their text stays readable on a phone."""
 LONGEST_LABEL = 16
-"""Longer names go into a legend above the axes."""
+"""The longest name that fits beside a curve; longer ones go into a legend."""
 
 _LOOK: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 @contextmanager
 def look() -> Iterator[None]:
-    """Matplotlib with our look and nobody else's settings; the caller's are back afterwards."""
+    """Use this style instead of the caller's matplotlib settings inside the block."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()
@@ -82,7 +82,7 @@ def look() -> Iterator[None]:
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """The drawing function, run under our look."""
+    """Return a drawing function that runs inside ``look``."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -93,17 +93,17 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 
 
 def colour(index: int) -> str:
-    """The colour of the index-th run."""
+    """Return the colour of the index-th run."""
     return SERIES[index % len(SERIES)]
 
 
 def dashes(index: int) -> tuple[float, ...]:
-    """The dash pattern of the index-th run, in line widths; empty is solid. Repeats out of step with the colours."""
+    """Return the dash pattern of the index-th run in line widths; it repeats out of step with the colours."""
     return DASHES[(index + index // len(SERIES)) % len(DASHES)]
 
 
 def new_axes(measure: str, x: str = "round", height: float = 3.0) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes; what is measured stands above the y axis, where it reads horizontally."""
+    """Return a figure with one pair of axes, and the measure as a horizontal title above the y axis."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots()
     axes.set_title(measure)
@@ -112,7 +112,7 @@ def new_axes(measure: str, x: str = "round", height: float = 3.0) -> tuple[Figur
 
 
 def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], index: int = 0, step: bool = False) -> Line2D:
-    """A curve in the index-th colour and dashes, with points where there are few of them."""
+    """Draw a curve in the index-th colour and dashes, with markers if it has few points."""
     (line,) = axes.plot(xs, ys, color=colour(index), drawstyle="steps-mid" if step else "default")
     if len(xs) > 200:
         line.set_linewidth(1.0)
@@ -125,25 +125,25 @@ def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], index: int =
 
 
 def fit_rounds(axes: Axes, rounds: Sequence[int]) -> None:
-    """X axis over the rounds, with whole numbers as ticks."""
+    """Fit the x axis to the rounds, with ticks at whole numbers."""
     first, last = min(rounds), max(rounds)
     axes.set_xlim((first - 0.5, last + 0.5) if last - first < 2 else (first, last))
     axes.xaxis.set_major_locator(whole_numbers())
 
 
 def whole_numbers() -> MaxNLocator:
-    """Ticks at round whole numbers: 20, 40, 60."""
+    """Return a locator of ticks at round whole numbers, such as 20, 40, 60."""
     return MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
 
 
 def name_lines(figure: Figure, axes: Axes, lines: Sequence[Line2D], names: Sequence[str]) -> None:
-    """Each curve's name beside its end; where names are long or many, in a legend above instead."""
+    """Write each curve's name beside its end, or in a legend above if names are long or many."""
     if len(lines) > 12 or max(map(len, names)) > LONGEST_LABEL:
         add_legend(figure, lines, names)
         return
     low, high = axes.get_ylim()
     ends = [_end(line) for line in lines]
-    heights = spread([(y - low) / (high - low) for _, y in ends], gap=0.076 * 3.0 / figure.get_figheight())
+    heights = move_apart([(y - low) / (high - low) for _, y in ends], gap=0.076 * 3.0 / figure.get_figheight())
     right = axes.get_xlim()[1]
     for (x, y), height, line, name in zip(ends, heights, lines, names, strict=True):
         edge = (right - x) / (right - axes.get_xlim()[0])
@@ -162,7 +162,7 @@ def name_lines(figure: Figure, axes: Axes, lines: Sequence[Line2D], names: Seque
 
 
 def add_legend(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -> None:
-    """The curves' names in a legend above, for which the figure grows."""
+    """Add a legend with the curves' names above the axes, and make the figure taller for it."""
     for line, name in zip(lines, names, strict=True):
         line.set_label(shorten(name, 56))
     columns = 2 if len(lines) > 3 and max(map(len, names)) <= 26 else 1
@@ -172,13 +172,13 @@ def add_legend(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) ->
 
 
 def _end(line: Line2D) -> tuple[float, float]:
-    """The curve's last point."""
+    """Return the curve's last point."""
     points: Any = line.get_xydata()
     return float(points[-1][0]), float(points[-1][1])
 
 
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """The heights, moved apart so that no two are nearer than ``gap``, and kept within 0 to 1 where there is room."""
+def move_apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Return heights at least ``gap`` apart, near the original ones, and within 0 to 1 where there is room."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     placed = [heights[index] for index in order]
     for i in range(1, len(placed)):

@@ -1,4 +1,4 @@
-"""Tables of formatted cells, shared by the page and the console."""
+"""Tables of formatted cells, for the page and the console."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,11 @@ from fedcover.report.traffic import wire_of
 from fedcover.toml import flatten
 
 MOST_ROWS = 1000
-"""A page shows at most so many rounds of a run as rows."""
+"""The most rounds of a run that a page shows as rows."""
 
 
 def comparison_rows(runs: Iterable[LoadedRun | AnyPath]) -> list[dict[str, str]]:
-    """One row a run: a dict from column header to formatted cell, the same headers in every row.
+    """Return one row per run: a dict from column header to formatted cell, with the same headers in every row.
 
     Accuracy, local accuracy and loss are those of the last evaluated round; Gamma_min is the least and
     ``uncovered`` the worst over rounds; delta^2 and ``kept`` are means over rounds and clients.
@@ -46,7 +46,7 @@ def _cells(numbers: Measures) -> dict[str, str]:
 
 
 def best_names(runs: Sequence[LoadedRun]) -> dict[str, set[str]]:
-    """The runs with the best value of each column in which one value is plainly better; ties share it."""
+    """Return the runs with the best value of each column in which values differ; several runs if they tie."""
     numbers = {run.name: measure(run.history) for run in runs}
     columns = {
         "accuracy": {name: m.accuracy for name, m in numbers.items()},
@@ -55,15 +55,15 @@ def best_names(runs: Sequence[LoadedRun]) -> dict[str, set[str]]:
     }
     best: dict[str, set[str]] = {}
     for header, column in columns.items():
-        known = {name: value for name, value in column.items() if value is not None and value == value}
-        if len(set(known.values())) > 1:
-            top = max(known.values())
-            best[header] = {name for name, value in known.items() if value == top}
+        valid = {name: value for name, value in column.items() if value is not None and value == value}
+        if len(set(valid.values())) > 1:
+            top = max(valid.values())
+            best[header] = {name for name, value in valid.items() if value == top}
     return best
 
 
 def round_rows(run: LoadedRun) -> list[dict[str, str]]:
-    """One row a round; of long runs about 1000: every k-th round, the last, and those that left a client out."""
+    """Return one row per round; of long runs every k-th round, the last, and those that left a client out."""
     step = -(-len(run.history) // MOST_ROWS)
     shown = [record for index, record in enumerate(run.history) if index % step == 0 or record.rejected]
     if shown[-1] is not run.history.last:
@@ -99,14 +99,14 @@ def _round_cells(record: RoundRecord) -> dict[str, str]:
 
 
 def setting_rows(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, str]]:
-    """Nested settings side by side: a row a dotted key, which stands under the header "", and a column a name."""
+    """Return settings side by side: one row per dotted key, which is under the header "", and one column per name."""
     flat = [_as_text(setting) for setting in settings]
     keys = list(dict.fromkeys(key for setting in flat for key in setting))
     return [{"": key, **{name: s.get(key, cells.MISSING) for name, s in zip(names, flat, strict=True)}} for key in keys]
 
 
 def _as_text(settings: dict[str, Any]) -> dict[str, str]:
-    """Dotted keys, and values as text."""
+    """Return dotted keys with their values as text."""
     return {
         key: value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
         for key, value in flatten(settings)

@@ -1,4 +1,4 @@
-"""What went over the wire in a run on devices, client by client, and who was left out and why."""
+"""Bytes on the wire of a run on devices, by client, and the clients that were left out."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from fedcover.report import format as cells
 from fedcover.report.loading import LoadedRun
 
 MOST_ROWS = 1000
-"""A table here has at most so many rows."""
+"""The most rows of a table."""
 
 
 @dataclass
 class _Tally:
-    """What one client came to; bytes of the full model are counted for each message that went."""
+    """The totals of one client; the full model's bytes are counted once for each message sent."""
 
     rounds: int = 0
     left_out: int = 0
@@ -24,14 +24,14 @@ class _Tally:
 
 
 def client_rows(run: LoadedRun) -> list[dict[str, str]]:
-    """One row a client: bytes that it got and sent beside those of full models; none if there was no network."""
-    found: dict[int, _Tally] = {}
+    """Return one row per client: bytes received and sent beside those of full models; none without a network."""
+    tallies: dict[int, _Tally] = {}
     for record in run.history:
-        left = {one.get("client") for one in record.rejected}
+        left_out = {entry.get("client") for entry in record.rejected}
         for client, down, up, full in _sent(record):
-            tally = found.setdefault(client, _Tally())
+            tally = tallies.setdefault(client, _Tally())
             tally.rounds += 1
-            tally.left_out += client in left
+            tally.left_out += client in left_out
             tally.down += down
             tally.full_down += full if down else 0
             tally.up += up
@@ -39,29 +39,29 @@ def client_rows(run: LoadedRun) -> list[dict[str, str]]:
     return [
         {
             "client": f"{client}",
-            "rounds": f"{one.rounds}",
-            "left out": f"{one.left_out}",
-            "MB down": cells.megabytes(one.down),
-            "full down": cells.megabytes(one.full_down),
-            "MB up": cells.megabytes(one.up),
-            "full up": cells.megabytes(one.full_up),
-            "share": cells.percent(_share(one), 1),
+            "rounds": f"{tally.rounds}",
+            "left out": f"{tally.left_out}",
+            "MB down": cells.megabytes(tally.down),
+            "full down": cells.megabytes(tally.full_down),
+            "MB up": cells.megabytes(tally.up),
+            "full up": cells.megabytes(tally.full_up),
+            "share": cells.percent(_share(tally), 1),
         }
-        for client, one in sorted(found.items())
+        for client, tally in sorted(tallies.items())
     ][:MOST_ROWS]
 
 
 def left_out_rows(run: LoadedRun) -> list[dict[str, str]]:
-    """One row for each time that a client was left out, with the reason."""
+    """Return one row for each time a client was left out, with the reason."""
     return [
-        {"round": f"{record.round}", "client": f"{one.get('client')}", "reason": f"{one.get('reason')}"}
+        {"round": f"{record.round}", "client": f"{entry.get('client')}", "reason": f"{entry.get('reason')}"}
         for record in run.history
-        for one in record.rejected
+        for entry in record.rejected
     ][:MOST_ROWS]
 
 
 def wire_of(record: RoundRecord) -> tuple[int, int, int] | None:
-    """Bytes down, up and those of full models both ways, in a round over a network; None elsewhere."""
+    """Return the bytes of a round down, up, and of full models both ways; None without a network."""
     rows = list(_sent(record))
     if not rows:
         return None
@@ -70,14 +70,14 @@ def wire_of(record: RoundRecord) -> tuple[int, int, int] | None:
 
 
 def _sent(record: RoundRecord) -> Iterator[tuple[int, int, int, int]]:
-    """Client, bytes down, bytes up and the full model's, of everyone in a round's cohort."""
+    """Yield the client, its bytes down and up, and the full model's bytes, for each client of a round."""
     wire = record.wire or {}
     down, up = wire.get("down"), wire.get("up")
     if isinstance(down, list) and isinstance(up, list):
-        for client, got, sent in zip(record.cohort, down, up, strict=False):
-            yield client, int(got), int(sent), int(wire.get("full", 0))
+        for client, received, sent in zip(record.cohort, down, up, strict=False):
+            yield client, int(received), int(sent), int(wire.get("full", 0))
 
 
-def _share(one: _Tally) -> float | None:
-    whole = one.full_down + one.full_up
-    return (one.down + one.up) / whole if whole else None
+def _share(tally: _Tally) -> float | None:
+    whole = tally.full_down + tally.full_up
+    return (tally.down + tally.up) / whole if whole else None

@@ -1,4 +1,4 @@
-"""The verdict on a run, or on several, in sentences built from the numbers. Plain text: the page escapes it."""
+"""The verdict on one run or several: sentences built from the numbers, as plain text that the page escapes."""
 
 from collections.abc import Sequence
 
@@ -8,30 +8,30 @@ from fedcover.report.measures import Measures, measure
 
 
 def title(runs: Sequence[LoadedRun]) -> str:
-    """What the page is about, in a few words."""
+    """Return the title of the page."""
     return runs[0].name if len(runs) == 1 else f"Comparison of {len(runs)} runs"
 
 
 def verdict(runs: Sequence[LoadedRun]) -> str:
-    """The outcome in one sentence."""
+    """Return the outcome in one sentence."""
     return _verdict_on_one(runs[0]) if len(runs) == 1 else _verdict_on_many(runs)
 
 
 def warnings(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
-    """What a reader must know before trusting the numbers, each as a heading and a sentence."""
-    found = []
+    """Return what a reader must know before trusting the numbers, each as a heading and a sentence."""
+    boxes = []
     for run in runs:
         where = f" in {run.name}" if len(runs) > 1 else ""
         numbers = measure(run.history)
         if numbers.uncovered > 0:
-            found.append((f"Uncovered parameters{where}", _uncovered(numbers)))
+            boxes.append((f"Uncovered parameters{where}", _uncovered(numbers)))
         if numbers.rejected:
-            found.append((f"Rejected updates{where}", _rejected(numbers)))
-    return found
+            boxes.append((f"Rejected updates{where}", _rejected(numbers)))
+    return boxes
 
 
 def notes(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
-    """What a reader may want to know beside the numbers: runs that have not finished."""
+    """Return further notes, each as a heading and a sentence: runs that have not finished."""
     unfinished = [run for run in runs if run.summary is None]
     return [(f"Unfinished{f': {run.name}' if len(runs) > 1 else ''}", _unfinished(run)) for run in unfinished]
 
@@ -60,16 +60,16 @@ def _coverage(numbers: Measures) -> str:
 
 
 def _cost(numbers: Measures) -> str:
-    held = "clients held the whole model"
+    size = "clients held the whole model"
     if numbers.kept is not None and numbers.kept < 1:
-        held = f"clients held {cells.rough_percent(numbers.kept)} of the model on average"
+        size = f"clients held {cells.rough_percent(numbers.kept)} of the model on average"
     if numbers.bytes_share is None:
-        return held
+        return size
     saved = 1 - numbers.bytes_share
     if abs(saved) < 0.0005:
-        return f"{held} and sent as many bytes as with full models"
+        return f"{size} and sent as many bytes as with full models"
     difference = f"{cells.rough_percent(abs(saved))} {'fewer' if saved > 0 else 'more'}"
-    return f"{held} and sent {difference} bytes than with full models"
+    return f"{size} and sent {difference} bytes than with full models"
 
 
 def _verdict_on_many(runs: Sequence[LoadedRun]) -> str:
@@ -119,7 +119,7 @@ def _uncovered(numbers: Measures) -> str:
 
 def _rejected(numbers: Measures) -> str:
     what = "1 client update was" if numbers.rejected == 1 else f"{numbers.rejected} client updates were"
-    return f"{what} left out of the average; the table of those left out says whose and why."
+    return f"{what} left out of the average; the table of clients left out lists the reasons."
 
 
 def _unfinished(run: LoadedRun) -> str:

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fedcover.audit import Audit
-from fedcover.report.format import MISSING
-from fedcover_experiments.format import signed, spread
+from fedcover.report.format import MISSING, mean_and_deviation, signed
 from fedcover_experiments.paper.arithmetic import ACCURACIES, adds_up, audit_row, expected, wrong_cells
 from fedcover_experiments.paper.experiments import experiments
 from fedcover_experiments.paper.published import COLUMNS, Row, Table, tables
@@ -73,7 +72,7 @@ def accuracy_rows(table: Table, results: Results) -> tuple[list[dict[str, str]],
         cells = _names(row)
         for column in (name for name in ACCURACIES if name in row.printed):
             pair, head = compared(table, row, column, results), COLUMNS[column]
-            cells[f"{head}: ours"] = spread(pair.ours) if pair else MISSING
+            cells[f"{head}: ours"] = mean_and_deviation(pair.ours) if pair else MISSING
             cells[f"{head}: paper"] = row.printed[column]
             cells[f"{head}: difference"] = signed(pair.difference) if pair else MISSING
             if (row.name, column) in wrong:
@@ -114,7 +113,7 @@ def plain_rows(table: str, results: Results) -> list[dict[str, str]]:
         if outcomes:
             cells = rows.setdefault(name, {"row": name, "Γmin": str(outcomes[0].gamma_min)})
             head = COLUMNS["iid" if experiment.split == "iid" else "non_iid_global"]
-            cells[head] = spread([100 * last_accuracy(outcome) for outcome in outcomes])
+            cells[head] = mean_and_deviation([100 * last_accuracy(outcome) for outcome in outcomes])
     heads = list(dict.fromkeys(head for cells in rows.values() for head in cells))
     return [{head: cells.get(head, MISSING) for head in heads} for cells in rows.values()]
 

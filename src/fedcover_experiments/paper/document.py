@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedcover.report.figures import Drawing
-from fedcover.report.format import MISSING, duration
-from fedcover_experiments.format import signed
+from fedcover.report.format import MISSING, duration, signed
 from fedcover_experiments.measures import LATE, MEASURES
 from fedcover_experiments.paper.arithmetic import OPEN_RULE, audit_rows
 from fedcover_experiments.paper.claim_tests import Comparison, outside

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from fedcover._files import write_atomically
 from fedcover.errors import InputError
-from fedcover_experiments.format import signed, spread
+from fedcover.report.format import mean_and_deviation, signed
 from fedcover_experiments.measures import late_accuracy
 from fedcover_experiments.results import Results, load_all
 from fedcover_experiments.runner import Experiment
@@ -99,7 +99,7 @@ def _row(study: Study, results: Results, cell: Cell) -> dict[str, str]:
         **(policy | budgets if study.separate else budgets | policy),
         "Γmin": f"{cell.gamma_min}",
         "mean δ²": f"{cell.noise:.3f}",
-        "accuracy, %": spread(cell.accuracies),
+        "accuracy, %": mean_and_deviation(cell.accuracies),
         f"gain over {study.base} [95 %]": gain,
         "p (Holm)": f"{cell.p:.4f}" if cell.gain else "",
         **(_costs(results, cell.experiment) if study.separate else {}),

@@ -112,7 +112,7 @@ def test_the_whole_bound_chooses_where_its_constants_are_given(
     cli: Cli, constants: tuple[float, float, float], units: bool
 ) -> None:
     options = ["--constants", ",".join(map(str, constants)), "--lr", "0.05", "--steps", "8"]
-    more = ["--units", "--window", "1"] if units else []
+    more = ["--whole-units", "--window", "1"] if units else []
     code, shown, err = cli("design", "--budgets", "1444777777", "--model", "mlp", *options, *more, "--json")
     assert code == 0, err
     found = json.loads(shown)
@@ -130,7 +130,7 @@ def test_the_whole_bound_chooses_where_its_constants_are_given(
     code, shown, _ = cli("design", "--budgets", "1444777777", "--model", "mlp", *options, *more)
     assert code == 0
     assert "the least bound at step size 0.05 and 8 local steps" in shown
-    assert ("the theorem holds for a step size of" in shown) == (constants[0] > 1 / (6 * 8 * 0.05))
+    assert ("the theorem covers step sizes up to" in shown) == (constants[0] > 1 / (6 * 8 * 0.05))
 
 
 def test_less_coverage_than_the_frontier_has_gives_its_least(cli: Cli) -> None:
@@ -141,7 +141,7 @@ def test_less_coverage_than_the_frontier_has_gives_its_least(cli: Cli) -> None:
 
 
 def test_coverage_of_weights_with_whole_units(cli: Cli) -> None:
-    arguments = ["--budgets", "10x0.25", "--model", "lenet", "--units", "--window", "4"]
+    arguments = ["--budgets", "10x0.25", "--model", "lenet", "--whole-units", "--window", "4"]
     code, shown, err = cli("design", *arguments, "--json")
     assert code == 0, err
     found = json.loads(shown)
@@ -177,16 +177,16 @@ def test_coverage_of_weights_with_whole_units(cli: Cli) -> None:
     code, shown, _ = cli("design", *arguments)
     assert code == 0
     assert "chosen: coverage of units Γ 2" in shown
-    assert "who holds what of conv1, largest units first" in shown
+    assert "of conv1, largest units first" in shown
     assert "single weights in 4 rounds: " in shown
-    assert "the least held never in all" in shown
-    assert "weights with two ends lie between two hidden layers" in shown
+    assert "never held" in shown
+    assert "between units of two hidden layers" in shown
 
 
 def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
     half = CostModel(fc.trace(MLP(), torch.zeros(2, 1, 28, 28)), units=True).at(0.5).parameters
-    for units, keep in ((["--units", "--window", "1"], 0.5), ([], 0.4930)):
-        arguments = ["--model", "mlp", "--unit", "parameters", "--budgets", f"159010,{half}", *units, "--json"]
+    for units, keep in ((["--whole-units", "--window", "1"], 0.5), ([], 0.4930)):
+        arguments = ["--model", "mlp", "--budget-unit", "parameters", "--budgets", f"159010,{half}", *units, "--json"]
         code, shown, err = cli("design", *arguments)
         assert code == 0, err
         assert json.loads(shown)["keeps"] == pytest.approx([1, keep], abs=1e-4)
@@ -202,7 +202,7 @@ def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
         (["--budgets", "0x1,0.5"], "item '0x1' of code '0x1,0.5' is for no client; leave it out, or use 1x or more"),
         (["--budgets", "1,0.5", "--steps", "9"], "--steps is for --constants and for budgets in seconds; give one of"),
         (["--budgets", "1,0.5", "--lr", "0.1"], "--lr is for --constants"),
-        (["--budgets", "1,0.5", "--constants", "1,2"], "--constants is '1,2'; give three numbers L,SIGMA2,G"),
+        (["--budgets", "1,0.5", "--constants", "1,2"], "--constants must be three numbers L,SIGMA2,G"),
         (["--budgets", "1,0.5", "--constants", "1,2,3", "--lr", "1"], "--constants needs --lr and --steps"),
         (["--budgets", "1,0.5", "--constants", "1,2,3", "--lr", "1", "--steps", "2"], "--constants needs --model"),
         (
@@ -211,7 +211,7 @@ def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
                 "10x0.25",
                 "--model",
                 "lenet",
-                "--units",
+                "--whole-units",
                 "--constants",
                 "1,2,3",
                 "--lr",
@@ -223,26 +223,29 @@ def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
         ),
         (["--budgets", "1,0.5", "--gamma", "1", "--noise", "0.1"], "gamma and noise must not both be set"),
         (["--budgets", "1,0.5", "--run", "runs/x"], "--run needs --model"),
-        (["--budgets", "1,0.5", "--units"], "--units needs --model"),
+        (["--budgets", "1,0.5", "--whole-units"], "--whole-units needs --model"),
         (
             ["--budgets", "1,0.5", "--model", "mlp", "--window", "3"],
             "--window is for masks of whole units; give",
         ),
-        (["--budgets", "1,0.5", "--model", "mlp", "--units", "--window", "0"], "window must be a whole number of 1"),
+        (
+            ["--budgets", "1,0.5", "--model", "mlp", "--whole-units", "--window", "0"],
+            "window must be a whole number of 1",
+        ),
         (
             ["--budgets", "1,0.5", "--calibration", "x.json"],
             "a calibration needs budgets in seconds",
         ),
-        (["--budgets", "1,0.5", "--figure", "x.gif"], "a figure ends in .svg, .png, .pdf; got 'x.gif'"),
+        (["--budgets", "1,0.5", "--figure", "x.gif"], "must end in .svg, .png, .pdf; got 'x.gif'"),
         (["--budgets", "1,0.5", "--model", "mpl"], "mpl"),
-        (["--budgets", "1,0.5", "--unit", "euros"], "got 'euros'"),
-        (["--budgets", "9,9", "--unit", "macs"], "budgets in macs need --model, the network whose macs they are"),
-        (["--budgets", "9,x", "--unit", "macs", "--model", "mlp"], "'x' is not an amount"),
+        (["--budgets", "1,0.5", "--budget-unit", "euros"], "got 'euros'"),
+        (["--budgets", "9,9", "--budget-unit", "macs"], "budgets in macs need --model"),
+        (["--budgets", "9,x", "--budget-unit", "macs", "--model", "mlp"], "'x' is not an amount"),
         (
-            ["--budgets", "99999999999999x5", "--unit", "macs", "--model", "mlp"],
+            ["--budgets", "99999999999999x5", "--budget-unit", "macs", "--model", "mlp"],
             "got 99999999999999",
         ),
-        (["--budgets", "9", "--unit", "seconds", "--model", "mlp"], "fedcover calibrate"),
+        (["--budgets", "9", "--budget-unit", "seconds", "--model", "mlp"], "fedcover calibrate"),
     ],
 )
 def test_bad_input_is_refused(cli: Cli, arguments: list[str], sentence: str) -> None:
@@ -254,7 +257,7 @@ def test_bad_input_is_refused(cli: Cli, arguments: list[str], sentence: str) -> 
 def test_budgets_in_parameters_buy_what_they_buy(cli: Cli) -> None:
     """119,810 parameters are the paper's WP client at 75 %, 80,610 that at 50 %."""
     code, shown, err = cli(
-        "design", "--model", "mlp", "--unit", "parameters", "--budgets", "159010,3x119810,6x80610", "--json"
+        "design", "--model", "mlp", "--budget-unit", "parameters", "--budgets", "159010,3x119810,6x80610", "--json"
     )
     assert code == 0, err
     found = json.loads(shown)

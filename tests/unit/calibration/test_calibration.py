@@ -2,30 +2,21 @@
 
 import json
 import math
-import os
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from typer.testing import CliRunner
 
 import fedcover as fc
 from fedcover.calibration import UNITS, Calibration, Line, calibrate, keep_for, timing, weight_seconds
-from fedcover.cli.calibrate import calibrate as command
-from fedcover.config.schema import parse_config, read_config
-from fedcover.deploy import bandwidth as link
 from fedcover.errors import InputError
 from fedcover.models import INPUT_SHAPES, build
 from fedcover.params import params_of
-from fedcover.policies.prunefl import PruneFl
 from fedcover.structure.trace import trace
-from fedcover.training.client import Job
 
 PAPER = {
     name: trace(build(name, INPUT_SHAPES[name], 10, 0), torch.zeros(2, *INPUT_SHAPES[name]))
@@ -156,90 +147,6 @@ def test_calibrate_refuses_invalid_arguments() -> None:
     assert len(calibrate(tokens, torch.zeros(2, 3, dtype=torch.long), repeats=1).points) == 4
 
 
-@pytest.fixture
-def call() -> Callable[..., tuple[int, str, str]]:
-    app = typer.Typer()
-    app.command()(command)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        result = CliRunner(env={"NO_COLOR": "1"}).invoke(app, list(arguments))
-        return result.exit_code, result.stdout, result.stderr
-
-    return run
-
-
-def test_the_command_shows_writes_and_measures_the_link(
-    call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link, "measure", lambda host, port: (2e6, 1e6))
-    where = tmp_path / "device.json"
-    code, shown, err = call("--units", "--keeps", "0.1,1", "--link", "5201", "--out", str(where))
-    assert code == 0, err
-    assert "seconds a step" in shown
-    assert "link: 2.00 MB/s down, 1.00 MB/s up" in shown
-    assert "pruning whole units" in shown
-    found = Calibration.load(where)
-    assert (found.model, found.units, found.down, found.up) == ("mlp", True, 2e6, 1e6)
-    code, shown, _ = call("--keeps", "0.5,1", "--json")
-    assert code == 0
-    assert not Calibration.from_json(shown).units
-
-
-def test_the_command_serves(call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, str]] = []
-
-    def serve(port: int, host: str, ready: Callable[[int], None]) -> None:
-        asked.append((port, host))
-        ready(port)
-
-    monkeypatch.setattr(link, "serve", serve)
-    code, shown, err = call("--serve", "5201")
-    assert (code, asked) == (0, [(5201, "127.0.0.1")])
-    assert "waiting for one peer at 127.0.0.1:5201" in err
-    assert "link measured" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--batch", "100000000000"), "use a smaller batch"),
-        (("--keeps", "half"), "--keeps is 'half'"),
-        (("--keeps", "0.5,2"), "keep must be in"),
-        (("--model", "mpl"), "did you mean 'mlp'"),
-        (("--link", "nowhere"), "give HOST:PORT"),
-        (("--serve", "1", "--link", "2"), "give one of them"),
-        (("--serve", "99999"), "give HOST:PORT"),
-        (("--weights", "--units"), "--weights measures single weights and no link"),
-        (("--weights", "--keeps", "1"), "keeps must be one or more numbers between 0 and 1"),
-    ],
-)
-def test_bad_options_get_one_sentence(
-    call: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...], words: str
-) -> None:
-    code, _, err = call(*arguments)
-    assert code == 2
-    assert words in err
-
-
-def test_a_file_that_cannot_be_written_is_found_before_timing(
-    call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timing, "timed", lambda *job: pytest.fail("it was timed"))
-    (tmp_path / "file").write_text("")
-    for where, words in (
-        (tmp_path, "is a folder"),
-        (tmp_path / "file" / "x.json", "is not a folder"),
-    ):
-        code, _, err = call("--out", str(where))
-        assert code == 2
-        assert words in err
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    code, _, err = call("--out", str(tmp_path / "new" / "x.json"))
-    assert code == 2
-    assert "is not writable; give a path in a folder you own" in err
-    assert not (tmp_path / "new").exists()
-
-
 def test_budgets_have_five_units() -> None:
     assert UNITS == ("fraction", "parameters", "macs", "bytes", "seconds")
     assert fc.Budget(keep_for(MLP, "macs", 100_000)).keep < 1
@@ -256,32 +163,6 @@ def test_seconds_of_a_weight_are_what_prunefl_takes() -> None:
     for keeps in ((), (0.5, 1.0)):
         with pytest.raises(fc.InputError, match="keeps must be one or more numbers between 0 and 1"):
             weight_seconds(net, torch.zeros(2, 8), keeps=keeps)
-
-
-def test_the_command_writes_settings_of_prunefl_that_a_run_takes(
-    call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A device on which the time of a step is half for half of the weights.
-    def steps(engine: object, jobs: Sequence[Job], repeats: int) -> list[tuple[float, ...]]:
-        return [(sum(int(kept.sum()) for kept in job.mask.values()) * 1e-6 or 0.1568,) for job in jobs]
-
-    monkeypatch.setattr(timing, "timed", steps)
-    where = tmp_path / "prunefl.toml"
-    code, shown, err = call("--weights", "--out", str(where))
-    assert code == 0, err
-    assert f"`fedcover run {where}` uses it" in shown
-    config = read_config(where)
-    assert (config.model.name, config.policy.name) == ("mlp", "PruneFL")
-    policy = config.policy.choice.policy()
-    assert isinstance(policy, PruneFl)
-    assert policy.seconds == pytest.approx({"fc1.weight": 1e-6})
-    assert (config.data.name, config.local.batch_size) == ("mnist", 10)
-    code, shown, _ = call("--weights", "--model", "lenet", "--batch", "4")
-    assert code == 0
-    config = parse_config(shown)  # what was timed is what is trained
-    assert (config.model.name, config.data.name, config.local.batch_size) == ("lenet", "cifar10", 4)
-    code, shown, _ = call("--weights", "--json")
-    assert json.loads(shown)["seconds"] == pytest.approx({"fc1.weight": 1e-6})
 
 
 def test_seconds_of_weights_are_of_batch_norms_as_federations_train_them() -> None:

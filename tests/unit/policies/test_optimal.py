@@ -123,7 +123,7 @@ def test_a_run_says_once_that_it_falls_short(cli: Callable[..., tuple[int, str, 
     ("changes", "sentence"),
     [
         (["policy.noise=-0.5"], "policy.noise must be 0 or more; got -0.5; it may be left out"),
-        (["assign=true"], "assign does nothing with masks by design"),
+        (["assign=true"], "assign has no effect"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(

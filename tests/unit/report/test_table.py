@@ -1,7 +1,6 @@
 """Numbers of whole runs, and the tables made of them."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedcover.federation.history import History, RoundRecord
-from fedcover.report import client_rows, comparison_rows, left_out_rows, load_run
-from fedcover.report import format as cells
+from fedcover.report import comparison_rows, load_run
 from fedcover.report.measures import Hole, measure
 from fedcover.report.table import best_names, round_rows, setting_rows
 
 MakeRun = Callable[..., Path]
-Cli = Callable[..., tuple[int, str, str]]
 HEADERS = [
     "run",
     "accuracy",
@@ -88,59 +85,10 @@ def test_round_rows_are_thinned_in_long_runs(save: Callable[..., Path], record: 
     assert "left out" not in rows[0]
 
 
-def test_round_rows_say_who_was_left_out(save: Callable[..., Path], record: Callable[..., RoundRecord]) -> None:
+def test_round_rows_list_the_clients_left_out(save: Callable[..., Path], record: Callable[..., RoundRecord]) -> None:
     rejected = [{"client": 7, "reason": "not finite"}]
     (row,) = round_rows(load_run(save("one", [replace(record(1), rejected=rejected)])))
     assert row["left out"] == "client 7: not finite"
-
-
-WIRE = {"down": [400_000, 0], "up": [390_000, 0], "full": 1_000_000, "attempts": 1}
-
-
-def on_devices(record: Callable[..., RoundRecord]) -> list[RoundRecord]:
-    """Two rounds of clients 7 and 30, of whom one was offline in the first."""
-    gone = [{"client": 30, "reason": "it was not online"}]
-    first, second = (replace(record(n, keep=(0.4, 1.0)), cohort=[7, 30], wire=WIRE) for n in (1, 2))
-    whole = {**WIRE, "down": [400_000, 1_001_000], "up": [390_000, 1_000_500]}
-    return [replace(first, rejected=gone), replace(second, wire=whole)]
-
-
-def test_bytes_on_the_wire_stand_beside_the_full_models(
-    save: Callable[..., Path], record: Callable[..., RoundRecord]
-) -> None:
-    run = load_run(save("devices", on_devices(record)))
-    small, large = client_rows(run)
-    assert small == {
-        "client": "7", "rounds": "2", "left out": "0", "MB down": "0.80", "full down": "2.00",
-        "MB up": "0.78", "full up": "2.00", "share": "39.5 %",
-    }  # fmt: skip
-    assert (large["client"], large["left out"], large["share"]) == ("30", "1", "100.1 %")  # of what went, both ways
-    first, second = round_rows(run)
-    assert (first["wire MB"], first["full models' MB"]) == ("0.79", "2.00")
-    assert (second["wire MB"], second["full models' MB"]) == ("2.79", "4.00")
-    assert left_out_rows(run) == [{"round": "1", "client": "30", "reason": "it was not online"}]
-    alone = load_run(save("alone", [record(1)]))
-    assert client_rows(alone) == left_out_rows(alone) == []
-    assert "wire MB" not in round_rows(alone)[0]
-
-
-def test_page_and_console_show_the_wire_and_who_was_left_out(
-    save: Callable[..., Path], record: Callable[..., RoundRecord], make_run: MakeRun, cli: Cli
-) -> None:
-    folder = save("devices", on_devices(record))
-    code, out, err = cli("report", str(folder))
-    assert code == 0, err
-    assert "bytes on the wire" in out
-    assert re.search(r"7 +2 +0 +0.80 +2.00 +0.78 +2.00 +39.5 %", out), out
-    assert re.search(r"1 +30 +it was not online", out), out
-    page = (folder / "report.html").read_text()
-    assert "<h3>Bytes on the wire, beside those of full models</h3>" in page
-    assert '<td class="words">it was not online</td>' in page
-    alone = make_run("alone", 1)
-    code, out, _ = cli("report", str(alone))
-    assert code == 0
-    assert "wire" not in out
-    assert "<h2>Clients</h2>" not in (alone / "report.html").read_text()
 
 
 def test_settings_stand_side_by_side() -> None:
@@ -150,19 +98,3 @@ def test_settings_stand_side_by_side() -> None:
         {"": "data.name", "a": "mnist", "b": "–"},
         {"": "tags", "a": "–", "b": '[1, "a"]'},
     ]
-
-
-def test_numbers_are_written_in_one_way() -> None:
-    assert cells.percent(0.980512) == "98.05 %"
-    assert cells.percent(0.0) == "0.00 %"
-    assert cells.percent(1e-7) == "< 0.01 %"
-    assert cells.percent(math.nan) == cells.decimal(math.inf) == "not finite"
-    assert [cells.rough_percent(share) for share in (0.854, 0.0312, 0.0997, 1.0)] == ["85 %", "3.1 %", "10 %", "100 %"]
-    assert [cells.decimal(value) for value in (None, 0.0, 0.12345, 1.5e-6)] == ["–", "0.0000", "0.1235", "1.50e-06"]
-    assert [cells.megabytes(n) for n in (0, 1234, 2_500_000, 25_040_000, 1_234_000_000)] == [
-        "0.00", "0.0012", "2.50", "25.0", "1,234",
-    ]  # fmt: skip
-    assert [cells.duration(s) for s in (8.12, 200, 7500)] == ["8.1 s", "3 min 20 s", "2 h 5 min"]
-    assert [cells.seconds(s) for s in (0.417, 12.34, 1240.2)] == ["0.42", "12.3", "1,240"]
-    assert cells.clients((8, 10)) == "8 to 10"
-    assert cells.shorten("x" * 50, 11) == "xxxxx…xxxxx"

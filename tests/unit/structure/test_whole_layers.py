@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedcover as fc
-from fedcover.cli.console import told
+from fedcover.cli.console import plain_warnings
 from fedcover.policies import POLICIES
 from tests.conftest import small_data
 
@@ -58,7 +58,7 @@ def test_the_error_comes_before_anything_is_written(tmp_path: Path) -> None:
 
 def test_the_command_line_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for shown in (True, False):
-        with told(shown):
+        with plain_warnings(shown):
             federation("FS").run(1)
         lines = [line for line in capsys.readouterr().err.splitlines() if line]
         assert [line[:27] for line in lines] == ["warning: FS prunes no units"] * shown

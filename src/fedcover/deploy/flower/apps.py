@@ -18,7 +18,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedcover import data
 from fedcover.calibration import BudgetUnit
 from fedcover.calibration.device_budgets import check_fleet
-from fedcover.config.schema import Config, keeps_in, parse_config
+from fedcover.config.build import build_federation, code_items, keeps_in, population, settings_of
+from fedcover.config.schema import Config, parse_config
 from fedcover.data import Device, Examples, Population, as_examples
 from fedcover.deploy.flower.client import LocalClient, app_of, number_of
 from fedcover.deploy.flower.registry import Told
@@ -48,13 +49,13 @@ def play_config(
     keeps = keeps_in(out) if resume else None
 
     def make(devices: Sequence[Device]) -> Made:
-        federation, test = config.build(folder, keeps, devices)
-        return federation, test, config.settings(federation)
+        federation, test = build_federation(config, folder, keeps, devices)
+        return federation, test, settings_of(config, federation)
 
     schedule = Schedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
     least = config.flower.clients or config.data.clients
     if not resume:
-        check_fleet(config.items(config.policy.choice.policy()), config.budgets.by, config.cohort, least)
+        check_fleet(code_items(config, config.policy.choice.policy()), config.budgets.by, config.cohort, least)
     rules, fits = rules_of(config), fitting(config, data.load(config.data.name, folder).train)
     history = play(grid, make, schedule, least, rules, out, resume, config.shrink, told, on_round, fits)
     with suppress(MissingExtraError):  # without the report extra a run has no page
@@ -109,7 +110,7 @@ def _prepared(text: str, folder: str | None) -> tuple[Task, Population]:
     config = parse_config(text)
     train = data.load(config.data.name, folder).train
     model = build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed)
-    return Task(model).static(train.inputs[:2]), config.population(train)
+    return Task(model).static(train.inputs[:2]), population(config, train)
 
 
 def _own(config: Config, path: str) -> LocalClient:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcover._threads import usable_cores
-from fedcover.config.schema import Config, keeps_in
+from fedcover.config.build import build_federation, keeps_in
+from fedcover.config.schema import Config
 from fedcover.deploy.bandwidth import address_of
 from fedcover.deploy.processes.environment import use_flower_environment
 from fedcover.deploy.processes.probe import SILENCE, on_loopback
@@ -43,7 +44,8 @@ def simulate(
         )
     elsewhere = bool(config.flower.ray_address) and _on_network(config.flower.ray_address)
     keeps = keeps_in(out) if resume else None
-    config.model_copy(update={"engine": "serial"}).build(folder, keeps)  # what is wrong is said before Ray starts
+    # Before Ray starts, so that errors are reported at once.
+    build_federation(config.model_copy(update={"engine": "serial"}), folder, keeps)
     with (
         tempfile.TemporaryDirectory(prefix="fedcover-sim-") as home,
         _environment(home, elsewhere),

@@ -46,6 +46,6 @@ def spending(budget: float | None, unit: str, calibration: str, capacity: float 
     if calibration:
         Calibration.load(calibration)
     elif unit == "seconds":
-        raise InputError("a budget in seconds needs --calibration FILE; make it here with `fedcover calibrate`")
+        raise InputError("a budget in seconds needs --calibration FILE; make it here with `fedcover calibrate steps`")
     said: NodeConfig = {"budget": budget, "unit": unit}
     return said | ({"calibration": str(Path(calibration).absolute())} if calibration else {})

@@ -1,4 +1,4 @@
-"""Run folders: what is read from them, and what is said about those that cannot be read."""
+"""Run folders: what is read from them, and the errors for those that cannot be read."""
 
 import json
 from collections.abc import Callable
@@ -92,9 +92,9 @@ def test_names_are_made_unique_by_folder_then_by_number(make_run: MakeRun) -> No
     assert numbered(["a", "a #2", "a"]) == ["a", "a #2", "a #3"]
 
 
-def test_one_path_alone_is_one_run_and_none_is_an_error(make_run: MakeRun) -> None:
+def test_a_single_path_is_one_run_and_no_path_is_an_error(make_run: MakeRun) -> None:
     path = make_run()
     assert [run.name for run in open_runs(str(path))] == ["wp"]
     assert [run.name for run in open_runs(load_run(path))] == ["wp"]
-    with pytest.raises(InputError, match="no runs were given"):
+    with pytest.raises(InputError, match="no runs"):
         open_runs([])

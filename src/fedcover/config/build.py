@@ -1,0 +1,174 @@
+"""The federation that a configuration describes."""
+
+from collections.abc import Hashable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedcover import data
+from fedcover.budgets import Budget, Budgets, BudgetSpec
+from fedcover.calibration import BudgetUnit, amounts
+from fedcover.calibration.budget_units import StepsOf
+from fedcover.calibration.device_budgets import budgets_of_fleet, cohort_of_fleet, num_budgets_of_fleet
+from fedcover.config.schema import KEEPS, Config
+from fedcover.data import Device, Examples, Population
+from fedcover.engines.choose import choose_engine
+from fedcover.engines.serial import Serial
+from fedcover.errors import InputError
+from fedcover.federation.federation import Federation
+from fedcover.federation.run_folder import read_settings
+from fedcover.models import build
+from fedcover.policies.base import Policy
+from fedcover.structure.trace import trace
+from fedcover.toml import Settings
+from fedcover.training.task import LocalSGD, Task
+
+
+def build_federation(
+    config: Config, folder: str | None = None, keeps: Sequence[float] | None = None, devices: Sequence[Device] = ()
+) -> tuple[Federation, Examples]:
+    """Return the federation that a configuration describes, and its test set.
+
+    Args:
+        config: The settings of the run.
+        folder: Folder with the data sets; the usual places if None.
+        keeps: What the budgets were resolved to when the run began, for a resumed run whose budget unit is not
+            ``fraction``.
+        devices: Clients on devices of their own. They replace the partition, and a capacity that a device declares
+            replaces its budget.
+
+    Raises:
+        InputError: If settings contradict each other, the data or the devices.
+    """
+    policy = config.policy.choice.policy()
+    unit = BudgetUnit(config.budgets.unit, config.budgets.calibration)
+    split = data.load(config.data.name, folder)
+    model = build(config.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, config.seed)
+    clients = data.DevicePopulation(split.train, devices) if devices else population(config, split.train)
+    local, by, items = LocalSGD(**config.local.model_dump()), config.budgets.by, code_items(config, policy)
+    cohort = cohort_of_fleet(items, by, config.cohort, devices) if devices else config.cohort
+    spec: BudgetSpec = config.budgets.code
+    if not unit.plain and keeps is not None:
+        spec = _recorded(keeps, num_budgets_of_fleet(items, by, cohort, devices) if devices else len(items))
+    elif not unit.plain:
+        spec = _resolved(config, unit, model, clients, local, policy)
+    budgets = Budgets(spec, by)
+    if devices:
+        budgets = budgets_of_fleet(devices, budgets.resolve(policy.codebook), by, items, cohort)
+    _check_policy(config, policy, budgets)
+    federation = Federation(
+        task=Task(model),
+        clients=clients,
+        policy=policy,
+        budgets=budgets,
+        local=local,
+        cohort=cohort,
+        seed=config.seed,
+        weighting=config.weighting,
+        engine=Serial() if devices else choose_engine(config.engine, config.workers or None, config.shrink, cohort),
+        certify=config.certify,
+        assign=config.assign,
+        require_coverage=config.require_coverage,
+        average=config.average,
+        trim=config.trim,
+    )
+    if federation.by == "slot":  # every cohort has these budgets
+        federation.policy.check_budgets(federation.theta0, federation.budgets)
+    return federation, split.test
+
+
+def population(config: Config, train: Examples) -> Population:
+    """Return the clients with their parts of the training set."""
+    if config.data.partition == "iid":
+        return data.iid(train, config.data.clients, seed=config.seed)
+    if config.data.partition == "shards":
+        return data.shards(train, config.data.clients, config.data.shards_each, seed=config.seed)
+    return data.dirichlet(train, config.data.clients, config.data.alpha, seed=config.seed)
+
+
+def code_items(config: Config, policy: Policy) -> tuple[Hashable, ...]:
+    """Return the items of the code: budgets, or amounts in another budget unit than ``fraction``."""
+    if config.budgets.unit == "fraction":
+        return Budgets(config.budgets.code, config.budgets.by).resolve(policy.codebook)
+    return tuple(amounts(config.budgets.code))
+
+
+def settings_of(config: Config, federation: Federation) -> dict[str, Any]:
+    """Return all settings of a run as a nested dict, which its config.toml records.
+
+    Budgets in another unit than ``fraction`` are recorded with the keeps that they were resolved to. A resumed run
+    uses these, so that a change of the calibration cannot change the run.
+    """
+    settings = {**config.model_dump(), "name": config.title}
+    settings["policy"] = {"name": config.policy.name, **config.policy.choice.settings}
+    if config.budgets.unit != "fraction":
+        settings["budgets"] = {**settings["budgets"], KEEPS: [budget.keep for budget in federation.budgets]}
+    return settings
+
+
+def recorded_keeps(settings: Settings) -> list[float] | None:
+    """Return the keeps that a run's recorded settings contain, or None."""
+    budgets = settings.get("budgets")
+    keeps = budgets.get(KEEPS) if isinstance(budgets, dict) else None
+    return keeps if isinstance(keeps, list) else None
+
+
+def keeps_in(folder: Path) -> list[float] | None:
+    """Return the keeps that the run in a folder recorded; None if there is no run, or it recorded none."""
+    return recorded_keeps(read_settings(folder)) if (folder / "config.toml").exists() else None
+
+
+def describe_budgets(config: Config, keeps: Sequence[float]) -> str:
+    """Return one line on what budgets in another unit than ``fraction`` were resolved to; "" if they are fractions.
+
+    >>> from fedcover.config.schema import check_config
+    >>> describe_budgets(check_config({"budgets": {"code": "2x50,9", "unit": "macs"}}), [0.5, 0.5, 0.125])
+    'budgets in macs: 2 x 50 keep 0.5, 9 keeps 0.125'
+    """
+    if config.budgets.unit == "fraction":
+        return ""
+    parts = []
+    for (amount, keep), group in groupby(zip(amounts(config.budgets.code), keeps, strict=True)):
+        count = len(list(group))
+        parts.append(f"{f'{count} x ' if count > 1 else ''}{amount:g} keep{'' if count > 1 else 's'} {keep:.4g}")
+    return f"budgets in {config.budgets.unit}: {', '.join(parts)}"
+
+
+def _recorded(keeps: Sequence[float], count: int) -> list[Budget]:
+    """Return the budgets that a run recorded; raise InputError unless there are as many as the run has now."""
+    if len(keeps) != count:
+        raise InputError(f"the run recorded {len(keeps)} keeps and has {count} budgets; start again in a new folder")
+    return [Budget(keep) for keep in keeps]
+
+
+def _resolved(
+    config: Config, unit: BudgetUnit, model: nn.Module, clients: Population, local: LocalSGD, policy: Policy
+) -> tuple[Budget, ...]:
+    """Return the budgets that the code's amounts in a budget unit buy."""
+    structure = trace(model, clients.examples.inputs[:2])
+    units = policy.bind(structure).units
+    steps_of = _most_steps(clients, local, config.budgets.by)
+    return unit.budgets(config.budgets.code, structure, steps_of, local.batch_size, units)
+
+
+def _most_steps(clients: Population, local: LocalSGD, by: str) -> StepsOf:
+    """Return the most local steps of a client by budget; any client may be drawn into any slot."""
+    steps = [local.steps(clients.size(client)) for client in range(len(clients))]
+    most = max(steps)
+    return lambda place, count: most if by == "slot" else max(steps[place::count], default=most)
+
+
+def _check_policy(config: Config, policy: Policy, budgets: Budgets) -> None:
+    """Raise InputError if the policy would ignore the budgets or the assignment of patterns."""
+    if policy.ignores_budgets and not all(budget.full for budget in budgets.resolve(policy.codebook)):
+        raise InputError(
+            f"policy {config.policy.name} gives every client the whole model, but the code {config.budgets.code} asks"
+            f" for less; choose another policy, such as WP, or a code of 1s"
+        )
+    if config.assign and not policy.follows_patterns:
+        raise InputError(
+            f"assign has no effect with policy {config.policy.name}, whose masks depend only on the sizes of budgets;"
+            f" leave assign out, or use a policy whose masks follow the patterns of a code, such as WP"
+        )
