@@ -8,16 +8,16 @@ BIN := $(VENV)/bin
 demo: setup
 	$(BIN)/fedcover demo
 
-# Tests run on all cores already: more threads in each of them only wait for one another.
+# Tests already run on all cores; more threads in each of them would only compete.
 test: setup check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
-# What takes minutes of real processes: faults of every kind in a deployment, and the guide followed to the letter.
-# With FEDCOVER_SLOW=1 `make test` has them too, and more examples of every law.
+# Tests that take minutes with real processes: faults of a deployment, and the deployment guide, command by command.
+# With FEDCOVER_SLOW=1 `make test` runs them too, and more examples of every law.
 test-slow: setup
 	FEDCOVER_SLOW=1 $(BIN)/pytest -m slow
 
-# The oldest versions that pyproject.toml allows, in an environment of their own.
+# Run tests with the oldest versions that pyproject.toml allows, in a separate environment.
 test-oldest: .venv-oldest/.ready
 	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest $(OLDEST)
 
@@ -29,18 +29,14 @@ OLDEST ?= tests/golden tests/endtoend/test_cli.py tests/endtoend/test_policy_set
 	touch $@
 
 check: setup
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks tools
+	$(BIN)/ruff format --check src tests examples benchmarks tools
 	$(BIN)/mypy
 
-# The documentation as a site in site/, which works offline: open site/index.html. Numbers are written into the pages first.
-docs: setup $(VENV)/.docs
+# Build the documentation as a site that works offline, site/index.html, after filling numbers into the pages.
+docs: setup
 	$(BIN)/python tools/docs/fill_numbers.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-
-$(VENV)/.docs: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[docs]'
-	touch $@
 
 setup: $(VENV)/.ready
 
@@ -48,7 +44,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcover needs Python 3.11 or newer; set PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[all,dev,docs]'
 	touch $@
 
 # The source distribution, and the wheel built from it.
