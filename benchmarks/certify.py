@@ -5,12 +5,12 @@ python -m benchmarks.certify --data FOLDER: MNIST, MLP, ten full clients of 600 
 
 import argparse
 import json
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import fedcover as fc
 from benchmarks.machine import facts
+from benchmarks.output import add_out, result_path, write_result
 from fedcover.models import build
 
 WARM_UP = 1
@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/certify.json"))
+    add_out(parser, "certify.json")
     args = parser.parse_args()
     train = fc.data.load("mnist", args.data).train
     plain, certified = play(train, args.rounds, certify=False), play(train, args.rounds, certify=True)
@@ -50,7 +50,7 @@ def main() -> None:
         "after_two_rounds": {key: certificate[key] for key in ("step_size", "largest_step")},
     }
     print(json.dumps(result, indent=1))
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(result_path(parser, args, "certify.json"), result)
 
 
 if __name__ == "__main__":
