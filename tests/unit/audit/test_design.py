@@ -199,7 +199,7 @@ def test_budgets_for_whole_units_buy_whole_units(cli: Cli) -> None:
         (["--budgets", ""], "the code is empty; give one digit for each client"),
         (["--budgets", "1,0.5", "--gamma", "4"], "use 1, the only one"),
         (["--budgets", "1,0.5", "--gamma", "-1"], "gamma must be a whole number of 0 or more; got -1"),
-        (["--budgets", "0x1,0.5"], "item '0x1' of code '0x1,0.5' is for no client; leave it out, or use 1x or more"),
+        (["--budgets", "0x1,0.5"], "item '0x1' of code '0x1,0.5'"),
         (["--budgets", "1,0.5", "--steps", "9"], "--steps is for --constants and for budgets in seconds; give one of"),
         (["--budgets", "1,0.5", "--lr", "0.1"], "--lr is for --constants"),
         (["--budgets", "1,0.5", "--constants", "1,2"], "--constants must be three numbers L,SIGMA2,G"),

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 MOST_INDICES = 1 << 22
-"""Longest list of indices that is followed; larger ones belong to no layer that fits a device."""
+"""Longest list of indices that is followed; one index for each flattened feature of a model is far less."""
 
 Mapping = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -45,7 +45,8 @@ class _LimitedMappings(list[Mapping | None]):
 
 
 def _apply(mapping: Mapping, indices: Sequence[Any]) -> Sequence[Any]:
-    growth = getattr(mapping, "_stride", 1)  # a flatten turns each index into so many
+    # A flatten turns each index into as many as its stride, and its reverse does the opposite.
+    growth = 1 if getattr(mapping, "reverse", False) else getattr(mapping, "_stride", 1)
     if len(indices) * growth > MOST_INDICES:
         raise WalkLimitError(f"more than {MOST_INDICES} indices belong to one layer")
     return mapping(indices)

@@ -36,6 +36,14 @@ class Flattened(nn.Module):
         return scores
 
 
+def test_the_way_back_from_flattened_features_is_within_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk_limits, "MOST_INDICES", 10_000)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 2))
+    units = unit_structure(trace(model, torch.randn(2, 3, 8, 8)))
+    assert [group.size for group in units.groups] == [8]
+    assert not units.left_whole
+
+
 def test_a_walk_without_end_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dependency_graph, "TIME_LIMIT", 0.05)
     start = time.monotonic()
