@@ -330,7 +330,7 @@ def test_odd_input(cli: Cli, tmp_path: Path, finished: Path) -> None:
     refuses(
         cli,
         ["audit", "rounds", "--budgets", "11", "--rounds", "2", "--window", "3"],
-        "window of 3 rounds",
+        "window must be at most rounds, 2; got 3",
     )
     refuses(cli, ["audit", "code", "0000001", "--policy", "FS"], "digit 1 of code '0000001' is '0'")
     full = ["--set", "policy.name=full", "--set", "budgets.code=1111223344"]
