@@ -51,7 +51,8 @@ REPORTS: dict[str, tuple[str, ...]] = {
     "audit rounds": ("audit", "rounds", "--policy", "fedrolex", "--model", "lenet", "--budgets", "10x0.25", "--rounds",
                      "40", "--json"),
     "design": ("design", "--budgets", "1,3x0.75,6x0.5", "--json"),
-    "design units": ("design", "--budgets", "1,3x0.75,6x0.5", "--model", "mlp", "--whole-units", "--window", "5", "--json"),
+    "design units": ("design", "--budgets", "1,3x0.75,6x0.5", "--model", "mlp", "--whole-units", "--window", "5",
+                     "--json"),
     "paper audit": ("paper", "audit", "--json"),
 }  # fmt: skip
 
