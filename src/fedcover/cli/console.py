@@ -74,11 +74,11 @@ def plain_warnings(shown: bool) -> Iterator[None]:
             warnings.simplefilter("always" if shown else "ignore", ours)
         show_other = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
+        def show(message: Warning | str, category: type[Warning], *location: Any, **options: Any) -> None:
             if issubclass(category, OURS):
                 say("warning", str(message), "yellow")
             else:
-                show_other(message, category, *where, **how)
+                show_other(message, category, *location, **options)
 
         warnings.showwarning = show
         yield

@@ -88,7 +88,7 @@ def design(
         module, example = _module(model, folder)
         local_steps = STEPS if steps is None else steps
         structure = trace(module, example)
-        resolved = unit.budgets(budgets, structure, lambda place, count: local_steps, units=whole_units)
+        resolved = unit.budgets(budgets, structure, lambda index, count: local_steps, units=whole_units)
         weights = f"{'units of ' if whole_units else ''}{model}, {folder or 'new'}"
         report = design_report(resolved, gamma, noise, module, example, weights, whole_units, rounds, bound)
     if figure is not None:

@@ -157,7 +157,7 @@ def _most_steps(clients: Population, local: LocalSGD, by: str) -> StepsOf:
     """Return the most local steps of a client by budget; any client may be drawn into any slot."""
     steps = [local.steps(clients.size(client)) for client in range(len(clients))]
     most = max(steps)
-    return lambda place, count: most if by == "slot" else max(steps[place::count], default=most)
+    return lambda index, count: most if by == "slot" else max(steps[index::count], default=most)
 
 
 def _check_policy(config: Config, policy: Policy, budgets: Budgets) -> None:

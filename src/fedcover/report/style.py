@@ -31,7 +31,7 @@ WIDTH = 5.2
 LONGEST_LABEL = 16
 """The longest name that fits beside a curve; longer ones go into a legend."""
 
-_LOOK: dict[Any, Any] = {
+_SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": MUTED,
     "axes.facecolor": "none",
@@ -72,21 +72,21 @@ T = TypeVar("T")
 
 
 @contextmanager
-def look() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Use this style instead of the caller's matplotlib settings inside the block."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_LOOK)
+        matplotlib.rcParams.update(_SETTINGS)
         yield
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Return a drawing function that runs inside ``look``."""
+    """Return a drawing function that runs inside ``figure_style``."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
-        with look():
+        with figure_style():
             return draw(*args, **kwargs)
 
     return drawn

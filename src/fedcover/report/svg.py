@@ -7,7 +7,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedcover.report.style import COLOURS, look
+from fedcover.report.style import COLOURS, figure_style
 
 FORMATS = ("svg", "png", "pdf")
 _FONTS = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
@@ -17,7 +17,7 @@ def file_bytes(figure: Figure, kind: str) -> bytes:
     """Return the figure as a file of one of ``FORMATS``, on white; equal figures give equal bytes."""
     metadata: dict[str, None] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
     buffer = io.BytesIO()
-    with look():
+    with figure_style():
         figure.savefig(buffer, format=kind, dpi=200, facecolor="white", metadata=metadata)
     content = buffer.getvalue()
     if kind == "svg":
@@ -37,7 +37,7 @@ def inline_svg(figure: Figure, name: str, alt: str) -> str:
         alt: Description for readers who cannot see the figure, already escaped.
     """
     buffer = io.StringIO()
-    with look():
+    with figure_style():
         matplotlib.rcParams["svg.fonttype"] = "none"
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()

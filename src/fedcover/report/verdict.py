@@ -21,12 +21,12 @@ def warnings(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
     """Return what a reader must know before trusting the numbers, each as a heading and a sentence."""
     boxes = []
     for run in runs:
-        where = f" in {run.name}" if len(runs) > 1 else ""
+        suffix = f" in {run.name}" if len(runs) > 1 else ""
         numbers = measure(run.history)
         if numbers.uncovered > 0:
-            boxes.append((f"Uncovered parameters{where}", _uncovered(numbers)))
+            boxes.append((f"Uncovered parameters{suffix}", _uncovered(numbers)))
         if numbers.rejected:
-            boxes.append((f"Rejected updates{where}", _rejected(numbers)))
+            boxes.append((f"Rejected updates{suffix}", _rejected(numbers)))
     return boxes
 
 
@@ -118,8 +118,8 @@ def _uncovered(numbers: Measures) -> str:
 
 
 def _rejected(numbers: Measures) -> str:
-    what = "1 client update was" if numbers.rejected == 1 else f"{numbers.rejected} client updates were"
-    return f"{what} left out of the average; the table of clients left out lists the reasons."
+    updates = "1 client update was" if numbers.rejected == 1 else f"{numbers.rejected} client updates were"
+    return f"{updates} left out of the average; the table of clients left out lists the reasons."
 
 
 def _unfinished(run: LoadedRun) -> str:

@@ -1,4 +1,4 @@
-"""Run folders made up for the report's tests: no training, but numbers like those of a real run."""
+"""Run folders for the tests of reports: without training, with numbers like those of a real run."""
 
 import json
 import random
@@ -24,7 +24,7 @@ def make_record(
     final: float = 0.98,
     seed: int = 0,
 ) -> RoundRecord:
-    """The record of one round; ``holes`` are layers with the share of their entries that nobody holds."""
+    """Return the record of one round; ``holes`` are layers with the share of their entries that no client holds."""
     rng = random.Random(f"{seed}/{index}")
     holes = holes or {}
     cohort = sorted(rng.sample(range(100), len(keep)))
@@ -68,7 +68,7 @@ def make_record(
 def write_run(
     folder: Path, records: list[RoundRecord], *, name: str = "wp", finished: bool = True, **config: Any
 ) -> Path:
-    """A run folder that holds the records."""
+    """Write a run folder with the records."""
     folder.mkdir(parents=True)
     history = History(records)
     (folder / "history.jsonl").write_text(history.to_lines(), encoding="utf-8")
@@ -93,19 +93,19 @@ def write_run(
 
 @pytest.fixture(name="record")
 def record_factory() -> Callable[..., RoundRecord]:
-    """Makes the record of one round."""
+    """Return a function that makes the record of one round."""
     return make_record
 
 
 @pytest.fixture(name="save")
 def save_factory(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a run folder that holds the records given and returns its path."""
+    """Return a function that writes a run folder with the records and returns its path."""
     return lambda folder, records, **more: write_run(tmp_path / folder, records, **more)
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a run folder of so many rounds and returns its path; further keywords go to the records."""
+    """Return a function that writes a run folder with a number of rounds; more keywords are for the records."""
 
     def make(
         folder: str = "wp", rounds: int = 6, *, name: str | None = None, finished: bool = True, **more: Any

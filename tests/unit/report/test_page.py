@@ -163,9 +163,9 @@ def test_the_uncovered_warning_names_layer_and_share(
 
 def test_odd_records_do_not_break_the_page(save: Callable[..., Path], record: Callable[..., RoundRecord]) -> None:
     empty = replace(record(1, evaluated=False), train_loss=None, coverage={}, bytes_full=0, macs_full=0.0, seconds={})
-    nobody = replace(empty, round=2, cohort=[], kept=[], pruning_noises=[], gamma_min=0, bytes_down=0, bytes_up=0)
+    no_clients = replace(empty, round=2, cohort=[], kept=[], pruning_noises=[], gamma_min=0, bytes_down=0, bytes_up=0)
     wild = replace(record(3), loss=float("nan"), pruning_noise=float("inf"), pruning_noises=[float("nan")] * 10)
-    for name, records in (("nobody", [nobody]), ("wild", [empty, nobody, wild])):
+    for name, records in (("empty", [no_clients]), ("wild", [empty, no_clients, wild])):
         check_page(read(write_report([save(name, records)])))
 
 
