@@ -14,6 +14,7 @@ from fedcover.cli.console import friendly, out, say, show_table
 from fedcover.cli.options import ModelOption
 from fedcover.data import names, shape_of
 from fedcover.deploy import bandwidth as wire
+from fedcover.deploy.address import parse_address
 from fedcover.errors import InputError
 from fedcover.models import IMAGES, usual
 
@@ -54,7 +55,7 @@ def calibrate(
             raise InputError("--weights measures single weights and no link; give --units and --link without it")
         _weights(model, [keep for keep in fractions if keep != 1], batch, out_file, as_json)
         return
-    rates = wire.measure(*wire.address_of(link)) if link else None
+    rates = wire.measure(*parse_address(link)) if link else None
     found = measured(*usual(model), fractions, batch, units, model, link=rates)
     if out_file is not None:
         write_atomically(out_file, found.to_json())
@@ -67,7 +68,7 @@ def calibrate(
 
 
 def _serve(text: str) -> None:
-    host, port = wire.address_of(text)
+    host, port = parse_address(text)
     wire.serve(port, host=host, ready=lambda bound: say("link", f"waiting for one peer at {host}:{bound}", "bold"))
     out.print("link measured; the other end has the numbers")
 
