@@ -16,7 +16,15 @@ from benchmarks import machine, prepare
 from benchmarks.contenders.fedcover_ray import config_of
 from benchmarks.contest import ROOT, Entry, hold
 from benchmarks.workload import WORKLOADS
-from fedcover.deploy.wire import Limits, Sent, decode_request, encode_reply, encode_request, order_of, read_answer
+from fedcover.deploy.wire import (
+    Limits,
+    PendingRequest,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+    request_from_job,
+)
 from fedcover.engines.serial import Serial
 
 CODES = {"full": "1111111111", "NP": "1111444444", "WP": "1111223344"}
@@ -38,25 +46,25 @@ def overheads(policy: str) -> dict[str, float]:
     federation, _ = config.build()
     state = federation.start()
     begun = federation.begin_round(state)
-    orders = [order_of(job, True) for job in begun.jobs]
-    frames = [encode_request(order) for order in orders]
+    requests = [request_from_job(job, True) for job in begun.jobs]
+    frames = [encode_request(request) for request in requests]
     updates = list(Serial(shrink=True).train(begun.jobs))
-    answers = [encode_reply(update, order) for update, order in zip(updates, orders, strict=True)]
-    sent = [Sent.of(order) for order in orders]
+    replies = [encode_reply(update, request) for update, request in zip(updates, requests, strict=True)]
+    pending = [PendingRequest.of(request) for request in requests]
     return {
         "plan": seconds_of(lambda: federation.begin_round(state)),
-        "encode orders": seconds_of(lambda: [encode_request(order) for order in orders]),
-        "decode orders": seconds_of(lambda: [decode_request(frame, federation.theta0) for frame in frames]),
-        "encode answers": seconds_of(
-            lambda: [encode_reply(update, order) for update, order in zip(updates, orders, strict=True)]
+        "encode requests": seconds_of(lambda: [encode_request(request) for request in requests]),
+        "decode requests": seconds_of(lambda: [decode_request(frame, federation.theta0) for frame in frames]),
+        "encode replies": seconds_of(
+            lambda: [encode_reply(update, request) for update, request in zip(updates, requests, strict=True)]
         ),
-        "check answers": seconds_of(
-            lambda: [read_answer(answer, one, Limits()) for answer, one in zip(answers, sent, strict=True)]
+        "check replies": seconds_of(
+            lambda: [decode_reply(reply, request, Limits()) for reply, request in zip(replies, pending, strict=True)]
         ),
         "average": seconds_of(lambda: federation.end_round(federation.begin_round(state), updates))
         - seconds_of(lambda: federation.begin_round(state)),
         "MB down": sum(map(len, frames)) / 1e6,
-        "MB up": sum(map(len, answers)) / 1e6,
+        "MB up": sum(map(len, replies)) / 1e6,
     }
 
 

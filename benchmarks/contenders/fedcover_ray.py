@@ -1,4 +1,4 @@
-"""fedcover over Flower's simulation on Ray: orders, checks and region averages in place of stock FedAvg."""
+"""fedcover over Flower's simulation on Ray: requests, checks and region averages in place of stock FedAvg."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ from benchmarks.workload import WORKLOADS
 from fedcover.config.schema import Config, check_config
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.simulate import simulated_client
-from fedcover.deploy.flower.strategy import FedCover, OverFlower
+from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
 from fedcover.federation.evaluate import evaluate
 from fedcover.federation.runs import Run, Schedule
 
@@ -50,7 +50,7 @@ def main() -> None:
     def play(grid: Grid, context: Context) -> None:
         registry = ClientRegistry()
         registry.gather(grid, config.data.clients, 120, lambda line: print(line, file=sys.stderr))
-        federation, test = config.build(members=list(registry.members.values()))
+        federation, test = config.build(devices=list(registry.devices.values()))
         schedule = Schedule(10**6, 10**6, 0, 10**6)
 
         def score() -> float:
@@ -64,7 +64,7 @@ def main() -> None:
         player = Player(score, packages=("flwr", "ray"))
         with tempfile.TemporaryDirectory() as folder:
             run = Run(federation, None, between, Path(folder) / "run")
-            run.open(schedule, OverFlower())
+            run.open(schedule, FlowerEngine())
             player.ready()
             if player.wait():
                 FedCover(run, schedule, registry, shrink=config.shrink).run(grid)
