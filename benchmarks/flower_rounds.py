@@ -17,7 +17,15 @@ from benchmarks.contest import Entry, run_contest
 from benchmarks.output import add_out, result_path, write_result
 from benchmarks.workload import WORKLOADS
 from fedcover.config.build import build_federation
-from fedcover.deploy.wire import Limits, Sent, decode_request, encode_reply, encode_request, order_of, read_answer
+from fedcover.deploy.wire import (
+    Limits,
+    PendingRequest,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+    request_from_job,
+)
 from fedcover.engines.serial import Serial
 
 CODES = {"full": "1111111111", "NP": "1111444444", "WP": "1111223344"}
@@ -39,20 +47,20 @@ def overheads(policy: str) -> dict[str, float]:
     federation, _ = build_federation(config)
     state = federation.start()
     begun = federation.begin_round(state)
-    requests = [order_of(job, True) for job in begun.jobs]
+    requests = [request_from_job(job, True) for job in begun.jobs]
     frames = [encode_request(request) for request in requests]
     updates = list(Serial(shrink=True).train(begun.jobs))
     replies = [encode_reply(update, request) for update, request in zip(updates, requests, strict=True)]
-    sent = [Sent.of(request) for request in requests]
+    pending = [PendingRequest.of(request) for request in requests]
     return {
         "plan": seconds_of(lambda: federation.begin_round(state)),
-        "encode orders": seconds_of(lambda: [encode_request(request) for request in requests]),
-        "decode orders": seconds_of(lambda: [decode_request(frame, federation.theta0) for frame in frames]),
-        "encode answers": seconds_of(
+        "encode requests": seconds_of(lambda: [encode_request(request) for request in requests]),
+        "decode requests": seconds_of(lambda: [decode_request(frame, federation.theta0) for frame in frames]),
+        "encode replies": seconds_of(
             lambda: [encode_reply(update, request) for update, request in zip(updates, requests, strict=True)]
         ),
-        "check answers": seconds_of(
-            lambda: [read_answer(reply, header, Limits()) for reply, header in zip(replies, sent, strict=True)]
+        "check replies": seconds_of(
+            lambda: [decode_reply(reply, request, Limits()) for reply, request in zip(replies, pending, strict=True)]
         ),
         "average": seconds_of(lambda: federation.end_round(federation.begin_round(state), updates))
         - seconds_of(lambda: federation.begin_round(state)),

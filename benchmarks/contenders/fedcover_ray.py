@@ -16,7 +16,7 @@ from fedcover.config.build import build_federation
 from fedcover.config.schema import Config, check_config
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.simulate import simulated_client
-from fedcover.deploy.flower.strategy import FedCover, OverFlower
+from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
 from fedcover.federation.evaluate import evaluate
 from fedcover.federation.runs import Run, Schedule
 
@@ -65,7 +65,7 @@ def main() -> None:
         player = Player(score, packages=("flwr", "ray"))
         with tempfile.TemporaryDirectory() as folder:
             run = Run(federation, None, between, Path(folder) / "run")
-            run.open(schedule, OverFlower())
+            run.open(schedule, FlowerEngine())
             player.ready()
             if player.wait():
                 FedCover(run, schedule, registry, shrink=config.shrink).run(grid)

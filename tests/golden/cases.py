@@ -154,9 +154,9 @@ def play_resumed() -> dict[str, Any]:
 def play_over_flower(name: str) -> dict[str, Any]:
     """Return the outcome of two rounds over Flower's messages, all nodes in this process."""
     from tests.contracts.federations import federation
-    from tests.flower.loop import grid_of
-    from tests.flower.playing import play as play_on
-    from tests.flower.playing import remote
+    from tests.unit.deploy.loop import grid_of
+    from tests.unit.deploy.playing import play as play_on
+    from tests.unit.deploy.playing import remote
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,7 +8,7 @@ from torch import nn
 import fedcover as fc
 from fedcover.data import DevicePopulation
 from fedcover.deploy.flower.client import client_app, number_of
-from fedcover.deploy.flower.server import Made, play
+from fedcover.deploy.flower.server import FederationSetup, play
 from fedcover.federation.runs import Schedule
 
 torch.manual_seed(0)
@@ -31,7 +31,7 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     nodes, rounds = int(context.run_config["nodes"]), int(context.run_config["rounds"])
 
-    def make(devices: list[fc.data.Device]) -> Made:
+    def make(devices: list[fc.data.Device]) -> FederationSetup:
         budgets = fc.by_client([KEEPS[number % len(KEEPS)] for number in range(len(devices))])
         clients = DevicePopulation(split.train, devices)
         return fc.Federation(task, clients, fc.neuron_pruning(), budgets, cohort=nodes), split.test, None

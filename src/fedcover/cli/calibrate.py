@@ -15,6 +15,7 @@ from fedcover.cli.console import friendly, out, say, show_table
 from fedcover.cli.options import JsonOption, ModelOption
 from fedcover.data import names, shape_of
 from fedcover.deploy import bandwidth
+from fedcover.deploy.address import parse_address
 from fedcover.errors import InputError
 from fedcover.models import INPUT_SHAPES, default_model
 from fedcover.report.format import megabytes
@@ -98,7 +99,7 @@ def link(
     Run `fedcover calibrate serve 0.0.0.0:5201` on the server first, then `fedcover calibrate link SERVER:5201` here.
     """
     calibration = Calibration.load(out_file) if out_file is not None else None
-    down, up = bandwidth.measure(*bandwidth.address_of(server))
+    down, up = bandwidth.measure(*parse_address(server))
     if calibration is not None:
         _deliver(replace(calibration, down=down, up=up), out_file, as_json)
     elif as_json:
@@ -116,7 +117,7 @@ def serve(
 
     Only this machine can connect unless a host is given: `fedcover calibrate serve 0.0.0.0:5201`.
     """
-    host, port = bandwidth.address_of(address)
+    host, port = parse_address(address)
 
     def announce(bound: int) -> None:
         say("link", f"waiting for one device at {host}:{bound}", "bold")

@@ -1,8 +1,8 @@
-"""How fast a link is: bytes per second down and up, between two machines that run fedcover, over plain TCP.
+"""The bandwidth of a link: bytes per second down and up between two machines that run fedcover, over plain TCP.
 
-One end serves, the other measures. A message is a magic word, one letter and a length, all of fixed size; ``D``
-asks for that many bytes, ``U`` is followed by that many and answered when the last has come. The bytes are random,
-so that a link that compresses gains nothing. Both ends hold one small buffer, whatever is sent.
+One end serves, the other measures. A message is a magic word, one letter and a length, all of fixed size. ``D``
+requests that many bytes; ``U`` is followed by that many bytes and confirmed when the last has arrived. The bytes are
+random, so that compression on the link has no effect. Both ends use one small buffer, whatever the length.
 """
 
 import os
@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Callable
 
+from fedcover.deploy.address import LOOPBACK_HOST, MAX_PORT, address_family
 from fedcover.errors import InputError, check_number, check_whole
 
 MAGIC = b"fedcover-link-1\n"
@@ -18,55 +19,50 @@ HEADER = struct.Struct(f">{len(MAGIC)}scQ")
 DOWN, UP = b"D", b"U"
 
 MEGABYTE = 1_000_000
-MOST_MEGABYTES = 256
-"""The most that one message may ask for or bring."""
+MAX_MEGABYTES = 256
+"""The size limit of one transfer."""
 CHUNK = 1 << 16
 SILENCE = 10.0
 """Seconds without a byte after which an end gives up."""
-LONGEST = 600.0
-"""Seconds after which an end gives up on a peer, however many bytes still drip."""
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """The host and the port that HOST:PORT names, or PORT alone, which is on this machine.
-
-    >>> address_of("10.0.0.7:5201"), address_of("5201")
-    (('10.0.0.7', 5201), ('127.0.0.1', 5201))
-    """
-    host, _, port = text.strip().rpartition(":")
-    if not port.isdecimal() or not port.isascii() or len(port) > 5 or int(port) > 65535:
-        raise InputError(f"'{text}' is no address; give HOST:PORT with a port of at most 65535, such as 10.0.0.7:5201")
-    return host.strip("[]") or "127.0.0.1", int(port)
+MAX_SECONDS = 600.0
+"""Seconds after which an end gives up on a peer, even if bytes still arrive."""
 
 
 def serve(
     port: int,
     once: bool = True,
-    host: str = "127.0.0.1",
+    host: str = LOOPBACK_HOST,
     silence: float = SILENCE,
     ready: Callable[[int], None] | None = None,
     refused: Callable[[str], None] | None = None,
 ) -> None:
-    """Answer one peer that measures, or with ``once=False`` one after another, for good.
+    """Serve one peer that measures the link or, with ``once=False``, one after another without end.
 
-    Only this machine is heard unless ``host`` says otherwise. Port 0 takes a free one; ``ready`` is told which. A
-    peer that does not keep to the protocol is hung up on: with ``once`` that is an error, else ``refused`` is told.
+    Args:
+        port: The port to listen on; 0 chooses a free one.
+        once: Return after one peer.
+        host: The address to listen on; by default only this machine can connect.
+        silence: Seconds without a byte after which the peer is disconnected.
+        ready: Called with the port once the server listens.
+        refused: Called with the reason when a peer violates the protocol. Only used with ``once=False``.
+
+    Raises:
+        InputError: If the port cannot be used or, with ``once``, if the peer violates the protocol.
     """
     _check_port(port, 0)
-    check_number("silence", silence, 0, LONGEST, f"a positive number of seconds, below {LONGEST:g}")
+    check_number("silence", silence, 0, MAX_SECONDS, f"a positive number of seconds, below {MAX_SECONDS:g}")
     try:
-        listening = socket.create_server((host, port), family=_family(host), backlog=1)
+        listener = socket.create_server((host, port), family=address_family(host), backlog=1)
     except (OSError, UnicodeError) as error:
-        raise InputError(f"cannot listen on {host}:{port} ({_why(error)}); choose another port") from error
-    with listening:
+        raise InputError(f"cannot listen on {host}:{port} ({_reason(error)}); choose another port") from error
+    with listener:
         if ready is not None:
-            ready(listening.getsockname()[1])
+            ready(listener.getsockname()[1])
         while True:
-            peer, address = listening.accept()
-            who = f"the peer {address[0]}"
+            peer, address = listener.accept()
             try:
                 with peer:
-                    _answer(_Wire(peer, who, silence))
+                    _serve_peer(_Connection(peer, f"the peer {address[0]}", silence))
             except InputError as error:
                 if once:
                     raise
@@ -77,153 +73,157 @@ def serve(
 
 
 def measure(host: str, port: int, megabytes: int = 8, silence: float = SILENCE) -> tuple[float, float]:
-    """Bytes per second down and up, each over one transfer to the last byte, a first one of 64 KiB left out.
+    """Return the bytes per second down and up, each timed over one transfer after a warm-up of 64 KiB.
 
-    The way there and back is in it, as it is in a round; take more megabytes for a fast link.
+    The time includes one round trip, as that of a training round does; use more megabytes for a fast link.
+
+    Args:
+        host: The host at which ``serve`` runs.
+        port: Its port.
+        megabytes: The size of each transfer.
+        silence: Seconds without a byte after which the measurement is given up.
+
+    Raises:
+        InputError: If the server cannot be reached or violates the protocol.
     """
     _check_port(port, 1)
     check_whole("megabytes", megabytes, 1)
-    check_number("silence", silence, 0, LONGEST, f"a positive number of seconds, below {LONGEST:g}")
-    if megabytes > MOST_MEGABYTES:
-        raise InputError(f"megabytes must be at most {MOST_MEGABYTES}; got {megabytes}; fewer measure a link as well")
-    who = f"what answers at {host}:{port}"
+    check_number("silence", silence, 0, MAX_SECONDS, f"a positive number of seconds, below {MAX_SECONDS:g}")
+    if megabytes > MAX_MEGABYTES:
+        raise InputError(f"megabytes must be at most {MAX_MEGABYTES}; got {megabytes}; less is accurate enough")
     try:
         peer = socket.create_connection((host, port), timeout=silence)
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"nothing answers at {host}:{port} ({_why(error)}); run `fedcover calibrate serve {port}` there first"
+            f"no server responds at {host}:{port} ({_reason(error)}); run `fedcover calibrate serve {port}` there first"
         ) from error
     with peer:
-        wire = _Wire(peer, who, silence)
-        _down(wire, CHUNK)
-        down = _down(wire, megabytes * MEGABYTE)
-        _up(wire, CHUNK)
-        return down, _up(wire, megabytes * MEGABYTE)
+        connection = _Connection(peer, f"the server at {host}:{port}", silence)
+        _time_download(connection, CHUNK)
+        down = _time_download(connection, megabytes * MEGABYTE)
+        _time_upload(connection, CHUNK)
+        return down, _time_upload(connection, megabytes * MEGABYTE)
 
 
-class _Wire:
-    """A connection whose every failure is one sentence about the peer."""
+class _Connection:
+    """A connection whose failures are InputErrors about the peer."""
 
-    def __init__(self, peer: socket.socket, who: str, silence: float) -> None:
+    def __init__(self, peer: socket.socket, label: str, silence: float) -> None:
         peer.settimeout(silence)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._peer, self._who, self._silence = peer, who, silence
+        self._peer, self._label, self._silence = peer, label, silence
         self._buffer = memoryview(bytearray(os.urandom(CHUNK)))
-        self._until = time.monotonic() + LONGEST
+        self._until = time.monotonic() + MAX_SECONDS
 
-    def say(self, kind: bytes, length: int) -> None:
+    def send_header(self, kind: bytes, length: int) -> None:
         """Send one header."""
         self._send(HEADER.pack(MAGIC, kind, length))
 
-    def hear(self) -> tuple[bytes, int] | None:
-        """The next header; None if the peer has hung up instead of sending one."""
+    def receive_header(self) -> tuple[bytes, int] | None:
+        """Return the kind and the length of the next header; None if the peer closed the connection before it."""
         head = bytearray()
         while len(head) < HEADER.size:
             count = self._receive(HEADER.size - len(head))
             if not count:
                 if not head:
                     return None
-                raise self.fault(f"hung up after {len(head)} bytes of a message")
+                raise self.error(f"closed the connection after {len(head)} bytes of a message")
             head += self._buffer[:count]
             if head[: len(MAGIC)] != MAGIC[: len(head)]:
-                raise self.fault(f"does not speak fedcover's protocol, it sent {bytes(head[:16])!r}")
+                raise self.error(f"does not use fedcover's protocol; it sent {bytes(head[:16])!r}")
         _, kind, length = HEADER.unpack(head)
-        if length > MOST_MEGABYTES * MEGABYTE:
-            raise self.fault(f"wants to move {length} bytes, more than {MOST_MEGABYTES} MB")
+        if length > MAX_MEGABYTES * MEGABYTE:
+            raise self.error(f"requests a transfer of {length} bytes, more than {MAX_MEGABYTES} MB")
         return kind, length
 
-    def give(self, length: int) -> None:
-        """Send this many bytes of no meaning."""
+    def send_filler(self, length: int) -> None:
+        """Send this many random bytes."""
         for start in range(0, length, CHUNK):
             self._send(self._buffer[: min(CHUNK, length - start)])
 
-    def take(self, length: int) -> None:
-        """Receive this many bytes and forget them."""
+    def discard(self, length: int) -> None:
+        """Receive this many bytes and discard them."""
         left = length
         while left:
             count = self._receive(min(CHUNK, left))
             if not count:
-                raise self.fault(f"hung up {left} bytes before the end")
+                raise self.error(f"closed the connection {left} bytes before the end")
             left -= count
 
-    def fault(self, what: str) -> InputError:
-        """The error that says what the peer did."""
-        return InputError(f"{self._who} {what}; see that the same fedcover runs at both ends, and measure again")
+    def error(self, event: str) -> InputError:
+        """Return the error that describes what the peer did."""
+        return InputError(f"{self._label} {event}; check that both ends run the same fedcover, and measure again")
 
     def _send(self, data: bytes | memoryview) -> None:
         self._check_time()
         try:
             self._peer.sendall(data)
         except OSError as error:
-            raise self._broken(error) from error
+            raise self._connection_error(error) from error
 
-    def _receive(self, most: int) -> int:
+    def _receive(self, limit: int) -> int:
         self._check_time()
         try:
-            return self._peer.recv_into(self._buffer, most)
+            return self._peer.recv_into(self._buffer, limit)
         except OSError as error:
-            raise self._broken(error) from error
+            raise self._connection_error(error) from error
 
     def _check_time(self) -> None:
         if time.monotonic() > self._until:
-            raise self.fault(f"has taken more than {LONGEST:g} seconds")
+            raise self.error(f"has taken more than {MAX_SECONDS:g} seconds")
 
-    def _broken(self, error: OSError) -> InputError:
+    def _connection_error(self, error: OSError) -> InputError:
         if isinstance(error, TimeoutError):
-            return self.fault(f"was silent for {self._silence:g} seconds")
-        return self.fault(f"broke off ({_why(error)})")
+            return self.error(f"was silent for {self._silence:g} seconds")
+        return self.error(f"broke the connection ({_reason(error)})")
 
 
-def _answer(wire: _Wire) -> None:
-    """Do what a peer asks until it hangs up."""
-    asked = False
-    while (message := wire.hear()) is not None:
-        kind, length = message
+def _serve_peer(connection: _Connection) -> None:
+    """Serve transfers until the peer closes the connection."""
+    transfers = 0
+    while (header := connection.receive_header()) is not None:
+        kind, length = header
         if kind not in (DOWN, UP):
-            raise wire.fault(f"asks for {kind!r}, which is neither down nor up")
+            raise connection.error(f"requests {kind!r}, which is neither down nor up")
         if kind == UP:
-            wire.take(length)
-        wire.say(kind, length)
+            connection.discard(length)
+        connection.send_header(kind, length)
         if kind == DOWN:
-            wire.give(length)
-        asked = True
-    if not asked:
-        raise wire.fault("hung up without a word")
+            connection.send_filler(length)
+        transfers += 1
+    if not transfers:
+        raise connection.error("closed the connection without a request")
 
 
-def _down(wire: _Wire, length: int) -> float:
-    begun = time.perf_counter()
-    wire.say(DOWN, length)
-    _confirm(wire, DOWN, length)
-    wire.take(length)
-    return length / (time.perf_counter() - begun)
+def _time_download(connection: _Connection, length: int) -> float:
+    start = time.perf_counter()
+    connection.send_header(DOWN, length)
+    _check_confirmation(connection, DOWN, length)
+    connection.discard(length)
+    return length / (time.perf_counter() - start)
 
 
-def _up(wire: _Wire, length: int) -> float:
-    begun = time.perf_counter()
-    wire.say(UP, length)
-    wire.give(length)
-    _confirm(wire, UP, length)
-    return length / (time.perf_counter() - begun)
+def _time_upload(connection: _Connection, length: int) -> float:
+    start = time.perf_counter()
+    connection.send_header(UP, length)
+    connection.send_filler(length)
+    _check_confirmation(connection, UP, length)
+    return length / (time.perf_counter() - start)
 
 
-def _confirm(wire: _Wire, kind: bytes, length: int) -> None:
-    heard = wire.hear()
-    if heard is None:
-        raise wire.fault("hung up instead of answering")
-    if heard != (kind, length):
-        raise wire.fault(f"was asked for {kind!r} {length} and answers {heard[0]!r} {heard[1]}")
+def _check_confirmation(connection: _Connection, kind: bytes, length: int) -> None:
+    header = connection.receive_header()
+    if header is None:
+        raise connection.error("closed the connection without a response")
+    if header != (kind, length):
+        raise connection.error(f"was sent {kind!r} {length} and responded {header[0]!r} {header[1]}")
 
 
 def _check_port(port: int, least: int) -> None:
     check_whole("port", port, least)
-    if port > 65535:
-        raise InputError(f"port must be at most 65535; got {port}")
+    if port > MAX_PORT:
+        raise InputError(f"port must be at most {MAX_PORT}; got {port}")
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)

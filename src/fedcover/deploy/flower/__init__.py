@@ -1,7 +1,7 @@
-"""Federations over Flower: clients on devices of their own, or simulated on Ray.
+"""Federations over Flower: clients on their own devices, or simulated on Ray.
 
-What travels (``wire``) and how answers are checked knows nothing of Flower. The rest needs ``pip install
-'fedcover[flower]'``.
+The messages and their checks (``fedcover.deploy.wire``) are independent of Flower. This package needs ``pip install
+'fedcover[flower]'``, except for ``registry_file``.
 """
 
 from fedcover.errors import check_extra

@@ -1,9 +1,9 @@
-"""The ServerApp and the ClientApp that play a run described by settings.
+"""The ServerApp and the ClientApp of a run that settings describe.
 
-``flwr run`` finds them as ``fedcover.deploy.flower.apps:server`` and ``fedcover.deploy.flower.apps:client``. The
-run's configuration has the settings as TOML (``settings``), the server's folders (``out``, ``data``) and whether to
-resume (``resume``). A node's configuration has its number (``client``), the place of its data (``data``) and what it
-can afford: ``capacity``, or a ``budget`` in a ``unit``, with a ``calibration`` if the unit is seconds.
+``flwr run`` loads them as ``fedcover.deploy.flower.apps:server`` and ``fedcover.deploy.flower.apps:client``. The run's
+configuration has the settings as TOML (``settings``), folders on the server (``out``, ``data``) and whether to resume
+(``resume``). A node's configuration has its client's number (``client``), the location of its data (``data``) and what
+it can afford: ``capacity``, or a ``budget`` in a ``budget-unit``, with a ``calibration`` if that is seconds.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ from fedcover.calibration.device_budgets import check_fleet
 from fedcover.config.build import build_federation, code_items, keeps_in, population, settings_of
 from fedcover.config.schema import Config, parse_config
 from fedcover.data import Device, Examples, Population, as_examples
-from fedcover.deploy.flower.client import LocalClient, app_of, number_of
-from fedcover.deploy.flower.registry import Told
+from fedcover.deploy.flower.client import LocalClient, build_client_app, number_of
+from fedcover.deploy.flower.messages import Notify
 from fedcover.deploy.flower.round_rules import RoundRules
-from fedcover.deploy.flower.server import Made, play, shown
+from fedcover.deploy.flower.server import FederationSetup, play, print_line
 from fedcover.deploy.wire import Limits
 from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.history import History, RoundRecord
@@ -41,14 +41,23 @@ def play_config(
     out: Path,
     resume: bool = False,
     folder: str | None = None,
-    told: Told = shown,
+    notify: Notify = print_line,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> History:
-    """Play the run that settings describe; ``folder`` is where the server's data sets lie."""
+    """Play the run that settings describe and return its history.
 
+    Args:
+        grid: Flower's connection to the nodes.
+        config: The settings.
+        out: The run folder.
+        resume: Continue the run in ``out``.
+        folder: The folder of the server's data sets; None for the default.
+        notify: Called with lines of progress.
+        on_round: Called with the record of each round; by default a line about it goes to ``notify``.
+    """
     keeps = keeps_in(out) if resume else None
 
-    def make(devices: Sequence[Device]) -> Made:
+    def make(devices: Sequence[Device]) -> FederationSetup:
         federation, test = build_federation(config, folder, keeps, devices)
         return federation, test, settings_of(config, federation)
 
@@ -56,8 +65,9 @@ def play_config(
     least = config.flower.clients or config.data.clients
     if not resume:
         check_fleet(code_items(config, config.policy.choice.policy()), config.budgets.by, config.cohort, least)
-    rules, fits = rules_of(config), fitting(config, data.load(config.data.name, folder).train)
-    history = play(grid, make, schedule, least, rules, out, resume, config.shrink, told, on_round, fits)
+    check_device = device_check(config, data.load(config.data.name, folder).train)
+    rules = rules_from_config(config)
+    history = play(grid, make, schedule, least, rules, out, resume, config.shrink, notify, on_round, check_device)
     with suppress(MissingExtraError):  # without the report extra a run has no page
         from fedcover.report import write_report
 
@@ -65,96 +75,109 @@ def play_config(
     return history
 
 
-def fitting(config: Config, train: Examples) -> Callable[[Device], None]:
-    """What raises an error for a member that the run of these settings, with data like these, cannot have."""
+def device_check(config: Config, train: Examples) -> Callable[[Device], None]:
+    """Return a function that raises InputError for a device that the run of these settings cannot use."""
     policy = config.policy.choice.policy()
-    asks = policy.wants_classes or config.assign or config.weighting == "labels"
+    needs_labels = policy.wants_classes or config.assign or config.weighting == "labels"
     task = Task(build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed))
     structure = trace(task.static(train.inputs[:2]).model, train.inputs[:2])
 
     def check(device: Device) -> None:
         device.check_labels(train)
         check_batches(structure, {device.number: device.examples}, config.local.batch_size)
-        if asks and device.labels is None:
+        if needs_labels and device.labels is None:
             raise InputError(
-                f"client {device.number} does not tell its labels, which the run needs; start it with --share-labels"
+                f"client {device.number} does not report its label counts, which the run needs; start it with"
+                f" --share-labels"
             )
         if policy.ignores_budgets and device.capacity not in (None, 1.0):
             raise InputError(
-                f"client {device.number} can afford {device.capacity:g} of the model; the policy gives it the whole;"
-                f" choose another policy, such as WP"
+                f"client {device.number} can afford {device.capacity:g} of the model, but the policy sends the whole"
+                f" model to every client; choose another policy, such as WP"
             )
 
     return check
 
 
-def rules_of(config: Config) -> RoundRules:
-    """The rules that settings describe."""
-    said = config.flower
-    return RoundRules(said.deadline, said.quorum, said.tries, said.gather, Limits(said.norm))
+def rules_from_config(config: Config) -> RoundRules:
+    """Return the rules of rounds that settings describe."""
+    flower = config.flower
+    return RoundRules(flower.deadline, flower.quorum, flower.tries, flower.gather, Limits(flower.norm))
 
 
-def device_of(text: str, folder: str | None, number: int) -> LocalClient:
-    """What a node has for a run with these settings: its part of the data set, or its own examples in an .npz file."""
+def local_client(text: str, folder: str | None, number: int) -> LocalClient:
+    """Return the task and the examples of a node.
+
+    Args:
+        text: The run's settings as TOML.
+        folder: A folder of data sets, of which the node takes its client's part, or an .npz file of its own examples.
+        number: The client's number.
+    """
     if folder is not None and folder.endswith(".npz"):
-        return _own(parse_config(text), folder)
-    task, clients = _prepared(text, folder)
+        return _client_from_npz(parse_config(text), folder)
+    task, clients = _task_and_population(text, folder)
     if number >= len(clients):
-        raise InputError(f"client {number} has no part of data for {len(clients)} clients; see data.clients")
+        raise InputError(f"client {number} must be below {len(clients)}, the number of clients in data.clients")
     return LocalClient(task, clients.examples_of(number))
 
 
 @lru_cache(maxsize=2)
-def _prepared(text: str, folder: str | None) -> tuple[Task, Population]:
-    """The task and all clients of a run; kept, since one process may train many of them."""
+def _task_and_population(text: str, folder: str | None) -> tuple[Task, Population]:
+    """Return the task and all clients of a run; cached, since one process may train many of them."""
     config = parse_config(text)
     train = data.load(config.data.name, folder).train
     model = build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed)
     return Task(model).static(train.inputs[:2]), population(config, train)
 
 
-def _own(config: Config, path: str) -> LocalClient:
-    """A device with an .npz file of ``inputs`` and ``labels``, like those of the run's data set; without pickle."""
+def _client_from_npz(config: Config, path: str) -> LocalClient:
+    """Return the client of an .npz file of ``inputs`` and ``labels`` like those of the run's data set; no pickle."""
     remedy = "write it with numpy.savez(path, inputs=..., labels=...)"
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            given, labels = arrays["inputs"], arrays["labels"]
+            inputs, labels = arrays["inputs"], arrays["labels"]
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path} is no .npz file with inputs and labels ({error}); {remedy}") from error
-    (shape, classes), has = data.shape_of(config.data.name), tuple(given.shape[1:])
-    if has != shape:
-        raise InputError(f"{path} has inputs of shape {has}, and those of {config.data.name} have {shape}; {remedy}")
-    found = as_examples((data.inputs_like(config.data.name, given, path), labels))
-    examples = Examples(found.inputs, found.labels, classes, Path(path).name, "the device's own")
-    return LocalClient(Task(build(config.model.name, shape, classes, config.seed)), examples)
+        raise InputError(f"{path} is not an .npz file with inputs and labels ({error}); {remedy}") from error
+    expected, classes = data.shape_of(config.data.name)
+    shape = tuple(inputs.shape[1:])
+    if shape != expected:
+        raise InputError(
+            f"{path} must have inputs of shape {expected}, as {config.data.name} has; got {shape}; {remedy}"
+        )
+    examples = as_examples((data.inputs_like(config.data.name, inputs, path), labels))
+    examples = Examples(examples.inputs, examples.labels, classes, Path(path).name, "the device's own")
+    return LocalClient(Task(build(config.model.name, expected, classes, config.seed)), examples)
 
 
-def _device(context: Context) -> LocalClient:
+def _load_client(context: Context) -> LocalClient:
     folder = context.node_config.get("data")
-    text = str(context.run_config.get("settings", ""))
-    return device_of(text, str(folder) if folder else None, number_of(context))
+    return local_client(_settings(context), str(folder) if folder else None, number_of(context))
 
 
 def _capacity(context: Context) -> float | None:
-    """What the node's own ``budget`` of seconds, multiply-adds, bytes or parameters a round buys of the run's model."""
-    said = context.node_config
-    if (amount := said.get("budget")) is None:
+    """Return the share of the run's model that the node's budget per round buys; None if it has no budget."""
+    node = context.node_config
+    if (amount := node.get("budget")) is None:
         return None
-    config, device = parse_config(str(context.run_config.get("settings", ""))), _device(context)
-    structure, local = trace(device.task.model, device.examples.inputs[:2]), LocalSGD(**config.local.model_dump())
-    currency = BudgetUnit(str(said.get("unit", "seconds")), str(said.get("calibration", "")))
-    steps, units = local.steps(len(device.examples)), config.policy.choice.policy().bind(structure).units
-    return currency.budgets(f"{amount}", structure, lambda place, many: steps, local.batch_size, units)[0].keep
+    config, local = parse_config(_settings(context)), _load_client(context)
+    structure, recipe = trace(local.task.model, local.examples.inputs[:2]), LocalSGD(**config.local.model_dump())
+    unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
+    steps, units = recipe.steps(len(local.examples)), config.policy.choice.policy().bind(structure).units
+    return unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, units)[0].keep
+
+
+def _settings(context: Context) -> str:
+    return str(context.run_config.get("settings", ""))
 
 
 server = ServerApp()
-client = app_of(_device, _capacity)
+client = build_client_app(_load_client, _capacity)
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Play the run that the run's configuration describes."""
-    said = context.run_config
-    config = parse_config(str(said.get("settings", ""))).model_copy(update={"engine": "flower"})
-    folder = str(said["data"]) if said.get("data") else None
-    play_config(grid, config, Path(str(said.get("out") or "run")), bool(said.get("resume", False)), folder)
+    config = parse_config(_settings(context)).model_copy(update={"engine": "flower"})
+    options = context.run_config
+    folder = str(options["data"]) if options.get("data") else None
+    play_config(grid, config, Path(str(options.get("out") or "run")), bool(options.get("resume", False)), folder)

@@ -1,4 +1,4 @@
-"""Who is there: nodes are asked who they are and what they can afford, and their random ids become stable clients."""
+"""The client registry: nodes report which client they are and what they can afford; random node ids become clients."""
 
 import json
 import time
@@ -12,154 +12,176 @@ from flwr.serverapp import Grid
 
 from fedcover._files import write_atomically
 from fedcover.data import Device
-from fedcover.deploy.flower.messages import ERROR, cut_short, facts_of, pulled, pushed
+from fedcover.deploy.flower.exchange import pull, push
+from fedcover.deploy.flower.messages import ERROR, Notify, facts_of, one_line
 from fedcover.deploy.flower.registry_file import FILE, NODE
 from fedcover.errors import InputError
 
-LOOK_EVERY = 0.5
-"""Seconds between looks at who is online and has answered."""
+POLL = 0.5
+"""Seconds between polls while clients are gathered."""
 SETTLED = 30.0
-"""Seconds without a new client after which those who are there may be all who come."""
-PATIENCE = 300.0
-"""Seconds that a node has for its answer; a busy machine may take long to start its first process."""
-AGAIN = 30.0
-"""Seconds after which a node that was left out is asked again, if it stays online."""
-Told = Callable[[str], None]
+"""Seconds without a new client after which fewer clients than wanted are enough."""
+QUERY_TIMEOUT = 300.0
+"""Seconds that a node has to reply to a query; a busy machine may take long to start its first process."""
+RETRY_AFTER = 30.0
+"""Seconds after which a rejected node is queried again, if it stays online."""
+FACTS = {"client", "examples", "capacity", "labels"}
+"""The facts that a node may report."""
 
 
 @dataclass
 class ClientRegistry:
-    """The members of a federation, and the nodes through which they are reached now."""
+    """The clients of a federation, and the nodes by which they are reached."""
 
     devices: dict[int, Device] = field(default_factory=dict)
-    """By the number by which each is known."""
+    """Devices by the client's number."""
     node_of: dict[int, int] = field(default_factory=dict)
-    """For each member that was met the id of its node."""
-    _left_out: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Nodes that answered and are nobody's: why, and until when they are not asked again."""
-    _asked: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Questions that are open, by message: the node, and until when an answer is hoped for."""
-    fits: Callable[[Device], None] = lambda device: None
-    """Raises an ``InputError`` for a member that a run cannot have."""
+    """The node id of each client that has joined."""
+    _rejected: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Rejected nodes: the reason, and the time of the next retry."""
+    _queries: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Open queries by message id: the node, and the time at which the query expires."""
+    check_device: Callable[[Device], None] = lambda device: None
+    """Raises InputError for a device that the run cannot use."""
     closed: bool = False
-    """Whether no new members are taken in: once a run has begun, it has the members that it has."""
+    """Whether new clients are refused, as they are once a run has started."""
 
-    def ask(self, grid: Grid, nodes: Iterable[int], told: Told) -> None:
-        """Ask nodes through which no member is reached, and hear who has answered meanwhile; nobody is waited for.
+    def update(self, grid: Grid, nodes: Iterable[int], notify: Notify) -> None:
+        """Query online nodes that are not yet a client's, and process the replies that have arrived, without waiting.
 
-        What a node answers is told if it makes no member. It is asked again later, or as soon as it was offline: its
-        keeper may have put right what was wrong, and a client that has a new node is known by it once the old one is
-        gone.
+        A node whose reply does not make it a client is reported and rejected. It is queried again after a while, or
+        once it has been offline: its configuration may have been fixed, or the node that its client had before is gone.
+
+        Args:
+            grid: The grid.
+            nodes: The nodes that are online.
+            notify: Called with a line about each node that joined or was rejected.
         """
         online, now = set(nodes), time.monotonic()
-        self._asked = {key: one for key, one in self._asked.items() if now < one[1]}
-        self._left_out = {node: one for node, one in self._left_out.items() if node in online}
-        waiting = {node for node, (_, until) in self._left_out.items() if now < until}
-        new = sorted(online - set(self.node_of.values()) - waiting - {node for node, _ in self._asked.values()})
-        if new:
-            messages = [
-                Message(content=RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=PATIENCE)
-                for node in new
-            ]
-            self._asked |= {key: (node, now + PATIENCE) for key, node in pushed(grid, messages, told).items()}
-        if not self._asked:
+        self._queries = {key: query for key, query in self._queries.items() if now < query[1]}
+        self._rejected = {node: entry for node, entry in self._rejected.items() if node in online}
+        self._send_queries(grid, online, now, notify)
+        if not self._queries:
             return
-        for reply in pulled(grid, self._asked, told):
-            if (asked := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
-                continue  # what it says of itself is a node's own word
-            node, _ = asked
+        for reply in pull(grid, self._queries, notify):
+            if (query := self._queries.pop(reply.metadata.reply_to_message_id, None)) is None:
+                continue  # the sender named in a reply is not trusted, so only replies to open queries count
+            node, _ = query
             if reply.has_error():
-                self._leave_out(node, f"did not answer, and is asked again: {cut_short(reply.error.reason)}", now, told)
+                self._reject(node, f"did not reply and is queried again: {one_line(reply.error.reason)}", now, notify)
                 continue
             try:
-                device = member_of(facts_of(reply))
-                self._take(node, device, online)
-                self._left_out.pop(node, None)
-                told(f"client {device.number} is node {node}")
+                device = device_from_facts(facts_of(reply))
+                self._add(node, device, online)
+                self._rejected.pop(node, None)
+                notify(f"client {device.number} is node {node}")
             except InputError as error:
-                self._leave_out(node, f"is left out: {error}", now + AGAIN, told)
+                self._reject(node, f"is left out: {error}", now + RETRY_AFTER, notify)
 
-    def _leave_out(self, node: int, why: str, until: float, told: Told) -> None:
-        """Note why a node is nobody's, and until when it is not asked again; told once."""
-        before, _ = self._left_out.get(node, ("", 0.0))
-        self._left_out[node] = (why, until)
-        if why != before:
-            told(f"node {node} {why}")
+    def _send_queries(self, grid: Grid, online: set[int], now: float, notify: Notify) -> None:
+        rejected = {node for node, (_, retry) in self._rejected.items() if now < retry}
+        queried = {node for node, _ in self._queries.values()}
+        messages = [
+            Message(content=RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=QUERY_TIMEOUT)
+            for node in sorted(online - set(self.node_of.values()) - rejected - queried)
+        ]
+        if messages:
+            accepted = push(grid, messages, notify)
+            self._queries |= {key: (node, now + QUERY_TIMEOUT) for key, node in accepted.items()}
 
-    def _take(self, node: int, device: Device, online: set[int]) -> None:
-        other = self.node_of.get(device.number)
-        if other is not None and other in online:
+    def _reject(self, node: int, reason: str, retry: float, notify: Notify) -> None:
+        """Record why a node is rejected and when it is queried again; report each reason once."""
+        previous, _ = self._rejected.get(node, ("", 0.0))
+        self._rejected[node] = (reason, retry)
+        if reason != previous:
+            notify(f"node {node} {reason}")
+
+    def _add(self, node: int, device: Device, online: set[int]) -> None:
+        """Add a device as the client that it reports to be; raise InputError if the registry cannot have it."""
+        current = self.node_of.get(device.number)
+        if current is not None and current in online:
             raise InputError(
-                f"client {device.number} is there already, on node {other}; give each client its own number"
+                f"client {device.number} has already joined, as node {current}; give each client its own number"
             )
-        known = self.devices.get(device.number)
-        if known is None and self.closed:
-            raise InputError(f"client {device.number} came after the run began; it can join the next")
-        if known is not None and known != device:
-            raise InputError(f"client {device.number} tells other facts than before; it can join the next run")
-        self.fits(device)
+        previous = self.devices.get(device.number)
+        if previous is None and self.closed:
+            raise InputError(f"client {device.number} joined after the run started; it can join the next run")
+        if previous is not None and previous != device:
+            raise InputError(f"client {device.number} reports other facts than before; it can join the next run")
+        self.check_device(device)
         self.devices[device.number] = device
         self.node_of[device.number] = node
 
-    def gather(self, grid: Grid, wanted: int, seconds: float, told: Told, least: int | None = None) -> None:
-        """Wait until so many members are there; ``least`` are enough once nobody has come for a while."""
+    def gather(self, grid: Grid, wanted: int, seconds: float, notify: Notify, least: int | None = None) -> None:
+        """Wait until enough clients have joined.
+
+        Args:
+            grid: The grid.
+            wanted: The number of clients to wait for.
+            seconds: The maximum time to wait.
+            notify: Called with lines of progress.
+            least: The number of clients that is enough once none has joined for a while; ``wanted`` by default.
+
+        Raises:
+            InputError: If too few clients have joined in time.
+        """
         least = wanted if least is None else least
-        until, shown, came = time.monotonic() + seconds, -1, time.monotonic()
+        start = last_joined = time.monotonic()
+        reported = -1
         while True:
-            self.ask(grid, grid.get_node_ids(), told)
-            now, here = time.monotonic(), len(self.node_of)
-            if here != shown:
-                shown, came = here, now
-                told(f"{here} of {wanted} clients are there")
-            if here >= wanted or (here >= least and (now - came > SETTLED or now > until)):
+            self.update(grid, grid.get_node_ids(), notify)
+            now, count = time.monotonic(), len(self.node_of)
+            if count != reported:
+                reported, last_joined = count, now
+                notify(f"{count} of {wanted} clients have joined")
+            timed_out = now > start + seconds
+            if count >= wanted or (count >= least and (now - last_joined > SETTLED or timed_out)):
                 return
-            if now > until:
+            if timed_out:
                 raise InputError(
-                    f"{here} of {wanted} clients were there after {seconds:g} s; start the others with"
-                    f" `fedcover deploy client`, or ask for fewer with flower.clients"
+                    f"{count} of {wanted} clients have joined after {seconds:g} s; start the others with"
+                    f" `fedcover deploy client`, or wait for fewer with flower.clients"
                 )
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL)
 
     def save(self, folder: Path) -> None:
-        """Write the members down, so that a run that goes on has the same ones, and their nodes, for people."""
-        listed = [
-            {**asdict(self.devices[name]), NODE: self.node_of[name]}
-            if name in self.node_of
-            else asdict(self.devices[name])
-            for name in sorted(self.devices)
+        """Write the clients to a run folder, so that a resumed run has the same; their nodes are informative only."""
+        rows = [
+            asdict(self.devices[number]) | ({NODE: self.node_of[number]} if number in self.node_of else {})
+            for number in sorted(self.devices)
         ]
-        write_atomically(folder / FILE, json.dumps(listed, indent=1) + "\n")
+        write_atomically(folder / FILE, json.dumps(rows, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> "ClientRegistry":
-        """The members that a run was begun with."""
+        """Return the closed registry of the clients with which a run was started."""
         path = folder / FILE
         try:
-            listed = [{key: one[key] for key in one if key != NODE} for one in json.loads(path.read_text())]
-            devices = [Device(**{**one, "labels": one["labels"] and tuple(one["labels"])}) for one in listed]
+            rows = [{key: row[key] for key in row if key != NODE} for row in json.loads(path.read_text())]
+            devices = [Device(**{**row, "labels": row["labels"] and tuple(row["labels"])}) for row in rows]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(
-                f"{path} is not a readable client registry ({error}); start anew in another folder"
+                f"{path} is not a readable client registry ({error}); start again in another folder"
             ) from error
         return cls({device.number: device for device in devices}, closed=True)
 
 
-def member_of(facts: dict[str, Any]) -> Device:
-    """The member that a node's answer describes, or an error that says what is wrong with it."""
+def device_from_facts(facts: dict[str, Any]) -> Device:
+    """Return the device that a node's reply describes; raise InputError if the facts are not valid."""
     if ERROR in facts:
-        raise InputError(f"it answers: {cut_short(facts[ERROR])}")
-    if odd := sorted(set(facts) - {"client", "examples", "capacity", "labels"}):
-        raise InputError(f"it tells of {cut_short(', '.join(odd))}, which is not asked; run the same fedcover there")
+        raise InputError(f"it reported an error: {one_line(facts[ERROR])}")
+    if unknown := sorted(set(facts) - FACTS):
+        raise InputError(f"it reports the unknown {one_line(', '.join(unknown))}; run the same fedcover there")
     number, examples, capacity, labels = (facts.get(key) for key in ("client", "examples", "capacity", "labels"))
-    if not _whole(number) or not _whole(examples):
-        raise InputError("it does not tell its number and its number of examples; run the same fedcover there")
+    if not _is_count(number) or not _is_count(examples):
+        raise InputError("it does not report its number and its number of examples; run the same fedcover there")
     if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int | float)):
-        raise InputError("its capacity is no number; start it with --capacity between 0 and 1")
-    if labels is not None and not (isinstance(labels, list) and all(map(_whole, labels))):
-        raise InputError("its label counts are no whole numbers; run the same fedcover there")
-    told = None if capacity is None else float(capacity)
-    return Device(number, examples, None if labels is None else tuple(labels), told)  # type: ignore[arg-type]
+        raise InputError("its capacity is not a number; start it with --capacity between 0 and 1")
+    if labels is not None and not (isinstance(labels, list) and all(map(_is_count, labels))):
+        raise InputError("its label counts are not whole numbers; run the same fedcover there")
+    share = None if capacity is None else float(capacity)
+    return Device(number, examples, None if labels is None else tuple(labels), share)  # type: ignore[arg-type]
 
 
-def _whole(value: object) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

@@ -1,4 +1,7 @@
-"""The file of a run's folder that says which client each node is; read without Flower."""
+"""The file in a run folder that maps nodes to clients.
+
+It is separate from ``registry`` only because the command line reads it without Flower being installed.
+"""
 
 import json
 from pathlib import Path
@@ -7,14 +10,14 @@ from fedcover.errors import InputError
 
 FILE = "clients.json"
 NODE = "node"
-"""What it calls a member's node: for people, since a node's id decides nothing."""
+"""The key of a client's node; it is informative only, since node ids may change."""
 
 
-def nodes_in(folder: Path) -> dict[int, int]:
-    """For each node of a run the number of its client, as they were when the run last began to play."""
+def clients_by_node(folder: Path) -> dict[int, int]:
+    """Return the number of the client of each node, as recorded when the run last started or resumed."""
     path = folder / FILE
     try:
-        return {int(one[NODE]): int(one["number"]) for one in json.loads(path.read_text()) if NODE in one}
+        return {int(row[NODE]): int(row["number"]) for row in json.loads(path.read_text()) if NODE in row}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{path} is not a readable client registry ({error}); name the folder of a deployed run"

@@ -1,4 +1,4 @@
-"""When a round counts: how long it waits, how many must answer, what an answer may be."""
+"""The rules by which a round over a network ends: its deadline, its quorum, and the limits on replies."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ class RoundRules:
     """
 
     deadline: float = 600.0
-    """Seconds from a round's orders to its end; who has not answered by then is left out."""
+    """Seconds from a round's requests to its end; clients that have not replied by then are left out."""
     quorum: float = 0.5
-    """The share of the cohort that must answer soundly; with fewer the round is tried again."""
+    """The share of the cohort whose replies must be valid; with fewer the round is tried again."""
     tries: int = 3
     """How often a round is tried before the run stops; it can be resumed."""
     gather: float = 300.0
@@ -32,5 +32,5 @@ class RoundRules:
         check_number("gather", self.gather, 0, math.inf, "a positive number of seconds")
 
     def needed(self, cohort: int) -> int:
-        """How many sound answers a cohort must give."""
+        """Return the number of valid replies that a cohort of this size needs."""
         return max(1, math.ceil(self.quorum * cohort - 1e-9))

@@ -1,10 +1,10 @@
-"""A run over Flower, from the first clients that come to the last round.
+"""A run over Flower, from the first client that joins to the last round.
 
     @app.main()
     def main(grid, context):
         play(grid, make, Schedule(rounds=3), least=4)
 
-``make`` gets the members that came and gives their federation, a test set or None, and settings or None.
+``make`` receives the devices that have joined, and returns their federation, a test set or None, and settings or None.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,73 +13,90 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedcover.data import Device, Examples
-from fedcover.deploy.flower.registry import ClientRegistry, Told
+from fedcover.deploy.flower.messages import Notify
+from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.registry_file import FILE
 from fedcover.deploy.flower.round_rules import RoundRules
-from fedcover.deploy.flower.strategy import FedCover, OverFlower
+from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.runs import Run, Schedule
 from fedcover.toml import Settings
 
-Made = tuple[Federation, Examples | None, Settings | None]
+FederationSetup = tuple[Federation, Examples | None, Settings | None]
+"""A federation, a test set or None, and the settings to record or None."""
 
 
-def shown(line: str) -> None:
-    """Print a line at once, so that it is in the log when it happens."""
+def print_line(line: str) -> None:
+    """Print a line without buffering, so that it is in the log when it happens."""
     print(line, flush=True)
 
 
 def play(
     grid: Grid,
-    make: Callable[[Sequence[Device]], Made],
+    make: Callable[[Sequence[Device]], FederationSetup],
     schedule: Schedule,
     least: int,
     rules: RoundRules | None = None,
     out: Path | None = None,
     resume: bool = False,
     shrink: bool = True,
-    told: Told = shown,
+    notify: Notify = print_line,
     on_round: Callable[[RoundRecord], None] | None = None,
-    fits: Callable[[Device], None] = lambda device: None,
+    check_device: Callable[[Device], None] = lambda device: None,
 ) -> History:
-    """Wait for at least so many clients, then play all rounds with those who came; the history.
+    """Wait for clients, play all rounds with those that have joined, and return the history.
 
-    A client for which ``fits`` raises an ``InputError`` is left out, so that what one tells cannot end the others' run.
+    Args:
+        grid: Flower's connection to the nodes.
+        make: Builds the federation from the devices that have joined.
+        schedule: The rounds, and when to evaluate.
+        least: The number of clients to wait for before the first round.
+        rules: Deadline, quorum and limits of a round.
+        out: The run folder; None keeps nothing on disk.
+        resume: Continue the run in ``out``, with the clients with which it was started, bit-identical to an
+            uninterrupted run.
+        shrink: Whether clients make sub-models physically smaller before they train.
+        notify: Called with lines of progress.
+        on_round: Called with the record of each round; by default a line about it goes to ``notify``.
+        check_device: Raises InputError for a device that the run cannot use. Such a device is left out, so that the
+            facts of one device cannot end the run of the others.
 
-    With ``out`` the run goes into a folder, from which ``resume`` goes on with the members it was begun with, to the
-    same bits.
+    Raises:
+        InputError: If too few clients join in time.
+        ClientError: If a round gets too few valid replies as often as the rules allow.
     """
     rules = rules or RoundRules()
-    begun = resume and out is not None and (out / FILE).exists()
-    registry = ClientRegistry.load(out) if begun and out is not None else ClientRegistry()
-    known, registry.fits = len(registry.devices), fits
-    if begun:  # it goes on without those who do not come back
-        registry.gather(grid, known, rules.gather, told, 1)
+    registry = ClientRegistry()
+    if resume and out is not None and (out / FILE).exists():
+        registry = ClientRegistry.load(out)
+    registry.check_device = check_device
+    if registry.devices:  # a resumed run continues without clients that do not come back
+        registry.gather(grid, len(registry.devices), rules.gather, notify, least=1)
     else:
-        registry.gather(grid, least, rules.gather, told)
+        registry.gather(grid, least, rules.gather, notify)
     registry.closed = True
-    federation, test, settings = make([registry.devices[name] for name in sorted(registry.devices)])
-    tell = on_round or (lambda record: told(line_of(record, schedule.rounds)))
-    run = Run(federation, federation.test_set(test) if test is not None else None, tell, out, resume, settings)
-    run.check(OverFlower())
+    federation, test, settings = make([registry.devices[number] for number in sorted(registry.devices)])
+    on_round = on_round or (lambda record: notify(round_line(record, schedule.rounds)))
+    run = Run(federation, federation.test_set(test) if test is not None else None, on_round, out, resume, settings)
+    run.check(FlowerEngine())
     try:
-        run.open(schedule, OverFlower())
+        run.open(schedule, FlowerEngine())
         if out is not None:
             registry.save(out)
-        return FedCover(run, schedule, registry, rules, shrink, told).run(grid)
+        return FedCover(run, schedule, registry, rules, shrink, notify).run(grid)
     finally:
         run.close()
 
 
-def line_of(record: RoundRecord, rounds: int) -> str:
-    """One line about a round."""
+def round_line(record: RoundRecord, rounds: int) -> str:
+    """Return one line about a round."""
     accuracy = f"accuracy {record.accuracy:.2%}, " if record.accuracy is not None else ""
     wire = record.wire or {}
-    moved = sum(wire.get("down", [])) + sum(wire.get("up", []))
-    whole = 2 * len(record.cohort) * wire.get("full", 0)
-    answered = len(record.cohort) - len(record.rejected)
+    sent = sum(wire.get("down", [])) + sum(wire.get("up", []))
+    full = 2 * len(record.cohort) * wire.get("full", 0)
+    replies = len(record.cohort) - len(record.rejected)
     return (
-        f"round {record.round}/{rounds}: {accuracy}Γmin {record.gamma_min}, {answered} of {len(record.cohort)} answers,"
-        f" {moved / 1e6:.2f} MB where full models take {whole / 1e6:.2f}"
+        f"round {record.round}/{rounds}: {accuracy}Γmin {record.gamma_min}, {replies} of {len(record.cohort)} replies,"
+        f" {sent / 1e6:.2f} MB, where full models take {full / 1e6:.2f} MB"
     )

@@ -1,4 +1,4 @@
-"""Flower's simulation: every client a node, trained in Ray's worker processes."""
+"""Flower's simulation: every client is a node, trained in Ray's worker processes."""
 
 import logging
 import os
@@ -12,9 +12,9 @@ from typing import Any
 from fedcover._threads import usable_cores
 from fedcover.config.build import build_federation, keeps_in
 from fedcover.config.schema import Config
-from fedcover.deploy.bandwidth import address_of
+from fedcover.deploy.address import on_loopback, parse_address
 from fedcover.deploy.processes.environment import use_flower_environment
-from fedcover.deploy.processes.probe import SILENCE, on_loopback
+from fedcover.deploy.processes.probe import TIMEOUT
 from fedcover.errors import FedcoverError, InputError, check_extra
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.run_folder import read_settings
@@ -28,53 +28,63 @@ def simulate(
     folder: str | None = None,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
 ) -> History:
-    """Play a run on Ray, on this machine's cores or on a cluster; the result is the serial engine's, bit for bit.
+    """Play a run on Ray, on this machine or on a cluster, and return its history, bit-identical to the serial engine's.
 
-    On a cluster (``flower.ray_address``) every machine needs fedcover and the data sets, the latter at the same path.
+    On a cluster (``flower.ray_address``) every machine needs fedcover, and the data sets at the same path.
+
+    Args:
+        config: The settings.
+        out: The run folder.
+        resume: Continue the run in ``out``.
+        folder: The folder of the data sets; None for the default.
+        on_round: Called with the record of each round.
     """
-    if config.flower.clients not in (0, many := config.data.clients):
+    if config.flower.clients not in (0, config.data.clients):
         raise InputError(
-            f"flower.clients is {config.flower.clients}, and a simulation has all {many} of data.clients, none of whom"
-            f" comes late; leave flower.clients out"
+            f"flower.clients must be 0 or data.clients, which is {config.data.clients}, since a simulation has all"
+            f" clients from the start; got {config.flower.clients}; leave flower.clients out"
         )
     if resume and (out / "config.toml").exists() and read_settings(out).get("engine") == "flower":
         raise InputError(
-            f"{out} was begun by devices, with examples and budgets of their own; go on with"
+            f"{out} was started on devices with their own examples and budgets; continue it with"
             f" `fedcover deploy run --resume`"
         )
-    elsewhere = bool(config.flower.ray_address) and _on_network(config.flower.ray_address)
+    ray_on_network = bool(config.flower.ray_address) and _on_network(config.flower.ray_address)
     keeps = keeps_in(out) if resume else None
-    # Before Ray starts, so that errors are reported at once.
+    # Report invalid settings before Ray starts.
     build_federation(config.model_copy(update={"engine": "serial"}), folder, keeps)
     with (
         tempfile.TemporaryDirectory(prefix="fedcover-sim-") as home,
-        _environment(home, elsewhere),
+        _environment(home, ray_on_network),
     ):
-        ended = _simulated(config, out, resume, folder, on_round)
-    if "history" not in ended:
-        raise ended.get("error") or FedcoverError("the simulation ended without a result; see Flower's lines above")
-    history: History = ended["history"]
+        outcome = _simulate(config, out, resume, folder, on_round)
+    if "history" not in outcome:
+        raise outcome.get("error") or FedcoverError("the simulation ended without a result; see Flower's lines above")
+    history: History = outcome["history"]
     return history
 
 
 def _on_network(address: str) -> bool:
-    """Whether a cluster is on the network, not on loopback; an error if nothing is there, since Ray waits for long."""
-    host, port = address_of(address)
+    """Return whether a cluster is on the network, not on loopback.
+
+    Raise InputError if it cannot be reached, since Ray would wait for long.
+    """
+    host, port = parse_address(address)
     try:
-        socket.create_connection((host, port), timeout=SILENCE).close()
+        socket.create_connection((host, port), timeout=TIMEOUT).close()
     except OSError as error:
         raise InputError(
-            f"nothing answers at {address} ({error.strerror or error}); start Ray there, or leave"
-            f" flower.ray_address out to have it started here"
+            f"no server responds at {address} ({error.strerror or error}); start Ray there, or leave"
+            f" flower.ray_address out to start it here"
         ) from error
     return not on_loopback(host)
 
 
 @contextmanager
-def _environment(home: str, on_network: bool) -> Iterator[None]:
-    """Flower and Ray silent, on loopback unless asked, and in a folder of ours, from before they are imported."""
+def _environment(home: str, ray_on_network: bool) -> Iterator[None]:
+    """Set the environment of Flower and Ray inside the block; they must be imported in it, not before."""
     before = dict(os.environ)
-    use_flower_environment(home, on_network)
+    use_flower_environment(home, ray_on_network)
     try:
         yield
     finally:
@@ -82,10 +92,10 @@ def _environment(home: str, on_network: bool) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _simulated(
+def _simulate(
     config: Config, out: Path, resume: bool, folder: str | None, on_round: Callable[[RoundRecord], None]
 ) -> dict[str, Any]:
-    """What came of the run: its history, or its error."""
+    """Play the run and return its ``history`` or its ``error``."""
     check_extra("flower", "a simulation on Flower", "flwr", "ray")
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
@@ -93,41 +103,43 @@ def _simulated(
 
     from fedcover.deploy.flower.apps import play_config
 
-    server, ended = ServerApp(), dict[str, Any]()
+    server, outcome = ServerApp(), dict[str, Any]()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            ended["history"] = play_config(grid, config, out, resume, folder, lambda line: None, on_round)
+            outcome["history"] = play_config(grid, config, out, resume, folder, lambda line: None, on_round)
         except BaseException as error:
-            ended["error"] = error
+            outcome["error"] = error
             raise
 
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what goes wrong comes back as an error
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # failures are raised as errors instead
     try:
-        run_simulation(server, simulated_client(config, folder), config.data.clients, backend_config=backend_of(config))
+        run_simulation(
+            server, simulated_client(config, folder), config.data.clients, backend_config=backend_config(config)
+        )
     except Exception as error:
-        ended.setdefault("error", error)
-    return ended
+        outcome.setdefault("error", error)
+    return outcome
 
 
-def backend_of(config: Config) -> Any:
-    """What Flower is told of Ray: where it is, or with how many of this machine's cores to start it."""
+def backend_config(config: Config) -> Any:
+    """Return Flower's options for Ray: the address of a cluster, or the number of cores of a local one."""
     address, cores = config.flower.ray_address, config.workers or usable_cores()
-    where = {"address": address} if address else {"num_cpus": cores, "include_dashboard": False}
-    return {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {**where, "log_to_driver": False}}
+    cluster = {"address": address} if address else {"num_cpus": cores, "include_dashboard": False}
+    return {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {**cluster, "log_to_driver": False}}
 
 
 def simulated_client(config: Config, folder: str | None) -> Any:
-    """A ClientApp for all clients of a simulation; it carries settings alone, and finds its data where it runs."""
+    """Return a ClientApp for all clients of a simulation; it carries only settings, and loads data where it runs."""
     from flwr.app import Context
 
-    from fedcover.deploy.flower.apps import device_of
-    from fedcover.deploy.flower.client import LocalClient, app_of, number_of
+    from fedcover.deploy.flower.apps import local_client
+    from fedcover.deploy.flower.client import LocalClient, build_client_app, number_of
 
     text = to_toml(config.model_dump())
 
-    def device(context: Context) -> LocalClient:
-        return device_of(text, folder, number_of(context))
+    def load(context: Context) -> LocalClient:
+        return local_client(text, folder, number_of(context))
 
-    return app_of(device, share_labels=True)
+    return build_client_app(load, share_labels=True)

@@ -1,4 +1,4 @@
-"""Deployments: keys, and the servers and nodes of Flower as processes that end with whoever started them.
+"""The processes of a deployment: keys, and Flower's servers and nodes as child processes that end with their parent.
 
 Nothing here imports Flower: its programs are called.
 """

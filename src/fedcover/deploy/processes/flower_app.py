@@ -1,4 +1,4 @@
-"""The app that is submitted to a SuperLink: two names of what is installed on every machine, and no code."""
+"""The app that is submitted to a SuperLink: the names of two objects installed on every machine, and no code."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -8,16 +8,16 @@ from fedcover.toml import toml_value
 from fedcover.version import __version__
 
 APPS = "fedcover.deploy.flower.apps"
-"""The module with ``server`` and ``client``, each assigned by a plain line: Flower looks for it without importing."""
+"""The module with ``server`` and ``client``, each a plain assignment: Flower searches its source without importing."""
 KEYS = ("settings", "out", "data", "resume")
-"""What the server's app reads from its run config, all of them text."""
+"""The keys that the server's app reads from its run config, all of them text."""
 
 
 def write_app(folder: str | Path, apps: str = APPS) -> Path:
-    """The folder, now with an app of which every node runs its own installed copy of ``apps``.
+    """Write an app of which every node runs its own installed copy of the module ``apps``, and return the folder.
 
-    Flower sends an app's files to all nodes, who run them. Here these are names and a licence alone, so whoever may
-    submit runs cannot bring code to a node by what fedcover makes.
+    Flower sends an app's files to all nodes, which run them. Here these are only names and a licence, so an app that
+    fedcover writes cannot bring code to a node.
     """
     home = Path(folder)
     flower = version("flwr")
@@ -25,7 +25,7 @@ def write_app(folder: str | Path, apps: str = APPS) -> Path:
         home / "pyproject.toml",
         f"""[project]
 name = "fedcover-run"
-version = {toml_value(_plain(__version__))}
+version = {toml_value(_numeric_version(__version__))}
 description = "A federation of pruned sub-models; the code is the fedcover installed on each machine"
 license = {{ file = "LICENSE" }}
 dependencies = ["flwr>={flower}"]
@@ -46,7 +46,7 @@ clientapp = {toml_value(f"{apps}:client")}
     return home
 
 
-def _plain(text: str) -> str:
-    """A version of numbers alone, as Flower asks for it."""
+def _numeric_version(text: str) -> str:
+    """Return a version of three numbers, as Flower requires it."""
     numbers = [part for part in text.split("+")[0].split(".") if part.isdigit()]
     return ".".join([*numbers, "0", "0"][:3])

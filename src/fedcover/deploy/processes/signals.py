@@ -1,4 +1,4 @@
-"""Signals to end, as Ctrl-C: at once, or as soon as it does no harm."""
+"""Stop signals, handled like Ctrl-C: at once, or deferred to a safe point."""
 
 import signal
 from collections.abc import Iterator
@@ -6,30 +6,30 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Asked:
-    """What happens on a signal to end: a KeyboardInterrupt at once, or ``later``, at the next ``check``."""
+class StopSignal:
+    """A signal handler that raises KeyboardInterrupt at once or, while ``deferred`` is set, at the next ``check``."""
 
-    later = signalled = False
+    deferred = received = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal."""
-        self.signalled = True
-        if not self.later:
+        """Handle a signal."""
+        self.received = True
+        if not self.deferred:
             raise KeyboardInterrupt
 
     def check(self) -> None:
-        """A KeyboardInterrupt if there was a signal."""
-        if self.signalled:
+        """Raise KeyboardInterrupt if a signal was received."""
+        if self.received:
             raise KeyboardInterrupt
 
 
 @contextmanager
-def until_asked(leave: bool = True) -> Iterator[Asked]:
-    """SIGTERM and SIGHUP end what is inside as Ctrl-C does; if that is how it is meant to ``leave``, all is well."""
-    asked, numbers = Asked(), (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    before = [signal.signal(number, asked) for number in numbers]
+def stop_signals(leave: bool = True) -> Iterator[StopSignal]:
+    """Treat SIGTERM and SIGHUP like Ctrl-C inside the block; with ``leave``, suppress the KeyboardInterrupt."""
+    stop, numbers = StopSignal(), (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = [signal.signal(number, stop) for number in numbers]
     try:
-        yield asked
+        yield stop
     except KeyboardInterrupt:
         if not leave:
             raise

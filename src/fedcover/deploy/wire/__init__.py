@@ -1,23 +1,28 @@
-"""All that travels between server and clients: orders one way, answers the other, both as frames without pickle."""
+"""The messages between server and clients: requests one way, replies the other, both as frames without pickle."""
 
 from fedcover.deploy.wire.frame import open_frame, pack_frame
-from fedcover.deploy.wire.reply import Limits, Rejected, Sent, encode_reply, read_answer
-from fedcover.deploy.wire.request import TrainRequest, decode_request, encode_request, job_of, order_of
-from fedcover.deploy.wire.single_client import Own, only
+from fedcover.deploy.wire.reply import InvalidReplyError, Limits, PendingRequest, decode_reply, encode_reply
+from fedcover.deploy.wire.request import (
+    TrainRequest,
+    decode_request,
+    encode_request,
+    job_from_request,
+    request_from_job,
+)
+from fedcover.deploy.wire.single_client import SingleClientPopulation
 
 __all__ = [
+    "InvalidReplyError",
     "Limits",
+    "PendingRequest",
+    "SingleClientPopulation",
     "TrainRequest",
-    "Own",
-    "Rejected",
-    "Sent",
+    "decode_reply",
     "decode_request",
     "encode_reply",
     "encode_request",
-    "job_of",
-    "only",
+    "job_from_request",
     "open_frame",
-    "order_of",
     "pack_frame",
-    "read_answer",
+    "request_from_job",
 ]

@@ -1,4 +1,4 @@
-"""Reports of squared gradients, held against each other: one client's must not decide the mask of all."""
+"""Comparison of gradient reports between clients, so that one client cannot decide the mask of all."""
 
 import math
 from collections.abc import Mapping
@@ -6,33 +6,38 @@ from statistics import median
 
 from fedcover.params import Params, numbers
 
-LEAST_OTHERS = 2
-"""How many other reports there must be: of two that differ nobody knows which is wrong."""
-TIMES = 100
-"""So much more than updates may the gradients of honest clients differ: late in training most are nearly 0, and those
-of a client with hard examples are a hundred times as large."""
+MIN_OTHERS = 2
+"""The number of other reports needed: if two reports differ, either may be the wrong one."""
+GRADIENT_FACTOR = 100
+"""Gradient norms of honest clients differ far more than their updates (up to 100x late in training), so allow this
+multiple of the limit."""
 
 
-def too_large(reports: Mapping[int, Params], limit: float) -> dict[int, str]:
-    """Why reports are left out, by client: those whose gradient is over ``limit`` a hundred times, in terms of the
-    median of the others'.
+def oversized_reports(reports: Mapping[int, Params], limit: float) -> dict[int, str]:
+    """Return the reason for each client whose gradient report is too large.
 
-    A report sums squares of gradients' entries over a client's steps, as it counts in the mean of reports; the root of
-    all of them is held against the limit, as the norm of an update is.
+    A gradient report sums squared gradient entries over a client's steps. The square root of the sum of all its entries
+    is a norm, which must be at most ``GRADIENT_FACTOR * limit`` times the median norm of the other clients.
+
+    Args:
+        reports: Gradient reports by client.
+        limit: The norm limit for updates; infinity disables the check.
 
     >>> import torch
     >>> reports = {client: {"w": torch.full((2,), size)} for client, size in enumerate((1.0, 2.0, 1e9))}
-    >>> too_large(reports, 10.0)
+    >>> oversized_reports(reports, 10.0)
     {2: "its reported gradient is 2.62e+04 times the others', over the limit of 1000"}
     """
-    if limit == math.inf or len(reports) <= LEAST_OTHERS:
+    if limit == math.inf or len(reports) <= MIN_OTHERS:
         return {}
     sums = numbers([tensor.double().sum() for report in reports.values() for tensor in report.values()])
-    each = len(sums) // len(reports)
-    norms = {who: math.sqrt(sum(sums[i * each : (i + 1) * each])) for i, who in enumerate(reports)}
-    found, most = {}, TIMES * limit
-    for who, norm in norms.items():
-        usual = median(other for one, other in norms.items() if one != who)
-        if usual and norm > most * usual:  # of gradients that are nothing there is no multiple
-            found[who] = f"its reported gradient is {norm / usual:.3g} times the others', over the limit of {most:g}"
-    return found
+    tensors = len(sums) // len(reports)
+    norms = {client: math.sqrt(sum(sums[i * tensors : (i + 1) * tensors])) for i, client in enumerate(reports)}
+    reasons, bound = {}, GRADIENT_FACTOR * limit
+    for client, norm in norms.items():
+        usual = median(value for key, value in norms.items() if key != client)
+        if usual and norm > bound * usual:  # a ratio to a zero gradient is undefined
+            reasons[client] = (
+                f"its reported gradient is {norm / usual:.3g} times the others', over the limit of {bound:g}"
+            )
+    return reasons

@@ -1,4 +1,4 @@
-"""What a client sends back, and how the server checks it against what it had sent before anything is averaged."""
+"""The reply of a client, and how the server checks it against its request before anything is averaged."""
 
 import math
 from collections.abc import Iterator
@@ -10,31 +10,31 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregation.region_mean import ClientUpdate
-from fedcover.deploy.wire.fields import nothing_left, number, whole
-from fedcover.deploy.wire.frame import open_frame, pack_frame, shown
+from fedcover.deploy.wire.fields import check_nothing_left, take_int, take_number
+from fedcover.deploy.wire.frame import open_frame, pack_frame, short_repr
 from fedcover.deploy.wire.request import TrainRequest
 from fedcover.deploy.wire.tensors import (
     Parts,
-    bytes_of,
-    difference,
-    head_bytes_of,
-    mask_bytes_of,
-    put_mask,
-    put_values,
-    table_of,
-    take_mask,
-    take_values,
+    decode_mask,
+    decode_values,
+    encode_mask,
+    encode_values,
+    max_head_bytes,
+    max_mask_bytes,
+    model_difference,
+    num_bytes,
+    tensor_table,
 )
 from fedcover.errors import FedcoverError, InputError
 from fedcover.params import Mask, Params, all_finite, numbers
 from fedcover.training.options import TrainingOptions
 
 NOT_FINITE = "its trained values are not all finite"
-"""What a federation's record says of such a client too."""
+"""The reason that a federation records for such a client, whatever the engine."""
 
 
-class Rejected(FedcoverError):
-    """An answer that must not be averaged; ``reason`` says why, in one sentence about the client."""
+class InvalidReplyError(FedcoverError):
+    """A reply that must not be averaged; ``reason`` is one sentence about the client."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -43,14 +43,14 @@ class Rejected(FedcoverError):
 
 @dataclass(frozen=True)
 class Limits:
-    """How far an answer may go.
+    """Limits on what a reply may contain.
 
     >>> Limits(norm=math.inf).norm
     inf
     """
 
     norm: float = 10.0
-    """The most that ||new - old|| may be, as a multiple of ||old||, over the client's entries; infinity: no limit."""
+    """The maximum of ||new - old|| / ||old|| over the client's entries; infinity disables the limit."""
 
     def __post_init__(self) -> None:
         if isinstance(self.norm, bool) or not isinstance(self.norm, int | float) or not self.norm > 0:
@@ -58,8 +58,8 @@ class Limits:
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
-    """What the server remembers of an order until its answer comes."""
+class PendingRequest:
+    """What the server keeps of a request until the reply arrives."""
 
     client: int
     round: int
@@ -67,141 +67,155 @@ class Sent:
     theta: Params
     options: TrainingOptions | None = None
     examples: int | None = None
-    """How many examples the client has, if the server knows."""
+    """The client's number of examples by the client registry; None to accept any."""
 
     @staticmethod
-    def of(order: TrainRequest, examples: int | None = None) -> "Sent":
-        """The record of an order."""
-        return Sent(order.client, order.round, order.mask, order.theta, order.options, examples)
+    def of(request: TrainRequest, examples: int | None = None) -> "PendingRequest":
+        """Return the record of a request."""
+        return PendingRequest(request.client, request.round, request.mask, request.theta, request.options, examples)
 
     @property
     def regrows(self) -> bool:
-        """Whether the answer carries a mask."""
+        """Whether the reply carries a mask."""
         return self.options is not None and self.options.regrow is not None
 
     @property
     def reports(self) -> bool:
-        """Whether the answer carries a report."""
+        """Whether the reply carries a gradient report."""
         return self.options is not None and self.options.report
 
     @property
-    def most(self) -> int:
-        """The most bytes that an answer can have."""
-        values, masks = bytes_of(self.theta) * (1 + self.reports), mask_bytes_of(self.theta) * self.regrows
-        return head_bytes_of(self.theta) + values + masks
+    def max_bytes(self) -> int:
+        """The size limit of the reply."""
+        values, masks = num_bytes(self.theta) * (1 + self.reports), max_mask_bytes(self.theta) * self.regrows
+        return max_head_bytes(self.theta) + values + masks
 
 
-def encode_reply(update: ClientUpdate, order: TrainRequest) -> bytes:
-    """The answer to an order as a frame: kept values; a mask and a report only if the order asks for them."""
-    sent = Sent.of(order)
-    parts = {f"theta/{name}": put_values(tensor, update.mask.get(name)) for name, tensor in update.theta.items()}
+def encode_reply(update: ClientUpdate, request: TrainRequest) -> bytes:
+    """Return the reply to a request as a frame.
+
+    It has the kept values, and a mask or a gradient report only if the request asks for it.
+    """
+    pending = PendingRequest.of(request)
+    parts = {f"theta/{name}": encode_values(tensor, update.mask.get(name)) for name, tensor in update.theta.items()}
     head: dict[str, Any] = {
-        "kind": "answer",
-        "client": order.client,
-        "round": order.round,
+        "kind": "reply",
+        "client": request.client,
+        "round": request.round,
         "examples": update.examples,
         "train_loss": update.train_loss if math.isfinite(update.train_loss) else None,
-        "tensors": table_of(update.theta),
+        "tensors": tensor_table(update.theta),
     }
-    if sent.regrows:
-        head["mask"] = put_mask(update.mask, parts)
-    if sent.reports and update.report is not None:
-        head["report"] = table_of(update.report)
-        parts |= {f"report/{name}": put_values(tensor, None) for name, tensor in update.report.items()}
+    if pending.regrows:
+        head["mask"] = encode_mask(update.mask, parts)
+    if pending.reports and update.report is not None:
+        head["report"] = tensor_table(update.report)
+        parts |= {f"report/{name}": encode_values(tensor, None) for name, tensor in update.report.items()}
     return pack_frame(head, parts)
 
 
-def read_answer(data: bytes | memoryview, sent: Sent, limits: Limits) -> ClientUpdate:
-    """The update in an answer, if it is one to what was sent; ``Rejected`` if anything is wrong with it.
+def decode_reply(data: bytes | memoryview, pending: PendingRequest, limits: Limits) -> ClientUpdate:
+    """Return the update in the reply to a request.
 
-    Its theta is 0 outside the mask, and its mask the very object that was sent, unless the client was to regrow it.
+    Its theta is 0 outside the mask. Its mask is the same object as the request's, unless the client was asked to regrow
+    it.
+
+    Args:
+        data: The frame.
+        pending: The request.
+        limits: Limits on the update.
+
+    Raises:
+        InvalidReplyError: If the frame is not a valid reply to this request.
     """
-    with _rejecting():
-        head, parts = open_frame(data, sent.most, head_bytes_of(sent.theta))
-        _check_address(head, sent)
-        if why := difference(head.pop("tensors", None), sent.theta):
-            raise Rejected(f"it trained another model: {why}")
-        mask = _take_mask(head, parts, sent)
-        theta = _take_params(parts, "theta", sent, mask)
+    with _input_errors_as_invalid_replies():
+        head, parts = open_frame(data, pending.max_bytes, max_head_bytes(pending.theta))
+        _check_address(head, pending)
+        if difference := model_difference(head.pop("tensors", None), pending.theta):
+            raise InvalidReplyError(f"it trained another model: {difference}")
+        mask = _decode_mask(head, parts, pending)
+        theta = _decode_params(parts, "theta", pending, mask)
         if not all_finite(theta):
-            raise Rejected(NOT_FINITE)
-        examples = whole(head, "examples", 1)
-        if sent.examples is not None and examples != sent.examples:
-            raise Rejected(f"it trained on {examples} examples, but has {sent.examples} by the census")
-        train_loss = float(number(head, "train_loss"))
-        report = _take_report(head, parts, sent)
-        nothing_left(head, parts)
-        _check_change(theta, sent, limits)
-    return ClientUpdate(sent.client, theta, mask, examples, train_loss, finite=True, report=report)
+            raise InvalidReplyError(NOT_FINITE)
+        examples = take_int(head, "examples", 1)
+        if pending.examples is not None and examples != pending.examples:
+            raise InvalidReplyError(
+                f"it trained on {examples} examples, but has {pending.examples} by the client registry"
+            )
+        train_loss = float(take_number(head, "train_loss"))
+        report = _decode_report(head, parts, pending)
+        check_nothing_left(head, parts)
+        _check_change(theta, pending, limits)
+    return ClientUpdate(pending.client, theta, mask, examples, train_loss, finite=True, report=report)
 
 
 @contextmanager
-def _rejecting() -> Iterator[None]:
-    """What is wrong with a message is a reason to reject the client that sent it, not to stop the server."""
+def _input_errors_as_invalid_replies() -> Iterator[None]:
+    """Turn InputError into InvalidReplyError: a bad message rejects its client and must not stop the server."""
     try:
         yield
     except InputError as error:
-        raise Rejected(f"its answer cannot be read: {error}") from error
+        raise InvalidReplyError(f"its reply cannot be read: {error}") from error
 
 
-def _check_address(head: dict[str, Any], sent: Sent) -> None:
-    if (kind := head.pop("kind", None)) != "answer":
-        raise Rejected(f"it sends {shown(kind)}, not an answer")
-    if (at := whole(head, "round")) != sent.round:
-        raise Rejected(f"it answers round {at}, not {sent.round}")
-    if whole(head, "client") != sent.client:
-        raise Rejected("it answers an order that another client got")
+def _check_address(head: dict[str, Any], pending: PendingRequest) -> None:
+    if (kind := head.pop("kind", None)) != "reply":
+        raise InvalidReplyError(f"it sent {short_repr(kind)}, not a reply")
+    if (index := take_int(head, "round")) != pending.round:
+        raise InvalidReplyError(f"it replied to round {index}, not {pending.round}")
+    if take_int(head, "client") != pending.client:
+        raise InvalidReplyError("it replied to a request for another client")
 
 
-def _take_mask(head: dict[str, Any], parts: Parts, sent: Sent) -> Mask:
-    """The mask that was sent or, if the client was to regrow it, its own, with as many entries in each tensor."""
-    if not sent.regrows:
+def _decode_mask(head: dict[str, Any], parts: Parts, pending: PendingRequest) -> Mask:
+    """Return the request's mask or, if the client was asked to regrow it, the reply's, of the same size per tensor."""
+    if not pending.regrows:
         if "mask" in head:
-            raise Rejected("it sends a mask, though none was asked for")
-        return sent.mask
-    mask = take_mask(parts, head.pop("mask", None), sent.theta)
-    if set(mask) != set(sent.mask):
-        raise Rejected("its mask is not of the tensors that were sent with one")
+            raise InvalidReplyError("it sent a mask, which was not requested")
+        return pending.mask
+    mask = decode_mask(parts, head.pop("mask", None), pending.theta)
+    if set(mask) != set(pending.mask):
+        raise InvalidReplyError("its mask does not have the tensors of the request's mask")
     for name, kept in mask.items():
-        many, before = int(kept.sum()), int(sent.mask[name].sum())
-        if many != before:
-            raise Rejected(f"its mask keeps {many} entries of '{name}', not {before} as before")
-    return {name: mask[name].to(kept.device) for name, kept in sent.mask.items()}
+        count, expected = int(kept.sum()), int(pending.mask[name].sum())
+        if count != expected:
+            raise InvalidReplyError(f"its mask keeps {count} entries of '{name}', not {expected} as before")
+    return {name: mask[name].to(kept.device) for name, kept in pending.mask.items()}
 
 
-def _take_params(parts: Parts, part: str, sent: Sent, mask: Mask) -> Params:
-    """A full-shaped tensor for each of the model's, where that is."""
-    return {n: take_values(parts, part, n, t, mask.get(n)).to(t.device) for n, t in sent.theta.items()}
+def _decode_params(parts: Parts, part: str, pending: PendingRequest, mask: Mask) -> Params:
+    """Return a tensor of full shape for each of the model's, on the same device."""
+    return {n: decode_values(parts, part, n, t, mask.get(n)).to(t.device) for n, t in pending.theta.items()}
 
 
-def _take_report(head: dict[str, Any], parts: Parts, sent: Sent) -> Params | None:
-    if not sent.reports:
+def _decode_report(head: dict[str, Any], parts: Parts, pending: PendingRequest) -> Params | None:
+    if not pending.reports:
         if "report" in head:
-            raise Rejected("it sends a report, though none was asked for")
+            raise InvalidReplyError("it sent a gradient report, which was not requested")
         return None
     if "report" not in head:
-        raise Rejected("it sends no report, though one was asked for")
-    if why := difference(head.pop("report"), sent.theta):
-        raise Rejected(f"its report is of another model: {why}")
-    report = _take_params(parts, "report", sent, {})
+        raise InvalidReplyError("it sent no gradient report, though one was requested")
+    if difference := model_difference(head.pop("report"), pending.theta):
+        raise InvalidReplyError(f"its gradient report is of another model: {difference}")
+    report = _decode_params(parts, "report", pending, {})
     if not all_finite(report) or any(bool((tensor < 0).any()) for tensor in report.values()):
-        raise Rejected("its report has values that are negative or not finite")
+        raise InvalidReplyError("its gradient report has values that are negative or not finite")
     return report
 
 
-def _check_change(theta: Params, sent: Sent, limits: Limits) -> None:
-    """Nothing, or a rejection if ||new - old|| > limit ||old||, both of them theta o m."""
+def _check_change(theta: Params, pending: PendingRequest, limits: Limits) -> None:
+    """Raise InvalidReplyError if ||new - old|| > limit ||old||, where both are theta∘m."""
     if limits.norm == math.inf:
         return
     squares: list[Tensor] = []
-    for name, tensor in sent.theta.items():  # one after another: doubles of a whole model are large
-        old = _held(tensor, sent.mask.get(name)).double()
+    for name, tensor in pending.theta.items():  # one tensor at a time: a whole model in double precision is large
+        old = _masked(tensor, pending.mask.get(name)).double()
         squares += [old.square().sum(), (theta[name].double() - old).square_().sum()]
-    found = numbers(squares)
-    size, change = math.sqrt(sum(found[::2])) or 1.0, math.sqrt(sum(found[1::2]))
+    sums = numbers(squares)
+    size, change = math.sqrt(sum(sums[::2])) or 1.0, math.sqrt(sum(sums[1::2]))
     if not change <= limits.norm * size or math.isinf(change):
-        raise Rejected(f"its change is {change / size:.3g} times its size, over the limit of {limits.norm:g}")
+        raise InvalidReplyError(f"its change is {change / size:.3g} times its size, over the limit of {limits.norm:g}")
 
 
-def _held(tensor: Tensor, kept: Tensor | None) -> Tensor:
+def _masked(tensor: Tensor, kept: Tensor | None) -> Tensor:
     return tensor if kept is None else torch.where(kept, tensor, torch.zeros_like(tensor))

@@ -1,4 +1,4 @@
-"""What the server tells one client in one round, and how that travels: kept values and packed masks."""
+"""A request to train: what the server sends to one client in one round, as kept values and packed masks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,10 +6,17 @@ from typing import Any
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.data import Population
-from fedcover.deploy.wire.fields import nothing_left, number, truth, whole
-from fedcover.deploy.wire.frame import MOST_WHOLE, open_frame, pack_frame, shown
-from fedcover.deploy.wire.tensors import difference, put_mask, put_values, table_of, take_mask, take_values
-from fedcover.deploy.wire.training_options import put_options, take_options
+from fedcover.deploy.wire.fields import check_nothing_left, take_bool, take_int, take_number
+from fedcover.deploy.wire.frame import INT_LIMIT, open_frame, pack_frame, short_repr
+from fedcover.deploy.wire.tensors import (
+    decode_mask,
+    decode_values,
+    encode_mask,
+    encode_values,
+    model_difference,
+    tensor_table,
+)
+from fedcover.deploy.wire.training_options import decode_options, encode_options
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params, check_mask
 from fedcover.seeding import Round
@@ -17,13 +24,13 @@ from fedcover.training.client import Job
 from fedcover.training.options import TrainingOptions
 from fedcover.training.task import LocalSGD, Task
 
-MOST_ORDER = 1 << 40
-"""The most bytes of an order; nothing in it takes up memory before its model is known to be the client's own."""
+MAX_REQUEST_BYTES = 1 << 40
+"""The size limit of a request; memory is allocated only after its model was compared with the client's own."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainRequest:
-    """One client's training in one round; with its own examples it has all that training depends on."""
+    """One client's training in one round; together with the client's examples it determines the result."""
 
     client: int
     slot: int
@@ -33,71 +40,84 @@ class TrainRequest:
     shrink: bool
     """Whether sub-models are made physically smaller before they are trained."""
     theta: Params
-    """In the whole model's shapes; values outside the mask do not travel, and are 0 after it."""
+    """In the shapes of the whole model; values outside the mask are not sent, and are 0 on arrival."""
     mask: Mask
     options: TrainingOptions | None = None
 
 
-def order_of(job: Job, shrink: bool) -> TrainRequest:
-    """The order that asks a client for what a job asks an engine for."""
-    here, now = job.client, job.this_round
-    return TrainRequest(here.id, here.slot, now.index, now.seed, job.recipe, shrink, job.theta, job.mask, job.options)
+def request_from_job(job: Job, shrink: bool) -> TrainRequest:
+    """Return the request that asks a client to do a job."""
+    client, this_round = job.client, job.this_round
+    return TrainRequest(
+        client.id, client.slot, this_round.index, this_round.seed, job.recipe, shrink, job.theta, job.mask, job.options
+    )
 
 
-def job_of(order: TrainRequest, task: Task, clients: Population) -> Job:
-    """The job of an order, for a ``ClientTrainer``; ``clients`` need hold nobody else."""
-    who = order.client
-    client = Client(who, order.slot, Budget(), clients.size(who), number=clients.number_of(who))
-    this_round = Round(order.round, order.seed)
-    return Job(task, clients, client, order.theta, order.mask, order.recipe, this_round, order.options)
+def job_from_request(request: TrainRequest, task: Task, clients: Population) -> Job:
+    """Return the job of a request, for a ``ClientTrainer``; ``clients`` needs to contain only this client."""
+    number = clients.number_of(request.client)
+    client = Client(request.client, request.slot, Budget(), clients.size(request.client), number=number)
+    this_round = Round(request.round, request.seed)
+    return Job(task, clients, client, request.theta, request.mask, request.recipe, this_round, request.options)
 
 
-def encode_request(order: TrainRequest) -> bytes:
-    """The order as a frame: values of kept entries, row by row, and packed masks."""
-    check_mask(order.mask, order.theta, "the mask of an order")
-    if not -MOST_WHOLE < order.seed < MOST_WHOLE:
-        raise InputError(f"a seed that travels must fit into 64 bits; got {order.seed}; choose a smaller one")
-    parts = {f"theta/{name}": put_values(tensor, order.mask.get(name)) for name, tensor in order.theta.items()}
-    recipe = order.recipe
+def encode_request(request: TrainRequest) -> bytes:
+    """Return a request as a frame: values of kept entries in row-major order, and packed masks."""
+    check_mask(request.mask, request.theta, "the mask of a request")
+    if not -INT_LIMIT < request.seed < INT_LIMIT:
+        raise InputError(f"the seed of a request must fit into 64 bits; got {request.seed}; choose a smaller one")
+    parts = {f"theta/{name}": encode_values(tensor, request.mask.get(name)) for name, tensor in request.theta.items()}
+    recipe = request.recipe
     head: dict[str, Any] = {
-        "kind": "order",
-        "client": order.client,
-        "slot": order.slot,
-        "round": order.round,
-        "seed": order.seed,
+        "kind": "request",
+        "client": request.client,
+        "slot": request.slot,
+        "round": request.round,
+        "seed": request.seed,
         "epochs": recipe.epochs,
         "batch_size": recipe.batch_size,
         "lr": recipe.lr,
         "momentum": recipe.momentum,
-        "shrink": order.shrink,
-        "tensors": table_of(order.theta),
-        "mask": put_mask(order.mask, parts),
-        "drill": put_options(order.options, order.theta, order.mask, parts),
+        "shrink": request.shrink,
+        "tensors": tensor_table(request.theta),
+        "mask": encode_mask(request.mask, parts),
+        "options": encode_options(request.options, request.theta, request.mask, parts),
     }
     return pack_frame(head, parts)
 
 
 def decode_request(data: bytes | memoryview, like: Params) -> TrainRequest:
-    """The order in a frame, for a client whose own model's parameters are ``like``."""
-    head, parts = open_frame(data, MOST_ORDER)  # whose model may be another and larger, which is then said
-    if (kind := head.pop("kind", None)) != "order":
-        raise InputError(f"the message is {shown(kind)}, not an order; connect to a fedcover server")
-    if why := difference(head.pop("tensors", None), like):
-        raise InputError(f"the order is for another model: {why}; server and client must run the same model")
-    mask = take_mask(parts, head.pop("mask", None), like)
-    theta = {name: take_values(parts, "theta", name, tensor, mask.get(name)) for name, tensor in like.items()}
-    order = TrainRequest(
-        client=whole(head, "client", 0),
-        slot=whole(head, "slot", 0),
-        round=whole(head, "round", 1),
-        seed=whole(head, "seed"),
+    """Return the request in a frame.
+
+    Args:
+        data: The frame.
+        like: The parameters of the client's own model, with which the request's must agree.
+
+    Raises:
+        InputError: If the frame is not a valid request for this model.
+    """
+    head, parts = open_frame(data, MAX_REQUEST_BYTES)  # a larger model is allowed here, for a clear error below
+    if (kind := head.pop("kind", None)) != "request":
+        raise InputError(f"the message is {short_repr(kind)}, not a request; connect to a fedcover server")
+    if difference := model_difference(head.pop("tensors", None), like):
+        raise InputError(f"the request is for another model: {difference}; server and client must use the same model")
+    mask = decode_mask(parts, head.pop("mask", None), like)
+    theta = {name: decode_values(parts, "theta", name, tensor, mask.get(name)) for name, tensor in like.items()}
+    request = TrainRequest(
+        client=take_int(head, "client", 0),
+        slot=take_int(head, "slot", 0),
+        round=take_int(head, "round", 1),
+        seed=take_int(head, "seed"),
         recipe=LocalSGD(
-            whole(head, "epochs", 1), whole(head, "batch_size", 1), number(head, "lr"), number(head, "momentum")
+            take_int(head, "epochs", 1),
+            take_int(head, "batch_size", 1),
+            take_number(head, "lr"),
+            take_number(head, "momentum"),
         ),
-        shrink=truth(head, "shrink"),
+        shrink=take_bool(head, "shrink"),
         theta=theta,
         mask=mask,
-        options=take_options(head.pop("drill", None), theta, mask, parts),
+        options=decode_options(head.pop("options", None), theta, mask, parts),
     )
-    nothing_left(head, parts)
-    return order
+    check_nothing_left(head, parts)
+    return request

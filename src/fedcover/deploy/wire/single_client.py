@@ -1,4 +1,4 @@
-"""The population as one client sees it: itself alone, under its own number."""
+"""The population on a client's own device: this client only, under its position in the federation."""
 
 import torch
 from torch import Tensor
@@ -7,39 +7,39 @@ from fedcover.data import Population, as_examples
 from fedcover.errors import InputError
 
 
-class Own(Population):
-    """One client's own examples, in their order; to ask for another client is an error."""
+class SingleClientPopulation(Population):
+    """One client with all of the examples, in their order.
 
-    def __init__(self, client: int, data: object, name: int | None = None) -> None:
+    Args:
+        client: The client's position in the federation. Asking for any other client raises InputError.
+        data: The client's examples, or what ``as_examples`` accepts.
+        number: The number by which users identify the client; the position by default.
+
+    >>> population = SingleClientPopulation(7, (torch.zeros(3, 2), [0, 1, 1]))
+    >>> population.size(7), population.indices(7).tolist(), population.classes_of(7)
+    (3, [0, 1, 2], (0, 1))
+    """
+
+    def __init__(self, client: int, data: object, number: int | None = None) -> None:
         examples = as_examples(data)
         super().__init__(examples, [torch.arange(len(examples))])
-        self.client, self.name = client, client if name is None else name
+        self.client, self.number = client, client if number is None else number
 
     def indices(self, client: int) -> Tensor:
-        """All of the examples."""
+        """Return the indices of all examples."""
         self._check(client)
         return super().indices(0)
 
     def size(self, client: int) -> int:
-        """How many there are."""
+        """Return the number of examples."""
         self._check(client)
         return super().size(0)
 
     def number_of(self, client: int) -> int:
-        """The number by which it is known."""
+        """Return the number by which users identify the client."""
         self._check(client)
-        return self.name
+        return self.number
 
     def _check(self, client: int) -> None:
         if client != self.client:
-            raise InputError(f"here are the examples of client {self.client} alone; got {client}; ask that client")
-
-
-def only(client: int, data: object, name: int | None = None) -> Own:
-    """The population of one client, which has all the examples given; people may know it by another number.
-
-    >>> alone = only(7, (torch.zeros(3, 2), [0, 1, 1]))
-    >>> alone.size(7), alone.indices(7).tolist(), alone.classes_of(7)
-    (3, [0, 1, 2], (0, 1))
-    """
-    return Own(client, data, name)
+            raise InputError(f"only the examples of client {self.client} are here; got client {client}")

@@ -1,40 +1,42 @@
-"""Drills as parts of a message. Widths are nested: one travels only where it differs from the next wider one."""
+"""Training options as parts of a message. Widths are nested: one is sent only where it differs from the next wider."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedcover.deploy.wire.fields import number, truth, whole
-from fedcover.deploy.wire.frame import shown
-from fedcover.deploy.wire.tensors import Parts, take_kept
+from fedcover.deploy.wire.fields import take_bool, take_int, take_number
+from fedcover.deploy.wire.frame import short_repr
+from fedcover.deploy.wire.tensors import Parts, decode_kept
 from fedcover.errors import InputError
 from fedcover.masks.encoding import pack
 from fedcover.params import Mask, Params
 from fedcover.training.options import MOST_WIDTHS, Regrow, TrainingOptions, check_options
 
-WHOSE = "the drill of an order"
+SUBJECT = "the training options of a request"
+"""The subject of error messages."""
 
 
-def put_options(
+def encode_options(
     options: TrainingOptions | None, theta: Params, mask: Mask, parts: dict[str, bytes]
 ) -> dict[str, Any] | None:
-    """What the head says of a drill; masks of its widths go into the parts."""
+    """Return training options as a field of the head; add the masks of their widths to ``parts``."""
     if options is None:
         return None
-    check_options(options, theta, mask, WHOSE)
+    check_options(options, theta, mask, SUBJECT)
     wider: Mask = mask
     for i in reversed(range(len(options.widths))):
         for name, kept in options.widths[i].items():
             if not bool(kept.all() if name not in wider else torch.equal(kept, wider[name])):
                 parts[f"width/{i}/{name}"] = pack(kept)
         wider = options.widths[i]
+    narrowest = options.widths[0] if options.widths else {}
     return {
         "gains": dict(options.gains),
         "thresholds": dict(options.thresholds),
         "widths": len(options.widths),
-        # Names of a wider mask are in a narrower one too, so a number for each says which masks have it.
-        "in_widths": {name: sum(name in held for held in options.widths) for name in (options.widths or ({},))[0]},
+        # A narrower mask has all names of a wider one, so a count per name determines which masks have it.
+        "in_widths": {name: sum(name in width for width in options.widths) for name in narrowest},
         "distil": options.distil,
         "regrow": [options.regrow.share, options.regrow.after] if options.regrow else None,
         "report": options.report,
@@ -42,60 +44,64 @@ def put_options(
     }
 
 
-def take_options(head: object, like: Params, mask: Mask, parts: Parts) -> TrainingOptions | None:
-    """The drill that ``put_options`` wrote."""
-    if head is None:
+def decode_options(fields: object, like: Params, mask: Mask, parts: Parts) -> TrainingOptions | None:
+    """Return the training options that ``encode_options`` wrote."""
+    if fields is None:
         return None
-    if not isinstance(head, dict):
-        raise InputError(f"{WHOSE} is {shown(head)}; send null or its fields")
+    if not isinstance(fields, dict):
+        raise InputError(f"{SUBJECT} must be null or their fields; got {short_repr(fields)}")
     options = TrainingOptions(
-        gains=_by_name(head, "gains", like),
-        thresholds=_by_name(head, "thresholds", like),
-        widths=_take_widths(head, like, mask, parts),
-        distil=number(head, "distil"),
-        regrow=_take_regrow(head.pop("regrow", None)),
-        report=truth(head, "report"),
-        rest=truth(head, "rest"),
+        gains=_take_numbers(fields, "gains", like),
+        thresholds=_take_numbers(fields, "thresholds", like),
+        widths=_take_widths(fields, like, mask, parts),
+        distil=take_number(fields, "distil"),
+        regrow=_take_regrow(fields),
+        report=take_bool(fields, "report"),
+        rest=take_bool(fields, "rest"),
     )
-    if head:
-        raise InputError(f"{WHOSE} has {shown(next(iter(head)))}, which is unknown here; leave it out")
-    check_options(options, like, mask, WHOSE)
+    if fields:
+        raise InputError(f"unexpected field {short_repr(next(iter(fields)))} in {SUBJECT}")
+    check_options(options, like, mask, SUBJECT)
     return options
 
 
-def _by_name(head: dict[str, Any], key: str, like: Params) -> dict[str, float]:
-    given = head.pop(key, None)
-    if not isinstance(given, dict):
-        raise InputError(f"{key} of {WHOSE} are {shown(given)}; send numbers by tensor")
-    for name in given:
+def _take_numbers(fields: dict[str, Any], key: str, like: Params) -> dict[str, float]:
+    by_name = fields.pop(key, None)
+    if not isinstance(by_name, dict):
+        raise InputError(f"{key} in {SUBJECT} must be numbers by tensor; got {short_repr(by_name)}")
+    for name in by_name:
         if name not in like:
-            raise InputError(f"{key} of {WHOSE} name {shown(name)}, which the model has not; leave it out")
-    return {name: number(given, name) for name in list(given)}
+            raise InputError(f"{key} in {SUBJECT} name {short_repr(name)}, which is not a parameter of the model")
+    return {name: take_number(by_name, name) for name in list(by_name)}
 
 
-def _take_regrow(given: object) -> Regrow | None:
-    if given is None:
+def _take_regrow(fields: dict[str, Any]) -> Regrow | None:
+    pair = fields.pop("regrow", None)
+    if pair is None:
         return None
-    if not isinstance(given, list) or len(given) != 2:
-        raise InputError(f"regrow of {WHOSE} is {shown(given)}; send null or [share, after]")
-    named = {"share": given[0], "after": given[1]}
-    return Regrow(number(named, "share"), whole(named, "after", 1))
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise InputError(f"regrow in {SUBJECT} must be null or [share, after]; got {short_repr(pair)}")
+    named = {"share": pair[0], "after": pair[1]}
+    return Regrow(take_number(named, "share"), take_int(named, "after", 1))
 
 
-def _take_widths(head: dict[str, Any], like: Params, mask: Mask, parts: Parts) -> tuple[Mask, ...]:
-    many, counts = whole(head, "widths", 0), head.pop("in_widths", None)
-    if many > MOST_WIDTHS:
-        raise InputError(f"{WHOSE} has {many} widths; give at most {MOST_WIDTHS}")
+def _take_widths(fields: dict[str, Any], like: Params, mask: Mask, parts: Parts) -> tuple[Mask, ...]:
+    num_widths, counts = take_int(fields, "widths", 0), fields.pop("in_widths", None)
+    if num_widths > MOST_WIDTHS:
+        raise InputError(f"widths in {SUBJECT} must be at most {MOST_WIDTHS}; got {num_widths}")
     if not isinstance(counts, dict):
-        raise InputError(f"in_widths of {WHOSE} is {shown(counts)}; send a number by tensor")
-    widths: list[dict[str, Tensor]] = [{} for _ in range(many)]
+        raise InputError(f"in_widths in {SUBJECT} must be a count by tensor; got {short_repr(counts)}")
+    widths: list[dict[str, Tensor]] = [{} for _ in range(num_widths)]
     for name in list(counts):
-        held = whole(counts, name, 1)
-        if name not in like or held > many:
-            raise InputError(f"in_widths of {WHOSE} has {held} for {shown(name)}; name the model's tensors alone")
-        kept = mask.get(name) if held == many else None
-        for i in reversed(range(held)):
+        count = take_int(counts, name, 1)
+        if name not in like or count > num_widths:
+            raise InputError(
+                f"in_widths in {SUBJECT} has {count} for {short_repr(name)}; give counts of at most {num_widths} for"
+                f" tensors of the model"
+            )
+        kept = mask.get(name) if count == num_widths else None
+        for i in reversed(range(count)):
             if kept is None or f"width/{i}/{name}" in parts:
-                kept = take_kept(parts, f"width/{i}/{name}", like[name])
+                kept = decode_kept(parts, f"width/{i}/{name}", like[name])
             widths[i][name] = kept
     return tuple(widths)

@@ -1,4 +1,4 @@
-"""The stock apps with clients that fail on cue: the file in $FEDCOVER_TEST_FAULTS says who, in which round, and how."""
+"""The stock apps with planned failures: $FEDCOVER_TEST_FAULTS names a file of clients, rounds and faults."""
 
 import json
 import os
@@ -10,11 +10,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedcover.deploy.flower import apps as stock
-from fedcover.deploy.flower.messages import body_of, content_of
+from fedcover.deploy.flower.messages import body_content, body_of
 from fedcover.deploy.wire import open_frame, pack_frame
 
 PAUSES = {"pause": 10.0, "late": 55.0}
-"""Seconds; who is late misses the deadline of the round, and answers all the same."""
+"""Seconds; a late client misses the deadline of the round, and replies nevertheless."""
 
 server = stock.server
 client = ClientApp()
@@ -28,27 +28,27 @@ def query(message: Message, context: Context) -> Message:
 @client.train()
 def train(message: Message, context: Context) -> Message:
     path = Path(os.environ["FEDCOVER_TEST_FAULTS"])
-    order, _ = open_frame(body_of(message), 10**9)
-    who = f"client {context.node_config['client']} round {order['round']}"
-    fault = json.loads(path.read_text()).get(who)
+    request, _ = open_frame(body_of(message), 10**9)
+    key = f"client {context.node_config['client']} round {request['round']}"
+    fault = json.loads(path.read_text()).get(key)
     if fault in PAUSES:
-        path.with_name(who).touch()
+        path.with_name(key).touch()
         time.sleep(PAUSES[fault])
     reply = stock.client(message, context)
     if fault is None or fault in PAUSES:
         return reply
     head, parts = open_frame(body_of(reply), 10**9)
-    made = {name: bytes(part) for name, part in parts.items()}
-    for name in made:
+    values = {name: bytes(part) for name, part in parts.items()}
+    for name in values:
         if name.startswith("theta/"):
-            made[name] = spoilt(np.frombuffer(made[name], np.float32), fault).astype(np.float32).tobytes()
+            values[name] = spoil(np.frombuffer(values[name], np.float32), fault).astype(np.float32).tobytes()
     if fault == "old round":
         head["round"] -= 1
-    return Message(content_of(pack_frame(head, made)), reply_to=message)
+    return Message(body_content(pack_frame(head, values)), reply_to=message)
 
 
-def spoilt(values: np.ndarray, fault: str) -> np.ndarray:
-    """A client's trained values, as it would rather send them."""
+def spoil(values: np.ndarray, fault: str) -> np.ndarray:
+    """Return a client's trained values with a fault."""
     if fault == "NaN":
         return np.full_like(values, np.nan)
     if fault == "wrong shapes":

@@ -1,4 +1,4 @@
-"""Orders: the round trip is exact, bytes are saved, and a client that follows one trains what the server meant."""
+"""Requests: the round trip is exact, bytes are saved, and a client that follows one trains what serial would."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,15 +11,15 @@ import fedcover as fc
 from fedcover._threads import one_thread
 from fedcover.deploy.wire import (
     Limits,
-    Sent,
+    PendingRequest,
+    SingleClientPopulation,
     TrainRequest,
+    decode_reply,
     decode_request,
     encode_reply,
     encode_request,
-    job_of,
-    only,
-    order_of,
-    read_answer,
+    job_from_request,
+    request_from_job,
 )
 from fedcover.deploy.wire.frame import open_frame, pack_frame
 from fedcover.engines import Serial
@@ -34,39 +34,39 @@ from fedcover.structure.trace import trace
 from fedcover.training.options import TrainingOptions
 from fedcover.training.task import LocalSGD
 from tests.contracts.federations import federation, images
-from tests.flower.orders import orders, random_order, same_bits, same_masks
+from tests.unit.deploy.requests import random_request, requests, same_bits, same_masks
 
 
-@given(orders)
-def test_an_order_comes_out_as_it_went_in(order: TrainRequest) -> None:
-    found = decode_request(encode_request(order), order.theta)
+@given(requests)
+def test_a_request_is_decoded_as_it_was_encoded(train_request: TrainRequest) -> None:
+    decoded = decode_request(encode_request(train_request), train_request.theta)
     for name in ("client", "slot", "round", "seed", "recipe", "shrink"):
-        assert getattr(found, name) == getattr(order, name)
-    assert same_masks(found.mask, order.mask)
-    pruned = prune(order.theta, order.mask)
-    assert list(found.theta) == list(order.theta)
-    assert all(same_bits(found.theta[name], pruned[name]) for name in pruned)
-    assert (found.options is None) == (order.options is None)
-    if found.options and order.options:
+        assert getattr(decoded, name) == getattr(train_request, name)
+    assert same_masks(decoded.mask, train_request.mask)
+    pruned = prune(train_request.theta, train_request.mask)
+    assert list(decoded.theta) == list(train_request.theta)
+    assert all(same_bits(decoded.theta[name], pruned[name]) for name in pruned)
+    assert (decoded.options is None) == (train_request.options is None)
+    if decoded.options and train_request.options:
         for name in ("gains", "thresholds", "distil", "regrow", "report", "rest"):
-            assert getattr(found.options, name) == getattr(order.options, name)
-        assert len(found.options.widths) == len(order.options.widths)
-        assert all(same_masks(a, b) for a, b in zip(found.options.widths, order.options.widths, strict=True))
+            assert getattr(decoded.options, name) == getattr(train_request.options, name)
+        assert len(decoded.options.widths) == len(train_request.options.widths)
+        assert all(same_masks(a, b) for a, b in zip(decoded.options.widths, train_request.options.widths, strict=True))
 
 
-@given(orders)
-def test_values_outside_the_mask_do_not_travel(order: TrainRequest) -> None:
+@given(requests)
+def test_values_outside_the_mask_are_not_sent(train_request: TrainRequest) -> None:
     elsewhere = {}
-    for name, tensor in order.theta.items():
-        kept = order.mask.get(name, torch.tensor(True))
+    for name, tensor in train_request.theta.items():
+        kept = train_request.mask.get(name, torch.tensor(True))
         elsewhere[name] = torch.where(kept, tensor, torch.full_like(tensor, float("nan")))
-    assert encode_request(replace(order, theta=elsewhere)) == encode_request(order)
+    assert encode_request(replace(train_request, theta=elsewhere)) == encode_request(train_request)
 
 
-def test_not_a_number_and_minus_zero_travel_bit_by_bit() -> None:
+def test_nan_and_minus_zero_keep_their_bits() -> None:
     bits = torch.tensor([0x7FC00001, -(2**31), 0x7F800000, 1], dtype=torch.int32).view(torch.float32)
-    order = TrainRequest(0, 0, 1, 0, LocalSGD(), False, {"w": bits}, {})
-    assert same_bits(decode_request(encode_request(order), {"w": torch.zeros(4)}).theta["w"], bits)
+    train_request = TrainRequest(0, 0, 1, 0, LocalSGD(), False, {"w": bits}, {})
+    assert same_bits(decode_request(encode_request(train_request), {"w": torch.zeros(4)}).theta["w"], bits)
 
 
 @pytest.mark.parametrize("keep", [0.75, 0.5, 0.25])
@@ -77,11 +77,11 @@ def test_bytes_saved_are_real(model: torch.nn.Module, keep: float) -> None:
     theta = params_of(model)
     client = fc.Client(0, 0, fc.Budget(keep))
     (mask,), _ = policy.plan(theta, [client], fc.Round(1, 0), policy.start())
-    order = TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, mask)
-    cost, data = cost_of(network, mask), encode_request(order)
+    train_request = TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, mask)
+    cost, data = cost_of(network, mask), encode_request(train_request)
     overhead = 300 + 100 * len(theta)
     assert cost.bytes_down - len(mask) <= len(data) <= cost.bytes_down + overhead
-    up = encode_reply(fc.ClientUpdate(0, theta, mask, 5, 0.5), order)
+    up = encode_reply(fc.ClientUpdate(0, theta, mask, 5, 0.5), train_request)
     assert cost.bytes_up <= len(up) <= cost.bytes_up + overhead
     small = Shrinker(network).shrink(mask).cut(theta)  # what travels is the smaller model, bit for bit
     _, parts = open_frame(data, 1 << 30)
@@ -95,9 +95,9 @@ def test_fjords_widths_take_few_bytes() -> None:
     masks, state = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
     (options,) = policy.training_options(theta, cohort, masks, fc.Round(1, 0), state)
     assert options is not None
-    drilled, plain = (TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, masks[0], some) for some in (options, None))
+    with_widths, plain = (TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, masks[0], each) for each in (options, None))
     assert len(options.widths) == 4
-    assert len(encode_request(drilled)) < len(encode_request(plain)) + 1000
+    assert len(encode_request(with_widths)) < len(encode_request(plain)) + 1000
 
 
 MAKERS: dict[str, Callable[[], fc.Policy]] = {
@@ -110,18 +110,18 @@ MAKERS: dict[str, Callable[[], fc.Policy]] = {
 
 @pytest.mark.parametrize("shrink", [False, True])
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_client_alone_trains_what_serial_trains(name: str, shrink: bool) -> None:
-    """Bit for bit, there and back, on its own examples and its own bench alone."""
+def test_a_client_on_its_own_trains_what_serial_trains(name: str, shrink: bool) -> None:
+    """Bit for bit, there and back, with only its own examples and its own trainer."""
     _follow(federation(Serial(shrink), "full" if name == "full" else MAKERS[name]()), shrink, 3, apart=True)
 
 
 @pytest.mark.parametrize("name", ["NP", "WP", "HeteroFL", "FjORD, distilled", "FedDST, every round", "FIARSE"])
-def test_so_it_is_with_convolutions(name: str) -> None:
+def test_convolutions_are_trained_as_serial_trains_them(name: str) -> None:
     _follow(images(Serial(True), "residual", MAKERS[name]()), True, 2, apart=False)
 
 
 def _follow(playing: fc.Federation, shrink: bool, rounds: int, apart: bool) -> None:
-    engine, benches = Serial(shrink), {}
+    engine, trainers = Serial(shrink), {}
     state = playing.start()
     for _ in range(rounds):
         with one_thread():
@@ -129,14 +129,14 @@ def _follow(playing: fc.Federation, shrink: bool, rounds: int, apart: bool) -> N
             updates = list(engine.train(begun.jobs))
             back = []
             for job, update in zip(begun.jobs, updates, strict=True):
-                order = order_of(job, shrink)
-                bench = benches.setdefault(job.client.id if apart else 0, ClientTrainer(shrink))
-                followed = decode_request(encode_request(order), playing.theta0)
-                own = only(job.client.id, playing.clients.examples_of(job.client.id))
-                found = bench.train(job_of(followed, playing.task, own))
-                sent = Sent.of(order, playing.clients.size(job.client.id))
-                back.append(read_answer(encode_reply(found, followed), sent, Limits()))
-                _same_update(found, update)
+                train_request = request_from_job(job, shrink)
+                trainer = trainers.setdefault(job.client.id if apart else 0, ClientTrainer(shrink))
+                followed = decode_request(encode_request(train_request), playing.theta0)
+                own = SingleClientPopulation(job.client.id, playing.clients.examples_of(job.client.id))
+                decoded = trainer.train(job_from_request(followed, playing.task, own))
+                sent = PendingRequest.of(train_request, playing.clients.size(job.client.id))
+                back.append(decode_reply(encode_reply(decoded, followed), sent, Limits()))
+                _same_update(decoded, update)
                 _same_update(back[-1], update)
                 if not (job.options and job.options.regrow):
                     assert back[-1].mask is job.mask
@@ -156,18 +156,18 @@ def _same_update(a: fc.ClientUpdate, b: fc.ClientUpdate) -> None:
         assert all(torch.equal(a.report[name], b.report[name]) for name in b.report)
 
 
-def test_a_client_has_its_own_examples_alone() -> None:
-    own = only(7, (torch.zeros(3, 2), [0, 2, 2]))
+def test_a_single_client_population_has_only_its_own_examples() -> None:
+    own = SingleClientPopulation(7, (torch.zeros(3, 2), [0, 2, 2]))
     assert (len(own), own.total, own.size(7)) == (1, 3, 3)
     assert own.label_mix(7).tolist() == pytest.approx([1 / 3, 0, 2 / 3])
     assert own.classes_of(7) == (0, 2)
     assert len(own.examples_of(7)) == 3
     for ask in (own.size, own.indices, own.label_mix, own.examples_of):
-        with pytest.raises(InputError, match="the examples of client 7 alone; got 0"):
+        with pytest.raises(InputError, match="only the examples of client 7"):
             ask(0)
 
 
-ORDER = TrainRequest(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": torch.ones(3)}, {})
+REQUEST = TrainRequest(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": torch.ones(3)}, {})
 
 
 @pytest.mark.parametrize(
@@ -175,69 +175,69 @@ ORDER = TrainRequest(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": 
     [
         ({"a": torch.ones(3, 2), "b": torch.ones(3)}, r"'a' has the shape \(2, 3\) there and \(3, 2\) here"),
         ({"a": torch.ones(2, 3), "b": torch.ones(3).double()}, "'b' has the type float32 there and float64 here"),
-        ({"x": torch.ones(())}, "it has no 'x', which the model here has"),
-        ({"a": torch.ones(2, 3)}, "it has 'b', which the model here has not"),
-        ({"a": torch.ones(2, 3), "b": torch.ones(3), "c": torch.ones(1)}, "it has no 'c', which the model here has"),
+        ({"x": torch.ones(())}, "it does not have 'x'"),
+        ({"a": torch.ones(2, 3)}, "it has 'b', which is not"),
+        ({"a": torch.ones(2, 3), "b": torch.ones(3), "c": torch.ones(1)}, "it does not have 'c'"),
     ],
 )
 def test_another_model_is_named(like: dict[str, torch.Tensor], why: str) -> None:
-    with pytest.raises(InputError, match=f"{why}; server and client must run the same model"):
-        decode_request(encode_request(ORDER), like)
+    with pytest.raises(InputError, match=f"{why}.*same model"):
+        decode_request(encode_request(REQUEST), like)
 
 
 def test_another_and_much_larger_model_is_named_too() -> None:
     large = {f"layer{i}.weight": torch.ones(10) for i in range(3000)}
-    with pytest.raises(InputError, match=r"it has no 'a', which .*; server and client must run the same model"):
-        decode_request(encode_request(replace(ORDER, theta=large)), ORDER.theta)
+    with pytest.raises(InputError, match=r"it does not have 'a'.*same model"):
+        decode_request(encode_request(replace(REQUEST, theta=large)), REQUEST.theta)
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"kind": "answer"}, "is 'answer', not an order"),
+        ({"kind": "reply"}, "is 'reply', not a request"),
         ({"round": 0}, "round of the message must be a whole number of 1 or more; got 0"),
         ({"round": True}, "round of the message must be a whole number of 1 or more; got True"),
         ({"client": -1}, "client of the message must be a whole number of 0 or more"),
         ({"lr": "1"}, "lr of the message must be a finite number; got '1'"),
         ({"lr": 0}, "lr must be a positive number"),
         ({"shrink": 1}, "shrink of the message must be true or false; got 1"),
-        ({"mask": "a"}, "the names of a mask are 'a'; send a list"),
-        ({"mask": ["a", "a"]}, "a mask names 'a', which is no tensor or is there twice"),
+        ({"mask": "a"}, "names of a mask must be a list"),
+        ({"mask": ["a", "a"]}, "a mask names 'a'"),
         ({"mask": ["c"]}, "a mask names 'c'"),
-        ({"drill": 1}, "is 1; send null or its fields"),
-        ({"drill": {}}, "gains of the drill of an order are None"),
+        ({"options": 1}, "training options of a request must be null"),
+        ({"options": {}}, "gains in the training options"),
         ({"tensors": [["a"]]}, "not listed by name, type and shape"),
-        ({"more": 1}, "the message has 'more', which nobody asked for"),
+        ({"more": 1}, "unexpected field 'more'"),
     ],
 )
-def test_odd_orders_are_refused(changes: dict[str, object], why: str) -> None:
-    head, parts = open_frame(encode_request(ORDER), 1 << 20)
+def test_invalid_requests_are_refused(changes: dict[str, object], why: str) -> None:
+    head, parts = open_frame(encode_request(REQUEST), 1 << 20)
     data = pack_frame({**head, **changes}, {name: bytes(part) for name, part in parts.items()})
     with pytest.raises(InputError, match=why):
-        decode_request(data, ORDER.theta)
+        decode_request(data, REQUEST.theta)
 
 
 @pytest.mark.parametrize("name", ["theta/a", "theta/b", "round", "seed", "mask", "tensors"])
-def test_nothing_may_be_missing(name: str) -> None:
-    head, parts = open_frame(encode_request(ORDER), 1 << 20)
+def test_no_field_may_be_missing(name: str) -> None:
+    head, parts = open_frame(encode_request(REQUEST), 1 << 20)
     head.pop(name, None)
     with pytest.raises(InputError):
-        decode_request(pack_frame(head, {n: bytes(p) for n, p in parts.items() if n != name}), ORDER.theta)
+        decode_request(pack_frame(head, {n: bytes(p) for n, p in parts.items() if n != name}), REQUEST.theta)
 
 
-def test_what_cannot_travel_is_refused_by_the_sender() -> None:
+def test_what_cannot_be_sent_is_refused_by_the_sender() -> None:
     nested = TrainingOptions(
         widths=({"b": torch.tensor([True, True, True])}, {"b": torch.tensor([True, False, False])})
     )
-    for order, why in (
-        (replace(ORDER, seed=2**64), "must fit into 64 bits"),
-        (replace(ORDER, mask={"c": torch.ones(1).bool()}), "names 'c', which"),
-        (replace(ORDER, options=nested), "give nested masks"),
-        (replace(ORDER, theta={"a": torch.ones(2, dtype=torch.complex64)}), "does not travel"),
+    for train_request, why in (
+        (replace(REQUEST, seed=2**64), "must fit into 64 bits"),
+        (replace(REQUEST, mask={"c": torch.ones(1).bool()}), "names 'c'"),
+        (replace(REQUEST, options=nested), "give nested masks"),
+        (replace(REQUEST, theta={"a": torch.ones(2, dtype=torch.complex64)}), "cannot be sent"),
     ):
         with pytest.raises(InputError, match=why):
-            encode_request(order)
+            encode_request(train_request)
 
 
-def test_the_same_order_is_the_same_bytes() -> None:
-    assert all(encode_request(random_order(seed)) == encode_request(random_order(seed)) for seed in range(20))
+def test_the_same_request_is_the_same_bytes() -> None:
+    assert all(encode_request(random_request(seed)) == encode_request(random_request(seed)) for seed in range(20))

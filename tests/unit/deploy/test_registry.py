@@ -1,4 +1,4 @@
-"""Who is there: what nodes tell of themselves becomes stable clients, and nonsense one line."""
+"""The client registry: nodes report facts and become stable clients; invalid facts are one line."""
 
 import json
 import time
@@ -13,23 +13,23 @@ import fedcover as fc
 from fedcover.config.schema import check_config
 from fedcover.data import Device, DevicePopulation
 from fedcover.deploy.flower.apps import client as stock_client
-from fedcover.deploy.flower.apps import fitting, play_config
+from fedcover.deploy.flower.apps import device_check, play_config
 from fedcover.deploy.flower.client import client_app
-from fedcover.deploy.flower.registry import ClientRegistry, member_of
-from fedcover.deploy.flower.registry_file import nodes_in
+from fedcover.deploy.flower.registry import ClientRegistry, device_from_facts
+from fedcover.deploy.flower.registry_file import clients_by_node
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FedCover
 from fedcover.engines.serial import Serial
 from fedcover.federation.runs import Run, Schedule
 from fedcover.toml import to_toml
 from tests.contracts.federations import federation
-from tests.flower.loop import LoopGrid, failed, grid_of
-from tests.flower.playing import gathered
+from tests.unit.deploy.loop import LoopGrid, failed, grid_of
+from tests.unit.deploy.playing import gathered
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def test_nodes_become_clients_by_what_they_tell() -> None:
+def test_nodes_become_clients_by_the_facts_that_they_report() -> None:
     playing = federation(Serial())
     registry, _ = gathered(grid_of(playing))
     assert sorted(registry.devices) == list(range(8))
@@ -39,54 +39,54 @@ def test_nodes_become_clients_by_what_they_tell() -> None:
     assert len(set(registry.node_of.values())) == 8
 
 
-def test_a_roster_tells_what_the_population_would() -> None:
+def test_a_device_population_agrees_with_the_population() -> None:
     clients = federation(Serial()).clients
-    roster = DevicePopulation(clients.examples, list(gathered(grid_of(federation(Serial())))[0].devices.values()))
-    assert len(roster) == len(clients)
-    assert roster.total == clients.total
-    assert torch.equal(roster.label_totals(), clients.label_totals())
+    population = DevicePopulation(clients.examples, list(gathered(grid_of(federation(Serial())))[0].devices.values()))
+    assert len(population) == len(clients)
+    assert population.total == clients.total
+    assert torch.equal(population.label_totals(), clients.label_totals())
     for client in range(len(clients)):
-        assert roster.size(client) == clients.size(client)
-        assert torch.equal(roster.label_mix(client), clients.label_mix(client))
-        assert roster.classes_of(client) == clients.classes_of(client)
+        assert population.size(client) == clients.size(client)
+        assert torch.equal(population.label_mix(client), clients.label_mix(client))
+        assert population.classes_of(client) == clients.classes_of(client)
     with pytest.raises(fc.InputError, match="the examples of client 3 are on its own device"):
-        roster.indices(3)
+        population.indices(3)
 
 
-def test_clients_that_keep_their_labels_to_themselves() -> None:
+def test_clients_that_do_not_share_their_labels() -> None:
     playing = federation(Serial())
     registry, _ = gathered(grid_of(playing, share_labels=False))
     assert {device.labels for device in registry.devices.values()} == {None}
-    roster = DevicePopulation(playing.clients.examples, list(registry.devices.values()))
-    assert not roster.shares_labels
-    with pytest.raises(fc.InputError, match=r"client 2 .*its labels.* --share-labels"):
-        roster.label_mix(2)
-    with pytest.raises(fc.InputError, match="its labels"):
-        fc.Federation(playing.task, roster, weighting="labels", cohort=2)
-    one = fc.Federation(playing.task, roster, fc.heterofl(), cohort=2)
-    with pytest.raises(fc.InputError, match="its labels"):
+    population = DevicePopulation(playing.clients.examples, list(registry.devices.values()))
+    assert not population.shares_labels
+    with pytest.raises(fc.InputError, match=r"client 2 .*--share-labels"):
+        population.label_mix(2)
+    with pytest.raises(fc.InputError, match="--share-labels"):
+        fc.Federation(playing.task, population, weighting="labels", cohort=2)
+    one = fc.Federation(playing.task, population, fc.heterofl(), cohort=2)
+    with pytest.raises(fc.InputError, match="--share-labels"):
         one.begin_round(one.start())
 
 
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({}, "does not tell its number"),
-        ({"client": -1, "examples": 3}, "does not tell its number"),
-        ({"client": True, "examples": 3}, "does not tell its number"),
+        ({}, "does not report its number"),
+        ({"client": -1, "examples": 3}, "does not report its number"),
+        ({"client": True, "examples": 3}, "does not report its number"),
         ({"client": 1, "examples": 0}, "number of examples must be"),
         ({"client": 1, "examples": 3, "capacity": 2.0}, "capacity must be a share of the model"),
         ({"client": 1, "examples": 3, "capacity": float("nan")}, "capacity must be a share of the model"),
-        ({"client": 1, "examples": 3, "capacity": "much"}, "its capacity is no number"),
-        ({"client": 1, "examples": 3, "labels": [1, -2]}, "label counts are no whole numbers"),
-        ({"client": 1, "examples": 3, "labels": []}, "not counts"),
-        ({"client": 1, "examples": 3, "age": 7}, "it tells of age, which is not asked"),
-        ({"error": "no data\nhere"}, "it answers: no data here"),
+        ({"client": 1, "examples": 3, "capacity": "much"}, "its capacity is not a number"),
+        ({"client": 1, "examples": 3, "labels": [1, -2]}, "label counts are not whole numbers"),
+        ({"client": 1, "examples": 3, "labels": []}, "labels of client 1"),
+        ({"client": 1, "examples": 3, "age": 7}, "unknown age"),
+        ({"error": "no data\nhere"}, "no data here"),
     ],
 )
-def test_odd_facts_are_one_sentence(facts: dict[str, Any], reason: str) -> None:
+def test_invalid_facts_are_one_sentence(facts: dict[str, Any], reason: str) -> None:
     with pytest.raises(fc.InputError, match=reason):
-        member_of(facts)
+        device_from_facts(facts)
 
 
 def test_two_nodes_that_claim_one_client() -> None:
@@ -95,10 +95,10 @@ def test_two_nodes_that_claim_one_client() -> None:
     grid = LoopGrid({0: app, 1: app}, {1: {"client": 0}})
     registry, lines = gathered(grid, 1)
     assert list(registry.devices) == [0]
-    assert any("client 0 is there already, on node" in line for line in lines)
+    assert any("client 0 has already joined" in line for line in lines)
 
 
-def test_a_client_whose_node_is_new_keeps_its_place_and_a_stranger_waits() -> None:
+def test_a_client_on_a_new_node_stays_the_same_client_and_a_new_client_waits() -> None:
     playing = federation(Serial())
     grid = grid_of(playing)
     grid.offline = {7}
@@ -108,29 +108,29 @@ def test_a_client_whose_node_is_new_keeps_its_place_and_a_stranger_waits() -> No
     del grid.nodes[old]
     grid.nodes[5] = 3
     grid.offline = set()
-    registry.ask(grid, grid.get_node_ids(), lines.append)
+    registry.update(grid, grid.get_node_ids(), lines.append)
     assert registry.node_of[3] == 5
     assert 7 not in registry.devices
-    assert any("client 7 came after the run began; it can join the next" in line for line in lines)
+    assert any("client 7 joined after the run started" in line for line in lines)
 
 
 def test_too_few_clients_is_one_sentence() -> None:
-    with pytest.raises(fc.InputError, match=r"8 of 9 clients were there after 0.1 s; start the others"):
+    with pytest.raises(fc.InputError, match=r"8 of 9 clients have joined after 0.1 s"):
         gathered(grid_of(federation(Serial())), 9)
 
 
-def test_a_census_is_kept_for_the_run_that_goes_on(tmp_path: Path) -> None:
+def test_a_registry_is_saved_for_a_resumed_run(tmp_path: Path) -> None:
     registry = ClientRegistry({3: Device(3, 5, (2, 3), 0.5), 1: Device(1, 4)})
     registry.save(tmp_path)
     again = ClientRegistry.load(tmp_path)
     assert again.devices == registry.devices
     assert again.closed
-    (tmp_path / "census.json").write_text('[{"name": 1}]')
-    with pytest.raises(fc.InputError, match="is not a readable census"):
+    (tmp_path / "clients.json").write_text('[{"number": 1}]')
+    with pytest.raises(fc.InputError, match="not a readable client registry"):
         ClientRegistry.load(tmp_path)
 
 
-def test_a_run_that_goes_on_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedcover.deploy.flower.registry.SETTLED", 0.2)
     grid, registry = grid_of(federation(Serial())), ClientRegistry()
     grid.offline = {2, 5}
@@ -141,24 +141,24 @@ def test_a_run_that_goes_on_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("settings", "device", "reason"),
     [
-        ({}, Device(1, 3, (1, 2)), "counts labels of 2 classes"),
-        ({}, Device(1, 10, (10**9,) * 10), "counts 10000000000 labels"),
-        ({"weighting": "labels"}, Device(1, 3), "its labels"),
-        ({"policy": {"name": "HeteroFL"}}, Device(1, 3), "its labels"),
+        ({}, Device(1, 3, (1, 2)), "2 classes"),
+        ({}, Device(1, 10, (10**9,) * 10), "10000000000"),
+        ({"weighting": "labels"}, Device(1, 3), "--share-labels"),
+        ({"policy": {"name": "HeteroFL"}}, Device(1, 3), "--share-labels"),
         ({"policy": {"name": "full"}}, Device(1, 3, None, 0.5), "can afford 0.5 of the model"),
-        ({"model": {"name": "cnn"}}, Device(1, 1), "client 1 has 1 examples, .* a batch norm cannot normalise"),
-        ({"model": {"name": "cnn"}}, Device(1, 31), "client 1 has 31 examples, .* a batch norm cannot normalise"),
+        ({"model": {"name": "cnn"}}, Device(1, 1), "client 1 .*batch norm"),
+        ({"model": {"name": "cnn"}}, Device(1, 31), "client 1 .*batch norm"),
     ],
 )
-def test_what_one_client_tells_does_not_end_the_others_run(
+def test_the_facts_of_one_client_do_not_end_the_run_of_the_others(
     settings: dict[str, Any], device: Device, reason: str
 ) -> None:
     config = check_config({"data": {"name": "digits"}, **settings})
-    registry = ClientRegistry(fits=fitting(config, fc.data.load("digits").train))
+    registry = ClientRegistry(check_device=device_check(config, fc.data.load("digits").train))
     with pytest.raises(fc.InputError, match=reason):
-        registry._take(7, device, {7})
+        registry._add(7, device, {7})
     assert not registry.devices
-    registry._take(7, Device(1, 10, (1,) * 10, 1.0), {7})
+    registry._add(7, Device(1, 10, (1,) * 10, 1.0), {7})
     assert list(registry.devices) == [1]
 
 
@@ -168,7 +168,7 @@ def test_a_client_cannot_afford_more_than_the_model() -> None:
     assert Device(1, 3, None, 1.0).capacity == 1.0
 
 
-def test_answers_that_cannot_be_read_or_were_not_asked_for_make_no_members() -> None:
+def test_unreadable_and_unrequested_replies_add_no_clients() -> None:
     playing, lines, registry = federation(Serial()), list[str](), ClientRegistry()
     grid = grid_of(playing)
     pull = grid.pull_messages
@@ -177,8 +177,9 @@ def test_answers_that_cannot_be_read_or_were_not_asked_for_make_no_members() -> 
         raise ValueError("Error parsing message")
 
     grid.pull_messages = torn  # type: ignore[method-assign]
-    registry.ask(grid, grid.get_node_ids(), lines.append)
-    assert lines == ["answers that cannot be read are left out: ValueError: Error parsing message"]
+    registry.update(grid, grid.get_node_ids(), lines.append)
+    (line,) = lines
+    assert "ValueError: Error parsing message" in line
 
     def strange(keys: Any) -> Any:
         replies = pull(keys)
@@ -187,12 +188,12 @@ def test_answers_that_cannot_be_read_or_were_not_asked_for_make_no_members() -> 
         return replies
 
     grid.pull_messages = strange  # type: ignore[method-assign]
-    registry.ask(grid, grid.get_node_ids(), lines.append)
+    registry.update(grid, grid.get_node_ids(), lines.append)
     assert not registry.devices
 
 
-def test_a_node_that_was_left_out_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client restarted with the same key has the same node; what was wrong with it may be right now."""
+def test_a_rejected_node_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client restarted with the same key has the same node, and its fault may be fixed."""
     playing, good = federation(Serial()), [False]
 
     def data(context: object) -> Any:
@@ -202,72 +203,72 @@ def test_a_node_that_was_left_out_is_asked_again(monkeypatch: pytest.MonkeyPatch
 
     grid, registry, lines = LoopGrid({0: client_app(playing.task, data)}), ClientRegistry(), list[str]()
     for _ in range(3):
-        registry.ask(grid, grid.get_node_ids(), lines.append)
+        registry.update(grid, grid.get_node_ids(), lines.append)
     assert [line for line in lines if "no such folder" in line] == lines
     assert len(lines) == 1
     good[0] = True
-    registry.ask(grid, grid.get_node_ids(), lines.append)
-    assert not registry.devices  # not at every look
-    registry.ask(grid, [], lines.append)
-    registry.ask(grid, grid.get_node_ids(), lines.append)
+    registry.update(grid, grid.get_node_ids(), lines.append)
+    assert not registry.devices  # not at every poll
+    registry.update(grid, [], lines.append)
+    registry.update(grid, grid.get_node_ids(), lines.append)
     assert list(registry.devices) == [0]
     good[0], registry = False, ClientRegistry()
-    registry.ask(grid, grid.get_node_ids(), lines.append)
+    registry.update(grid, grid.get_node_ids(), lines.append)
     good[0] = True
     now = time.monotonic()
     monkeypatch.setattr("fedcover.deploy.flower.registry.time.monotonic", lambda: now + 60)
-    registry.ask(grid, grid.get_node_ids(), lines.append)
+    registry.update(grid, grid.get_node_ids(), lines.append)
     assert list(registry.devices) == [0]
 
 
-def test_a_client_on_a_new_node_is_known_once_the_old_one_is_gone() -> None:
-    """A server takes a minute to see that a node has died; a new one may be there before that."""
+def test_a_client_gets_a_new_node_once_the_old_one_is_offline() -> None:
+    """A server takes a minute to notice that a node has died; a new one may join before that."""
     playing = federation(Serial())
     grid = grid_of(playing)
     registry, lines = gathered(grid)
     (old,) = (node for node, client in grid.nodes.items() if client == 3)
     grid.nodes[5] = 3
-    registry.ask(grid, grid.get_node_ids(), lines.append)
-    assert "client 3 is there already" in lines[-1]
+    registry.update(grid, grid.get_node_ids(), lines.append)
+    assert "client 3 has already joined" in lines[-1]
     del grid.nodes[old]
-    registry._left_out = {node: (why, 0.0) for node, (why, _) in registry._left_out.items()}  # time goes by
-    registry.ask(grid, grid.get_node_ids(), lines.append)
+    registry._rejected = {node: (reason, 0.0) for node, (reason, _) in registry._rejected.items()}  # time passes
+    registry.update(grid, grid.get_node_ids(), lines.append)
     assert registry.node_of[3] == 5
     grid.nodes[old] = 3
     del grid.nodes[5]
-    registry.ask(grid, grid.get_node_ids(), lines.append)
+    registry.update(grid, grid.get_node_ids(), lines.append)
     assert registry.node_of[3] == old
 
 
-def test_time_that_is_up_is_no_error_when_enough_are_there() -> None:
+def test_a_timeout_is_not_an_error_when_enough_clients_have_joined() -> None:
     grid, registry = grid_of(federation(Serial())), ClientRegistry()
     grid.offline = {2, 5}
     registry.gather(grid, 8, 0.1, lambda line: None, least=1)
     assert len(registry.node_of) == 6
 
 
-def test_a_node_that_fails_is_told_of_once_and_a_lost_connection_is_an_error() -> None:
+def test_a_node_that_fails_is_reported_once_and_a_lost_connection_is_an_error() -> None:
     grid, registry, lines = grid_of(federation(Serial())), ClientRegistry(), list[str]()
     pull = grid.pull_messages
     grid.pull_messages = lambda keys: [failed(reply, "no such app") for reply in pull(keys)]  # type: ignore[method-assign]
     for _ in range(3):
-        registry.ask(grid, grid.get_node_ids(), lines.append)
+        registry.update(grid, grid.get_node_ids(), lines.append)
     assert len(lines) == 8
-    assert all(line.endswith("did not answer, and is asked again: no such app") for line in lines)
+    assert all(line.endswith("no such app") for line in lines)
 
     def lost(keys: Any) -> Any:
         raise ConnectionError("refused")
 
     grid.pull_messages = lost  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
-        registry.ask(grid, grid.get_node_ids(), lines.append)
+        registry.update(grid, grid.get_node_ids(), lines.append)
     grid.pull_messages = pull  # type: ignore[method-assign]
-    registry.ask(grid, grid.get_node_ids(), lines.append)
+    registry.update(grid, grid.get_node_ids(), lines.append)
     assert len(registry.devices) == 8
 
 
-def test_records_and_lines_name_clients_as_their_nodes_do(tmp_path: Path) -> None:
-    """Numbers need not be 0, 1, 2: who reads a record, a reason or a status must find the node that it is about."""
+def test_records_and_lines_name_clients_by_their_numbers(tmp_path: Path) -> None:
+    """Numbers need not be 0, 1, 2: a record, a reason or a status must identify the node that it is about."""
     raw: dict[str, Any] = {
         "data": {"name": "digits", "clients": 60},
         "rounds": 2,
@@ -277,27 +278,27 @@ def test_records_and_lines_name_clients_as_their_nodes_do(tmp_path: Path) -> Non
         "local": {"epochs": 1},
         "flower": {"gather": 5.0, "deadline": 1.0, "clients": 3, "quorum": 0.3},
     }
-    names = (7, 30, 52)
-    grid = LoopGrid(dict.fromkeys(names, stock_client), None, {"settings": to_toml(raw)})
+    numbers = (7, 30, 52)
+    grid = LoopGrid(dict.fromkeys(numbers, stock_client), None, {"settings": to_toml(raw)})
 
     def tamper(client: int, number: int, reply: Any) -> Any:
-        return (None, reply, failed(reply, "gone"))[names.index(client)]
+        return (None, reply, failed(reply, "node unavailable"))[numbers.index(client)]
 
     grid.tamper = tamper
     lines, out = list[str](), tmp_path / "run"
-    history = play_config(grid, check_config({**raw, "engine": "flower"}), out, told=lines.append)
+    history = play_config(grid, check_config({**raw, "engine": "flower"}), out, notify=lines.append)
     for record in history:
-        assert sorted(record.cohort) == list(names)
-        assert sorted(one["client"] for one in record.rejected) == [7, 52]
-    assert json.loads((out / "summary.json").read_text())["clients"] == list(names)
-    assert nodes_in(out) == grid.nodes
-    assert ClientRegistry.load(out).devices.keys() == set(names)
-    for name, node in ((name, node) for node, name in grid.nodes.items()):
-        assert f"client {name} is node {node}" in lines
+        assert sorted(record.cohort) == list(numbers)
+        assert sorted(row["client"] for row in record.rejected) == [7, 52]
+    assert json.loads((out / "summary.json").read_text())["clients"] == list(numbers)
+    assert clients_by_node(out) == grid.nodes
+    assert ClientRegistry.load(out).devices.keys() == set(numbers)
+    for node, number in grid.nodes.items():
+        assert f"client {number} is node {node}" in lines
     assert any(line.startswith("round 1: client 7 is left out") for line in lines)
 
 
-def test_a_device_that_fails_says_its_own_number() -> None:
+def test_a_device_that_fails_reports_its_own_number() -> None:
     playing, broken = federation(Serial()), fc.Task(federation(Serial()).task.model, loss=lambda out, labels: out.ohno)
     apps = {
         n: client_app(broken if n == 45 else playing.task, lambda context, n=n: playing.clients.examples_of(n - 40))
@@ -305,17 +306,17 @@ def test_a_device_that_fails_says_its_own_number() -> None:
     }
     grid, lines = LoopGrid(apps), list[str]()
     registry, _ = gathered(grid)
-    roster = DevicePopulation(playing.clients.examples, list(registry.devices.values()))
-    remote = fc.Federation(playing.task, roster, fc.weight_pruning(), fc.by_slot("1" * 8), playing.local, 8)
+    population = DevicePopulation(playing.clients.examples, list(registry.devices.values()))
+    remote = fc.Federation(playing.task, population, fc.weight_pruning(), fc.by_slot("1" * 8), playing.local, 8)
     run, rules = Run(remote, None, lambda record: None), RoundRules(deadline=1.0)
-    record = FedCover(run, Schedule(1), registry, rules, told=lines.append).run(grid).last
+    record = FedCover(run, Schedule(1), registry, rules, notify=lines.append).run(grid).last
     (left,) = record.rejected
     assert left["client"] == 45
     assert "client 45 failed in round 1 while training" in left["reason"]
     assert sorted(record.cohort) == list(range(40, 48))
 
 
-def test_which_client_a_node_is_needs_a_run(tmp_path: Path, cli: Cli) -> None:
+def test_the_clients_of_nodes_need_a_run(tmp_path: Path, cli: Cli) -> None:
     code, _, err = cli("deploy", "status", "--server", "127.0.0.1:1", "--insecure", "--run", str(tmp_path))
     assert code == 2
-    assert "census.json is not a readable census" in err
+    assert "not a readable client registry" in err

@@ -1,7 +1,8 @@
-"""Fuzzing of what comes from outside: ``python -m tests.flower.fuzz --seconds 600 --seed 0``, or ``--inputs N``.
+"""A fuzzer of the message decoders: ``python -m tests.unit.deploy.fuzz --seconds 600 --seed 0``, or ``--inputs N``.
 
-Whatever the bytes are, ``decode_request`` gives a sound order or an InputError, and ``read_answer`` a sound update or
-Rejected; neither takes a second or memory out of proportion. Anything else is printed with the input and ends it.
+Whatever the bytes are, ``decode_request`` returns a valid request or raises InputError, and ``decode_reply`` returns a
+valid update or raises InvalidReplyError; neither takes a second, or memory out of proportion. Any other outcome ends
+the fuzzer and is printed with its input.
 """
 
 import argparse
@@ -25,20 +26,20 @@ import torch
 
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.deploy.wire import (
+    InvalidReplyError,
     Limits,
-    Rejected,
-    Sent,
+    PendingRequest,
     TrainRequest,
+    decode_reply,
     decode_request,
     encode_reply,
     encode_request,
-    read_answer,
 )
 from fedcover.deploy.wire.frame import MAGIC
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params, all_finite, check_mask
 from fedcover.training.options import check_options
-from tests.flower.orders import answer_to, random_order
+from tests.unit.deploy.requests import random_request, reply_to
 
 SEEDS = 60
 MOST_SECONDS, MOST_GROWTH = 1.0, 64 << 20
@@ -52,78 +53,79 @@ ODD: tuple[Any, ...] = (
 
 @dataclass
 class Target:
-    """One entrance and valid messages for it."""
+    """One decoder and a valid message for it."""
 
     name: str
     call: Callable[[bytes], object]
     allowed: type[Exception]
     valid: bytes
-    found: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
 
 
 def targets() -> list[Target]:
-    """Both entrances for orders of all kinds."""
-    made = []
+    """Return both decoders for requests of all kinds."""
+    decoders = []
     for seed in range(SEEDS):
-        order = random_order(seed)
-        update = answer_to(order)
-        sent, limits = Sent.of(order, update.examples if seed % 2 else None), Limits(10.0 if seed % 3 else float("inf"))
+        request = random_request(seed)
+        update = reply_to(request)
+        pending = PendingRequest.of(request, update.examples if seed % 2 else None)
+        limits = Limits(10.0 if seed % 3 else float("inf"))
 
-        def decode(data: bytes, like: Params = order.theta) -> None:
-            order = decode_request(data, like)
+        def decode(data: bytes, like: Params = request.theta) -> None:
+            request = decode_request(data, like)
             try:
-                check_order(order, like)
+                check_request(request, like)
             except InputError as error:  # which would pass for a refusal
-                raise AssertionError("an order that does not fit was taken") from error
+                raise AssertionError("an invalid request was accepted") from error
 
-        def read(data: bytes, sent: Sent = sent, limits: Limits = limits) -> None:
-            check_update(read_answer(data, sent, limits), sent)
+        def read(data: bytes, pending: PendingRequest = pending, limits: Limits = limits) -> None:
+            check_update(decode_reply(data, pending, limits), pending)
 
-        made.append(Target("decode_request", decode, InputError, encode_request(order)))
-        made.append(Target("read_answer", read, Rejected, encode_reply(update, order)))
-    return made
+        decoders.append(Target("decode_request", decode, InputError, encode_request(request)))
+        decoders.append(Target("decode_reply", read, InvalidReplyError, encode_reply(update, request)))
+    return decoders
 
 
-def check_order(order: TrainRequest, like: Params) -> None:
-    """What a client relies on."""
-    recipe = order.recipe
-    for value in (order.client, order.slot, order.round, order.seed, recipe.epochs, recipe.batch_size):
+def check_request(request: TrainRequest, like: Params) -> None:
+    """Assert what a client relies on."""
+    recipe = request.recipe
+    for value in (request.client, request.slot, request.round, request.seed, recipe.epochs, recipe.batch_size):
         assert type(value) is int
-    assert min(order.client, order.slot, order.round - 1) >= 0
-    assert type(order.shrink) is bool
+    assert min(request.client, request.slot, request.round - 1) >= 0
+    assert type(request.shrink) is bool
     assert 0 < recipe.lr < math.inf
     assert 0 <= recipe.momentum < 1
-    check_theta(order.theta, like, order.mask)
-    check_mask(order.mask, like, "it")
-    check_options(order.options, like, order.mask, "it")
-    if order.options:
-        numbers = [*order.options.gains.values(), *order.options.thresholds.values(), order.options.distil]
+    check_theta(request.theta, like, request.mask)
+    check_mask(request.mask, like, "it")
+    check_options(request.options, like, request.mask, "it")
+    if request.options:
+        numbers = [*request.options.gains.values(), *request.options.thresholds.values(), request.options.distil]
         assert all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
-        assert type(order.options.report) is type(order.options.rest) is bool
+        assert type(request.options.report) is type(request.options.rest) is bool
 
 
-def check_update(update: ClientUpdate, sent: Sent) -> None:
-    """What a server relies on."""
-    assert update.client == sent.client
+def check_update(update: ClientUpdate, pending: PendingRequest) -> None:
+    """Assert what a server relies on."""
+    assert update.client == pending.client
     assert type(update.examples) is int
-    assert update.examples == sent.examples if sent.examples else update.examples >= 1
+    assert update.examples == pending.examples if pending.examples else update.examples >= 1
     assert type(update.train_loss) is float
     assert math.isfinite(update.train_loss)
-    check_theta(update.theta, sent.theta, update.mask)
+    check_theta(update.theta, pending.theta, update.mask)
     assert all_finite(update.theta)
-    if sent.regrows:
-        check_mask(update.mask, sent.theta, "it")
-        assert {n: int(k.sum()) for n, k in update.mask.items()} == {n: int(k.sum()) for n, k in sent.mask.items()}
+    if pending.regrows:
+        check_mask(update.mask, pending.theta, "it")
+        assert {n: int(k.sum()) for n, k in update.mask.items()} == {n: int(k.sum()) for n, k in pending.mask.items()}
     else:
-        assert update.mask is sent.mask
-    assert (update.report is not None) == sent.reports
+        assert update.mask is pending.mask
+    assert (update.report is not None) == pending.reports
     if update.report is not None:
-        check_theta(update.report, sent.theta, {})
+        check_theta(update.report, pending.theta, {})
         assert all(bool((t >= 0).all()) and bool(t.isfinite().all()) for t in update.report.values())
 
 
 def check_theta(theta: Params, like: Params, mask: Mask) -> None:
-    """Tensors like others in all but values, which are 0 outside the mask."""
+    """Assert that tensors are like others except in their values, which are 0 outside the mask."""
     assert list(theta) == list(like)
     for name, tensor in theta.items():
         assert (tensor.shape, tensor.dtype) == (like[name].shape, like[name].dtype)
@@ -131,37 +133,37 @@ def check_theta(theta: Params, like: Params, mask: Mask) -> None:
 
 
 def framed(text: bytes, body: bytes, rng: random.Random) -> bytes:
-    """A frame whose check sum is right, or rarely not."""
+    """Return a frame whose checksum is right, or rarely not."""
     size = struct.pack("<I", len(text))
     check = zlib.crc32(body, zlib.crc32(text, zlib.crc32(size))) ^ (rng.random() < 0.01)
     return MAGIC + size + struct.pack("<I", check) + text + body
 
 
 def split(frame: bytes) -> tuple[bytes, bytes]:
-    """A frame's head, as text, and its body."""
+    """Return a frame's head, as text, and its body."""
     (size,) = struct.unpack_from("<I", frame, len(MAGIC))
     return frame[START : START + size], frame[START + size :]
 
 
 def odd_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Bytes with a few flipped, cut out, doubled, or replaced."""
-    found = bytearray(data)
+    """Return bytes with a few flipped, cut out, doubled, or replaced."""
+    changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        at, many = rng.randrange(len(found) + 1), rng.choice((1, 1, 2, 4, 8, 40))
+        at, count = rng.randrange(len(changed) + 1), rng.choice((1, 1, 2, 4, 8, 40))
         kind = rng.randrange(6)
-        if kind == 0 and at < len(found):
-            found[at] ^= 1 << rng.randrange(8)
+        if kind == 0 and at < len(changed):
+            changed[at] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            del found[at : at + many]
+            del changed[at : at + count]
         elif kind == 2:
-            found[at:at] = found[at : at + many]
+            changed[at:at] = changed[at : at + count]
         elif kind == 3:
-            found[at : at + many] = rng.randbytes(many)
+            changed[at : at + count] = rng.randbytes(count)
         elif kind == 4:
-            found[at : at + many] = rng.choice((b"\0", b"\xff", b"\x80", b"[", b'"', b"9", b"-")) * many
+            changed[at : at + count] = rng.choice((b"\0", b"\xff", b"\x80", b"[", b'"', b"9", b"-")) * count
         else:
-            found = found[:at]
-    return bytes(found)
+            changed = changed[:at]
+    return bytes(changed)
 
 
 def odd_value(rng: random.Random) -> Any:
@@ -174,7 +176,7 @@ def odd_value(rng: random.Random) -> Any:
 
 
 def odd_json(text: bytes, rng: random.Random) -> bytes:
-    """A head with values, keys or rows changed somewhere in the tree."""
+    """Return a head with values, keys or rows changed somewhere in the tree."""
     top = json.loads(text)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         node: Any = (
@@ -215,14 +217,14 @@ def _change(node: Any, key: Any, rng: random.Random) -> None:
 
 
 def odd_number(text: bytes, rng: random.Random) -> bytes:
-    """A head with one number written in a way that Python would not write it."""
-    start, end = rng.choice([found.span() for found in re.finditer(rb"-?[0-9][0-9.e+-]*", text)])
+    """Return a head with one number written in a way that Python would not write it."""
+    start, end = rng.choice([match.span() for match in re.finditer(rb"-?[0-9][0-9.e+-]*", text)])
     odd = (b"1e999", b"-1E400", b"1e-999", b"-0", b"0x10", b"01", b"1_0", b"1.", b"NaN", b"-Infinity", b"9" * 5000)
     return text[:start] + rng.choice(odd) + text[end:]
 
 
 def mutate(valid: bytes, other: bytes, rng: random.Random) -> bytes:
-    """An input: rarely pure noise, mostly a valid frame with something changed and its check sum repaired."""
+    """Return an input: rarely noise, mostly a valid frame with something changed and its checksum repaired."""
     kind = rng.randrange(20)
     text, body = split(valid)
     if kind == 0:
@@ -252,32 +254,32 @@ def mutate(valid: bytes, other: bytes, rng: random.Random) -> bytes:
 
 
 def _same_length(body: bytes, rng: random.Random) -> bytes:
-    found = bytearray(body)
-    for _ in range(rng.choice((1, 1, 3, 10)) if found else 0):
-        found[rng.randrange(len(found))] = rng.choice((0, 1, 2, 3, 4, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-    return bytes(found)
+    changed = bytearray(body)
+    for _ in range(rng.choice((1, 1, 3, 10)) if changed else 0):
+        changed[rng.randrange(len(changed))] = rng.choice((0, 1, 2, 3, 4, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+    return bytes(changed)
 
 
 def peak() -> int:
-    """The most memory that this process has had, in bytes."""
+    """Return the largest memory use of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def fuzz(seed: int, inputs: int | None = None, seconds: float | None = None) -> list[Target]:
-    """Run until the inputs or the seconds are used up; the targets, with what came of their inputs."""
-    rng, made = random.Random(seed), targets()
-    for target in made:
+    """Run until the inputs or the seconds are used up; return the targets with the outcomes of their inputs."""
+    rng, decoders = random.Random(seed), targets()
+    for target in decoders:
         target.call(target.valid)
     before, done, begun = peak(), 0, time.monotonic()
     while (inputs is None or done < inputs) and (seconds is None or time.monotonic() - begun < seconds):
-        target = rng.choice(made)
-        data = mutate(target.valid, rng.choice(made).valid, rng)
+        target = rng.choice(decoders)
+        data = mutate(target.valid, rng.choice(decoders).valid, rng)
         start = time.perf_counter()
         try:
             target.call(data)
-            target.found["taken"] += 1
+            target.outcomes["accepted"] += 1
         except target.allowed:
-            target.found["refused"] += 1
+            target.outcomes["refused"] += 1
         except BaseException:
             traceback.print_exc()
             raise SystemExit(f"{target.name} failed on input {done} of seed {seed}: {data.hex()}") from None
@@ -286,11 +288,11 @@ def fuzz(seed: int, inputs: int | None = None, seconds: float | None = None) -> 
             what = f"took {took:.2f} s and {(now - before) >> 20} MiB"
             raise SystemExit(f"{target.name} {what} on input {done} of seed {seed}: {data.hex()}")
         before, done = now, done + 1
-    return made
+    return decoders
 
 
 def main() -> None:
-    """Fuzz, and say how many inputs were taken and refused."""
+    """Fuzz, and print how many inputs were accepted and refused."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--inputs", type=int)
@@ -300,14 +302,14 @@ def main() -> None:
         options.seconds = 60.0
     torch.set_num_threads(1)
     begun = time.monotonic()
-    made = fuzz(options.seed, options.inputs, options.seconds)
+    decoders = fuzz(options.seed, options.inputs, options.seconds)
     took = time.monotonic() - begun
     total = 0
-    for name in ("decode_request", "read_answer"):
-        found = sum((target.found for target in made if target.name == name), Counter[str]())
-        total += found.total()
-        print(f"{name}: {found['taken']} taken, {found['refused']} refused")
-    print(f"{total} inputs in {took:.0f} s, {total / took:.0f} a second; nothing else happened")
+    for name in ("decode_request", "decode_reply"):
+        outcomes = sum((target.outcomes for target in decoders if target.name == name), Counter[str]())
+        total += outcomes.total()
+        print(f"{name}: {outcomes['accepted']} accepted, {outcomes['refused']} refused")
+    print(f"{total} inputs in {took:.0f} s, {total / took:.0f} a second; no other outcome")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Real SuperLinks and SuperNodes on loopback, encrypted and authenticated: what they do, and that they end."""
+"""Real SuperLinks and SuperNodes on loopback, encrypted and authenticated: their work and their end."""
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,14 @@ from threading import Thread
 import pytest
 
 from fedcover.cli import deploy
+from fedcover.deploy.address import check_port_free, free_ports
 from fedcover.deploy.processes.child import close_all
 from fedcover.deploy.processes.keys import NodeKeys, make_keys, node_keys, server_keys
-from fedcover.deploy.processes.launch import SuperLink, SuperNode, check_free, free_ports
+from fedcover.deploy.processes.launch import SuperLink, SuperNode
 from fedcover.deploy.processes.node_config import node_config
-from fedcover.deploy.processes.probe import check_answers
+from fedcover.deploy.processes.probe import check_server
 from fedcover.errors import FedcoverError, InputError
-from tests.deploy.conftest import SKIP, Marked, slow
+from tests.endtoend.deploy.conftest import SKIP, Marked, slow
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -40,16 +41,16 @@ class Federation:
 
 @pytest.fixture(scope="module")
 def federation(keys: Path, tiny: str, marked: Marked) -> Iterator[Federation]:
-    with SuperLink(server_keys(keys / "server")) as link:
+    with closing(SuperLink(server_keys(keys / "server"))) as link:
         link.register(server_keys(keys / "server").nodes[:2])
         nodes = [SuperNode(link.address, node_keys(keys / f"node-{n}"), node_config(n, "", 0.5, [])) for n in range(2)]
-        made = Federation(link, nodes)
+        federation = Federation(link, nodes)
         try:
             for node in nodes:
                 node.join()
-            yield made
+            yield federation
         finally:
-            made.close()
+            federation.close()
 
 
 @slow
@@ -69,14 +70,14 @@ def test_a_federation_from_its_start_to_its_end(
     config.write_text("rounds = 7\n")
     connection = ["--server", link.address, "--keys", str(keys / "server")]
     run = ["deploy", "run", str(config), *connection, "--out", str(out), "--set"]
-    code, told, err = cli(*run, "name=a b")
+    code, printed, err = cli(*run, "name=a b")
     assert code == 0, err
-    assert "rounds = 7" in told  # the log of the server's app
-    assert 'name = "a b"' in told
-    assert "completed in" in told
+    assert "rounds = 7" in printed  # the log of the server's app
+    assert 'name = "a b"' in printed
+    assert "completed in" in printed
     assert json.loads(out.read_text()) == [0.0, 3.0, 6.0]
 
-    code, told, err = cli(*run, "name=please-fail")
+    code, printed, err = cli(*run, "name=please-fail")
     assert code == 1
     assert err.startswith("error: the run failed: ")
     assert "asked to fail" in err
@@ -85,66 +86,66 @@ def test_a_federation_from_its_start_to_its_end(
     out.unlink()
     alarm = Thread(target=_signal_self_when, args=(out,), daemon=True)
     alarm.start()
-    code, told, err = cli(*run, "name=please-wait")
+    code, printed, err = cli(*run, "name=please-wait")
     assert code == 130
     alarm.join(1)
-    assert "stopping run" in told
+    assert "stopping run" in printed
     assert link.control.runs()[0].status == "finished:stopped"
 
     again = link.register(server_keys(keys / "server").nodes[:2])
     assert list(again.values()) == [node.node for node in federation.nodes]
     assert link.control.register(keys / "node-0" / "node.pub") is None
 
-    code, told, err = cli("deploy", "status", *connection)
+    code, printed, err = cli("deploy", "status", *connection)
     assert code == 0, err
-    assert "2 of 2 nodes online" in told
-    assert "finished:failed" in told
+    assert "2 of 2 nodes online" in printed
+    assert "finished:failed" in printed
 
     started = [*link.program.processes(), *(pid for node in federation.nodes for pid in node.program.processes())]
-    assert len(started) >= 9  # a warden, a program and its superexec each
+    assert len(started) >= 9  # a supervisor, a program and its superexec each
     federation.close()
     assert marked.left() == []
     assert not link.folder.exists()
 
 
 @slow
-def test_what_is_wrong_with_a_node_is_one_sentence(keys: Path, tmp_path: Path, marked: Marked, cli: Cli) -> None:
+def test_each_fault_of_a_node_is_one_sentence(keys: Path, tmp_path: Path, marked: Marked, cli: Cli) -> None:
     make_keys(tmp_path / "other", 1)
     own, other = node_keys(keys / "node-2"), node_keys(tmp_path / "other" / "node-0")
-    with SuperLink(server_keys(keys / "server")) as link:
+    with closing(SuperLink(server_keys(keys / "server"))) as link:
         cases = [
-            (own, False, r"does not know this node's key.*copy .*node-2/node.pub to the server"),
-            (None, True, r"does not answer in plain text.*give --keys"),
+            (own, False, r"not registered.*copy .*node-2/node.pub to the server"),
+            (None, True, r"plain text.*give --keys"),
             (None, False, r"nothing is encrypted.*give --keys FOLDER/node-0"),
             (own, True, r"exclude each other"),
             (
                 NodeKeys(other.ca, own.key, own.public),
                 False,
-                r"not signed by the authority in .*other.*copy ca.crt anew",
+                r"not signed by the authority in .*other.*ca.crt",
             ),
         ]
-        for found, insecure, sentence in cases:
+        for key_files, insecure, fragment in cases:
             with (
-                pytest.raises(InputError, match=sentence),
-                SuperNode(link.address, found, {}, insecure=insecure, wait=1.0) as node,
+                pytest.raises(InputError, match=fragment),
+                closing(SuperNode(link.address, key_files, {}, insecure=insecure, wait=1.0)) as node,
             ):
                 node.join()
         client = ["deploy", "client", "--server", link.address]
         code, _, err = cli(*client, "--keys", str(keys / "node-2"), "--wait", "1")
         assert (code, err.count("\n")) == (2, 1), err
-        assert "does not know this node's key" in err
+        assert "key is not registered" in err
         code, _, err = cli("deploy", "status", "--server", link.address, "--keys", str(tmp_path / "other" / "server"))
         assert code == 2
         assert "not signed by the authority" in err
-        with pytest.raises(InputError, match=rf"127.0.0.1:{link.port} cannot be listened on"):
+        with pytest.raises(InputError, match=rf"cannot listen on 127.0.0.1:{link.port}"):
             SuperLink(server_keys(keys / "server"), port=link.port)
-        with SuperNode(link.address, node_keys(keys / "node-0"), {}, patience=1) as node:
+        with closing(SuperNode(link.address, node_keys(keys / "node-0"), {}, patience=1)) as node:
             Thread(target=lambda: (time.sleep(3), link.register([keys / "node-0" / "node.pub"]))).start()
-            node.join()  # it comes before its key, and waits for it
+            node.join()  # it starts before its key is registered, and waits
             link.close()
-            assert re.search(r"out of reach for too long; start it", str(node.follow()))
+            assert "unreachable" in str(node.follow())
     assert marked.left() == []
-    with pytest.raises(FedcoverError, match="nothing answers at"):
+    with pytest.raises(FedcoverError, match="no server responds at"):
         SuperNode(link.address, own, {}, wait=0.0)
 
 
@@ -154,15 +155,15 @@ def test_without_certificates_nothing_starts_unless_asked(keys: Path, cli: Cli, 
     code, _, err = cli("deploy", "server")
     assert (code, err.count("\n")) == (2, 1)
     assert "nothing is encrypted" in err
-    with SuperLink(None, tmp_path / "state", insecure=True) as link:
-        check_answers(link.address, None)
-        with pytest.raises(InputError, match="does not speak TLS"):
-            check_answers(link.address, keys / "ca.crt")
-        os.kill(link.program.pid, signal.SIGKILL)  # nobody is left to end what it started
+    with closing(SuperLink(None, tmp_path / "state", insecure=True)) as link:
+        check_server(link.address, None)
+        with pytest.raises(InputError, match="does not use TLS"):
+            check_server(link.address, keys / "ca.crt")
+        os.kill(link.program.pid, signal.SIGKILL)  # the supervisor cannot end what it started
         assert marked.left(10) == []
     assert (tmp_path / "state" / "superlink.log").stat().st_size > 0
     make_keys(tmp_path / "far", 1, ["example.org"])
-    with pytest.raises(InputError, match=r"is not for '127.0.0.1'; .* make keys with --host 127.0.0.1"):
+    with pytest.raises(InputError, match=r"is not for '127.0.0.1'; .*--host 127.0.0.1"):
         SuperLink(server_keys(tmp_path / "far" / "server"))
     assert marked.left() == []
 
@@ -193,7 +194,7 @@ def test_a_server_and_a_client_end_with_all_they_started(
         for process in started:
             assert process.wait(20) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
         assert marked.left(15 if number == signal.SIGKILL else 0) == []
-        check_free("127.0.0.1", port)
+        check_port_free("127.0.0.1", port)
     finally:
         for process in (server, client):
             if process is not None:
@@ -201,31 +202,33 @@ def test_a_server_and_a_client_end_with_all_they_started(
                 process.communicate()
 
 
-def test_what_is_missing_is_told_and_nothing_of_flower_imported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcover.deploy.processes.environment.shutil.which", lambda *name, **where: None)
+def test_without_flower_one_sentence_has_the_remedy_and_nothing_of_it_is_imported(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedcover.deploy.processes.environment.shutil.which", lambda *args, **kwargs: None)
     ends = {"server": [], "client": ["--server", "x:1"], "status": ["--server", "x:1"]}
     ends["run"] = ["c.toml", "--server", "x:1", "--out", "x"]
     for command, options in ends.items():
         code, _, err = cli("deploy", command, *options)
         assert code == 2
         assert err.endswith("pip install 'fedcover[flower]'\n")
-    look = "import fedcover.cli, sys; print({'flwr', 'ray', 'cryptography'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    script = "import fedcover.cli, sys; print({'flwr', 'ray', 'cryptography'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize(
-    ("more", "sentence"),
-    [(["--capacity", "1.5"], "--capacity must be in"), (["--", "device"], "KEY=VALUE"), (["--", "a b=c"], "no key")],
+    ("more", "fragment"),
+    [(["--capacity", "1.5"], "--capacity must be in"), (["--", "device"], "KEY=VALUE"), (["--", "a b=c"], "letters")],
 )
-def test_node_configs_are_checked(more: list[str], sentence: str, cli: Cli) -> None:
+def test_node_configs_are_checked(more: list[str], fragment: str, cli: Cli) -> None:
     code, _, err = cli("deploy", "client", "--server", "127.0.0.1:1", "--insecure", *more)
     assert code == 2
-    assert sentence in err
+    assert fragment in err
 
 
 def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}  # what SIGKILL leaves lies there
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}  # SIGKILL leaves files there
     return subprocess.Popen(
         [sys.executable, "-m", "fedcover", "deploy", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,

@@ -1,4 +1,4 @@
-"""Whole runs over real processes on loopback, with TLS and node keys: the serial engine's bits, whatever clients do."""
+"""Whole runs over real processes on loopback, with TLS and node keys: bit-identical to the serial engine."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from fedcover.cli.deploy import submit
 from fedcover.config.build import build_federation, population
 from fedcover.config.schema import Config, parse_config
 from fedcover.data import Device
-from fedcover.deploy.flower.registry_file import nodes_in
+from fedcover.deploy.flower.registry_file import clients_by_node
 from fedcover.deploy.processes.child import close_all
 from fedcover.deploy.processes.keys import make_keys, node_keys, server_keys
 from fedcover.deploy.processes.launch import SuperLink, SuperNode
@@ -27,7 +27,7 @@ from fedcover.errors import FedcoverError
 from fedcover.federation import checkpoint
 from fedcover.federation.history import History
 from fedcover.params import Params
-from tests.deploy.conftest import Marked, slow
+from tests.endtoend.deploy.conftest import Marked, slow
 from tests.laws.strategies import same
 
 CAPACITIES = (1.0, 0.75, 0.5, 0.25)
@@ -51,8 +51,8 @@ pytestmark = [pytest.mark.timeout(900)]
 
 
 @dataclass
-class Place:
-    """A server and four nodes, and the files through which a test talks to them."""
+class Deployment:
+    """A server and four nodes, and the files by which a test controls them."""
 
     folder: Path
     link: SuperLink
@@ -66,22 +66,22 @@ class Place:
         (self.folder / "faults.json").write_text(json.dumps(faults))
 
     def restart(self) -> None:
-        """Start the server anew, as it was, at the same port."""
+        """Restart the server at the same port."""
         self.link.close()
         self.link = SuperLink(server_keys(self.keys / "server"), self.folder / "server", port=self.link.port)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, marked: Marked) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("place")
+def deployment(tmp_path_factory: pytest.TempPathFactory, marked: Marked) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("deployment")
     make_keys(folder / "keys", 5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
         patch.setenv("FEDCOVER_TEST_FAULTS", str(folder / "faults.json"))
         patch.setenv("OMP_NUM_THREADS", "1")
         link = SuperLink(server_keys(folder / "keys" / "server"), folder / "server")
         nodes: list[SuperNode] = []
-        made = Place(folder, link, nodes)
+        deployment = Deployment(folder, link, nodes)
         try:
             link.register(server_keys(folder / "keys" / "server").nodes)
             for number, capacity in enumerate(CAPACITIES):
@@ -89,16 +89,16 @@ def place(tmp_path_factory: pytest.TempPathFactory, marked: Marked) -> Iterator[
                 nodes.append(SuperNode(link.address, keys, node_config(number, "", capacity, [], share_labels=True)))
             for node in nodes:
                 node.join()
-            made.plan({})
-            yield made
+            deployment.plan({})
+            yield deployment
         finally:
             close_all([node.program for node in nodes])
-            for served in (*nodes, made.link):
+            for served in (*nodes, deployment.link):
                 served.close()
 
 
-def alone(config: Config, rejected: list[list[dict[str, object]]]) -> tuple[list[fc.RoundRecord], Params]:
-    """The same run in this process by the serial engine, with those left out who were."""
+def serial_run(config: Config, rejected: list[list[dict[str, object]]]) -> tuple[list[fc.RoundRecord], Params]:
+    """Play the same run in this process by the serial engine, with the same clients left out."""
     clients = population(config, fc.data.load(config.data.name).train)
     devices = [
         Device(i, clients.size(i), tuple(clients.label_counts(i).tolist()), CAPACITIES[i]) for i in range(len(clients))
@@ -107,10 +107,10 @@ def alone(config: Config, rejected: list[list[dict[str, object]]]) -> tuple[list
     local, _ = build_federation(config.model_copy(update={"engine": "serial"}))
     state, records = remote.start(), []
     for left_out in rejected:
-        last, gone = len(records) + 1 == len(rejected), {one["client"] for one in left_out}
-        with one_thread():  # as runs have it: sums are then the same on every machine
+        last, absent = len(records) + 1 == len(rejected), {row["client"] for row in left_out}
+        with one_thread():  # as in a run: sums are then the same on every machine
             begun = remote.begin_round(state)
-            jobs = [replace(job, clients=local.clients) for job in begun.jobs if job.client.id not in gone]
+            jobs = [replace(job, population=local.clients) for job in begun.jobs if job.client.id not in absent]
             updates = Serial(shrink=True).train(jobs)
             state, record = remote.end_round(begun, updates, remote.test_set(test), last, left_out=left_out)
         records.append(record)
@@ -118,24 +118,24 @@ def alone(config: Config, rejected: list[list[dict[str, object]]]) -> tuple[list
 
 
 def outcome(folder: Path) -> tuple[History, Params]:
-    """What a run left in its folder."""
+    """Return the history and the model of a run folder."""
     newest = sorted((folder / "checkpoints").glob("round-*.safetensors"))[-1]
     return History.load(folder / "history.jsonl"), checkpoint.load(newest)[0].theta
 
 
 @pytest.mark.skipif("FEDCOVER_DATA" not in os.environ, reason="needs MNIST: set FEDCOVER_DATA")
-def test_four_unequal_nodes_train_what_the_serial_engine_trains(place: Place) -> None:
-    place.link.control.wait_for_nodes(4, 60)
-    settings, out = SETTINGS.format(rounds=3, data="mnist", deadline=240), place.folder / "plain"
-    state = submit(place.link.control, settings, out, quiet=True)
+def test_four_unequal_nodes_train_what_the_serial_engine_trains(deployment: Deployment) -> None:
+    deployment.link.control.wait_for_nodes(4, 60)
+    settings, out = SETTINGS.format(rounds=3, data="mnist", deadline=240), deployment.folder / "plain"
+    state = submit(deployment.link.control, settings, out, quiet=True)
     assert state.completed, state.details
     history, theta = outcome(out)
-    expected, expected_theta = alone(parse_config(settings), [[], [], []])
+    expected, expected_theta = serial_run(parse_config(settings), [[], [], []])
     assert list(history) == expected
     assert same(theta, expected_theta)
     assert [record.rejected for record in history] == [[], [], []]
-    assert nodes_in(out) == {node.node: number for number, node in enumerate(place.nodes)}
-    assert set(nodes_in(out)) <= {node.id for node in place.link.control.nodes()}
+    assert clients_by_node(out) == {node.node: number for number, node in enumerate(deployment.nodes)}
+    assert set(clients_by_node(out)) <= {node.id for node in deployment.link.control.nodes()}
     wire = history.last.wire
     assert wire is not None
     shares = {client: (down + up) / (2 * wire["full"]) for client, down, up in zip(
@@ -147,10 +147,10 @@ def test_four_unequal_nodes_train_what_the_serial_engine_trains(place: Place) ->
 
 
 @slow
-def test_whatever_clients_and_servers_do_the_run_goes_on_or_resumes(place: Place, marked: Marked) -> None:
-    """NaN, shapes, sizes, an old round, silence, a node killed in mid-round, a client on two nodes, a server killed."""
-    place.link.control.wait_for_nodes(4, 60)
-    place.plan(
+def test_whatever_clients_and_servers_do_the_run_continues_or_resumes(deployment: Deployment, marked: Marked) -> None:
+    """NaN, shapes, sizes, an old round, silence, a killed node, a client on two nodes, a killed server."""
+    deployment.link.control.wait_for_nodes(4, 60)
+    deployment.plan(
         {
             "client 1 round 1": "NaN",
             "client 2 round 1": "wrong shapes",
@@ -161,49 +161,51 @@ def test_whatever_clients_and_servers_do_the_run_goes_on_or_resumes(place: Place
             "client 0 round 3": "pause",  # meanwhile the server is killed
         }
     )
-    settings, out = SETTINGS.format(rounds=3, data="digits", deadline=45), place.folder / "faulty"
+    settings, out = SETTINGS.format(rounds=3, data="digits", deadline=45), deployment.folder / "faulty"
     same_client = node_config(0, "", 1.0, [], share_labels=True)
-    twin = SuperNode(place.link.address, node_keys(place.keys / "node-4"), same_client)
-    place.nodes.append(twin)
+    twin = SuperNode(deployment.link.address, node_keys(deployment.keys / "node-4"), same_client)
+    deployment.nodes.append(twin)
     twin.join()
 
     def kill() -> None:
-        _wait_for(place.folder / "client 3 round 2")
-        os.kill(place.nodes[3].program.pid, signal.SIGKILL)
-        _wait_for(place.folder / "client 0 round 3")
-        os.kill(place.link.program.pid, signal.SIGKILL)
+        _wait_for(deployment.folder / "client 3 round 2")
+        os.kill(deployment.nodes[3].program.pid, signal.SIGKILL)
+        _wait_for(deployment.folder / "client 0 round 3")
+        os.kill(deployment.link.program.pid, signal.SIGKILL)
 
     killer = Thread(target=kill, daemon=True)
     killer.start()
     with pytest.raises(FedcoverError):
-        submit(place.link.control, settings, out, quiet=True, apps="tests.deploy.faulty_app")
+        submit(deployment.link.control, settings, out, quiet=True, apps="tests.endtoend.deploy.faulty_app")
     killer.join(1)
     assert len(History.load(out / "history.jsonl")) == 2
-    place.plan({})
-    place.restart()
-    place.link.control.wait_for_nodes(2, 90)
-    state = submit(place.link.control, settings, out, resume=True, quiet=True, apps="tests.deploy.faulty_app")
+    deployment.plan({})
+    deployment.restart()
+    deployment.link.control.wait_for_nodes(2, 90)
+    state = submit(
+        deployment.link.control, settings, out, resume=True, quiet=True, apps="tests.endtoend.deploy.faulty_app"
+    )
     assert state.completed, state.details
 
     history, theta = outcome(out)
     assert len(history) == 3
-    reasons = [{one["client"]: one["reason"] for one in record.rejected} for record in history]
+    reasons = [{row["client"]: row["reason"] for row in record.rejected} for record in history]
     assert set(reasons[0]) == {1, 2, 3}
     assert "finite" in reasons[0][1]
     assert "values" in reasons[0][2]
     assert "times" in reasons[0][3]
     assert set(reasons[1]) == {1, 2, 3}
     assert "round" in reasons[1][1]
-    assert "answer" in reasons[1][2]
-    assert "answer" in reasons[1][3]
-    assert {3} <= set(reasons[2]) <= {2, 3}  # one is dead, the other may still be busy with what is long over
+    assert "reply" in reasons[1][2]
+    assert "reply" in reasons[1][3]
+    assert {3} <= set(reasons[2]) <= {2, 3}  # one is dead, the other may still train for the last round
     assert [record.gamma_min for record in history] == [1, 1, 1]
-    expected, expected_theta = alone(parse_config(settings), [record.rejected for record in history])
+    expected, expected_theta = serial_run(parse_config(settings), [record.rejected for record in history])
     assert list(history) == expected
     assert same(theta, expected_theta)
 
-    close_all([node.program for node in place.nodes])
-    place.link.close()
+    close_all([node.program for node in deployment.nodes])
+    deployment.link.close()
     assert marked.left(20) == []
 
 

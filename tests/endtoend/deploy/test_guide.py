@@ -1,4 +1,4 @@
-"""docs/tutorials/deploy.md, followed to the letter: its commands, one after another, in an empty folder."""
+"""docs/deploy.md, executed: the commands of its shell blocks, one after another, in an empty folder."""
 
 import json
 import os
@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from fedcover.deploy.processes.launch import check_free, free_ports
+from fedcover.deploy.address import check_port_free, free_ports
 from fedcover.errors import InputError
-from tests.deploy.conftest import Marked, slow
+from tests.endtoend.deploy.conftest import Marked, slow
 
-GUIDE = Path(__file__).parents[2] / "docs" / "tutorials" / "deploy.md"
-EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
+ROOT = Path(__file__).parents[3]
+GUIDE = ROOT / "docs" / "deploy.md"
+EXAMPLE = ROOT / "examples" / "flower"
 
 
 def commands() -> str:
-    """What the guide tells to type; at another port only if its own is taken."""
+    """Return the commands of the guide; with another port only if its own is in use."""
     text = "\n".join(re.findall(r"```sh\n(.*?)```", GUIDE.read_text(), re.DOTALL))
     try:
-        check_free("127.0.0.1", 8000)
+        check_port_free("127.0.0.1", 8000)
     except InputError:
         (port,) = free_ports(1)
         return text.replace(":8000", f":{port}").replace("keys/server --out state", f"keys/server --port {port}")
@@ -30,7 +31,7 @@ def commands() -> str:
 
 @slow
 @pytest.mark.timeout(600)
-def test_the_guide_works_as_it_is_written(tmp_path: Path, marked: Marked) -> None:
+def test_the_guide_works_as_written(tmp_path: Path, marked: Marked) -> None:
     text = commands()
     before, after = text.split("printf", 1)
     assert len(before.strip().splitlines()) == 5  # five commands, as its title says
@@ -51,16 +52,16 @@ def test_the_guide_works_as_it_is_written(tmp_path: Path, marked: Marked) -> Non
 
 def test_the_example_is_played_by_flowers_own_parts() -> None:
     """Its apps, through a grid inside this process."""
-    look = f"""
+    script = f"""
 import sys
 sys.path[:0] = [{str(EXAMPLE)!r}]
 from flwr.app import Context, RecordDict
-from tests.flower.loop import LoopGrid
+from tests.unit.deploy.loop import LoopGrid
 from example.app import client, server
 grid = LoopGrid(dict.fromkeys(range(4), client), run_config={{"nodes": 4, "rounds": 2}})
 server(grid, Context(1, 1, {{}}, RecordDict(), {{"nodes": 4, "rounds": 2}}))
 """
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, cwd=GUIDE.parents[1])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "round 2/2: accuracy" in done.stdout
     assert "least coverage 1" in done.stdout

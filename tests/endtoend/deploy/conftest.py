@@ -1,4 +1,4 @@
-"""What tests of deployments share: keys, an app of a few lines, and a look at which processes are left."""
+"""Shared by tests of deployments: keys, a small app, and a list of the processes that are left."""
 
 import os
 import time
@@ -42,8 +42,8 @@ def main(grid: Grid, context: Context) -> None:
     while len(nodes := list(grid.get_node_ids())) < 2:
         time.sleep(0.1)
     content = RecordDict({"arrays": ArrayRecord({"x": Array(np.arange(3.0))})})
-    orders = [Message(content, dst_node_id=n, message_type=MessageType.TRAIN, group_id="1") for n in nodes]
-    replies = list(grid.send_and_receive(orders, timeout=60))
+    messages = [Message(content, dst_node_id=n, message_type=MessageType.TRAIN, group_id="1") for n in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=60))
     total = sum(reply.content["arrays"]["x"].numpy() for reply in replies)
     Path(out).write_text(repr(total.tolist()))
 
@@ -57,7 +57,7 @@ def train(message: Message, context: Context) -> Message:
 
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keys of a server and three nodes, of which tests register two."""
+    """Return keys of a server and three nodes, of which tests register two."""
     folder = tmp_path_factory.mktemp("keys") / "keys"
     make_keys(folder, 3)
     return folder
@@ -65,7 +65,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name of a module that the processes started by a test can import."""
+    """Yield the name of a module that the processes started by a test can import."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "tiny_app.py").write_text(TINY)
     with pytest.MonkeyPatch.context() as patch:
@@ -74,33 +74,35 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Marked:
-    """Processes that carry a mark in their environment, which all that they start inherit."""
+    """Processes with a mark in their environment, which their children inherit."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
 
     def left(self, seconds: float = 0.0) -> list[str]:
-        """Those that still run after so many seconds at most; this process and zombies do not count."""
+        """Return those that still run after at most so many seconds, without this process and zombies."""
         until = time.monotonic() + seconds
-        while (found := self._look()) and time.monotonic() < until:
+        while (processes := self._scan()) and time.monotonic() < until:
             time.sleep(0.1)
-        return found
+        return processes
 
-    def _look(self) -> list[str]:
-        found = []
+    def _scan(self) -> list[str]:
+        processes = []
         for path in Path("/proc").iterdir():
             if path.name.isdigit() and int(path.name) != os.getpid():
                 try:
                     if self.mark.encode() in (path / "environ").read_bytes():
-                        found.append(f"{path.name} {(path / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+                        processes.append(
+                            f"{path.name} {(path / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
+                        )
                 except OSError:
                     continue  # ended, or not ours
-        return found
+        return processes
 
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Marked]:
-    """A mark on every process that the module's tests start."""
+    """Mark every process that the module's tests start."""
     mark = str(tmp_path_factory.mktemp("mark"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCOVER_TEST_MARK", mark)

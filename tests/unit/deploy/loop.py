@@ -1,4 +1,4 @@
-"""A Flower grid inside the test: messages go straight to ClientApps, and any answer can be tampered with."""
+"""A Flower grid inside the test: messages go directly to ClientApps, and any reply can be tampered with."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity  # a real run's process has it from Flower; the test stands in
+from flwr.supercore.task_identity import TaskIdentity  # Flower sets it in the processes of a real run
 
 from fedcover.deploy.flower.client import client_app
 from fedcover.federation.federation import Federation
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 Tamper = Callable[[int, int, Message], Message | None]
-"""(client, how many messages it got before, its answer) -> what comes instead; None for silence."""
+"""(client, number of earlier messages, its reply) -> what arrives instead; None for silence."""
 
 
 class LoopGrid(Grid):
-    """Nodes with random-looking ids, one for each client; replies come in reverse order."""
+    """Nodes with random-looking ids, one for each client; replies come in reverse request."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class LoopGrid(Grid):
         self._sent = 0
 
     def set_run(self, run: Any) -> None:
-        raise AssertionError("a strategy never says of which run its grid is; Flower does that before it")
+        raise AssertionError("a strategy never sets the run of its grid; Flower does")
 
     @property
     def run(self) -> Any:
         raise AssertionError("a strategy never asks its grid for the run")
 
-    def create_message(self, *given: Any, **named: Any) -> Message:
-        raise AssertionError("a strategy makes its messages itself, and never has its grid make them")
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise AssertionError("a strategy creates its messages itself")
 
     def get_node_ids(self) -> Iterable[int]:
         return [node for node, client in self.nodes.items() if client not in self.offline]
@@ -76,7 +76,7 @@ class LoopGrid(Grid):
 
 
 def grid_of(federation: Federation, share_labels: bool = True) -> LoopGrid:
-    """A node for every client of a federation, each with its own examples."""
+    """Return a grid with a node for every client of a federation, each with its own examples."""
     clients = federation.clients
     apps = {
         number: client_app(
@@ -88,7 +88,7 @@ def grid_of(federation: Federation, share_labels: bool = True) -> LoopGrid:
 
 
 def failed(reply: Message, reason: str) -> Message:
-    """The error that Flower itself would report instead of a reply: it comes from the SuperLink."""
+    """Return the error that Flower would report instead of a reply; it comes from the SuperLink."""
     error = Message(Error(5, reason), metadata=reply.metadata)
     error.metadata.__dict__["_src_node_id"] = 1
     return error

@@ -1,4 +1,4 @@
-"""Random models, masks, drills, orders and answers for the laws of messages; the fuzzer begins with them too."""
+"""Random models, masks, training options, requests and replies for the laws of messages and for the fuzzer."""
 
 import torch
 from hypothesis import strategies as st
@@ -15,17 +15,16 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (3, 4), (0, 5), (2,
 
 
 def random_params(rng: torch.Generator) -> Params:
-    """Tensors of any shape and type, scalars and empty ones too."""
-    many = 1 + _below(4, rng)
+    """Return tensors of any shape and type, including scalars and empty ones."""
     theta = {}
-    for i in range(many):
+    for i in range(1 + _below(4, rng)):
         shape, dtype = SHAPES[_below(len(SHAPES), rng)], TYPES[_below(len(TYPES), rng)]
         theta[f"layer{i}.weight" if i else "Größe"] = torch.randn(shape, generator=rng).to(dtype)
     return theta
 
 
 def random_kept(shape: torch.Size, rng: torch.Generator) -> Tensor:
-    """Everything, nothing, units or single entries."""
+    """Return a mask of everything, nothing, units or single entries."""
     kind = _below(5, rng)
     if kind < 2:
         return torch.full(shape, kind == 0)
@@ -42,8 +41,8 @@ def random_mask(theta: Params, rng: torch.Generator) -> Mask:
     return {name: random_kept(t.shape, rng) for name, t in theta.items() if _below(4, rng)}
 
 
-def random_drill(theta: Params, mask: Mask, rng: torch.Generator) -> TrainingOptions | None:
-    """Any drill: gains and thresholds, and nested widths or a regrowth."""
+def random_options(theta: Params, mask: Mask, rng: torch.Generator) -> TrainingOptions | None:
+    """Return any training options: gains and thresholds, and nested widths or a regrowth."""
     kind = _below(4, rng)
     if kind == 0:
         return None
@@ -66,48 +65,48 @@ def random_drill(theta: Params, mask: Mask, rng: torch.Generator) -> TrainingOpt
     return TrainingOptions(gains, thresholds, tuple(widths), distil=0.0 if _below(2, rng) else 0.25, report=report)
 
 
-def random_order(seed: int) -> TrainRequest:
+def random_request(seed: int) -> TrainRequest:
     rng = torch.Generator().manual_seed(seed)
     theta = random_params(rng)
     mask = random_mask(theta, rng)
     lr, momentum = (float(torch.rand((), generator=rng, dtype=torch.float64)) for _ in range(2))
     recipe = LocalSGD(1 + _below(9, rng), 1 + _below(99, rng), lr + 1e-9, momentum)
-    options = random_drill(theta, mask, rng)
+    options = random_options(theta, mask, rng)
     numbers = _below(99, rng), _below(9, rng), 1 + _below(999, rng), _below(2**40, rng) - 2**39
     return TrainRequest(*numbers, recipe, bool(_below(2, rng)), theta, mask, options)
 
 
-def answer_to(order: TrainRequest, seed: int = 0) -> ClientUpdate:
-    """A sound update, as a client might send it."""
+def reply_to(request: TrainRequest, seed: int = 0) -> ClientUpdate:
+    """Return a valid update, as a client might send it."""
     rng = torch.Generator().manual_seed(seed)
-    mask = order.mask
-    if order.options and order.options.regrow:
+    mask = request.mask
+    if request.options and request.options.regrow:
         mask = {name: _shuffled(kept, rng) for name, kept in mask.items()}
     theta = {}
-    for name, tensor in order.theta.items():
-        held = order.mask.get(name, torch.ones_like(tensor, dtype=torch.bool)) & mask.get(name, torch.tensor(True))
+    for name, tensor in request.theta.items():
+        kept = request.mask.get(name, torch.ones_like(tensor, dtype=torch.bool)) & mask.get(name, torch.tensor(True))
         moved = tensor + (torch.rand(tensor.shape, generator=rng) / 100).to(tensor.dtype)
-        theta[name] = torch.where(held, moved, torch.zeros_like(tensor))
+        theta[name] = torch.where(kept, moved, torch.zeros_like(tensor))
     report = None
-    if order.options and order.options.report:
-        report = {name: torch.rand(t.shape, generator=rng).to(t.dtype) for name, t in order.theta.items()}
+    if request.options and request.options.report:
+        report = {name: torch.rand(t.shape, generator=rng).to(t.dtype) for name, t in request.theta.items()}
     loss = float(torch.rand((), generator=rng))
-    return ClientUpdate(order.client, theta, mask, 1 + _below(50, rng), loss, report=report)
+    return ClientUpdate(request.client, theta, mask, 1 + _below(50, rng), loss, report=report)
 
 
 def _shuffled(kept: Tensor, rng: torch.Generator) -> Tensor:
     return kept.reshape(-1)[torch.randperm(kept.numel(), generator=rng)].view(kept.shape)
 
 
-def _below(many: int, rng: torch.Generator) -> int:
-    return int(torch.randint(many, (), generator=rng))
+def _below(limit: int, rng: torch.Generator) -> int:
+    return int(torch.randint(limit, (), generator=rng))
 
 
-orders = st.integers(0, 2**32).map(random_order)
+requests = st.integers(0, 2**32).map(random_request)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal in type, shape and every bit."""
+    """Return whether two tensors are equal in type, shape and every bit."""
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(whole), b.view(whole))
 

@@ -1,4 +1,4 @@
-"""The strategy in Flower's own loop plays the rounds that ours plays."""
+"""The strategy in Flower's own loop plays the same rounds as ``FedCover.run``."""
 
 import json
 from pathlib import Path
@@ -9,14 +9,14 @@ from flwr.app import ArrayRecord, Message
 
 import fedcover as fc
 from fedcover.deploy.flower.registry import ClientRegistry
-from fedcover.deploy.flower.strategy import FedCover, OverFlower
+from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
 from fedcover.engines.serial import Serial
 from fedcover.federation.runs import Run, Schedule
 from fedcover.policies import POLICIES
 from tests.contracts.federations import federation
-from tests.flower.loop import LoopGrid, failed, grid_of
-from tests.flower.playing import QUICK, remote
 from tests.laws.strategies import same
+from tests.unit.deploy.loop import LoopGrid, failed, grid_of
+from tests.unit.deploy.playing import QUICK, remote
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning")
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning
 def by_flower(
     grid: LoopGrid, playing: fc.Federation, rounds: int, out: Path | None = None, lines: list[str] | None = None
 ) -> tuple[fc.History, dict[str, torch.Tensor]]:
-    """The history and the model of a run in Flower's own loop."""
-    told = (lines if lines is not None else []).append
+    """Return the history and the model of a run in Flower's own loop."""
+    notify = (lines if lines is not None else []).append
     registry, schedule = ClientRegistry(), Schedule(rounds)
-    registry.gather(grid, len(playing.clients), 5, told)
+    registry.gather(grid, len(playing.clients), 5, notify)
     run = Run(playing, None, lambda record: None, out)
     try:
-        run.open(schedule, OverFlower())
-        result = FedCover(run, schedule, registry, QUICK, told=told).start(grid, ArrayRecord(), rounds, timeout=1)
+        run.open(schedule, FlowerEngine())
+        result = FedCover(run, schedule, registry, QUICK, notify=notify).start(grid, ArrayRecord(), rounds, timeout=1)
     finally:
         run.close()
     return run.history, {name: torch.from_numpy(array.numpy()) for name, array in result.arrays.items()}
@@ -39,7 +39,7 @@ def by_flower(
 
 @pytest.mark.parametrize("name", ["NP", "PruneFL"])
 def test_flowers_own_loop_plays_the_same_rounds(name: str, tmp_path: Path) -> None:
-    """Its result is the model that ``run`` gives, pruned where the policy shows a pruned one; the summary is there."""
+    """Its result is the model of ``run``, pruned if the policy shows a pruned one, and the summary is written."""
     playing = federation(Serial(shrink=True), POLICIES[name]())
     expected = playing.run(2)
     history, theta = by_flower(grid_of(playing), remote(playing, POLICIES[name]()), 2, tmp_path / "run")
@@ -49,8 +49,8 @@ def test_flowers_own_loop_plays_the_same_rounds(name: str, tmp_path: Path) -> No
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
 
 
-def test_in_flowers_own_loop_answers_are_those_of_the_nodes_that_were_asked() -> None:
-    """What Flower reports of a node comes from node 1, and a node can write any sender into its answer."""
+def test_in_flowers_own_loop_replies_belong_to_the_nodes_of_the_requests() -> None:
+    """Flower reports the errors of nodes as node 1, and a node can write any sender into its reply."""
     playing = federation(Serial(shrink=True), "WP")
     grid, lines, seen = grid_of(playing), list[str](), dict[int, Message]()
 
@@ -65,13 +65,14 @@ def test_in_flowers_own_loop_answers_are_those_of_the_nodes_that_were_asked() ->
     grid.tamper = tamper
     history, _ = by_flower(grid, remote(playing, fc.weight_pruning()), 1, lines=lines)
     (left,) = history.last.rejected
-    assert (left["client"], left["reason"]) == (list(seen)[1], "it did not answer: node unavailable")
+    assert left["client"] == list(seen)[1]
+    assert "node unavailable" in left["reason"]
 
 
 def test_rounds_that_flowers_own_loop_could_not_play_are_played_after_it() -> None:
     playing = federation(Serial(shrink=True), "WP")
     expected, grid = playing.run(2), grid_of(playing)
-    grid.tamper = lambda client, number, reply: reply if number else None  # nobody answers at first
+    grid.tamper = lambda client, number, reply: reply if number else None  # no client replies at first
     history, _ = by_flower(grid, remote(playing, fc.weight_pruning()), 2)
     assert len(history) == 2
     assert sum(record.wire["attempts"] for record in history) > 2
@@ -79,5 +80,5 @@ def test_rounds_that_flowers_own_loop_could_not_play_are_played_after_it() -> No
     strategy = FedCover(
         Run(remote(playing, fc.weight_pruning()), None, lambda record: None), Schedule(1), ClientRegistry()
     )
-    with pytest.raises(fc.InputError, match=r"asked for 3 rounds, and the schedule has 1; say num_rounds=1"):
+    with pytest.raises(fc.InputError, match=r"num_rounds must be 1"):
         strategy.start(grid, ArrayRecord())

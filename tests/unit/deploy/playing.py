@@ -1,4 +1,4 @@
-"""Runs over a grid in this process: who is there, and rounds with those."""
+"""Runs over a grid in this process: the client registry, and rounds with its clients."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,16 +7,16 @@ import fedcover as fc
 from fedcover.data import Device, DevicePopulation
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.round_rules import RoundRules
-from fedcover.deploy.flower.strategy import FedCover, OverFlower
+from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
 from fedcover.federation.runs import Run, Schedule
 from tests.conftest import small_data
-from tests.flower.loop import LoopGrid
+from tests.unit.deploy.loop import LoopGrid
 
 QUICK = RoundRules(deadline=0.2, quorum=0.3, tries=2)
 
 
 def remote(playing: fc.Federation, policy: fc.Policy) -> fc.Federation:
-    """The same federation with clients on devices of their own."""
+    """Return the same federation with clients on their own devices."""
     clients = playing.clients
     devices = [Device(i, clients.size(i), tuple(clients.label_counts(i).tolist())) for i in range(len(clients))]
     return fc.Federation(
@@ -35,13 +35,13 @@ def play(
     lines: list[str] | None = None,
     on_round: Callable[[fc.RoundRecord], None] = lambda record: None,
 ) -> fc.History:
-    told = (lines if lines is not None else []).append
+    notify = (lines if lines is not None else []).append
     registry, schedule = ClientRegistry(), Schedule(rounds)
-    registry.gather(grid, len(playing.clients), 5, told)
+    registry.gather(grid, len(playing.clients), 5, notify)
     run = Run(playing, small_data(40, seed=9), on_round, out, resume)
     try:
-        run.open(schedule, OverFlower())
-        return FedCover(run, schedule, registry, rules, shrink=True, told=told).run(grid)
+        run.open(schedule, FlowerEngine())
+        return FedCover(run, schedule, registry, rules, shrink=True, notify=notify).run(grid)
     finally:
         run.close()
 

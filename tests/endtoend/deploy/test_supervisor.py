@@ -1,0 +1,67 @@
+"""The supervisor with small programs: exit codes, orphans, programs that ignore signals, and output."""
+
+import os
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fedcover.deploy.processes.child import ChildProcess, format_line
+from fedcover.deploy.processes.environment import flower_environment
+from tests.endtoend.deploy.conftest import Marked
+
+
+def start(script: str, folder: Path) -> ChildProcess:
+    return ChildProcess(["bash", "-c", script], folder / "log", flower_environment(folder))
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill $$", 143)])
+def test_the_exit_code_is_the_programs(script: str, code: int, tmp_path: Path) -> None:
+    with closing(start(script, tmp_path)) as program:
+        assert program.wait(10) == code
+    assert program.processes() == []
+
+
+def test_orphans_in_their_own_sessions_end_with_the_program(tmp_path: Path, marked: Marked) -> None:
+    with closing(start("(setsid setsid sleep 600 &) ; (setsid sleep 600 &) ; exit 3", tmp_path)) as program:
+        assert program.wait(10) == 3
+        assert marked.left() == []
+
+
+def test_a_program_that_ignores_signals_is_killed(tmp_path: Path, marked: Marked) -> None:
+    with closing(start("trap '' TERM; echo up; while :; do sleep 0.1; done", tmp_path)) as program:
+        until = time.monotonic() + 10
+        while not program.lines() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(program.processes()) >= 2
+    assert program.code == 137
+    assert marked.left() == []
+
+
+def test_all_processes_end_when_the_parent_does(tmp_path: Path, marked: Marked) -> None:
+    """The parent ends without a signal to the supervisor, as by SIGKILL."""
+    code = (
+        "import os, sys; from fedcover.deploy.processes.child import ChildProcess;"
+        "ChildProcess(['bash', '-c', 'setsid sleep 600 & sleep 600'], sys.argv[1], os.environ); os._exit(9)"
+    )
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code, str(tmp_path / "log")]) == 9
+    assert marked.left(10) == []
+
+
+def test_lines_are_complete_and_without_colours(tmp_path: Path) -> None:
+    script = r"printf '\033[92mINFO \033[0m:      one\nERROR :     tw'; sleep 0.3; printf 'o\nlast'"
+    with closing(start(script, tmp_path)) as program:
+        program.wait(10)
+        assert program.lines() == ["one", "error: two", "last"]
+        assert program.lines() == []
+    assert b"\x1b" not in program.log.read_bytes()
+    assert program.log.stat().st_mode & 0o777 == 0o600
+
+
+def test_lines_of_no_use_to_users_are_dropped() -> None:
+    assert format_line('2026-11-15T21:10:07.019Z INFO [uvicorn.access] 127.0.0.1:1 - "POST /v1 HTTP/1.1" 200') == ""
+    assert format_line("2026-11-15T21:10:07.019Z ERROR [flwr] broken") == "error: broken"
+    assert format_line("INFO :      ") == ""
+    assert format_line("round 1: accuracy 0.5") == "round 1: accuracy 0.5"
