@@ -94,8 +94,8 @@ def test_gradient_trains_everything_and_zeroes_it_afterwards() -> None:
     assert updates[3].theta["0.weight"][outside].abs().max() > 0  # it trained
     state, record = federation.end_round(begun, updates)
     kept = [update.theta["0.weight"] * (begun.masks[i].get("0.weight", 1.0)) for i, update in enumerate(updates)]
-    held = torch.stack([begun.masks[i].get("0.weight", torch.ones_like(outside)).float() for i in range(4)]).sum(0)
-    torch.testing.assert_close(state.theta["0.weight"], torch.stack(list(map(torch.as_tensor, kept))).sum(0) / held)
+    holders = torch.stack([begun.masks[i].get("0.weight", torch.ones_like(outside)).float() for i in range(4)]).sum(0)
+    torch.testing.assert_close(state.theta["0.weight"], torch.stack(list(map(torch.as_tensor, kept))).sum(0) / holders)
     assert record.gamma_min == 2
 
 
