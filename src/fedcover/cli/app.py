@@ -1,15 +1,53 @@
 """The command line: all commands, and those of other packages through entry points."""
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from fedcover.cli import audit, calibrate, data, demo, deploy, design, report, run
 from fedcover.cli import list as list_command
 from fedcover.version import __version__
 
+
+class CommandGroup(TyperGroup):
+    """The commands of this package, and those that installed packages add to the group ``fedcover.commands``.
+
+    The latter are imported when they are asked for.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return [*super().list_commands(ctx), *sorted(_added_commands())]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name; None if there is no such command."""
+        command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in (entries := _added_commands()):
+            command = _load(entries[cmd_name])
+        return command
+
+
+def _added_commands() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group="fedcover.commands")}
+
+
+def _load(entry: EntryPoint) -> click.Command:
+    """Return the command of an entry point, which is a Typer or a function."""
+    added = entry.load()
+    if not isinstance(added, typer.Typer):
+        group = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+        group.command(entry.name)(added)
+        added = group
+    command = typer.main.get_command(added)
+    command.name = entry.name
+    return command
+
+
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -46,10 +84,3 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
-
-for _entry in sorted(entry_points(group="fedcover.commands"), key=lambda entry: entry.name):
-    _command = _entry.load()
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command, name=_entry.name)
-    else:
-        app.command(_entry.name)(_command)
