@@ -181,7 +181,7 @@ def test_nobody_there_gets_one_sentence() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{port}.*choose another port"):
             link.serve(port)
-    with pytest.raises(InputError, match=f"nothing answers at 127.0.0.1:{port}.*--serve {port}` there first"):
+    with pytest.raises(InputError, match=f"nothing answers at 127.0.0.1:{port}.*serve {port}` there first"):
         link.measure("127.0.0.1", port)
     with pytest.raises(InputError, match=r"nothing answers at no-such-host\.invalid"):
         link.measure("no-such-host.invalid", port)
