@@ -64,7 +64,7 @@ def designs() -> dict[str, Any]:
     codes = []
     for code in CODES.split():
         design = run_json(f"design --budgets {code}")
-        own, best = _point(design["given"]), _point(design["chosen"])
+        own, best = _point(design["patterns"]), _point(design["chosen"])
         least = next(point["mean_noise"] for point in design["frontier"] if point["gamma"] == own["gamma"])
         codes.append({"code": code, **own, "least_noise": least, "best": best})
     level_s = [_point(point) for point in run_json("design --budgets 1444777777")["frontier"]]

@@ -204,9 +204,9 @@ def _show_rounds(window: WindowCoverage) -> None:
         {
             "weights of": layer.layer,
             "between units": "yes" if layer.pairs else "no",
-            "covered in the worst round": percent_down(layer.covered_each),
-            "Γ there": f"{layer.gamma_min_each}",
-            f"covered in {rounds}": percent_down(layer.covered),
+            "worst round": percent_down(layer.covered_each),
+            "its Γ": f"{layer.gamma_min_each}",
+            rounds: percent_down(layer.covered),
             "Γ": f"{layer.gamma_min}",
         }
         for layer in window.layers
