@@ -107,9 +107,10 @@ def run_and_save(
 ) -> float:
     """Run experiments, add their outcomes to a file, and return the seconds that it took.
 
+    Arguments that are not listed here are those of ``runner.run_all``.
+
     Args:
         path: The file of results, which is created or extended.
-        runs, rounds, engine, data, out, on_round, federation_of: As in ``runner.run_all``.
         command: The command line, which the file keeps with the outcomes.
         policy: The policy of all these runs, if it is only one. The file then also keeps the seconds per round,
             without the first round, which includes compilation.

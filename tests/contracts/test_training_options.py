@@ -224,7 +224,7 @@ def test_certificates_report_that_training_is_not_plain() -> None:
     certificate = playing.run(1).last.certificate
     assert certificate is not None
     assert certificate["holds"] is None
-    assert "trains otherwise" in certificate["sentence"]
+    assert "changes local training" in certificate["sentence"]
 
 
 def test_distillation_replaces_the_labels() -> None:
@@ -312,7 +312,7 @@ def test_check_policy_names_the_broken_law(how: str, law: str) -> None:
 def test_a_federation_refuses_options_that_do_not_fit(how: str) -> None:
     net = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
     playing = fc.Federation(fc.Task(net), federation(Serial()).clients, Broken(how), cohort=2)
-    with pytest.raises(fc.InputError, match=r"return a list, one each|let at least one train|'x'|nested"):
+    with pytest.raises(fc.InputError, match=r"return one per client|at least one must train|'x'|nested"):
         playing.run(1)
 
 

@@ -26,7 +26,9 @@ def _sections(command: Any, path: tuple[str, ...]) -> Iterator[str]:
         yield _help(command.help)
     if rows := [row for parameter in command.params if (row := _row(parameter, context))]:
         yield table(rows, "argument or option", "default", "meaning")
-    for name, inner in getattr(command, "commands", {}).items():
+    for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+        inner = command.get_command(context, name)
+        assert inner is not None
         if not inner.hidden:
             yield from _sections(inner, (*path, name))
 

@@ -82,7 +82,7 @@ def test_pixels_are_normalised_as_the_data_sets_reader_does(tmp_path: Path) -> N
     with pytest.raises(fc.InputError, match=r"own.npz .*240"):
         local_client(config, str(own), 0)
     np.savez(own, inputs=pixels.astype(np.int64), labels=part.labels.numpy())
-    with pytest.raises(fc.InputError, match=r"int64.*uint8"):
+    with pytest.raises(fc.InputError, match=r"uint8.*int64"):
         local_client(config, str(own), 0)
     stories = fc.data.load("stories").train
     text = '[data]\nname = "stories"\nclients = 5\n[model]\nname = "transformer"'

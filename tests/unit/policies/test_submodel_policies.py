@@ -80,7 +80,7 @@ def test_no_certificate_speaks_of_part_of_a_step(small_federation: Make) -> None
     for step, part in ((1.0, False), (0.5, True)):
         record = small_federation(policy=fc.fedecover(step=step), certify=True).run(1).last
         assert record.certificate is not None
-        assert ("goes part way" in record.certificate["sentence"]) == part
+        assert ("partial step" in record.certificate["sentence"]) == part
 
 
 class Heads(nn.Module):
@@ -109,7 +109,7 @@ def test_heterofl_refuses_classes_that_it_cannot_find_among_its_rows() -> None:
     theta = params_of(Heads())
     everything, two = (fc.Client(0, 0, fc.Budget(), classes=classes) for classes in (tuple(range(7)), (0, 2)))
     assert policy.plan(theta, [everything], fc.Round(1, 0), {})[0] == [FULL]
-    with pytest.raises(fc.InputError, match=r"which rows of 'others.weight' belong to which of the 7 classes; end the"):
+    with pytest.raises(fc.InputError, match=r"'others.weight'.*7 classes"):
         policy.plan(theta, [two], fc.Round(1, 0), {})
 
 

@@ -219,12 +219,12 @@ WHOLE, HALF, FIFTH = fc.Budget(), fc.Budget(0.5), fc.Budget(0.2)
     ("policy", "cohort", "budgets", "by", "words"),
     [
         (fc.weight_pruning(), [HALF] * 2, [HALF] * 2, "slot", "give one client the whole model, or design masks of"),
-        (fc.optimal_masks(), [FIFTH] * 3, [FIFTH] * 3, "slot", "come to 0.6 models in all: raise them (budgets.code)"),
+        (fc.optimal_masks(), [FIFTH] * 3, [FIFTH] * 3, "slot", "add up to 0.6 models: raise them (budgets.code)"),
         (fc.optimal_masks(units=True), [HALF] * 3, [HALF] * 3, "slot", "(--set policy.name=optimal)"),
         (fc.optimal_masks(noise=0.1), [HALF] * 3, [HALF] * 3, "slot", "--set policy.gamma=1"),
         (fc.weight_pruning(), [HALF] * 3, [WHOLE, HALF], "client", "no client with the whole model was drawn: make"),
-        (fc.weight_pruning(), [HALF] * 3, [HALF], "client", "so many clients the whole model that every cohort has"),
-        (fc.feddst(), [WHOLE, HALF], [WHOLE, HALF], "slot", "leaves it out, whatever the budgets: design masks"),
+        (fc.weight_pruning(), [HALF] * 3, [HALF], "client", "so many clients that every cohort has"),
+        (fc.feddst(), [WHOLE, HALF], [WHOLE, HALF], "slot", "leaves it out for all budgets: design masks"),
     ],
 )  # fmt: skip
 def test_remedies_can_work(
