@@ -57,7 +57,7 @@ def test_federations_in_lockstep_agree_with_separate_runs(name: str, tmp_path: P
 
 
 def test_run_many_refuses_a_wrong_number_of_folders(tmp_path: Path) -> None:
-    with pytest.raises(fc.InputError, match="one folder per federation.*got 2"):
+    with pytest.raises(fc.InputError, match=r"one folder per federation.*got 2"):
         fc.run_many([images(Serial(), "mlp", "WP")], 1, out=[tmp_path / "a", tmp_path / "b"])
     assert fc.run_many([], 3) == []
 
