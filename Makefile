@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 demo: setup
 	$(BIN)/fedcover demo
 
-# Tests already run on all cores; more threads in each of them would only compete.
+# One test process more than cores, since some tests only wait for other processes; one thread in each of them.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 test: setup check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # Tests that take minutes with real processes: faults of a deployment, and the deployment guide, command by command.
 # With FEDCOVER_SLOW=1 `make test` runs them too, and more examples of every law.

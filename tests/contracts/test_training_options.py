@@ -76,12 +76,11 @@ def test_processes_equal_serial_bit_for_bit(name: str, shrink: bool) -> None:
     test = small_data(40, seed=9)
     serial = federation(Serial(shrink), POLICIES[name]())
     expected = serial.run(4, evaluate_on=test)
-    for workers in (1, 3):
-        actual = federation(Processes(workers, shrink), POLICIES[name]()).run(4, evaluate_on=test)
-        assert actual == expected
-        assert actual.theta is not None
-        assert expected.theta is not None
-        assert same(actual.theta, expected.theta)
+    actual = federation(Processes(3, shrink), POLICIES[name]()).run(4, evaluate_on=test)
+    assert actual == expected
+    assert actual.theta is not None
+    assert expected.theta is not None
+    assert same(actual.theta, expected.theta)
 
 
 @pytest.mark.parametrize("name", POLICIES)

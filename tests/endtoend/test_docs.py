@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import typer
 
@@ -86,11 +87,11 @@ def quoted_commands(path: Path) -> list[list[str]]:
 def unknown_words(words: Sequence[str]) -> list[str]:
     """The subcommands and options of a command that do not exist; words in capitals stand for something else."""
     at: Any = typer.main.get_command(app)
-    rest = list(words)
-    while rest and hasattr(at, "commands") and not rest[0].startswith("-") and rest[0] not in ("COMMAND", "..."):
-        if rest[0] not in at.commands:
+    rest, context = list(words), click.Context(at)
+    while rest and isinstance(at, click.Group) and not rest[0].startswith("-") and rest[0] not in ("COMMAND", "..."):
+        if (inner := at.get_command(context, rest[0])) is None:
             return [rest[0]]
-        at = at.commands[rest.pop(0)]
+        at, rest = inner, rest[1:]
     known = {name for parameter in at.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
     options = rest[: rest.index("--")] if "--" in rest else rest
     return [word for word in options if word.startswith("--") and word.partition("=")[0] not in known]

@@ -33,9 +33,10 @@ class PrintedCell:
     why: str
 
 
-def wrong_cells() -> list[PrintedCell]:
+@cache
+def wrong_cells() -> tuple[PrintedCell, ...]:
     """Return all cells that do not follow from the row's own code or from the appendix."""
-    return [cell for table in tables().values() for row in table.rows for cell in _wrong(table, row)]
+    return tuple(cell for table in tables().values() for row in table.rows for cell in _wrong(table, row))
 
 
 def audit_rows() -> list[dict[str, str]]:
