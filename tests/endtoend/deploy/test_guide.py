@@ -14,7 +14,7 @@ from fedcover.errors import InputError
 from tests.endtoend.deploy.conftest import Marked, slow
 
 ROOT = Path(__file__).parents[3]
-GUIDE = ROOT / "docs" / "deploy.md"
+GUIDE = ROOT / "docs" / "tutorials" / "deploy.md"
 EXAMPLE = ROOT / "examples" / "flower"
 
 
