@@ -19,6 +19,7 @@ from fedcover.errors import (
     DesignWarning,
     FedcoverError,
     InputError,
+    MissingExtraError,
     StepSizeWarning,
     WholeLayersWarning,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "History",
     "InputError",
     "LocalSGD",
+    "MissingExtraError",
     "ModelStructure",
     "Policy",
     "Population",

@@ -1,4 +1,4 @@
-"""Single-threaded computation, so that results do not depend on the number of cores; and that number."""
+"""Single-threaded computation, so that results do not depend on the number of cores, and the number of usable cores."""
 
 import os
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """Randomness with an address: (seed, round, purpose, client) -> generator.
 
-Nothing in fedcover draws from a global generator. Code that needs randomness uses the generator of
-its own address, so a draw does not depend on earlier draws or on the process that makes it.
+Code that needs randomness uses the generator of its own address, so a draw does not depend on earlier draws or on the
+process that makes it. Only inside ``ambient`` is torch's default generator used; it is seeded there and restored
+afterwards.
 """
 
 import hashlib

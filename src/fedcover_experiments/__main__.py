@@ -1,4 +1,4 @@
-"""Run the paper's tables and the studies on a machine that has only torch and numpy, such as a GPU machine.
+"""Run the paper's tables and the studies without the command line: torch, numpy and torch-pruning are enough.
 
 python -m fedcover_experiments paper all --data FOLDER --out results.json
 python -m fedcover_experiments paper departures --data FOLDER --out departures.json
@@ -70,7 +70,9 @@ def run_study(args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     paper = commands.add_parser("paper", help="the paper's tables, or the departures of the authors' script")
     paper.add_argument("table", help="a table of `fedcover paper list`, mnist, cifar10, all, or departures")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fedcover.cli.console import BatchProgress, friendly, out, show_table
-from fedcover.cli.options import DataOption, EngineOption, QuietOption, RoundsOption, SeedsOption
+from fedcover.cli.options import DataOption, EngineOption, JsonOption, QuietOption, RoundsOption, SeedsOption
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError, check_extra, check_whole
 from fedcover_experiments.paper.arithmetic import audit_rows, wrong_cells
@@ -30,8 +30,6 @@ RUNS = Path("runs/paper")
 
 ON_SCREEN = ("policy", "Γmin", "accuracy, %", "local, %", "uncovered", "MB up", "s per round")
 """The columns of a wide table that fit a terminal; the file has all columns."""
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 paper = typer.Typer(
     no_args_is_help=True,

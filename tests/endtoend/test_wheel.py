@@ -77,6 +77,7 @@ def write_report():
     from fedcover.report import write_report
 tried(lambda: federation(fc.neuron_pruning()).run(1))
 tried(write_report)
+tried(lambda: importlib.import_module("fedcover.audit"))
 """
     done = core.python(FEDERATION + script)
     assert done.returncode == 0, done.stderr
@@ -85,6 +86,7 @@ tried(write_report)
     assert [line.partition("needs ")[2] for line in lines[2:]] == [
         "torch-pruning; install it with: pip install 'fedcover[units]'",
         "matplotlib; install it with: pip install 'fedcover[report]'",
+        "pydantic; install it with: pip install 'fedcover[cli]'",
     ]
     command = core.fedcover("--help")
     assert (command.returncode, command.stdout, command.stderr.count("\n")) == (2, "", 1)

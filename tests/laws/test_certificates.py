@@ -13,14 +13,14 @@ from torch import Tensor
 import fedcover as fc
 from fedcover.aggregation.region_mean import ClientUpdate, average
 from fedcover.errors import InputError
-from fedcover.masks.coverage import coverage_of, pruning_error
+from fedcover.masks.coverage import coverage_of
 from fedcover.theory import (
     Ages,
     Constants,
     Estimate,
     Facts,
+    PseudoGradientSums,
     RunCertifier,
-    Spread,
     Steps,
     certificate,
     measure,
@@ -48,7 +48,7 @@ def estimated(case: Quadratic, masks: Tensor, steps: Steps, seed: int = 0) -> tu
             # What a client holds outside its mask must not count.
             updates.append(ClientUpdate(client, {"w": torch.where(row, local, 1e9)}, {"w": row}))
         new = average(theta, updates)
-        estimate.round(theta, updates, steps, new)
+        estimate.add_round(theta, updates, steps, new)
         theta = new
     return estimate, largest
 
@@ -105,7 +105,7 @@ def test_estimates_are_none_if_they_cannot_be_measured() -> None:
     moved = {"w": theta["w"] - 0.1}
     alone = Estimate()
     for _ in range(2):
-        alone.round(theta, [ClientUpdate(0, moved, {})], Steps(1, 0.1), moved)
+        alone.add_round(theta, [ClientUpdate(0, moved, {})], Steps(1, 0.1), moved)
     assert alone.gradient == pytest.approx(4.0)
     assert alone.variance is None
     assert alone.constants(1.0) is None
@@ -117,7 +117,7 @@ def test_estimates_are_none_if_they_cannot_be_measured() -> None:
     assert found.gradient == pytest.approx(1.0, rel=0.2)
     assert found.smoothness is None
     with pytest.raises(InputError, match="at least one update"):
-        Estimate().round(theta, [], Steps(1, 0.1), theta)
+        Estimate().add_round(theta, [], Steps(1, 0.1), theta)
 
 
 def test_curvature_too_steep_for_the_step_is_seen_as_too_steep() -> None:
@@ -173,7 +173,7 @@ def test_clients_are_compared_by_their_place() -> None:
     def guess(second: list[int], named: bool) -> float | None:
         estimate, now, steps = Estimate(), theta, Steps(1, 0.1)
         for order in ([0, 1, 2], second):
-            spread = Spread(now)
+            spread = PseudoGradientSums(now)
             new = {"w": now["w"] - 0.1 * now["w"]}  # grad F(theta) = theta
             for n in order:
                 spread.add(ClientUpdate(n, {"w": new["w"] * kept[n]}, {"w": kept[n]}), steps, f"#{n}" if named else "")
@@ -225,7 +225,9 @@ def test_facts_agree_with_coverage_and_masks() -> None:
     masks = [{"fc1.weight": theta["fc1.weight"] > 0}, {"fc1.weight": theta["fc1.weight"] < 1}]
     facts = measure(theta, masks, count_regions=True)
     assert (facts.clients, facts.gamma_min, facts.regions, facts.uncovered) == (2, 1, 3, {})
-    assert facts.error == pytest.approx(sum(pruning_error(theta, mask) for mask in masks))
+    weight = theta["fc1.weight"].double()
+    removed = [weight[~mask["fc1.weight"]].square().sum() for mask in masks]
+    assert facts.error == pytest.approx(float(sum(removed)))
 
 
 def test_a_run_is_judged_by_its_worst_round_though_rounds_together_may_cover_more() -> None:
@@ -298,7 +300,7 @@ def test_a_real_federation_can_be_certified() -> None:
         steps = Steps(local.steps(updates[0].examples), local.lr, local.momentum)
         facts.append(measure(state.theta, begun.masks, begun.this_round.index))
         after, record = federation.end_round(begun, updates)
-        estimate.round(state.theta, updates, steps, after.theta)
+        estimate.add_round(state.theta, updates, steps, after.theta)
         state = after
         assert record.gamma_min == facts[-1].gamma_min
     known = estimate.constants(gap=math.log(2))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedcover.budgets import Budget, pattern
 from fedcover.clients import cohort_of
-from fedcover.masks.coverage import coverage_of, gamma_min, pruning_error, pruning_noise, regions, uncovered
+from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.masks.encoding import pack, packed_sizes, unpack
 from fedcover.masks.holders import holder_sets
 from fedcover.models import MLP
@@ -62,11 +62,11 @@ def test_each_entry_is_in_the_set_of_its_holders(theta: Params, clients: int, ki
 @given(theta_and_masks())
 def test_pythagoras_of_pruning(case: tuple[Params, list[Mask]]) -> None:
     theta, masks = case
-    for mask in masks:
+    for mask, noise in zip(masks, pruning_noise(theta, masks), strict=True):
         rest = {name: theta[name] - value for name, value in prune(theta, mask).items()}
         assert abs(norm2(prune(theta, mask)) + norm2(rest) - norm2(theta)) <= 1e-9 * norm2(theta)
-        assert abs(pruning_error(theta, mask) - norm2(rest)) <= 1e-9 * norm2(theta)
-    assert all(0 <= noise <= 1 + 1e-12 for noise in pruning_noise(theta, masks))
+        assert abs(noise * norm2(theta) - norm2(rest)) <= 1e-9 * norm2(theta)
+        assert 0 <= noise <= 1 + 1e-12
 
 
 @given(st.lists(st.floats(-10, 10, width=16), min_size=1, max_size=60), keeps)

@@ -333,7 +333,7 @@ def test_policies_that_are_not_bound_say_so(name: str, keep: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["FIARSE", "FjORD"])
-def test_drills_of_policies_that_are_not_bound_say_so(name: str) -> None:
+def test_training_options_of_policies_that_are_not_bound_say_so(name: str) -> None:
     with pytest.raises(fc.InputError, match=f"{name} is not bound"):
         POLICIES[name]().training_options(
             {"w": torch.zeros(2)}, [fc.Client(0, 0, fc.Budget(0.5))], [{}], fc.Round(1, 0), {}

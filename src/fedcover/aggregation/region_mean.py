@@ -18,6 +18,8 @@ from fedcover.errors import InputError
 from fedcover.params import Mask, Params, all_finite
 
 WEIGHTINGS = ("uniform", "examples", "labels")
+NOT_FINITE = "its trained values are not all finite"
+"""The reason for which an update that is not finite is rejected, whatever the engine."""
 
 
 def check_weighting(weighting: str) -> None:

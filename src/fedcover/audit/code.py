@@ -29,15 +29,23 @@ class PatternCost:
     """The cost of one item of a code, and the slots that have it."""
 
     name: str
+    """The item, as text."""
     slots: list[int]
+    """Positions in the cohort, from 0."""
     keep: float
+    """Fraction of the items that it keeps."""
     parameters: int
+    """Number of entries that it keeps."""
     macs: float
+    """Multiply-adds of one example's forward pass."""
     bytes_down: int
+    """Bytes that a client downloads: kept values and the cheapest encoding of its mask."""
     bytes_up: int
+    """Bytes that a client uploads: kept values."""
     flops_of_step: float
     """FLOPs of one training step on a batch of 10."""
     pruning_noise: float
+    """delta^2 of its mask."""
 
 
 @dataclass(frozen=True)
@@ -56,29 +64,45 @@ class Audit:
     """The audit of a code; costs are means over the cohort, and noise is that of a newly initialised model."""
 
     code: str
+    """The code, as written."""
     policy: str
+    """Name of the policy."""
     settings: dict[str, Any]
     """All settings of the policy, defaults included."""
     model: str
+    """Name of the model."""
     clients: int
+    """Number of clients: the items of the code."""
     gamma_min: int
+    """Least number of clients that hold any one entry."""
     condition_holds: bool
     """Whether at least one client holds each parameter: Gamma_min >= 1."""
     coverage: list[int]
     """The least coverage of the items in each band of the ranking, S1 (the largest) first."""
     uncovered: float
+    """Share of the model's entries that no client holds."""
     parameters: float
+    """Number of entries that a client holds."""
     parameters_ratio: float
+    """The same as a share of the full model."""
     macs: float
+    """Multiply-adds of one example's forward pass."""
     macs_ratio: float
+    """The same as a share of the full model's."""
     bytes: float
     """Bytes that a client downloads: kept values and the cheapest encoding of its mask."""
     bytes_up: float
+    """Bytes that a client uploads: kept values."""
     bytes_ratio: float
+    """Bytes both ways, as a share of the full model's."""
     expected_pruning_noise: float
+    """Mean over the cohort of delta^2."""
     expected_pruning_noise_max: float
+    """The largest delta^2 of the cohort."""
     patterns: list[PatternCost]
+    """The cost of each distinct item of the code."""
     regions: list[RegionFact]
+    """The regions into which the masks divide the model, those with the most holders first."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return this audit as plain data, for JSON."""

@@ -16,7 +16,7 @@ from fedcover.errors import InputError, check_whole
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise
 from fedcover.masks.design import Frontier, Point, Segment, SegmentShare, deal, frontier, profile, uniform_weights
 from fedcover.masks.design.frontier import Energy, RankedList, noise_of
-from fedcover.params import Mask, Params, params_of
+from fedcover.params import Mask, Params, norm2, params_of
 from fedcover.policies.optimal import Optimal, Stock, lists_of
 from fedcover.policies.ranked import rank
 from fedcover.seeding import Round
@@ -188,13 +188,11 @@ def _measured(point: Point, theta: Params, masks: Sequence[Mask]) -> Point:
 
 def _bounded(points: Frontier, constants: Constants, steps: Steps, theta: Params, clients: int) -> Frontier:
     """Return the frontier with the bound of Theorem 1 at each point, without its start term, which is constant."""
-    norm2 = sum(float(tensor.double().square().sum()) for tensor in theta.values())
+    size = norm2(theta)
 
     def bounded(point: Point) -> Point:
         gamma = point.gamma if point.weights_gamma is None else point.weights_gamma
-        total = theorem1(
-            replace(constants, gap=0.0), steps, 1, clients, gamma, clients * point.mean_noise * norm2
-        ).total
+        total = theorem1(replace(constants, gap=0.0), steps, 1, clients, gamma, clients * point.mean_noise * size).total
         return replace(point, bound=total if math.isfinite(total) else None)
 
     return Frontier(tuple(bounded(point) for point in points.points))

@@ -175,8 +175,8 @@ def _show(calibration: Calibration) -> None:
         ]
     )
     out.print(
-        f"fit: {line.base:.3g} + {line.slope:.3g} keep; largest residual {line.residual:.2g} s, spread of repeats"
-        f" {calibration.spread:.2g} s"
+        f"fit: {line.base:.3g} + {line.slope:.3g} keep; residual {line.residual:.2g} s (root mean square), spread of"
+        f" repeats {calibration.spread:.2g} s"
     )
     if calibration.down is not None and calibration.up is not None:
         out.print(_link_line(calibration.down, calibration.up))

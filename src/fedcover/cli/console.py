@@ -1,4 +1,7 @@
-"""The console of the command line: errors, tables and progress. Nothing else in the package prints."""
+"""The console of the command line: errors, tables and progress.
+
+Only `fedcover/__main__.py` and the log of a Flower server app print elsewhere.
+"""
 
 import functools
 import re
@@ -50,7 +53,8 @@ def friendly(command: F) -> F:
             raise typer.Exit(BAD_INPUT if isinstance(error, InputError) else FAILED) from None
         except KeyboardInterrupt:
             err.print(
-                "interrupted; run folders keep finished rounds: continue with --resume, or repeat `fedcover paper run`"
+                "interrupted; a run folder keeps its finished rounds: repeat the command with --resume (`fedcover paper"
+                " run` resumes by itself)"
             )
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # the reader of the output has closed it, as with `| head`

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fedcover.cli.console import friendly, out, say, show_table
-from fedcover.cli.options import CalibrationOption, QuietOption
+from fedcover.cli.options import CalibrationOption, JsonOption, QuietOption
 from fedcover.config.schema import read_config
 from fedcover.deploy.address import on_loopback, parse_address
 from fedcover.deploy.processes import keys as key_files
@@ -39,7 +39,6 @@ ServerKeysOption = Annotated[
     Path | None, typer.Option("--keys", metavar="FOLDER/server", help="The server's folder from `deploy keys`.")
 ]
 WaitOption = Annotated[float, typer.Option(min=0, help="Seconds to wait for the server at the start.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("keys")

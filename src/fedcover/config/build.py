@@ -11,7 +11,7 @@ from fedcover import data
 from fedcover.budgets import Budget, Budgets, BudgetSpec
 from fedcover.calibration import BudgetUnit, amounts
 from fedcover.calibration.budget_units import StepsOf
-from fedcover.calibration.device_budgets import budgets_of_fleet, cohort_of_fleet, num_budgets_of_fleet
+from fedcover.calibration.fleet_budgets import budgets_of_fleet, cohort_of_fleet, num_budgets_of_fleet
 from fedcover.config.schema import KEEPS, Config
 from fedcover.data import Device, Examples, Population
 from fedcover.engines.choose import choose_engine

@@ -7,19 +7,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
 from fedcover.config.policy_settings import SECTION, Choice, Typed, choose, options_of
 from fedcover.config.toml_types import parse_value
 from fedcover.data import names
-from fedcover.errors import InputError, check_extra
+from fedcover.errors import InputError
 from fedcover.models import MODELS
 from fedcover.policies.registry import POLICIES
 from fedcover.toml import flatten
 
 KEEPS = "keeps"
 """Key under which a run's config.toml records the resolved keeps of its budgets; not a setting."""
-
-check_extra("cli", "reading settings", "pydantic")
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator  # noqa: E402
 
 
 class _Strict(BaseModel):
@@ -109,7 +108,9 @@ class Config(_Strict):
     )
     trim: float = Field(0.2, ge=0, lt=0.5, description="for trimmed: share of a region's clients cut off at each end")
     engine: Literal["auto", "serial", "processes", "vectorized", "flower-sim", "flower"] = Field(
-        "auto", description="engine that trains the clients; flower-sim: Flower on Ray"
+        "auto",
+        description="engine that trains the clients; flower-sim: Flower on Ray; flower: recorded by"
+        " `fedcover deploy run`, not for other commands",
     )
     workers: int = Field(0, ge=0, description="worker processes; 0: one per core")
     shrink: bool = Field(True, description="make sub-models physically smaller where whole units are pruned")

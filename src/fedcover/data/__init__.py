@@ -7,6 +7,7 @@ from fedcover.data.fetch import get
 from fedcover.data.loading import Description, Split, cache_folder, describe, inputs_like, load, names, shape_of
 from fedcover.data.partition import dirichlet, iid, shards
 from fedcover.data.population import Population, from_parts
+from fedcover.data.single_client import SingleClientPopulation
 
 __all__ = [
     "Description",
@@ -14,6 +15,7 @@ __all__ = [
     "DevicePopulation",
     "Examples",
     "Population",
+    "SingleClientPopulation",
     "Source",
     "Split",
     "as_examples",

@@ -120,7 +120,9 @@ class DevicePopulation(Population):
     def indices(self, client: int) -> Tensor:
         """Raise InputError: only the device has the examples of a client."""
         number = self.number_of(client)
-        raise InputError(f"the examples of client {number} are on its own device; train there, with engine=flower")
+        raise InputError(
+            f"the examples of client {number} are on its own device; train there, with `fedcover deploy run`"
+        )
 
     def size(self, client: int) -> int:
         """Return the number of examples of a client."""

@@ -30,24 +30,20 @@ MAX_SECONDS = 600.0
 
 def serve(
     port: int,
-    once: bool = True,
     host: str = LOOPBACK_HOST,
     silence: float = SILENCE,
     ready: Callable[[int], None] | None = None,
-    refused: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve one peer that measures the link or, with ``once=False``, one after another without end.
+    """Serve one peer that measures the link, and return.
 
     Args:
         port: The port to listen on; 0 chooses a free one.
-        once: Return after one peer.
         host: The address to listen on; by default only this machine can connect.
         silence: Seconds without a byte after which the peer is disconnected.
         ready: Called with the port once the server listens.
-        refused: Called with the reason when a peer violates the protocol. Only used with ``once=False``.
 
     Raises:
-        InputError: If the port cannot be used or, with ``once``, if the peer violates the protocol.
+        InputError: If the port cannot be used, or if the peer violates the protocol.
     """
     _check_port(port, 0)
     check_number("silence", silence, 0, MAX_SECONDS, f"a positive number of seconds, below {MAX_SECONDS:g}")
@@ -58,18 +54,9 @@ def serve(
     with listener:
         if ready is not None:
             ready(listener.getsockname()[1])
-        while True:
-            peer, address = listener.accept()
-            try:
-                with peer:
-                    _serve_peer(_Connection(peer, f"the peer {address[0]}", silence))
-            except InputError as error:
-                if once:
-                    raise
-                if refused is not None:
-                    refused(str(error))
-            if once:
-                return
+        peer, address = listener.accept()
+        with peer:
+            _serve_peer(_Connection(peer, f"the peer {address[0]}", silence))
 
 
 def measure(host: str, port: int, megabytes: int = 8, silence: float = SILENCE) -> tuple[float, float]:
@@ -95,7 +82,8 @@ def measure(host: str, port: int, megabytes: int = 8, silence: float = SILENCE) 
         peer = socket.create_connection((host, port), timeout=silence)
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"no server responds at {host}:{port} ({_reason(error)}); run `fedcover calibrate serve {port}` there first"
+            f"no server responds at {host}:{port} ({_reason(error)}); run `fedcover calibrate serve 0.0.0.0:{port}`"
+            f" there first"
         ) from error
     with peer:
         connection = _Connection(peer, f"the server at {host}:{port}", silence)

@@ -69,6 +69,6 @@ def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[
     name = getattr(policy, "name", None) or str(policy).partition("(")[0]
     return (
         f"{name} prunes no units of {len(left)} of the {len(structure.hidden)} hidden layers: {reasons}; a policy of"
-        f" single weights, such as WP (--set policy.name=WP), prunes these too; docs/explanation/networks.md lists the"
-        f" units that can be followed"
+        f" single weights, such as WP (--set policy.name=WP), prunes these too; the page 'Networks and"
+        f" units' of the documentation lists the units that can be followed"
     )

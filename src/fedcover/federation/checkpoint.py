@@ -19,7 +19,7 @@ from fedcover.federation.history import History
 from fedcover.params import Params
 
 FORMAT = "fedcover-checkpoint-1"
-SIGNED = ("round", "fingerprint", "order")
+DIGESTED = ("round", "fingerprint", "order")
 """Header fields that the digest covers in addition to the tensors."""
 
 
@@ -59,7 +59,7 @@ def save(path: Path, state: State, history: History, fingerprint: str) -> None:
     header = {"format": FORMAT, "round": str(state.round), "fingerprint": fingerprint}
     # safetensors sorts by name, but sums over theta go by its own order.
     header["order"] = json.dumps(list(tensors))
-    header["digest"] = digest_of(tensors, *(header[key] for key in SIGNED))
+    header["digest"] = digest_of(tensors, *(header[key] for key in DIGESTED))
     write_atomically(path, to_bytes(tensors, metadata=header))
 
 
@@ -76,7 +76,7 @@ def load(path: Path) -> tuple[State, History, str]:
         raise InputError(f"checkpoint {path} is truncated or corrupt ({error}); {remedy}") from error
     if header.get("format") != FORMAT:
         raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
-    if header.get("digest") != digest_of(tensors, *(header.get(key, "") for key in SIGNED)):
+    if header.get("digest") != digest_of(tensors, *(header.get(key, "") for key in DIGESTED)):
         raise InputError(f"checkpoint {path} is corrupt: its digest does not match its contents; {remedy}")
     parts: dict[str, Params] = {"theta": {}, "policy": {}, "theory": {}, "history": {}}
     for name in json.loads(header["order"]):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcover.data import Examples
-from fedcover.params import Mask, Params, prune, put_params
+from fedcover.params import Mask, Params, device_of, prune, put_params
 from fedcover.structure.batch_norm import gather_statistics, has_statistics
 
 BATCH = 2000
@@ -46,7 +46,7 @@ def evaluate(
         test: The test set.
         norms_from: Inputs over which batch norms first gather their statistics; None without batch norms.
     """
-    device = next(iter(theta.values())).device
+    device = device_of(theta)
     test, scratch = test_on(test, device), _scratch(model, device)
     put_params(scratch, theta)
     if norms_from is not None:
@@ -102,7 +102,7 @@ def local_accuracy(
     distinct mask. Classes that the test set does not contain are left out of a mix. A client without any class left
     does not count; the result is None if no client counts.
     """
-    test = test_on(test, next(iter(theta.values())).device)
+    test = test_on(test, device_of(theta))
     tested = test.label_counts().cpu() > 0
     by_mask: dict[int, Tensor] = {}
     total, weight = 0.0, 0

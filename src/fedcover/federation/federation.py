@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcover._threads import one_thread
 from fedcover.aggregation.label_weights import assign_patterns, chance, label_skew, population_mix, region_weights
-from fedcover.aggregation.region_mean import ClientUpdate, check_weighting, step_towards
+from fedcover.aggregation.region_mean import NOT_FINITE, ClientUpdate, check_weighting, step_towards
 from fedcover.aggregation.robust import check_average, region_total
 from fedcover.budgets import Budget, Budgets
 from fedcover.clients import Client, cohort_of, places, sample_ids
@@ -227,7 +227,7 @@ class Federation:
                     sizes.add(update.examples)
             losses += [update.train_loss for update in accepted]
             rejected += [
-                {"client": self.clients.number_of(update.client), "reason": "its trained values are not all finite"}
+                {"client": self.clients.number_of(update.client), "reason": NOT_FINITE}
                 for update, fine in zip(group, finite, strict=True)
                 if not fine
             ]
@@ -320,8 +320,8 @@ class Federation:
         if self._labels is None or not self.assign:
             return cohort
         mixes = torch.stack([self.clients.label_mix(client.id) for client in cohort])
-        places = assign_patterns([client.budget for client in cohort], mixes, self._labels)
-        return [replace(client, budget=cohort[place].budget) for client, place in zip(cohort, places, strict=True)]
+        order = assign_patterns([client.budget for client in cohort], mixes, self._labels)
+        return [replace(client, budget=cohort[place].budget) for client, place in zip(cohort, order, strict=True)]
 
     def _weighted(self, theta: Params, updates: Sequence[ClientUpdate]) -> tuple[list[ClientUpdate], dict[str, float]]:
         """Return the updates with weights by labels, as if only these clients were in the round.

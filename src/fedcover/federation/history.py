@@ -25,10 +25,11 @@ class LayerCoverage:
 class RoundRecord:
     """Everything measured in one round; comparisons ignore ``seconds``.
 
-    Lists run over ``cohort``, in its order.
+    Lists of numbers run over ``cohort``, in its order.
     """
 
     round: int
+    """Number of the round, from 1."""
     cohort: list[int]
     """The numbers of the clients: those of their devices, or their ids."""
     gamma_min: int
@@ -38,24 +39,34 @@ class RoundRecord:
     pruning_noise: float
     """Mean over the cohort of delta^2 = ||theta - theta o m||^2 / ||theta||^2."""
     pruning_noise_max: float
+    """The largest delta^2 of the cohort."""
     pruning_noises: list[float]
+    """delta^2 of each client."""
     kept: list[float]
     """Share of the model's entries that each client held."""
     coverage: dict[str, LayerCoverage]
+    """Coverage of each parameter tensor, by name."""
     train_loss: float | None
     """Mean over clients of the loss over their last local epoch."""
     loss: float | None
+    """Test loss of the global model; None if the round was not evaluated."""
     accuracy: float | None
+    """Test accuracy of the global model; None if the round was not evaluated."""
     local_accuracy: float | None
+    """Mean accuracy of the clients' sub-models on test data with their own label mix; None if not measured."""
     bytes_down: int
+    """Bytes that all clients downloaded."""
     bytes_up: int
+    """Bytes that all clients uploaded."""
     bytes_full: int
     """Bytes, both ways, had every client held the whole model."""
     macs: float
     """Multiply-adds of one example's forward pass, mean over the cohort."""
     macs_full: float
+    """Multiply-adds of the full model."""
     rejected: list[dict[str, Any]]
-    """Clients whose update was rejected, each as {"client": number, "reason": text}."""
+    """Clients of the cohort whose update was not used, because none arrived or it was rejected; each as
+    {"client": number, "reason": text}."""
     seconds: dict[str, float] = field(compare=False)
     """Seconds by stage: plan, train, aggregate, evaluate."""
     norm2: float
@@ -79,7 +90,10 @@ class RoundRecord:
         raw = json.loads(line)
         names = {f.name for f in fields(cls)}
         if wrong := sorted((set(raw) ^ names) - {"wire"}):  # the oldest records have no "wire"
-            raise InputError(f"a history record has missing or unknown fields {wrong}; another version wrote it")
+            raise InputError(
+                f"a history record has missing or unknown fields {wrong}; another version wrote it; read it with the"
+                f" fedcover of its versions.json"
+            )
         raw["coverage"] = {name: LayerCoverage(**values) for name, values in raw["coverage"].items()}
         return cls(**raw)
 

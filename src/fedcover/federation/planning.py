@@ -30,7 +30,7 @@ def plan_round(
     masks, policy_state = policy.plan(theta, cohort, this_round, on_device(state.policy, where))
     _check_masks(policy, masks, theta, cohort, this_round)
     training_options = policy.training_options(theta, cohort, masks, this_round, policy_state)
-    _check_drills(policy, training_options, theta, masks, cohort, this_round)
+    _check_training_options(policy, training_options, theta, masks, cohort, this_round)
     at_work = [i for i, options in enumerate(training_options) if options is None or not options.rest]
     masks, training_options = [masks[i] for i in at_work], [training_options[i] for i in at_work]
     if where != device:
@@ -66,7 +66,7 @@ def _check_masks(
             seen.add(id(mask))
 
 
-def _check_drills(
+def _check_training_options(
     policy: Policy,
     training_options: Sequence[TrainingOptions | None],
     theta: Params,

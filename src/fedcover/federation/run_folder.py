@@ -72,7 +72,10 @@ def load_model(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     theta = prune(state.theta, shown_in(state.policy))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     if shapes != {name: tuple(tensor.shape) for name, tensor in theta.items()}:
-        raise InputError(f"{newest} belongs to another model than {type(model).__name__}: names or shapes differ")
+        raise InputError(
+            f"{newest} belongs to another model than {type(model).__name__}: names or shapes differ; pass the model"
+            f" that the run trained"
+        )
     put_params(model, theta)
     return model
 
@@ -149,7 +152,8 @@ class RunFolder:
         done = int(newest.stem.removeprefix("round-")) if newest else 0
         if not resume:
             raise InputError(
-                f"{self.path} already holds a run of {done} rounds; continue it with --resume, or name another folder"
+                f"{self.path} already holds a run of {done} rounds; continue it with resume=True (--resume on the"
+                f" command line), or name another folder"
             )
         changed = differences(read_settings(self.path), tomllib.loads(to_toml(settings)))
         stored = checkpoint.load(newest) if newest else None

@@ -109,7 +109,7 @@ class Run:
         if stored:
             self.state, self.history = stored
 
-    def keep(self, record: RoundRecord, schedule: Schedule) -> None:
+    def store(self, record: RoundRecord, schedule: Schedule) -> None:
         """Store a record; warn about the first uncovered round, and the first step size beyond the theorem's limit."""
         self.history.append(record)
         if self._folder:
@@ -242,7 +242,7 @@ class _GroupRound:
         for run, planned in zip(self._runs, self._rounds, strict=True):
             updates, test = islice(self._updates, len(planned.jobs)), run.test if evaluates else None
             run.state, record = run.federation.end_round(planned, updates, test, local, self._together)
-            run.keep(record, schedule)
+            run.store(record, schedule)
 
 
 def _move_tests(runs: Sequence[Run], device: torch.device) -> None:

@@ -90,11 +90,6 @@ def regions_of(sets: HolderSets) -> list[Region]:
     return [Region(holders, size, tensors) for holders, size, tensors in columns]
 
 
-def pruning_error(theta: Params, mask: Mask) -> float:
-    """Return e = ||theta - theta o m||^2, the squared norm of what the mask removes."""
-    return float(sum(numbers(_errors(theta, mask))))
-
-
 def _errors(theta: Params, mask: Mask) -> list[Tensor]:
     return [torch.where(kept, 0.0, theta[name].double()).square().sum() for name, kept in mask.items()]
 

@@ -11,6 +11,9 @@ dropped the flat indices of dropped entries, in the same form
 ======= =========================================================================================
 
 A client downloads its kept values and these bytes. It uploads only kept values, since the server has the mask.
+
+The lengths are also computed by ``packed_sizes``, and bounded by ``_longest_encoding`` in calibration/cost_model.py and
+``max_mask_bytes`` in deploy/wire/tensors.py; change them together, and raise ``VERSION`` in deploy/wire/frame.py.
 """
 
 import math
@@ -96,7 +99,9 @@ def unpack(data: bytes, shape: tuple[int, ...]) -> Tensor:
     """
     size = math.prod(shape)
     if not data or data[0] > DROPPED:
-        raise InputError(f"a packed mask starts with {data[:1]!r}, which is not a known encoding; it is corrupt")
+        raise InputError(
+            f"a packed mask starts with {data[:1]!r}, which is not a known encoding; it is corrupt; send it again"
+        )
     tag, body = data[0], data[1:]
     if tag == FULL:
         _expect(len(body) == 0)
@@ -120,7 +125,9 @@ def unpack(data: bytes, shape: tuple[int, ...]) -> Tensor:
 
 def _expect(fits: bool) -> None:
     if not fits:
-        raise InputError("a packed mask does not fit its tensor's shape; it is corrupt or belongs to another model")
+        raise InputError(
+            "a packed mask does not fit its tensor's shape; it is corrupt or belongs to another model; send it again"
+        )
 
 
 def _pack_bits(flat: np.ndarray) -> bytes:

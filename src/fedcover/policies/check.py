@@ -182,7 +182,7 @@ def _regrown(theta: Params, mask: Mask, share: float, rng: torch.Generator) -> M
 
 def _breaker(policy: Policy, index: int) -> Callable[[str, str], InputError]:
     def broken(law: str, what: str) -> InputError:
-        return InputError(f"policy {policy} breaks the law '{law}' in round {index}: {what}. {LAWS[law].capitalize()}")
+        return InputError(f"policy {policy} breaks the law '{law}' in round {index}: {what}; {LAWS[law]}")
 
     return broken
 

@@ -143,7 +143,7 @@ def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], 
     bias = structure.output.removesuffix("weight") + "bias"
     more = ((bias, 0),) if structure.shapes.get(bias) == (outputs,) else ()
     rows = ((structure.output, first), *more)
-    before, after = _moved_on(structure, rows)
+    before, after = _scores_before_and_after_roll(structure, rows)
     if not isinstance(before, Tensor):
         return (), 0
     close = math.sqrt(torch.finfo(before.dtype).eps)
@@ -158,7 +158,7 @@ def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], 
     return (), before.shape[1] if before.ndim > 1 else 0
 
 
-def _moved_on(structure: ModelStructure, rows: Sequence[tuple[str, int]]) -> tuple[Any, Any]:
+def _scores_before_and_after_roll(structure: ModelStructure, rows: Sequence[tuple[str, int]]) -> tuple[Any, Any]:
     """Return the scores of a randomised copy, before and after its output rows are rolled by one."""
     with torch.no_grad(), ambient(0, "class rows"):
         model, example = copy.deepcopy(structure.model).eval(), structure.example

@@ -21,7 +21,7 @@ from fedcover.errors import DesignWarning, InputError, check_number, check_whole
 from fedcover.masks.design import Frontier, Point, deal, frontier, most_coverage, profile, spread
 from fedcover.masks.design.frontier import RankedList
 from fedcover.masks.design.ranking import Ranking
-from fedcover.params import FULL, Mask, Params
+from fedcover.params import FULL, Mask, Params, norm2
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.policies.ranked import Block, Units, Weights, check_layers
 from fedcover.policies.registry import register
@@ -160,7 +160,7 @@ def designed(ranking: Ranking, budgets: Sequence[int], gamma: int, turn: float =
 
 def lists_of(theta: Params, stocks: Sequence[Stock]) -> list[RankedList]:
     """Return a model's layers as lists with budgets in items; noise is relative to all of theta."""
-    total = sum(float(tensor.double().square().sum()) for tensor in theta.values()) or 1.0
+    total = norm2(theta) or 1.0
     return [
         RankedList(len(one.ranking), tuple(one.counts), lambda count, one=one: one.ranking.energy(count) / total)  # type: ignore[misc]
         for one in stocks

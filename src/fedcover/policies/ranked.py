@@ -14,7 +14,7 @@ from torch import Tensor
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError
-from fedcover.params import FULL, Mask, Params
+from fedcover.params import FULL, Mask, Params, device_of
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure, hidden_weights
@@ -108,7 +108,7 @@ class Units(Block):
     def scores(self, theta: Params) -> Tensor:
         """Return one score per unit."""
         if self.in_order:
-            return -torch.arange(self.group.size, device=next(iter(theta.values())).device)
+            return -torch.arange(self.group.size, device=device_of(theta))
         return self.group.incoming_norm(theta)
 
     def energy(self, theta: Params) -> Tensor:
@@ -208,12 +208,12 @@ class Frozen(Policy):
 
     @property
     def codebook(self) -> Codebook:  # type: ignore[override]
-        """Those of the inner policy."""
+        """The codebook of the inner policy."""
         return self.inner.codebook
 
     @property
     def units(self) -> bool:  # type: ignore[override]
-        """Those of the inner policy."""
+        """Whether the inner policy prunes whole units."""
         return self.inner.units
 
     def item_ranks(self, theta: Params) -> Ranks:

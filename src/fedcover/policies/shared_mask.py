@@ -1,6 +1,7 @@
-"""One mask for all clients, kept from round to round: the common parts of FedDST, PruneFL and FIARSE.
+"""Masks of the largest weights over all layers (FedDST, PruneFL and FIARSE), and the state of one mask for all clients.
 
-The least able client must be able to hold the mask, so its density is the least keep of any cohort so far.
+FedDST and PruneFL have one mask, which the least able client must be able to hold: its density is the least keep of any
+cohort so far.
 """
 
 import math

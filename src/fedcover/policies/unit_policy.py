@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcover.budgets import Budget, share
 from fedcover.clients import Client
 from fedcover.errors import InputError
-from fedcover.params import FULL, Mask, Params
+from fedcover.params import FULL, Mask, Params, device_of
 from fedcover.policies.base import Policy, State, check_bound
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
@@ -33,7 +33,9 @@ class UnitPolicy(Policy):
     units = True
     reads_theta = False
     holds_whole_units = False
-    """Whether masks follow from ``hold`` only; False for a class with its own ``plan``, ``mask_of`` or ``bind``."""
+    """Whether the units of ``hold`` decide the mask, except that output rows may depend on a client's classes.
+
+    A subclass that changes masks in another way declares False."""
     groups: tuple[UnitGroup, ...] = field(default=(), repr=False, kw_only=True)
 
     def bind(self, structure: ModelStructure) -> Self:
@@ -66,7 +68,7 @@ class UnitPolicy(Policy):
     def mask_of(self, theta: Params, client: Client, units: HeldUnits) -> Mask:
         """Return the mask of one client's units."""
         mask: dict[str, Tensor] = {}
-        device = next(iter(theta.values())).device
+        device = device_of(theta)
         for group, kept in zip(self.groups, units, strict=True):
             if kept is not None:
                 group.restrict(mask, theta, kept.to(device))

@@ -173,5 +173,5 @@ class WeightComplete(UnitPolicy):
 
 @register("weight_complete")
 def weight_complete() -> WeightComplete:
-    """Weight-complete sub-models: blocks of units chosen so that every weight is held within a cycle of 1/r^2."""
+    """Weight-complete sub-models: blocks of units chosen so that a cycle of about 1/r^2 of them holds every weight."""
     return WeightComplete()

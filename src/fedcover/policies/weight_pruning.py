@@ -1,4 +1,4 @@
-"""WP: weights pruning by magnitude, one of the paper's policies."""
+"""WP: weight pruning by magnitude, one of the paper's policies."""
 
 from fedcover.budgets import Codebook
 from fedcover.policies.ranked import Block, Kernels, Ranked, Weights, codebook_of

@@ -112,7 +112,10 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
             scratch(example.cpu())
         except Exception as error:
             shape = tuple(example.shape)
-            raise InputError(f"the model cannot run on its data: a batch of shape {shape} gave '{error}'") from error
+            raise InputError(
+                f"the model cannot run on its data: a batch of shape {shape} gave '{error}'; check the shape that the"
+                f" model expects"
+            ) from error
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if not shapes:
         raise InputError(f"the model {type(model).__name__} has no parameters; there is nothing to train")

@@ -11,7 +11,7 @@ from fedcover.theory.bounds import (
     theorem2,
 )
 from fedcover.theory.certificates import Certificate, certificate, not_applicable
-from fedcover.theory.estimates import Estimate, Spread
+from fedcover.theory.estimates import Estimate, PseudoGradientSums
 from fedcover.theory.facts import Ages, Facts, check_coverage, measure
 from fedcover.theory.run_certificate import RunCertifier
 from fedcover.theory.sentences import step_sentence, uncovered_sentence
@@ -23,8 +23,8 @@ __all__ = [
     "Constants",
     "Estimate",
     "Facts",
+    "PseudoGradientSums",
     "RunCertifier",
-    "Spread",
     "Steps",
     "certificate",
     "check_coverage",

@@ -26,7 +26,7 @@ MOST_TURN = 8.0
 """Limit on the movement caused by mask changes, relative to that of theta; L is then at worst three times too small."""
 
 
-class Spread:
+class PseudoGradientSums:
     """Running sums over a round's pseudo-gradients; memory does not grow with the cohort.
 
     Args:
@@ -179,7 +179,7 @@ class Estimate:
         estimate.last, estimate.moved = last, moved
         return estimate
 
-    def round(
+    def add_round(
         self, theta: Params, updates: Iterable[ClientUpdate], steps: Steps | Sequence[Steps], new_theta: Params
     ) -> None:
         """Add one round.
@@ -192,14 +192,14 @@ class Estimate:
         """
         updates = list(updates)
         steps_of_each = [steps] * len(updates) if isinstance(steps, Steps) else steps
-        spread = Spread(theta)
+        sums = PseudoGradientSums(theta)
         for update, client_steps in zip(updates, steps_of_each, strict=True):
-            spread.add(update, client_steps)
-        self.add(theta, spread, new_theta)
+            sums.add(update, client_steps)
+        self.add(theta, sums, new_theta)
 
-    def add(self, theta: Params, spread: Spread, new_theta: Params) -> None:
-        """Add a round whose updates were streamed into a ``Spread``."""
-        summary = spread.summary()
+    def add(self, theta: Params, sums: PseudoGradientSums, new_theta: Params) -> None:
+        """Add a round whose updates were streamed into a ``PseudoGradientSums``."""
+        summary = sums.summary()
         averaging = min(1.0, self._passes * summary.averaging)
         if summary.shared:
             self.shared += 1

@@ -14,7 +14,7 @@ from fedcover.errors import InputError
 from fedcover.params import Params
 from fedcover.theory.bounds import Constants, Steps
 from fedcover.theory.certificates import certificate, not_applicable
-from fedcover.theory.estimates import Estimate, Spread, Summary
+from fedcover.theory.estimates import Estimate, PseudoGradientSums, Summary
 from fedcover.theory.facts import Ages, Facts
 from fedcover.theory.sentences import Remedy, default_remedy
 
@@ -90,12 +90,12 @@ class RunCertifier:
     def __init__(self, theta: Params, state: Mapping[str, Tensor], passes: int, iid: bool) -> None:
         self._theta, self._iid = theta, iid
         self._estimate, self._ages, self._totals = _restored(state, passes)
-        self._spread = Spread(theta)
+        self._sums = PseudoGradientSums(theta)
         self._steps: list[Steps] = []
 
     def add(self, update: ClientUpdate, steps: Steps, place: str = "") -> None:
         """Add one client's update; clients with the same place in two rounds are compared."""
-        self._spread.add(update, steps, place)
+        self._sums.add(update, steps, place)
         self._steps.append(steps)
 
     def close(
@@ -117,7 +117,7 @@ class RunCertifier:
             reasons: The names in ``REASONS`` of the reasons why the theorem does not cover this round.
             remedy: Returns what to do about a round with uncovered entries.
         """
-        self._estimate.add(self._theta, self._spread, new_theta)
+        self._estimate.add(self._theta, self._sums, new_theta)
         self._ages.add(counts)
         totals = self._totals
         totals.add(facts, self._steps, tuple(reasons))

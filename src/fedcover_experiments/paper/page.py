@@ -7,6 +7,7 @@ from fedcover._files import write_atomically
 from fedcover.report.figures import write_drawings
 from fedcover.report.page import frame
 from fedcover.report.sections import figure, prose, table, text
+from fedcover_experiments.markdown import markdown_table
 from fedcover_experiments.paper.document import (
     TITLE,
     ClaimVerdict,
@@ -81,22 +82,19 @@ def _markdown(element: Element) -> str:
             )
             return f"{claim}\n\n{_markdown(element.comparisons)}" if element.comparisons else claim
         case Rows():
-            return f"{element.label}:\n\n{_grid(element.rows, element.marks)}"
+            return f"{element.label}:\n\n{markdown_table(_cells(element.rows, element.marks))}"
         case FigureGrid():
             return "\n\n".join(
                 f"### {d.title}\n\n![{d.alt}]({FIGURES}/{d.name}.svg)\n\n{d.caption}" for d in element.drawings
             )
 
 
-def _grid(rows: Sequence[Mapping[str, str]], marks: Mapping[tuple[int, str], str]) -> str:
-    """Return a table in Markdown; marked cells are bold."""
-    heads = list(rows[0])
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for number, row in enumerate(rows):
-        cells = [_escaped(cell) for cell in row.values()]
-        cells = [f"**{cell}**" if (number, head) in marks else cell for head, cell in zip(heads, cells, strict=True)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def _cells(rows: Sequence[Mapping[str, str]], marks: Mapping[tuple[int, str], str]) -> list[dict[str, str]]:
+    """Return the rows with cells in Markdown; marked cells are bold."""
+    return [
+        {head: f"**{_escaped(cell)}**" if (number, head) in marks else _escaped(cell) for head, cell in row.items()}
+        for number, row in enumerate(rows)
+    ]
 
 
 def _escaped(cell: str) -> str:

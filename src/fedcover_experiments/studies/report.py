@@ -1,6 +1,6 @@
 """The report on a study: every policy compared with the study's base, paired by seed, as tables and as Markdown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -8,6 +8,7 @@ from statistics import fmean
 from fedcover._files import write_atomically
 from fedcover.errors import InputError
 from fedcover.report.format import mean_and_deviation, signed
+from fedcover_experiments.markdown import markdown_table
 from fedcover_experiments.measures import late_accuracy
 from fedcover_experiments.results import Results, load_all
 from fedcover_experiments.runner import Experiment
@@ -162,19 +163,13 @@ def as_markdown(name: str, results: Results) -> str:
     caption = "Accuracies" if study.separate else f"Gains over {study.base}"
     parts = [f"# {study.question}", f"![{caption}]({name}.svg)", HOW]
     for heading, table in study_tables(study, results).items():
-        parts += [f"## {heading}", _grid(table)]
+        parts += [f"## {heading}", markdown_table(table)]
     commands = [f"`{entry['command']}` in {entry['seconds']} s on {entry['device']}" for entry in results.provenance]
     if len(commands) == 1:
         parts.append(f"Produced by {commands[0]}.")
     else:
         parts += ["Produced by", "\n".join(f"- {command}" for command in commands)]
     return "\n\n".join(parts) + "\n"
-
-
-def _grid(table: Sequence[Mapping[str, str]]) -> str:
-    heads = list(table[0])
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in table)])
 
 
 def write_study_report(name: str, results: Results, folder: Path) -> list[Path]:

@@ -2,12 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from fedcover.deploy.processes.child import ChildProcess
 from fedcover.deploy.processes.keys import make_keys
+from fedcover.deploy.processes.superlink_cli import Control
 
 SKIP = pytest.mark.skipif(not os.environ.get("FEDCOVER_SLOW"), reason="takes minutes: make test-slow")
 
@@ -15,6 +17,22 @@ SKIP = pytest.mark.skipif(not os.environ.get("FEDCOVER_SLOW"), reason="takes min
 def slow(test: Callable[..., None]) -> Callable[..., None]:
     """Mark a test that only `make test-slow` runs."""
     return pytest.mark.slow(SKIP(test))
+
+
+def close_all(programs: Sequence[ChildProcess]) -> None:
+    """End several programs at the same time."""
+    for program in programs:
+        program.terminate()
+    for program in programs:
+        program.close()
+
+
+def wait_for_nodes(control: Control, count: int, seconds: float) -> None:
+    """Wait until so many nodes are online; fail if they are not after so many seconds."""
+    until = time.monotonic() + seconds
+    while (online := sum(node.online for node in control.nodes())) < count:
+        assert time.monotonic() < until, f"{online} of {count} nodes are online after {seconds:.0f} s"
+        time.sleep(0.3)
 
 
 TINY = """

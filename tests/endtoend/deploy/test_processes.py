@@ -17,13 +17,12 @@ import pytest
 
 from fedcover.cli import deploy
 from fedcover.deploy.address import check_port_free, free_ports
-from fedcover.deploy.processes.child import close_all
 from fedcover.deploy.processes.keys import NodeKeys, make_keys, node_keys, server_keys
 from fedcover.deploy.processes.launch import SuperLink, SuperNode
 from fedcover.deploy.processes.node_config import node_config
 from fedcover.deploy.processes.probe import check_server
 from fedcover.errors import FedcoverError, InputError
-from tests.endtoend.deploy.conftest import SKIP, Marked, slow
+from tests.endtoend.deploy.conftest import SKIP, Marked, close_all, slow, wait_for_nodes
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -64,7 +63,7 @@ def test_a_federation_from_its_start_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     link = federation.link
-    link.control.wait_for_nodes(2, 30)
+    wait_for_nodes(link.control, 2, 30)
     monkeypatch.setattr(deploy, "submit", partial(deploy.submit, apps=tiny))
     out, config = tmp_path / "out.txt", tmp_path / "config.toml"
     config.write_text("rounds = 7\n")

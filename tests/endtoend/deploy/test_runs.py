@@ -18,7 +18,6 @@ from fedcover.config.build import build_federation, population
 from fedcover.config.schema import Config, parse_config
 from fedcover.data import Device
 from fedcover.deploy.flower.registry_file import clients_by_node
-from fedcover.deploy.processes.child import close_all
 from fedcover.deploy.processes.keys import make_keys, node_keys, server_keys
 from fedcover.deploy.processes.launch import SuperLink, SuperNode
 from fedcover.deploy.processes.node_config import node_config
@@ -27,7 +26,7 @@ from fedcover.errors import FedcoverError
 from fedcover.federation import checkpoint
 from fedcover.federation.history import History
 from fedcover.params import Params
-from tests.endtoend.deploy.conftest import Marked, slow
+from tests.endtoend.deploy.conftest import Marked, close_all, slow, wait_for_nodes
 from tests.laws.strategies import same
 
 CAPACITIES = (1.0, 0.75, 0.5, 0.25)
@@ -125,7 +124,7 @@ def outcome(folder: Path) -> tuple[History, Params]:
 
 @pytest.mark.skipif("FEDCOVER_DATA" not in os.environ, reason="needs MNIST: set FEDCOVER_DATA")
 def test_four_unequal_nodes_train_what_the_serial_engine_trains(deployment: Deployment) -> None:
-    deployment.link.control.wait_for_nodes(4, 60)
+    wait_for_nodes(deployment.link.control, 4, 60)
     settings, out = SETTINGS.format(rounds=3, data="mnist", deadline=240), deployment.folder / "plain"
     state = submit(deployment.link.control, settings, out, quiet=True)
     assert state.completed, state.details
@@ -149,7 +148,7 @@ def test_four_unequal_nodes_train_what_the_serial_engine_trains(deployment: Depl
 @slow
 def test_whatever_clients_and_servers_do_the_run_continues_or_resumes(deployment: Deployment, marked: Marked) -> None:
     """NaN, shapes, sizes, an old round, silence, a killed node, a client on two nodes, a killed server."""
-    deployment.link.control.wait_for_nodes(4, 60)
+    wait_for_nodes(deployment.link.control, 4, 60)
     deployment.plan(
         {
             "client 1 round 1": "NaN",
@@ -181,7 +180,7 @@ def test_whatever_clients_and_servers_do_the_run_continues_or_resumes(deployment
     assert len(History.load(out / "history.jsonl")) == 2
     deployment.plan({})
     deployment.restart()
-    deployment.link.control.wait_for_nodes(2, 90)
+    wait_for_nodes(deployment.link.control, 2, 90)
     state = submit(
         deployment.link.control, settings, out, resume=True, quiet=True, apps="tests.endtoend.deploy.faulty_app"
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedcover.data import Examples, Population, from_parts, iid, load, shards
+from fedcover.data import Examples, Population, SingleClientPopulation, from_parts, iid, load, shards
 from fedcover.errors import InputError
 
 
@@ -76,6 +76,17 @@ def test_a_client_that_does_not_exist_is_refused(client: int) -> None:
     for read in (clients.indices, clients.size, clients.examples_of, clients.label_mix):
         with pytest.raises(InputError, match=f"client must be in 0..1; got {client}"):
             read(client)
+
+
+def test_a_single_client_population_has_only_its_own_examples() -> None:
+    own = SingleClientPopulation(7, (torch.zeros(3, 2), [0, 2, 2]))
+    assert (len(own), own.total, own.size(7)) == (1, 3, 3)
+    assert own.label_mix(7).tolist() == pytest.approx([1 / 3, 0, 2 / 3])
+    assert own.classes_of(7) == (0, 2)
+    assert len(own.examples_of(7)) == 3
+    for ask in (own.size, own.indices, own.label_mix, own.examples_of):
+        with pytest.raises(InputError, match="only the examples of client 7"):
+            ask(0)
 
 
 def test_a_population_can_be_pickled() -> None:

@@ -9,10 +9,10 @@ from hypothesis import given
 
 import fedcover as fc
 from fedcover._threads import one_thread
+from fedcover.data import SingleClientPopulation
 from fedcover.deploy.wire import (
     Limits,
     PendingRequest,
-    SingleClientPopulation,
     TrainRequest,
     decode_reply,
     decode_request,
@@ -154,17 +154,6 @@ def _same_update(a: fc.ClientUpdate, b: fc.ClientUpdate) -> None:
     assert (a.report is None) == (b.report is None)
     if a.report is not None and b.report is not None:
         assert all(torch.equal(a.report[name], b.report[name]) for name in b.report)
-
-
-def test_a_single_client_population_has_only_its_own_examples() -> None:
-    own = SingleClientPopulation(7, (torch.zeros(3, 2), [0, 2, 2]))
-    assert (len(own), own.total, own.size(7)) == (1, 3, 3)
-    assert own.label_mix(7).tolist() == pytest.approx([1 / 3, 0, 2 / 3])
-    assert own.classes_of(7) == (0, 2)
-    assert len(own.examples_of(7)) == 3
-    for ask in (own.size, own.indices, own.label_mix, own.examples_of):
-        with pytest.raises(InputError, match="only the examples of client 7"):
-            ask(0)
 
 
 REQUEST = TrainRequest(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": torch.ones(3)}, {})

@@ -1,29 +1,15 @@
 """The IDX format of MNIST: two zero bytes, a type, the number of axes, their lengths, then the numbers."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcover.data.copies import AGAIN, read_bytes
+from fedcover.data.copies import AGAIN
 from fedcover.errors import InputError
 
 UNSIGNED_BYTE = 8
-
-
-def read_idx(path: str | Path) -> NDArray[np.uint8]:
-    """Return the array in an IDX file of unsigned bytes, plain or gzipped.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "labels-idx1-ubyte"
-    ...     _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
-    ...     read_idx(path).tolist()
-    [7, 2, 1]
-    """
-    return parse_idx(read_bytes(Path(path)), str(path))
 
 
 def parse_idx(raw: bytes, where: str) -> NDArray[np.uint8]:

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcover import data
 from fedcover.calibration import BudgetUnit
-from fedcover.calibration.device_budgets import check_fleet
+from fedcover.calibration.fleet_budgets import check_fleet
 from fedcover.config.build import build_federation, code_items, keeps_in, population, settings_of
 from fedcover.config.schema import Config, parse_config
 from fedcover.data import Device, Examples, Population, as_examples
@@ -117,7 +117,10 @@ def local_client(text: str, folder: str | None, number: int) -> LocalClient:
         return _client_from_npz(parse_config(text), folder)
     task, clients = _task_and_population(text, folder)
     if number >= len(clients):
-        raise InputError(f"client {number} must be below {len(clients)}, the number of clients in data.clients")
+        raise InputError(
+            f"client {number} must be below {len(clients)}, the number of clients in data.clients; start the node with"
+            f" a lower --client, or raise data.clients"
+        )
     return LocalClient(task, clients.examples_of(number))
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcover.data import Examples
+from fedcover.data import Examples, SingleClientPopulation
 from fedcover.deploy.flower.messages import ERROR, body_content, body_of, facts_content, one_line
-from fedcover.deploy.wire import SingleClientPopulation, decode_request, encode_reply, job_from_request
+from fedcover.deploy.wire import decode_request, encode_reply, job_from_request
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
 from fedcover.params import params_of

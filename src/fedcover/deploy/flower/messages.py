@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fedcover.report.loading import printable
+
 BODY, FACTS = "body", "facts"
 ERROR = "error"
 """The fact that holds the reason why a client could not do what was requested."""
@@ -47,5 +49,5 @@ def one_line(text: object, limit: int = 300) -> str:
     >>> one_line("a\\n\\x1b[31mb" + "c" * 400, limit=8)
     'a [31mbc...'
     """
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    line = printable(str(text))
     return line if len(line) <= limit else line[:limit] + "..."

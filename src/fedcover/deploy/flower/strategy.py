@@ -13,6 +13,7 @@ from fedcover.deploy.flower.exchange import RoundExchange, exchange, match_repli
 from fedcover.deploy.flower.messages import Notify, one_line
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.round_rules import RoundRules
+from fedcover.deploy.wire.tensors import num_bytes
 from fedcover.engines.base import Engine
 from fedcover.errors import ClientError, InputError
 from fedcover.federation.federation import Federation
@@ -202,7 +203,7 @@ class FedCover(Strategy):
             self._notify(f"round {index}: {len(current.updates)} of {needed} required replies; it is tried again")
             return None, None
         record = self._average(current, left_out)
-        self.played_run.keep(record, self.schedule)
+        self.played_run.store(record, self.schedule)
         metrics: dict[str, Any] = {
             "gamma_min": record.gamma_min,
             "uncovered": record.uncovered,
@@ -214,8 +215,7 @@ class FedCover(Strategy):
         """Average the updates of a round into the run's state, and return its record."""
         run, index = self.played_run, current.planned.this_round.index
         updates = (current.updates[client] for client in current.cohort if client in current.updates)
-        full = sum(t.numel() * t.element_size() for t in run.state.theta.values())
-        wire = {**current.traffic(), "full": full, "attempts": self._attempts}
+        wire = {**current.traffic(), "full": num_bytes(run.state.theta), "attempts": self._attempts}
         current.planned.clock.lap("train")
         test = run.test if self.schedule.evaluates(index) else None
         with one_thread():

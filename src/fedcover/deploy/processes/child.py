@@ -100,14 +100,6 @@ class ChildProcess:
             raise FedcoverError(f"processes {left} did not end and were killed; see {self.log}")
 
 
-def close_all(programs: Sequence[ChildProcess]) -> None:
-    """End several programs at the same time."""
-    for program in programs:
-        program.terminate()
-    for program in programs:
-        program.close()
-
-
 def format_line(line: str) -> str:
     """Return a log line without its level, unless that is a warning or worse; empty for lines of no use to users.
 

@@ -100,14 +100,6 @@ class Control:
             for row in rows
         ]
 
-    def wait_for_nodes(self, count: int, seconds: float) -> None:
-        """Wait until so many nodes are online; raise FedcoverError if they are not after so many seconds."""
-        until = time.monotonic() + seconds
-        while (online := sum(node.online for node in self.nodes())) < count:
-            if time.monotonic() > until:
-                raise FedcoverError(f"{online} of {count} nodes are online after {seconds:.0f} s; start the others")
-            time.sleep(0.3)
-
     def run(self, app: str | Path, run_config: Mapping[str, str | int | float | bool]) -> int:
         """Start a run of the app in a folder and return its id; the app's ``pyproject.toml`` must name all keys."""
         config = self._folder / "run-config.toml"
@@ -123,7 +115,9 @@ class Control:
         """Return the state of a run."""
         rows = self._call("list", CONNECTION, "--run-id", str(run))["runs"]
         if not rows:
-            raise FedcoverError(f"there is no run {run} at the server {self.address}")
+            raise FedcoverError(
+                f"there is no run {run} at the server {self.address}; `fedcover deploy status` lists the runs"
+            )
         return _run_state(rows[0])
 
     def stop(self, run: int) -> None:

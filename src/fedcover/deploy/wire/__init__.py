@@ -9,13 +9,11 @@ from fedcover.deploy.wire.request import (
     job_from_request,
     request_from_job,
 )
-from fedcover.deploy.wire.single_client import SingleClientPopulation
 
 __all__ = [
     "InvalidReplyError",
     "Limits",
     "PendingRequest",
-    "SingleClientPopulation",
     "TrainRequest",
     "decode_reply",
     "decode_request",

@@ -6,6 +6,7 @@ from fedcover.deploy.wire.frame import short_repr
 from fedcover.errors import InputError
 
 MISSING = object()
+SAME_VERSION = "install the same fedcover on server and clients"
 
 
 def take_int(head: dict[str, Any], key: str, least: int | None = None) -> int:
@@ -48,9 +49,9 @@ def check_nothing_left(head: dict[str, Any], parts: dict[str, memoryview]) -> No
     """Raise InputError if a field or part of the message was not read."""
     for left in (head, parts):
         if left:
-            raise InputError(f"unexpected field {short_repr(next(iter(left)))} in the message")
+            raise InputError(f"unexpected field {short_repr(next(iter(left)))} in the message; {SAME_VERSION}")
 
 
 def _field_error(key: str, value: object, expected: str) -> InputError:
     got = "it is missing" if value is MISSING else f"got {short_repr(value)}"
-    return InputError(f"{short_repr(key)[1:-1]} of the message must be {expected}; {got}")
+    return InputError(f"{short_repr(key)[1:-1]} of the message must be {expected}; {got}; {SAME_VERSION}")

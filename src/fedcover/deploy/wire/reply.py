@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.region_mean import NOT_FINITE, ClientUpdate
 from fedcover.deploy.wire.fields import check_nothing_left, take_int, take_number
 from fedcover.deploy.wire.frame import open_frame, pack_frame, short_repr
 from fedcover.deploy.wire.request import TrainRequest
@@ -28,9 +28,6 @@ from fedcover.deploy.wire.tensors import (
 from fedcover.errors import FedcoverError, InputError
 from fedcover.params import Mask, Params, all_finite, numbers
 from fedcover.training.options import TrainingOptions
-
-NOT_FINITE = "its trained values are not all finite"
-"""The reason that a federation records for such a client, whatever the engine."""
 
 
 class InvalidReplyError(FedcoverError):
@@ -142,6 +139,8 @@ def decode_reply(data: bytes | memoryview, pending: PendingRequest, limits: Limi
             raise InvalidReplyError(
                 f"it trained on {examples} examples, but has {pending.examples} by the client registry"
             )
+        if head.get("train_loss", 0) is None:
+            raise InvalidReplyError("its training loss is not finite")
         train_loss = float(take_number(head, "train_loss"))
         report = _decode_report(head, parts, pending)
         check_nothing_left(head, parts)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.deploy.wire.fields import take_bool, take_int, take_number
+from fedcover.deploy.wire.fields import SAME_VERSION, take_bool, take_int, take_number
 from fedcover.deploy.wire.frame import short_repr
 from fedcover.deploy.wire.tensors import Parts, decode_kept
 from fedcover.errors import InputError
@@ -60,7 +60,7 @@ def decode_options(fields: object, like: Params, mask: Mask, parts: Parts) -> Tr
         rest=take_bool(fields, "rest"),
     )
     if fields:
-        raise InputError(f"unexpected field {short_repr(next(iter(fields)))} in {SUBJECT}")
+        raise InputError(f"unexpected field {short_repr(next(iter(fields)))} in {SUBJECT}; {SAME_VERSION}")
     check_options(options, like, mask, SUBJECT)
     return options
 

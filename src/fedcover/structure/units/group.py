@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedcover.params import Params
+from fedcover.params import Params, device_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class UnitGroup:
 
     def incoming_norm(self, theta: Params) -> Tensor:
         """Return the L1 norm of each unit's incoming weights."""
-        total = torch.zeros(self.size, dtype=torch.float64, device=next(iter(theta.values())).device)
+        total = torch.zeros(self.size, dtype=torch.float64, device=device_of(theta))
         for member in self.members:
             if member.incoming:
                 weight = theta[member.tensor].double().abs().movedim(member.axis, 0).flatten(1)
@@ -44,7 +44,7 @@ class UnitGroup:
 
     def energy(self, theta: Params) -> Tensor:
         """Return the squared norm of all entries that each unit owns."""
-        total = torch.zeros(self.size, dtype=torch.float64, device=next(iter(theta.values())).device)
+        total = torch.zeros(self.size, dtype=torch.float64, device=device_of(theta))
         for member in self.members:
             squares = theta[member.tensor].double().square().movedim(member.axis, 0).reshape(len(member.units), -1)
             total.index_add_(0, _on(member.units, total.device), squares.sum(1))

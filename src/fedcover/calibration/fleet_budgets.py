@@ -1,7 +1,7 @@
-"""The budgets of clients on their own devices: each device's declared capacity, or else the run's code.
+"""The budgets of a fleet: each device's declared capacity, or else the run's code.
 
-The fleet's size is known only once devices have connected. A code with identical items is repeated to that size;
-otherwise the code must have one item per cohort slot.
+``cost_model`` turns seconds into a share of the model. The fleet's size is known only once devices have connected. A
+code with identical items is repeated to that size; otherwise the code must have one item per cohort slot.
 """
 
 from collections.abc import Hashable, Sequence

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from fedcover.data import Population, as_examples
+from fedcover.data.examples import as_examples
+from fedcover.data.population import Population
 from fedcover.errors import InputError
 
 
