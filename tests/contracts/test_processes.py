@@ -40,6 +40,7 @@ def test_processes_equal_serial_bit_for_bit(policy: str, shrink: bool) -> None:
     assert_equal(federation(Processes(2, shrink), policy).run(3, evaluate_on=test), expected)
 
 
+@pytest.mark.filterwarnings("ignore::fedcover.CoverageWarning")
 @pytest.mark.parametrize("workers", FEWER_OR_MORE_WORKERS)
 @pytest.mark.parametrize("policy", ["WP", "HeteroFL", "FjORD"])
 def test_the_number_of_workers_does_not_change_a_bit(policy: str, workers: int) -> None:

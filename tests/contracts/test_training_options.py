@@ -71,7 +71,7 @@ ONE_BY_ONE = ("FjORD, distilled",)
 
 
 @pytest.mark.parametrize("shrink", [False, True])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "FIARSE"])  # test_processes.py has it as it is
 def test_processes_equal_serial_bit_for_bit(name: str, shrink: bool) -> None:
     test = small_data(40, seed=9)
     serial = federation(Serial(shrink), POLICIES[name]())

@@ -40,23 +40,21 @@ def test_rows_by_code_and_by_nickname() -> None:
 
 
 def test_a_table_runs_and_is_resumed(cli: Cli, mnist_folder: str, tmp_path: Path) -> None:
-    command = ["paper", "run", "mnist-fs", "--rows", "1111111111,1477777777", "--seeds", "1", "--rounds", "1"]
+    command = ["paper", "run", "mnist-fs", "--rows", "1477777777", "--seeds", "1", "--rounds", "1"]
     for _ in range(2):  # the second time there is nothing left to do
         code, _, err = cli(*command, "--out", str(tmp_path))
         assert code == 0, err
     results = load(tmp_path / "1-rounds" / "results.json")
     assert results.rounds == 1
-    assert [entry["runs"] for entry in results.provenance] == [4]
+    assert [entry["runs"] for entry in results.provenance] == [2]
     names = {run.name: outcome for run, outcome in results.outcomes.items()}
-    assert set(names) == {
-        f"mnist/{split}/{row}/seed-0" for split in ("iid", "non-iid") for row in ("full-1111111111", "FS-1477777777")
-    }
-    assert names["mnist/iid/full-1111111111/seed-0"].accuracy[0] > 0.8  # type: ignore[operator]
+    assert set(names) == {f"mnist/{split}/FS-1477777777/seed-0" for split in ("iid", "non-iid")}
+    assert names["mnist/iid/FS-1477777777/seed-0"].accuracy[0] > 0.7  # type: ignore[operator]
     assert names["mnist/iid/FS-1477777777/seed-0"].gamma_min == 1
     history = tmp_path / "1-rounds" / "mnist" / "iid" / "FS-1477777777" / "seed-0" / "history.jsonl"
     assert json.loads(history.read_text().splitlines()[0])["round"] == 1
     stored = json.loads((tmp_path / "1-rounds" / "results.json").read_text())
-    assert {item["technique"] for item in stored["outcomes"]} == {"full", "FS"}  # the key of the file format
+    assert {item["technique"] for item in stored["outcomes"]} == {"FS"}  # the key of the file format
 
     code, shown, err = cli(
         "paper", "report", str(tmp_path / "1-rounds" / "results.json"), "--out", str(tmp_path / "page")
