@@ -22,6 +22,10 @@ from tests.contracts.federations import federation
 from tests.laws.strategies import same
 
 FEWER_OR_MORE_WORKERS = (1, 4)
+UNIT_POLICIES = (
+    "NP", "FS", "optimal_units", "HeteroFL", "random_submodels", "FedRolex", "FedEcover", "weight_complete", "FjORD",
+)  # fmt: skip
+"""Policies whose masks leave whole units to remove: models of the others are not shrunk."""
 
 
 def assert_equal(actual: fc.History, expected: fc.History) -> None:
@@ -32,8 +36,10 @@ def assert_equal(actual: fc.History, expected: fc.History) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::fedcover.CoverageWarning")
-@pytest.mark.parametrize("shrink", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "shrink"),
+    [*((policy, False) for policy in POLICIES), *((policy, True) for policy in ("WP", *UNIT_POLICIES))],
+)
 def test_processes_equal_serial_bit_for_bit(policy: str, shrink: bool) -> None:
     test = small_data(40, seed=9)
     expected = federation(Serial(shrink), policy).run(3, evaluate_on=test)

@@ -101,7 +101,7 @@ def test_fjords_widths_take_few_bytes() -> None:
 
 
 MAKERS: dict[str, Callable[[], fc.Policy]] = {
-    **POLICIES,
+    **{name: POLICIES[name] for name in ("full", "WP", "NP", "HeteroFL", "FIARSE")},
     "FedDST, every round": lambda: fc.feddst(every=1),
     "FjORD, distilled": lambda: fc.fjord((0.3, 0.6), distil=0.4),
     "PruneFL, every round": lambda: fc.prunefl(every=1),
@@ -110,7 +110,10 @@ MAKERS: dict[str, Callable[[], fc.Policy]] = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_client_on_its_own_trains_what_serial_trains(name: str) -> None:
-    """Bit for bit, there and back, with only its own examples and its own trainer; the strategy's test shrinks."""
+    """Bit for bit, there and back, with only its own examples and its own trainer, under every kind of options.
+
+    The test of the strategy does the same with shrunk models, for every policy.
+    """
     _follow(federation(Serial(), "full" if name == "full" else MAKERS[name]()), False, 3, apart=True)
 
 
