@@ -127,12 +127,12 @@ def test_the_study_has_every_row_with_every_switch() -> None:
 
 @pytest.mark.usefixtures("shorter")
 def test_each_code_of_the_chain_leaks_to_the_next(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    code, shown, err = cli("paper", "departures", "--seeds", "1", "--rounds", "1", "--out", str(tmp_path))
+    code, shown, err = cli("paper", "departures", "--seeds", "1", "--rounds", "2", "--out", str(tmp_path))
     assert code == 0, err
     assert "36 runs in" in shown
     assert re.search(r"1444777777 +95.10( +\d\d\.\d\d){6}", shown)
     assert re.search(r"mean distance +–( +\d\d?\.\d\d){6}", shown)
-    outcomes = {run.name: outcome for run, outcome in load(tmp_path / "1-rounds" / "departures.json").outcomes.items()}
+    outcomes = {run.name: outcome for run, outcome in load(tmp_path / "2-rounds" / "departures.json").outcomes.items()}
     assert len(outcomes) == len(VARIANTS) * 3 * 2
     plain, leaky = outcomes["mnist/iid/WP+none-1111114444/seed-0"], outcomes["mnist/iid/WP+leak-1111114444/seed-0"]
     assert (leaky.loss[0] or 9) < (plain.loss[0] or 0)  # models that start from a trained one are ahead after a round
