@@ -13,8 +13,9 @@ class Serial(Engine):
     """The reference engine: it trains one client after another, on one thread.
 
     Args:
-        shrink: Whether to build a physically smaller sub-model from each mask before training. The result is the
-            same up to rounding, and it is faster where masks remove whole units.
+        shrink: Whether to build a physically smaller sub-model from each mask before training. It is faster where
+            masks remove whole units. The result is the same up to rounding, except that dropout draws for fewer units:
+            with dropout the results agree only in distribution.
         traced: Whether to trace a training step once and replay it. Use False for a model whose forward pass
             depends on more than its input, parameters and buffers; every step then goes through autograd.
 
