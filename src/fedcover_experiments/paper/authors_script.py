@@ -90,14 +90,14 @@ class ScriptFederation(Federation):
         """Return a round whose clients start, and are masked, as in the script."""
         self.round_theta = state.theta
         leaked = self._leaked if state.round == 0 else None
-        planned = begun = super().begin_round(replace(state, theta=leaked) if leaked else state, device)
+        planned = departed = super().begin_round(replace(state, theta=leaked) if leaked else state, device)
         if leaked:
             theta = on_device(state.theta, device)
             jobs = [job if job.mask else replace(job, theta=theta) for job in planned.jobs]
-            begun = replace(planned, state=replace(planned.state, theta=theta), jobs=jobs)
+            departed = replace(planned, state=replace(planned.state, theta=theta), jobs=jobs)
         if self._switches & {"start", "gradient"}:
-            begun = replace(begun, jobs=self._restarted(begun.jobs, planned))
-        return begun
+            departed = replace(departed, jobs=self._restarted(departed.jobs, planned))
+        return departed
 
     def _restarted(self, jobs: Sequence[Job], planned: PlannedRound) -> list[Job]:
         """Return the jobs with the pruned models from which the script starts; equal starts are shared."""
@@ -122,7 +122,7 @@ class ScriptFederation(Federation):
 
     def end_round(
         self,
-        begun: PlannedRound,
+        planned: PlannedRound,
         updates: Iterable[ClientUpdate],
         test: Examples | None = None,
         local: bool = False,
@@ -134,9 +134,9 @@ class ScriptFederation(Federation):
         if "gradient" in self._switches:
             updates = (
                 replace(update, theta=prune(update.theta, mask), mask=mask)
-                for mask, update in zip(begun.masks, updates, strict=True)
+                for mask, update in zip(planned.masks, updates, strict=True)
             )
-        return super().end_round(begun, updates, test, local, together, left_out, wire)
+        return super().end_round(planned, updates, test, local, together, left_out, wire)
 
 
 def run_departures(
