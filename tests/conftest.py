@@ -19,6 +19,12 @@ hypothesis.settings.register_profile("fedcover", deadline=None, max_examples=EXA
 hypothesis.settings.load_profile("fedcover")
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Start every test from the same random numbers, whatever ran before it in the same process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def mnist_folder() -> str:
     """The folder that --data names, if real MNIST is in it or in the cache."""
