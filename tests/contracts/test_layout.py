@@ -136,7 +136,8 @@ net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linea
 federation = fc.Federation(fc.Task(net), fc.data.iid((x, (x[:, 0] > 0).long()), clients=5),
                            policy=fc.weight_pruning(), budgets=fc.by_slot("147"), cohort=3)
 print(federation.run(2, evaluate_on=(x, (x[:, 0] > 0).long())).gamma_min)
+print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "1"
+    assert done.stdout.split() == ["1", "False"]  # torch's compiler takes a second to import, and is not needed here

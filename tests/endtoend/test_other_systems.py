@@ -35,55 +35,39 @@ def federation(**options):
 """
 
 
-def python(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-c", HIDE + script]
-    environment = {**os.environ, "CC": "no-such-compiler"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120)
+SCRIPT = HIDE + """
+print(len(federation().run(2, evaluate_on=(x, y))))
 
-
-def test_the_serial_engine_plays_rounds(tmp_path: Path) -> None:
-    done = python("print(len(federation().run(2, evaluate_on=(x, y))))", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "2"
-
-
-def test_run_folders_are_written_and_resumed_with_a_warning_instead_of_a_lock(tmp_path: Path) -> None:
-    script = """
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     federation().run(1, out="run")
     history = federation().run(2, out="run", resume=True)
 print(len(history), sum(issubclass(one.category, RuntimeWarning) for one in caught))
 print(all("run" in str(one.message) for one in caught))
-"""
-    done = python(script, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["2", "2", "True"]
-    assert len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 2
 
-
-def test_processes_are_refused_and_not_chosen(tmp_path: Path) -> None:
-    script = """
 from fedcover.engines.choose import choose_engine
 print(choose_engine("auto", workers=2, cohort=10).name)
 try:
     fc.Processes(2)
 except fc.InputError as error:
     print("serial" in str(error))
-"""
-    done = python(script, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["serial", "True"]
 
-
-def test_the_command_line_works(tmp_path: Path) -> None:
-    script = """
 warnings.simplefilter("default")
 from fedcover.__main__ import main
 changes = ("data.name=digits", "data.clients=20", "rounds=1", "engine=serial")
 sys.argv = ["fedcover", "run", *(word for change in changes for word in ("--set", change))]
 main()
 """
-    done = python(script, tmp_path)
+
+
+def test_the_serial_engine_run_folders_and_the_command_line_work(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", SCRIPT]
+    environment = {**os.environ, "CC": "no-such-compiler"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "accuracy" in done.stdout
+    rounds, resumed, named, engine, refused, *rest = done.stdout.splitlines()
+    assert rounds == "2"
+    assert (resumed, named) == ("2 2", "True")  # a warning for each opening of the folder, instead of a lock
+    assert len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 2
+    assert (engine, refused) == ("serial", "True")
+    assert "accuracy" in "\n".join(rest)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedcover.errors import InputError
+from fedcover.structure.dispatch import Watch
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ _WITHOUT_PRODUCTS = frozenset(getattr(torch.ops.aten, name) for name in _VIEWS +
 """Operations without a matrix product: a parameter used only by these has no multiply-adds to count."""
 
 
-class _Watch(TorchDispatchMode):
+class _ParameterWatch(Watch):
     """Records the operations that each parameter takes part in."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters() if p.numel()}
         self.order: dict[str, None] = {}
         self.multiplies: dict[str, None] = {}
@@ -64,8 +64,8 @@ class _Watch(TorchDispatchMode):
         self.first: set[str] = set()
         self.elsewhere: set[str] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Record one operation."""
         tensors = [a for a in args if isinstance(a, Tensor)]
         named = [(self._names.get(t.untyped_storage().data_ptr()), t) for t in tensors]
         for name, _ in named:
@@ -78,13 +78,12 @@ class _Watch(TorchDispatchMode):
             for name, tensor in named:
                 if name is None or tensor.ndim < 2:
                     continue
-                total = flops(*args, **(kwargs or {}), out_val=out) / 2
+                total = flops(*args, **kwargs, out_val=out) / 2
                 self.macs[name] = self.macs.get(name, 0.0) + total / tensor.numel()
                 self.multiplies.pop(name, None)
                 self.multiplies[name] = None
                 if not any(t.requires_grad for other, t in named if other is None):
                     self.first.add(name)
-        return out
 
 
 def trace(model: nn.Module, example: Tensor) -> ModelStructure:
@@ -105,7 +104,7 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
     # parameters cannot be told apart.
     example = example[:2] if len(example) > 1 else torch.cat([example, example])
     scratch = copy.deepcopy(model).cpu().train()
-    watch = _Watch(scratch)
+    watch = _ParameterWatch(scratch)
     buffers = {name: buffer.clone() for name, buffer in scratch.named_buffers()}
     with torch.enable_grad(), watch:
         try:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
@@ -32,6 +31,8 @@ def compile_step(
         arguments: Example arguments.
         kernels: Whether to use the kernels for linear layers; they need a GPU.
     """
+    from torch.fx.experimental.proxy_tensor import make_fx  # here, since it takes a second
+
     flat, spec = pytree.tree_flatten(arguments)
 
     def plain(*tensors: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcover.errors import check_extra
+from fedcover.structure.dispatch import Watch
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.group import Member, UnitGroup, layer_of
 from fedcover.structure.units.layers import axes_of, channels_of_group
@@ -156,15 +156,15 @@ def _axis_of_length(parameter: nn.Parameter, length: int) -> int:
     return max((axis for axis, size in enumerate(parameter.shape) if size == length), default=parameter.ndim)
 
 
-class _Views(TorchDispatchMode):
+class _Views(Watch):
     """Records the parts into which views split an axis."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.splits: dict[Split, None] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Record a view."""
         if func in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
             before, after = tuple(args[0].shape), tuple(out.shape)
             for start in range(len(before)):
@@ -175,7 +175,6 @@ class _Views(TorchDispatchMode):
                 rest = after[start + len(parts) :]
                 if len(parts) > 1 and math.prod(parts) == before[start] and before[start + 1 :] == rest:
                     self.splits[parts] = None
-        return out
 
 
 def _splits(structure: ModelStructure) -> list[Split]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import DropoutCall, Stream
@@ -67,6 +66,8 @@ def trace_step(
         y: A batch of labels.
         momenta: The velocity of each trained parameter.
     """
+    from torch.fx.experimental.proxy_tensor import make_fx  # here, since it takes a second
+
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     fixed = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name not in momenta}
     values = [*(model.get_parameter(name).detach() for name in trained), *fixed.values()]

@@ -1,4 +1,4 @@
-"""Recognition of models that are chains: by tracing a forward pass, and by comparing steps with autograd."""
+"""Recognition of models that are chains: by watching a forward pass, and by comparing steps with autograd."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcover.seeding import ambient, generator
+from fedcover.structure.dispatch import Watch
 from fedcover.structure.dropout import DropoutCall, Stream
 from fedcover.training.steps.native.build import library
 from fedcover.training.steps.native.chain import DROPOUT, LINEAR, RELU, Chain, ChainState, Op
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 MOST_OPS = 64
 """The largest number of layers that the library takes."""
 ROWS = 3
-"""The number of examples in the traced batch."""
+"""The number of examples in the batch of the watched pass."""
 CLOSE = 1e-4
 """The largest accepted difference from autograd, relative to a tensor's largest entry."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -63,7 +63,7 @@ class Matcher:
         if native is None:
             return None
         try:
-            with ambient(0, "find chain"), torch.enable_grad():
+            with ambient(0, "find chain"), torch.no_grad():
                 batch = inputs[:1].expand(ROWS, *inputs.shape[1:]).contiguous()
                 ops = _find_ops(self._model, self._stream, batch, places)
         except MemoryError:
@@ -105,54 +105,57 @@ def _plain(model: nn.Module, inputs: Tensor) -> bool:
     )
 
 
+class _Operations(Watch):
+    """The operations of a forward pass, in their order; references keep their tensors from being replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Record one operation."""
+        self.calls.append((func, args, kwargs, out))
+
+
 def _find_ops(model: nn.Module, stream: Stream, x: Tensor, places: Places) -> list[Op] | None:
     """Return the layers of a model, from first to last; None if it does anything else."""
-    names = [name for name, _ in model.named_parameters()]
     calls = dropout_calls(model, stream, x)
-
-    def forward(x: Tensor, *tensors: Tensor) -> Any:
-        stream.prepared = dict(zip(calls, tensors[len(names) :], strict=True))
-        stream.step = 0
-        return functional_call(model, dict(zip(names, tensors, strict=False)), (x,))
-
-    values = [p.detach().clone() for p in model.parameters()]
-    scales = [torch.ones(call.shape, dtype=call.dtype) for call in calls]
-    traced = make_fx(forward, tracing_mode="fake", _allow_non_fake_inputs=True)(x, *values, *scales)
-    at, *rest = (node for node in traced.graph.nodes if node.op == "placeholder")
-    parameters, dropped = dict(zip(rest, names, strict=False)), dict(zip(rest[len(names) :], calls, strict=True))
-    transposed: dict[Any, str] = {}
+    stream.prepared = {call: torch.ones(call.shape, dtype=call.dtype) for call in calls}
+    stream.step = 0
+    dropped = {id(scale): call for call, scale in stream.prepared.items()}
+    parameters = {id(p): name for name, p in model.named_parameters()}
+    transposed: dict[int, str] = {}
     ops: list[Op] = []
-    for node in traced.graph.nodes:
-        if node.op in ("placeholder", "output"):
+    at = x.clone()  # a model may modify its input
+    with _Operations() as watch:
+        result = model(at)
+    for func, args, kwargs, out in watch.calls:
+        if func is aten.t.default and id(args[0]) in parameters:
+            transposed[id(out)] = parameters.pop(id(args[0]))  # removed, so that no parameter is used twice
             continue
-        if node.target is aten.t.default and node.args[0] in parameters:
-            transposed[node] = parameters.pop(node.args[0])  # removed, so that no parameter is used twice
-            continue
-        if node.kwargs or node.op != "call_function" or at not in node.args:
+        others = [argument for argument in args if argument is not at]
+        if kwargs or len(others) == len(args) or not isinstance(out, Tensor):
             return None
-        before, after = at.meta["val"], node.meta["val"]
-        inputs, outputs = before[0].numel(), after[0].numel()
-        others = [argument for argument in node.args if argument is not at]
-        if after.dtype != torch.float32 or len(after) != ROWS:
+        if out.dtype != torch.float32 or out.ndim == 0 or len(out) != ROWS:
             return None
-        if node.target in (aten.view.default, aten._unsafe_view.default):
+        inputs, outputs = at[0].numel(), out[0].numel()
+        if func in (aten.view.default, aten._unsafe_view.default):
             pass
-        elif node.target in (aten.relu.default, aten.relu_.default):
+        elif func in (aten.relu.default, aten.relu_.default):
             ops.append(Op(RELU, inputs, outputs))
-        elif node.target is aten.mul.Tensor and others and others[0] in dropped:
-            ops.append(_dropout(dropped[others[0]], inputs))
-        elif node.target is aten.mm.default and node.args[0] is at and node.args[1] in transposed:
-            ops.append(Op(LINEAR, inputs, outputs, places[transposed.pop(node.args[1])][0]))
-        elif node.target is aten.addmm.default and node.args[1] is at and node.args[2] in transposed:
-            weight, bias = transposed.pop(node.args[2]), parameters.pop(node.args[0], None)
+        elif func is aten.mul.Tensor and others and id(others[0]) in dropped:
+            ops.append(_dropout(dropped[id(others[0])], inputs))
+        elif func is aten.mm.default and args[0] is at and id(args[1]) in transposed:
+            ops.append(Op(LINEAR, inputs, outputs, places[transposed.pop(id(args[1]))][0]))
+        elif func is aten.addmm.default and args[1] is at and id(args[2]) in transposed:
+            weight, bias = transposed.pop(id(args[2])), parameters.pop(id(args[0]), None)
             if bias is None or places[bias][1] != outputs:
                 return None
             ops.append(Op(LINEAR, inputs, outputs, places[weight][0], places[bias][0]))
         else:
             return None
-        at = node
-    (result,) = next(node for node in traced.graph.nodes if node.op == "output").args
-    complete = result is at and at.meta["val"].ndim == 2 and not parameters and not transposed
+        at = out
+    complete = result is at and at.ndim == 2 and not parameters and not transposed
     return ops if complete else None
 
 

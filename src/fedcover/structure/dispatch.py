@@ -1,0 +1,33 @@
+"""Watching the operations of a forward pass, one by one."""
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Watch(TorchDispatchMode):
+    """A context in which ``seen`` is called with every operation that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch would otherwise import its compiler, which takes a second, to switch it off here."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.seen(func, args, kwargs or {}, out)
+        return out
+
+    def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Handle one operation, after it has run.
+
+        Args:
+            func: The operation, such as ``torch.ops.aten.addmm.default``.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            out: Its result.
+        """
+        raise NotImplementedError
