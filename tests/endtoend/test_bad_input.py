@@ -16,6 +16,7 @@ from fedcover.federation.run_folder import newest_checkpoint
 Cli = Callable[..., tuple[int, str, str]]
 
 QUICK = [
+    "--no-report",
     "--set",
     "data.name=digits",
     "--set",

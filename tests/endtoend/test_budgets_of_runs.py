@@ -18,7 +18,7 @@ from fedcover.models import build
 Cli = Callable[..., tuple[int, str, str]]
 
 QUICK = ["--set", "data.name=digits", "--set", "data.clients=20", "--set", "local.epochs=1", "--set", "engine=serial"]
-SHORT = [*QUICK, "--set", "cohort=4", "--set", "rounds=2"]
+SHORT = [*QUICK, "--no-report", "--set", "cohort=4", "--set", "rounds=2"]
 WHOLE = 64 * 200 + 200 + 200 * 10 + 10
 HALF = WHOLE - 64 * 200 // 2
 NETWORK = fc.trace(build("mlp", (1, 8, 8), 10, 0), torch.zeros(2, 1, 8, 8))

@@ -35,7 +35,9 @@ def federation(**options):
 """
 
 
-SCRIPT = HIDE + """
+SCRIPT = (
+    HIDE
+    + """
 print(len(federation().run(2, evaluate_on=(x, y))))
 
 with warnings.catch_warnings(record=True) as caught:
@@ -58,6 +60,7 @@ changes = ("data.name=digits", "data.clients=20", "rounds=1", "engine=serial")
 sys.argv = ["fedcover", "run", *(word for change in changes for word in ("--set", change))]
 main()
 """
+)
 
 
 def test_the_serial_engine_run_folders_and_the_command_line_work(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 SETTINGS = [
     "--set", "data.name=digits", "--set", "data.clients=20", "--set", "policy.name=PT",
     "--set", "budgets.code=1111223344",
-    "--set", "local.epochs=500", "--set", "rounds=6", "--quiet",
+    "--set", "local.epochs=500", "--set", "rounds=6", "--quiet", "--no-report",
 ]  # fmt: skip
 
 

@@ -186,7 +186,14 @@ def every_case() -> dict[str, Any]:
 
 
 def _command(settings: list[str], folder: Path) -> list[str]:
-    return ["run", *(part for one in settings for part in ("--set", one)), "--out", str(folder), "--quiet"]
+    return [
+        "run",
+        *(part for one in settings for part in ("--set", one)),
+        "--out",
+        str(folder),
+        "--quiet",
+        "--no-report",
+    ]
 
 
 if __name__ == "__main__":

@@ -12,8 +12,13 @@ CLOSE = 2e-3
 """Share by which sums may differ on another kind of processor, whose products round differently."""
 
 
+def bits(case: Any) -> Any:
+    """Return what must not change on the same machine; sums of a model's entries depend on the number of threads."""
+    return {part: value["digest"] if isinstance(value, dict) else value for part, value in case.items()}
+
+
 def agree(name: str, recorded: Any, computed: Any) -> None:
-    if recorded["cases"][name] == computed:
+    if bits(recorded["cases"][name]) == bits(computed):
         return
     assert recorded["machine"] != machine(), f"{name} changed: {recorded['cases'][name]} became {computed}"
     for part, before in recorded["cases"][name].items():

@@ -8,7 +8,7 @@ import typer
 
 from fedcover.cli.console import RunProgress, err, friendly, out, say, show_comparison
 from fedcover.cli.options import DataOption
-from fedcover.cli.run import train, unused
+from fedcover.cli.run import train, unused, write_page
 from fedcover.config.schema import Config, check_config
 from fedcover.data import get
 from fedcover.errors import InputError
@@ -37,6 +37,8 @@ def demo(
         for title, policy, code in RUNS:
             train(_settings(title, policy, code, name, rounds), folder / title.strip("*"), False, data, bar)
     runs = [folder / title.strip("*") for title, _, _ in RUNS]
+    for run in runs:
+        write_page(run)
     page = write_report(runs, folder / "comparison.html")
     loaded = [load_run(run) for run in runs]
     out.print()

@@ -44,6 +44,7 @@ def run(
     calibration: CalibrationOption = "",
     data: DataOption = None,
     quiet: QuietOption = False,
+    report: Annotated[bool, typer.Option(help="Write the page report.html into the run folder.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:
     """Train a federation, and measure coverage and pruning noise in every round.
@@ -63,11 +64,13 @@ def run(
     folder = out_dir or unused(Path("runs") / settings.title)
     with RunProgress(quiet or as_json) as progress:
         history = train(settings, folder, resume, data, progress, keeps)
+    if report and settings.engine != "flower-sim":  # a simulation's server has written it
+        write_page(folder)
     summary = json.loads((folder / "summary.json").read_text())
     if as_json:
         out.print_json(json.dumps({**summary, "folder": str(folder)}))
     elif not quiet:
-        _show(summary, history, folder)
+        _show(summary, history, folder, report)
 
 
 def _settings(
@@ -82,7 +85,7 @@ def _settings(
     return read_config(config, changes), None
 
 
-def _show(summary: Mapping[str, Any], history: History, folder: Path) -> None:
+def _show(summary: Mapping[str, Any], history: History, folder: Path, report: bool) -> None:
     last = history.last
     local = f", local {last.local_accuracy:.2%}" if last.local_accuracy is not None else ""
     out.print(
@@ -99,7 +102,7 @@ def _show(summary: Mapping[str, Any], history: History, folder: Path) -> None:
     out.print(f"data: {summary['data']}")
     if (folder / "report.html").exists():
         out.print(f"report: {folder / 'report.html'}")
-    else:
+    elif report:
         out.print("report: not written; it needs pip install 'fedcover[report]'")
 
 
@@ -129,7 +132,7 @@ def train(
     federation, test = build_federation(settings, data, keeps)
     budgets = describe_budgets(settings, [budget.keep for budget in federation.budgets])
     note = "\n".join(line for line in (budgets, f"engine: {federation.engine}") if line)
-    history = federation.run(
+    return federation.run(
         settings.rounds,
         evaluate_on=test,
         evaluate_every=settings.evaluate.every,
@@ -140,8 +143,6 @@ def train(
         settings=settings_of(settings, federation),
         on_round=progress.follow(settings.title, settings.rounds, note),
     )
-    write_page(folder)
-    return history
 
 
 def write_page(folder: Path) -> None:

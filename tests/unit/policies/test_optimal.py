@@ -46,7 +46,9 @@ def test_the_least_pruning_term_chooses_where_nobody_does() -> None:
     theta, masks = planned(fc.optimal_masks(), MLP(), (1, 28, 28))
     assert fc.gamma_min(fc.coverage_of(masks, theta)) == 3  # the paper's level S: neither 1 nor all of 6
     theta, masks = planned(fc.optimal_masks(noise=0.17), MLP(), (1, 28, 28))
-    assert sum(fc.pruning_noise(theta, masks)) / 10 <= 0.17  # Gamma 4 has 0.14 and Gamma 5 has 0.20, for any draw of the weights
+    assert (
+        sum(fc.pruning_noise(theta, masks)) / 10 <= 0.17
+    )  # Gamma 4 has 0.14 and Gamma 5 has 0.20, for any draw of the weights
     assert fc.gamma_min(fc.coverage_of(masks, theta)) == 4
 
 
