@@ -35,7 +35,8 @@ from fedcover.structure.batch_norm import gather_statistics
 from fedcover.structure.submodel import SubModel, shrink
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training.options import Regrow, TrainingOptions
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.task import Task
 from fedcover.version import __version__
 
 globals().update(FACTORIES)

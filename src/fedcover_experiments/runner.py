@@ -14,7 +14,8 @@ from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.runs import run_many
 from fedcover.models import INPUT_SHAPES, build
 from fedcover.policies.registry import named_policy
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.task import Task
 
 CLIENTS, COHORT, ROUNDS, SEEDS = 100, 10, 100, 3
 FULL, LARGE, MEDIUM, SMALL = "1111111111", "1111114444", "1111444444", "1444777777"

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.data import from_parts
+from fedcover.engines.client_trainer import train_job
 from fedcover.params import params_of
 from fedcover.seeding import Round
 from fedcover.structure.dropout import with_keyed_dropout
-from fedcover.training.client import Job, train_client
+from fedcover.training.client import Job
+from fedcover.training.recipes import LocalSGD
 from fedcover.training.steps.stepper import Stepper
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.task import Task
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import kept_of, random_mask, seeds
 
@@ -48,7 +50,7 @@ def test_pruned_entries_stay_zero(seed: int, lr: float, momentum: float, epochs:
         return torch.cat(losses[-math.ceil(len(order) / batch_size) :])
 
     stepper.epochs = watched  # type: ignore[method-assign]
-    update = train_client(stepper, job)
+    update = train_job(stepper, job)
     assert checks == job.recipe.steps(23)
     for name, tensor in update.theta.items():
         assert not bool(tensor[~kept[name]].any())
@@ -62,7 +64,7 @@ def test_training_equals_the_written_formula(seed: int) -> None:
     (model, stream), reference = with_keyed_dropout(small_net()), small_net().eval()
     model.eval()
     model.train = lambda mode=True: model  # type: ignore[assignment,method-assign] # no dropout, to compare
-    update = train_client(Stepper(model, stream, F.cross_entropy), job)
+    update = train_job(Stepper(model, stream, F.cross_entropy), job)
     data = job.population.examples_of(0)
     kept = kept_of(job.mask, job.theta)
     with torch.no_grad():
@@ -80,5 +82,5 @@ def test_training_equals_the_written_formula(seed: int) -> None:
 
 def test_training_does_not_use_the_global_generator() -> None:
     before = torch.default_generator.get_state()
-    train_client(Stepper(*with_keyed_dropout(small_net()), F.cross_entropy), job_for(0, LocalSGD(epochs=1)))
+    train_job(Stepper(*with_keyed_dropout(small_net()), F.cross_entropy), job_for(0, LocalSGD(epochs=1)))
     assert torch.equal(before, torch.default_generator.get_state())

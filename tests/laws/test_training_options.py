@@ -16,7 +16,8 @@ from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import Round, ambient
 from fedcover.training.client import Job, shuffle_draws, width_draws
 from fedcover.training.options import Regrow, TrainingOptions, levels_of, regrown, regrown_each, widths_of
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.task import Task
 from tests.conftest import small_data
 from tests.laws.strategies import kept_of, random_mask, same, seeds, thetas
 

@@ -24,7 +24,8 @@ from fedcover.seeding import Round, generator
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training.client import Job
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.task import Task
 
 BATCHES, MOST_STEPS, CALL = 20, 300, 0.05
 """Batches of synthetic data, the most steps of one timed call, and the intended seconds of a call."""

@@ -15,7 +15,8 @@ from fedcover.policies.shared_mask import largest, magnitudes, whole_part
 from fedcover.seeding import Round
 from fedcover.structure.trace import hidden_weights
 from fedcover.training.client import Job
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.task import Task
 
 LEAST_FIXED = 1e-3
 """The least fraction of a step's seconds that counts as fixed, since timings are noisy."""

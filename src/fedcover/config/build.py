@@ -23,7 +23,8 @@ from fedcover.models import build
 from fedcover.policies.base import Policy
 from fedcover.structure.trace import trace
 from fedcover.toml import Settings
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.task import Task
 
 
 def build_federation(

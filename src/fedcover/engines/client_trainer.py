@@ -7,10 +7,13 @@ from torch import nn
 
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.errors import ClientError
+from fedcover.params import all_finite
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.structure.submodel import Shrinker, SubModel
 from fedcover.structure.trace import trace
 from fedcover.training.client import Job, train_client
+from fedcover.training.steps.defined import DefinedSteps
+from fedcover.training.steps.fast import try_fast_steps
 from fedcover.training.steps.stepper import Stepper
 
 MOST_STEPPERS = 32
@@ -47,11 +50,11 @@ class ClientTrainer:
             self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original))
         scratch = self._scratches[id(original)]
         if not self._shrink or not job.mask or (job.options and job.options.whole):
-            return train_client(self._stepper(scratch, job), job)
+            return train_job(self._stepper(scratch, job), job)
         if scratch.shrinker is None:
             scratch.shrinker = Shrinker(trace(scratch.model, job.population.examples.inputs[:2]))
         sub = scratch.shrinker.shrink(job.mask)
-        small = train_client(self._stepper(scratch, job, sub), replace(job, theta=sub.cut(job.theta), mask=sub.mask))
+        small = train_job(self._stepper(scratch, job, sub), replace(job, theta=sub.cut(job.theta), mask=sub.mask))
         return replace(small, theta=sub.restore(small.theta, job.theta), mask=job.mask)
 
     def _stepper(self, scratch: _Scratch, job: Job, sub: SubModel | None = None) -> Stepper:
@@ -69,6 +72,17 @@ class ClientTrainer:
     def clear(self) -> None:
         """Release all scratch models."""
         self._scratches.clear()
+
+
+def train_job(stepper: Stepper, job: Job) -> ClientUpdate:
+    """Train one client by fast steps if they know its recipe and options, and else by the definition."""
+    fast = try_fast_steps(stepper, job)
+    if fast is not None:
+        update = train_client(fast, job)
+        if not job.mask or all_finite(update.theta):
+            return update
+        # The product of a gradient that is not finite with a mask's 0 is not 0: the definition selects instead.
+    return train_client(DefinedSteps(stepper, job), job)
 
 
 def failure(job: Job, reason: str) -> ClientError:

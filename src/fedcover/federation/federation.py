@@ -45,7 +45,8 @@ from fedcover.theory import RunCertifier, Steps, check_coverage, measure
 from fedcover.toml import Settings
 from fedcover.training.client import Job
 from fedcover.training.options import TrainingOptions
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.task import Task
 
 CPU = torch.device("cpu")
 START_EXAMPLES = 2000

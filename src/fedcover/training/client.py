@@ -1,12 +1,8 @@
-"""The training of one client: masked SGD with momentum on its data.
+"""The training of one client: the steps of its recipe on its data, taken by a fast path or by their definition."""
 
-From theta_{q,n,0} = theta_q o m and v_0 = 0, with the gradient of the loss on a batch xi:
-
-    v_t = momentum v_{t-1} + grad F_n(theta_{q,n,t-1}, xi) o m
-    theta_{q,n,t} = theta_{q,n,t-1} - lr v_t
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,12 +10,11 @@ from torch import Tensor
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.clients import Client
 from fedcover.data import Population
-from fedcover.params import Mask, Params, all_finite
+from fedcover.params import Mask, Params
 from fedcover.seeding import Round, address, ambient
-from fedcover.training.options import TrainingOptions
-from fedcover.training.steps.stepper import Stepper
-from fedcover.training.task import LocalSGD, Task
-from fedcover.training.transforms import train_with_options
+from fedcover.training.options import TrainingOptions, regrown
+from fedcover.training.recipes import Recipe
+from fedcover.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -33,16 +28,37 @@ class Job:
     theta: Params
     """The global parameters, before masking."""
     mask: Mask
-    recipe: LocalSGD
+    recipe: Recipe
     this_round: Round
     options: TrainingOptions | None = None
-    """What training does beyond plain masked SGD; None for nothing."""
+    """What training does beyond the recipe; None for nothing."""
+
+    @property
+    def examples(self) -> int:
+        """The number of the client's examples."""
+        return self.population.size(self.client.id)
+
+
+class Steps(Protocol):
+    """The steps of one client in one round, from theta o m on; ``FastSteps`` and ``DefinedSteps`` take them."""
+
+    def epochs(self, inputs: Tensor, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
+        """Take the steps of several epochs, each with its own order of the examples; return the losses of the last."""
+
+    def values(self, inputs: Tensor, labels: Tensor) -> tuple[Params, Params]:
+        """Return the present values of the trained tensors, and their gradients on a batch, at pruned entries too."""
+
+    def remask(self, old: Mask, new: Mask) -> None:
+        """Continue with another mask; entries that it drops or adds become 0, with moments of 0."""
+
+    def finish(self) -> tuple[Params, Params | None]:
+        """Return all parameters, and the gradient report if there is one."""
 
 
 def shuffle_draws(job: Job, examples: int) -> Tensor:
     """Return a random number for each example in each epoch; sorting them gives the order of the examples."""
     rng = job.this_round.generator("batches", job.client.id)
-    return torch.rand(job.recipe.epochs, examples, generator=rng)
+    return torch.rand(job.recipe.passes(examples), examples, generator=rng)
 
 
 def width_draws(job: Job, examples: int) -> Tensor:
@@ -57,30 +73,34 @@ def dropout_key(job: Job) -> int:
     return address(job.this_round.seed, "round", job.this_round.index, "dropout", job.client.id)
 
 
-def train_client(stepper: Stepper, job: Job) -> ClientUpdate:
-    """Train one client and return its update; pruned entries are exactly zero throughout."""
-    update = _train(stepper, job)
-    if (job.mask or (job.options and job.options.widths)) and not all_finite(update.theta):
-        # The product of a gradient that is not finite with a mask's 0 is not 0.
-        update = _train(stepper, job, exact=True)
-    return update
+def epoch_orders(job: Job, owned: Tensor) -> list[Tensor]:
+    """Return for each epoch the indices of the examples in their order; ``local_steps`` may cut the last one short."""
+    recipe, size = job.recipe, len(owned)
+    epochs = list(owned[shuffle_draws(job, size).argsort(stable=True, dim=1)])
+    batches = recipe.steps(size) - (len(epochs) - 1) * recipe.steps_per_epoch(size)
+    return [*epochs[:-1], epochs[-1][: batches * recipe.batch_size]]
 
 
-def _train(stepper: Stepper, job: Job, exact: bool = False) -> ClientUpdate:
-    recipe, client, data, options = job.recipe, job.client.id, job.population.examples, job.options
-    owned, mask, report = job.population.indices(client), job.mask, None
-    gains = options.gains if options else {}
-    stepper.start(job.theta, mask, recipe.lr, recipe.momentum, dropout_key(job), exact, gains)
+def train_client(steps: Steps, job: Job) -> ClientUpdate:
+    """Train one client by steps that have not begun, and return its update; pruned entries are exactly 0."""
+    client, data, batch_size = job.client.id, job.population.examples, job.recipe.batch_size
+    owned, mask = job.population.indices(client), job.mask
+    regrow = job.options.regrow if job.options and mask else None
     # Random numbers of the model other than those of nn.Dropout come from a generator with its own address.
     with ambient(job.this_round.seed, "round", job.this_round.index, "train", client), torch.no_grad():
-        orders = owned[shuffle_draws(job, len(owned)).argsort(stable=True, dim=1)]
-        if options is None:
-            losses = stepper.epochs(data.inputs, data.labels, orders, recipe.batch_size)
-        else:
-            widths = width_draws(job, len(owned)).tolist() if options.widths else []
-            losses, mask, report = train_with_options(
-                stepper, options, mask, data.inputs, data.labels, orders, recipe.batch_size, widths
-            )
-        sizes = (len(owned) - torch.arange(0, len(owned), recipe.batch_size)).clamp(max=recipe.batch_size)
-        train_loss = float((losses * sizes).sum()) / len(owned)
-    return ClientUpdate(client, stepper.params(), mask, len(owned), train_loss, report=report)
+        epochs = epoch_orders(job, owned)
+        first = min(regrow.after, len(epochs)) if regrow else len(epochs)
+        losses = steps.epochs(data.inputs, data.labels, epochs[:first], batch_size)
+        if regrow:
+            batch = epochs[min(first, len(epochs) - 1)][:batch_size]
+            values, grads = steps.values(data.inputs.index_select(0, batch), data.labels.index_select(0, batch))
+            new = {n: regrown(values[n], m, grads[n], regrow.share) if n in values else m for n, m in mask.items()}
+            steps.remask(mask, new)
+            mask = new
+            if first < len(epochs):
+                losses = steps.epochs(data.inputs, data.labels, epochs[first:], batch_size)
+        last = len(epochs[-1])
+        sizes = (last - torch.arange(0, last, batch_size)).clamp(max=batch_size)
+        train_loss = float((losses * sizes).sum()) / last
+    theta, report = steps.finish()
+    return ClientUpdate(client, theta, mask, len(owned), train_loss, report=report)

@@ -5,7 +5,7 @@ Most policies need none of this. Those that do return one ``TrainingOptions`` pe
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ class TrainingOptions:
             outside it are 0 in that step, and their values and momenta do not change (FjORD).
         distil: With widths, the weight a in the loss (1 - a) loss + a KL(scores of the widest || scores of the
             drawn width).
+        shifts: For tensors by name, a tensor that is added to its gradient in every step (SCAFFOLD).
         regrow: A readjustment of the mask during training (FedDST). It cannot be combined with widths.
         report: Whether the client reports the sum over its steps of the squared gradients of all entries, pruned
             ones included (PruneFL).
@@ -72,6 +73,7 @@ class TrainingOptions:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     widths: tuple[Mask, ...] = ()
     distil: float = 0.0
+    shifts: Mapping[str, Tensor] = field(default_factory=dict)
     regrow: Regrow | None = None
     report: bool = False
     rest: bool = False
@@ -97,22 +99,16 @@ class TrainingOptions:
     @property
     def plain(self) -> bool:
         """Whether training is plain masked SGD, at most with a gradient report."""
-        return not (self.gains or self.thresholds or self.widths or self.regrow)
+        return not self.has_beyond("report")
+
+    def has_beyond(self, *names: str) -> bool:
+        """Return whether any option other than those named is set."""
+        return any(bool(getattr(self, option.name)) for option in fields(self) if option.name not in names)
 
     def on_device(self, device: torch.device) -> "TrainingOptions":
-        """Return these options with their masks on a device."""
-        return replace(self, widths=tuple(on_device(mask, device) for mask in self.widths)) if self.widths else self
-
-
-def boost(theta: Tensor, tau: Tensor | float) -> Tensor:
-    """Return 1 + 2 tau |theta| / (|theta| + tau)^2, entry by entry; 1 where tau is 0.
-
-    >>> boost(torch.tensor([0.0, 1.0, 3.0]), 1.0).tolist()
-    [1.0, 1.5, 1.375]
-    """
-    size = theta.abs()
-    denominator = (size + tau).square_().clamp_min_(torch.finfo(theta.dtype).tiny)
-    return size.mul_(2 * tau).div_(denominator).add_(1)
+        """Return these options with their tensors on a device."""
+        widths = tuple(on_device(mask, device) for mask in self.widths)
+        return replace(self, widths=widths, shifts=on_device(self.shifts, device))
 
 
 def regrown(theta: Tensor, kept: Tensor, grad: Tensor, share: float) -> Tensor:
@@ -186,10 +182,16 @@ def check_options(options: object, theta: Params, mask: Mask, whose: str) -> Non
         raise InputError(
             f"{whose} must be a fedcover.TrainingOptions, or None for plain training; got a {type(options).__name__}"
         )
-    for name in (*options.gains, *options.thresholds):
+    for name in (*options.gains, *options.thresholds, *options.shifts):
         if name not in theta:
             raise InputError(
                 f"{whose} names '{name}', which is not a parameter of the model; it has {', '.join(theta)}"
+            )
+    for name, shift in options.shifts.items():
+        if shift.shape != theta[name].shape:
+            raise InputError(
+                f"{whose} have a shift of shape {tuple(shift.shape)} for '{name}', whose shape is"
+                f" {tuple(theta[name].shape)}; give one number for each entry"
             )
     wider = [*options.widths[1:], mask]
     for number, (narrow, wide) in enumerate(zip(options.widths, wider, strict=False)):

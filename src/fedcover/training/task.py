@@ -1,13 +1,12 @@
-"""The task, which is a model with its loss, and the recipe of local training."""
+"""The task: a model with its loss."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedcover.errors import InputError, check_number, check_whole
+from fedcover.errors import InputError
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.trace import trace
 
@@ -44,38 +43,3 @@ class Task:
         """
         structure = trace(self.model, example)
         return replace(self, model=static_form(structure, self.model)) if structure.moving else self
-
-
-@dataclass(frozen=True)
-class LocalSGD:
-    """The recipe of local training: SGD with momentum over shuffled batches of a client's data.
-
-    Momentum starts at 0 in every round. The last batch of an epoch may be smaller.
-
-    Args:
-        epochs: The number of passes over the client's data in a round.
-        batch_size: The number of examples per step.
-        lr: The step size.
-        momentum: The factor by which momentum decays at each step, in [0, 1).
-
-    Raises:
-        InputError: If a value is out of range.
-
-    >>> LocalSGD(lr=0.1).steps(examples=25)
-    15
-    """
-
-    epochs: int = 5
-    batch_size: int = 10
-    lr: float = 0.01
-    momentum: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_whole("epochs", self.epochs, 1)
-        check_whole("batch_size", self.batch_size, 1)
-        check_number("lr", self.lr, 0, math.inf, "a positive number")
-        check_number("momentum", self.momentum, -1e-300, 1, "a number in [0, 1)")
-
-    def steps(self, examples: int) -> int:
-        """Return the number of SGD steps of a client with this many examples."""
-        return self.epochs * -(-examples // self.batch_size)

@@ -12,7 +12,8 @@ from typing import Any
 from fedcover.federation.federation import Federation
 from fedcover.models import build
 from fedcover.policies.registry import POLICIES, named_policy
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.task import Task
 from fedcover_experiments.runner import Experiment, ExperimentRun
 
 WIDTHS = "2x1,2x0.5,2x0.25,2x0.125,2x0.0625"

@@ -19,7 +19,7 @@ import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ def check_request(request: TrainRequest, like: Params) -> None:
     assert min(request.client, request.slot, request.round - 1) >= 0
     assert type(request.shrink) is bool
     assert 0 < recipe.lr < math.inf
-    assert 0 <= recipe.momentum < 1
+    assert recipe == type(recipe)(**{field.name: getattr(recipe, field.name) for field in fields(recipe)})
     check_theta(request.theta, like, request.mask)
     check_mask(request.mask, like, "it")
     check_options(request.options, like, request.mask, "it")

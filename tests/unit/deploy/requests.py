@@ -1,14 +1,16 @@
 """Random models, masks, training options, requests and replies for the laws of messages and for the fuzzer."""
 
+from dataclasses import replace
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from fedcover.aggregation.region_mean import ClientUpdate
 from fedcover.deploy.wire import TrainRequest
-from fedcover.params import Mask, Params
+from fedcover.params import Mask, Params, prune
 from fedcover.training.options import Regrow, TrainingOptions
-from fedcover.training.task import LocalSGD
+from fedcover.training.recipes import LocalSGD
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (3, 4), (0, 5), (2, 3, 2), (9, 17))
@@ -70,8 +72,15 @@ def random_request(seed: int) -> TrainRequest:
     theta = random_params(rng)
     mask = random_mask(theta, rng)
     lr, momentum = (float(torch.rand((), generator=rng, dtype=torch.float64)) for _ in range(2))
-    recipe = LocalSGD(1 + _below(9, rng), 1 + _below(99, rng), lr + 1e-9, momentum)
+    recipe = LocalSGD(
+        1 + _below(9, rng), 1 + _below(99, rng), lr + 1e-9, momentum,
+        local_steps=1 + _below(9, rng) if _below(2, rng) else None, clip=lr + 1e-9 if _below(2, rng) else None,
+        proximal=lr * _below(2, rng),
+    )  # fmt: skip
     options = random_options(theta, mask, rng)
+    if options is not None and _below(2, rng):
+        shifts = {name: torch.rand(t.shape, generator=rng).to(t.dtype) for name, t in theta.items() if _below(2, rng)}
+        options = replace(options, shifts=prune(shifts, mask))
     numbers = _below(99, rng), _below(9, rng), 1 + _below(999, rng), _below(2**40, rng) - 2**39
     return TrainRequest(*numbers, recipe, bool(_below(2, rng)), theta, mask, options)
 

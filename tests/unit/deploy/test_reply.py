@@ -26,7 +26,7 @@ from fedcover.deploy.wire.frame import open_frame, pack_frame
 from fedcover.errors import InputError
 from fedcover.masks.encoding import pack
 from fedcover.training.options import Regrow, TrainingOptions
-from fedcover.training.task import LocalSGD
+from fedcover.training.recipes import LocalSGD
 from tests.unit.deploy.requests import reply_to, requests, same_bits, same_masks
 
 FREE = Limits(norm=math.inf)

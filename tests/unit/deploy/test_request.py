@@ -22,6 +22,7 @@ from fedcover.deploy.wire import (
     request_from_job,
 )
 from fedcover.deploy.wire.frame import open_frame, pack_frame
+from fedcover.deploy.wire.recipe import encode_recipe
 from fedcover.engines import Serial
 from fedcover.engines.client_trainer import ClientTrainer
 from fedcover.errors import InputError
@@ -32,7 +33,7 @@ from fedcover.policies import POLICIES
 from fedcover.structure.submodel import Shrinker
 from fedcover.structure.trace import trace
 from fedcover.training.options import TrainingOptions
-from fedcover.training.task import LocalSGD
+from fedcover.training.recipes import LocalSGD
 from tests.contracts.federations import federation, images
 from tests.unit.deploy.requests import random_request, requests, same_bits, same_masks
 
@@ -50,6 +51,8 @@ def test_a_request_is_decoded_as_it_was_encoded(train_request: TrainRequest) -> 
     if decoded.options and train_request.options:
         for name in ("gains", "thresholds", "distil", "regrow", "report", "rest"):
             assert getattr(decoded.options, name) == getattr(train_request.options, name)
+        assert list(decoded.options.shifts) == list(train_request.options.shifts)
+        assert all(same_bits(t, decoded.options.shifts[n]) for n, t in train_request.options.shifts.items())
         assert len(decoded.options.widths) == len(train_request.options.widths)
         assert all(same_masks(a, b) for a, b in zip(decoded.options.widths, train_request.options.widths, strict=True))
 
@@ -158,6 +161,7 @@ def _same_update(a: fc.ClientUpdate, b: fc.ClientUpdate) -> None:
         assert all(torch.equal(a.report[name], b.report[name]) for name in b.report)
 
 
+RECIPE = encode_recipe(LocalSGD())
 REQUEST = TrainRequest(4, 1, 3, 5, LocalSGD(), True, {"a": torch.ones(2, 3), "b": torch.ones(3)}, {})
 
 
@@ -189,8 +193,13 @@ def test_another_and_much_larger_model_is_named_too() -> None:
         ({"round": 0}, "round of the message must be a whole number of 1 or more; got 0"),
         ({"round": True}, "round of the message must be a whole number of 1 or more; got True"),
         ({"client": -1}, "client of the message must be a whole number of 0 or more"),
-        ({"lr": "1"}, "lr of the message must be a finite number; got '1'"),
-        ({"lr": 0}, "lr must be a positive number"),
+        ({"recipe": {**RECIPE, "lr": "1"}}, "lr of the message must be a finite number; got '1'"),
+        ({"recipe": {**RECIPE, "lr": 0}}, "lr must be a positive number"),
+        ({"recipe": {**RECIPE, "optimizer": "Lion"}}, "unknown optimizer"),
+        ({"recipe": {**RECIPE, "optimizer": []}}, "unknown optimizer"),
+        ({"recipe": {**RECIPE, "more": 1}}, "unexpected setting 'more'"),
+        ({"recipe": {**RECIPE, "clip": "x"}}, "clip of the message must be a finite number"),
+        ({"recipe": None}, "must be its settings by name"),
         ({"shrink": 1}, "shrink of the message must be true or false; got 1"),
         ({"mask": "a"}, "names of a mask must be a list"),
         ({"mask": ["a", "a"]}, "a mask names 'a'"),

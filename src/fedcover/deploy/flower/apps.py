@@ -32,7 +32,8 @@ from fedcover.federation.runs import Schedule
 from fedcover.models import build
 from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.trace import trace
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.task import Task
 
 
 def play_config(

@@ -6,8 +6,9 @@ from typing import Any
 from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.data import Population
-from fedcover.deploy.wire.fields import check_nothing_left, take_bool, take_int, take_number
+from fedcover.deploy.wire.fields import check_nothing_left, take_bool, take_int
 from fedcover.deploy.wire.frame import INT_LIMIT, open_frame, pack_frame, short_repr
+from fedcover.deploy.wire.recipe import decode_recipe, encode_recipe
 from fedcover.deploy.wire.tensors import (
     decode_mask,
     decode_values,
@@ -22,7 +23,8 @@ from fedcover.params import Mask, Params, check_mask
 from fedcover.seeding import Round
 from fedcover.training.client import Job
 from fedcover.training.options import TrainingOptions
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.recipes import Recipe
+from fedcover.training.task import Task
 
 MAX_REQUEST_BYTES = 1 << 40
 """The size limit of a request; memory is allocated only after its model was compared with the client's own."""
@@ -36,7 +38,7 @@ class TrainRequest:
     slot: int
     round: int
     seed: int
-    recipe: LocalSGD
+    recipe: Recipe
     shrink: bool
     """Whether sub-models are made physically smaller before they are trained."""
     theta: Params
@@ -67,17 +69,13 @@ def encode_request(request: TrainRequest) -> bytes:
     if not -INT_LIMIT < request.seed < INT_LIMIT:
         raise InputError(f"the seed of a request must fit into 64 bits; got {request.seed}; choose a smaller one")
     parts = {f"theta/{name}": encode_values(tensor, request.mask.get(name)) for name, tensor in request.theta.items()}
-    recipe = request.recipe
     head: dict[str, Any] = {
         "kind": "request",
         "client": request.client,
         "slot": request.slot,
         "round": request.round,
         "seed": request.seed,
-        "epochs": recipe.epochs,
-        "batch_size": recipe.batch_size,
-        "lr": recipe.lr,
-        "momentum": recipe.momentum,
+        "recipe": encode_recipe(request.recipe),
         "shrink": request.shrink,
         "tensors": tensor_table(request.theta),
         "mask": encode_mask(request.mask, parts),
@@ -108,12 +106,7 @@ def decode_request(data: bytes | memoryview, like: Params) -> TrainRequest:
         slot=take_int(head, "slot", 0),
         round=take_int(head, "round", 1),
         seed=take_int(head, "seed"),
-        recipe=LocalSGD(
-            take_int(head, "epochs", 1),
-            take_int(head, "batch_size", 1),
-            take_number(head, "lr"),
-            take_number(head, "momentum"),
-        ),
+        recipe=decode_recipe(head.pop("recipe", None)),
         shrink=take_bool(head, "shrink"),
         theta=theta,
         mask=mask,

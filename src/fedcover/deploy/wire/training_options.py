@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedcover.deploy.wire.fields import SAME_VERSION, take_bool, take_int, take_number
 from fedcover.deploy.wire.frame import short_repr
-from fedcover.deploy.wire.tensors import Parts, decode_kept
+from fedcover.deploy.wire.tensors import Parts, decode_kept, decode_values, encode_values
 from fedcover.errors import InputError
 from fedcover.masks.encoding import pack
 from fedcover.params import Mask, Params
@@ -30,6 +30,8 @@ def encode_options(
             if not bool(kept.all() if name not in wider else torch.equal(kept, wider[name])):
                 parts[f"width/{i}/{name}"] = pack(kept)
         wider = options.widths[i]
+    for name, shift in options.shifts.items():
+        parts[f"shift/{name}"] = encode_values(shift, mask.get(name))
     narrowest = options.widths[0] if options.widths else {}
     return {
         "gains": dict(options.gains),
@@ -38,6 +40,7 @@ def encode_options(
         # A narrower mask has all names of a wider one, so a count per name determines which masks have it.
         "in_widths": {name: sum(name in width for width in options.widths) for name in narrowest},
         "distil": options.distil,
+        "shifts": list(options.shifts),
         "regrow": [options.regrow.share, options.regrow.after] if options.regrow else None,
         "report": options.report,
         "rest": options.rest,
@@ -55,6 +58,7 @@ def decode_options(fields: object, like: Params, mask: Mask, parts: Parts) -> Tr
         thresholds=_take_numbers(fields, "thresholds", like),
         widths=_take_widths(fields, like, mask, parts),
         distil=take_number(fields, "distil"),
+        shifts=_take_shifts(fields, like, mask, parts),
         regrow=_take_regrow(fields),
         report=take_bool(fields, "report"),
         rest=take_bool(fields, "rest"),
@@ -73,6 +77,13 @@ def _take_numbers(fields: dict[str, Any], key: str, like: Params) -> dict[str, f
         if name not in like:
             raise InputError(f"{key} in {SUBJECT} name {short_repr(name)}, which is not a parameter of the model")
     return {name: take_number(by_name, name) for name in list(by_name)}
+
+
+def _take_shifts(fields: dict[str, Any], like: Params, mask: Mask, parts: Parts) -> Params:
+    names = fields.pop("shifts", None)
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in like for name in names):
+        raise InputError(f"shifts in {SUBJECT} must be parameters of the model; got {short_repr(names)}")
+    return {name: decode_values(parts, "shift", name, like[name], mask.get(name)) for name in names}
 
 
 def _take_regrow(fields: dict[str, Any]) -> Regrow | None:

@@ -27,8 +27,9 @@ from fedcover.errors import InputError, check_whole
 from fedcover.seeding import Round
 from fedcover.training.client import Job
 from fedcover.training.options import TrainingOptions, levels_of, widths_of
+from fedcover.training.recipes import Recipe
 from fedcover.training.steps.native import library
-from fedcover.training.task import LocalSGD, Task
+from fedcover.training.task import Task
 
 Site = tuple[Task, Population]
 """A task with its data."""
@@ -133,7 +134,7 @@ class _Message(NamedTuple):
     mask: tuple[str, ...]
     """The names of the tensors in the mask."""
     client: Client
-    recipe: LocalSGD
+    recipe: Recipe
     this_round: Round
     options: TrainingOptions | None
     """The training options without their widths."""

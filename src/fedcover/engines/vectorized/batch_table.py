@@ -28,30 +28,32 @@ class BatchTable:
 def batch_table(jobs: Sequence[Job], device: torch.device) -> BatchTable:
     """Return the table of jobs that share a recipe; the order of examples is that of ``train_client``."""
     recipe = jobs[0].recipe
-    batch, epochs = recipe.batch_size, recipe.epochs
-    sizes = [job.population.size(job.client.id) for job in jobs]
-    steps = [-(-size // batch) for size in sizes]
-    columns = max(steps) * batch
+    batch, sizes = recipe.batch_size, [job.examples for job in jobs]
+    steps, passes = [recipe.steps_per_epoch(size) for size in sizes], [recipe.passes(size) for size in sizes]
+    columns, epochs = max(steps) * batch, max(passes)
     # Padding sorts behind all examples.
     pin = device.type == "cuda"
     draws = torch.full((len(jobs), epochs, columns), 2.0, pin_memory=pin)
     owned = torch.full((len(jobs), columns), -1, dtype=torch.long, pin_memory=pin)
     for row, (job, size) in enumerate(zip(jobs, sizes, strict=True)):
-        draws[row, :, :size] = shuffle_draws(job, size)
+        draws[row, : passes[row], :size] = shuffle_draws(job, size)
         owned[row, :size] = job.population.indices(job.client.id)
     order = draws.to(device, non_blocking=True).argsort(stable=True, dim=2)
     index = owned.to(device, non_blocking=True).unsqueeze(1).expand(-1, epochs, -1).gather(2, order)
     index = index.view(len(jobs), epochs, max(steps), batch)
     epoch = torch.arange(epochs, device=device).view(1, epochs, 1).expand(len(jobs), -1, max(steps))
-    if min(steps) < max(steps):
+    passed = to_device(passes, device).view(-1, 1)
+    if min(steps) < max(steps) or min(passes) < max(passes):
+        index = index.masked_fill((epoch >= passed.unsqueeze(2)).unsqueeze(3), -1)
         # Close the gaps between a small client's epochs, so that its steps are consecutive as in serial training.
         real = (index >= 0).any(3).view(len(jobs), -1)
         close = (~real).to(torch.int8).argsort(stable=True, dim=1)
         flat = index.view(len(jobs), -1, batch)
         index = flat.gather(1, close.unsqueeze(2).expand_as(flat)).view_as(index)
         epoch = epoch.reshape(len(jobs), -1).gather(1, close).view(len(jobs), epochs, -1)
-    index = index.reshape(len(jobs), -1, batch).transpose(0, 1).contiguous()
-    last = (epoch.reshape(len(jobs), -1) == epochs - 1).transpose(0, 1)
+    most = max(recipe.steps(size) for size in sizes)  # fewer than the rows if local_steps cuts the last epoch
+    index = index.reshape(len(jobs), -1, batch)[:, :most].transpose(0, 1).contiguous()
+    last = (epoch.reshape(len(jobs), -1)[:, :most] == passed - 1).transpose(0, 1)
     return BatchTable(index, min(sizes) == columns, last & (index >= 0).any(2))
 
 

@@ -18,7 +18,7 @@ from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import failure
 from fedcover.engines.vectorized.batch_table import BatchTable, batch_table
 from fedcover.engines.vectorized.batched_step import BatchedStep, TrainedStacks
-from fedcover.engines.vectorized.transforms import option_kinds
+from fedcover.engines.vectorized.stacks import option_kinds
 from fedcover.errors import InputError
 from fedcover.training.client import Job
 from fedcover.training.task import Task

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedcover.params import Params
 from fedcover.training.client import Job
 from fedcover.training.options import regrown_each
 
@@ -30,29 +29,28 @@ def readjustments(jobs: Sequence[Job]) -> dict[int, list[Readjustment]]:
     for row, job in enumerate(jobs):
         regrow = job.options.regrow if job.options else None
         if regrow and job.mask:
-            epochs = job.recipe.epochs
-            per_epoch = job.recipe.steps(job.population.size(job.client.id)) // epochs
+            epochs, steps = job.recipe.passes(job.examples), job.recipe.steps(job.examples)
+            per_epoch = job.recipe.steps_per_epoch(job.examples)
             readjustment = Readjustment(row, min(regrow.after, epochs - 1) * per_epoch, regrow.share)
-            by_step.setdefault(min(regrow.after, epochs) * per_epoch, []).append(readjustment)
+            by_step.setdefault(min(regrow.after * per_epoch, steps), []).append(readjustment)
     return by_step
 
 
-def regrow_rows(theta: Params, velocity: Params, masks: Params, grads: Params, rows: Tensor, shares: Tensor) -> None:
-    """Readjust some rows of the masks in place; set entries that do not stay active, and their momenta, to 0.
+def regrow_rows(
+    mask: Tensor, theta: Tensor, moments: Sequence[Tensor], grads: Tensor, rows: Tensor, shares: Tensor
+) -> None:
+    """Readjust some rows of a tensor's masks in place; set entries that do not stay active, and their moments, to 0.
 
     Args:
-        theta: The stacks of parameters.
-        velocity: The stacks of momenta.
-        masks: The stacks of masks. A row that keeps all of a tensor stays as it is.
+        mask: The stack of masks. A row that keeps all of the tensor stays as it is.
+        theta: The stack of values.
+        moments: The stacks of the tensor's moments.
         grads: The gradients of these rows only.
         rows: The rows to readjust.
         shares: The share of active entries that each of these rows replaces.
     """
-    for name, mask in masks.items():
-        if name not in grads:  # it is not trained
-            continue
-        old = mask[rows]
-        new = regrown_each(theta[name][rows], old, grads[name], shares)
-        mask.index_copy_(0, rows, new)
-        for stack in (theta[name], velocity[name]):
-            stack.index_copy_(0, rows, stack[rows].masked_fill_(~(old & new), 0.0))
+    old = mask[rows]
+    new = regrown_each(theta[rows], old, grads, shares)
+    mask.index_copy_(0, rows, new)
+    for stack in (theta, *moments):
+        stack.index_copy_(0, rows, stack[rows].masked_fill_(~(old & new), 0.0))

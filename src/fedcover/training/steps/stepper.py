@@ -85,7 +85,6 @@ class Stepper:
         self._matcher = Matcher(model, stream, loss)
         self._traced_steps: dict[object, TracedStep | None] = {}
         self.lr = self.momentum = 0.0
-        self.exact = False
         self._gains: Mapping[str, float] = NONE
         self._frozen: Params = {}
         """Frozen tensors with gains: multiplying by a gain and dividing by it may round."""
@@ -101,7 +100,6 @@ class Stepper:
         lr: float,
         momentum: float,
         key: int,
-        exact: bool = False,
         gains: Mapping[str, float] = NONE,
     ) -> None:
         """Reset to theta o m with zero momentum.
@@ -115,11 +113,9 @@ class Stepper:
             lr: The step size.
             momentum: The factor by which momentum decays at each step.
             key: The key of the client's dropout.
-            exact: Whether to set pruned gradients to 0 instead of multiplying them by 0, which does not remove a
-                gradient that is not finite; it is slower.
             gains: The factors of tensors in forward passes, by name.
         """
-        self.lr, self.momentum, self.exact, self._gains = lr, momentum, exact, gains
+        self.lr, self.momentum, self._gains = lr, momentum, gains
         self.stream.key, self.number = key, 0
         self._dropout.clear()
         fixed = [name for name, p in self.model.named_parameters() if name in gains and not p.requires_grad]
@@ -147,7 +143,7 @@ class Stepper:
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """Take one step on a batch, and return the loss before it."""
-        traced = None if self.exact else self._traced_step(x, y)
+        traced = self._traced_step(x, y)
         loss = self._by_autograd(x, y) if traced is None else self._by_traced(traced, x, y)
         for flat in self.flats:
             if flat.kept is None:
@@ -175,15 +171,27 @@ class Stepper:
             y: The labels.
             loss: Another loss function than the stepper's; it is left to autograd.
         """
-        momentum, exact = self.momentum, self.exact
+        momentum, self.momentum = self.momentum, 0.0
         for flat in self.flats:
             flat.velocity.zero_()
-        self.momentum, self.exact = 0.0, False
         try:
             traced = self._traced_step(x, y) if loss is None else None
             return self._by_autograd(x, y, loss) if traced is None else self._by_traced(traced, x, y)
         finally:
-            self.momentum, self.exact = momentum, exact
+            self.momentum = momentum
+
+    @property
+    def trained(self) -> list[str]:
+        """The names of the tensors that are trained."""
+        return [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+
+    def show(self, theta: Params) -> None:
+        """Set the parameters of the model."""
+        put_params(self.model, theta)
+
+    def velocities(self) -> Params:
+        """Return the momenta, by name; they are views, which the next step overwrites."""
+        return {name: v for flat in self.flats for name, v in zip(flat.names, flat.momenta, strict=True)}
 
     def params(self) -> Params:
         """Return a copy of the model's parameters, divided by their gains."""
@@ -193,7 +201,7 @@ class Stepper:
 
     def _by_chain(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor | None:
         """Take the steps of several epochs by the C library; return None, with nothing done, if it cannot."""
-        if not self._trace or self.exact or len(self.flats) != 1:
+        if not self._trace or len(self.flats) != 1:
             return None
         (flat,) = self.flats
         if flat.gain is not None:  # the library only distinguishes kept and pruned
@@ -211,8 +219,7 @@ class Stepper:
         """Return the traced step for batches of this shape, cached; None if they are left to autograd."""
         key = (x.shape, x.dtype, y.shape, y.dtype)
         if key not in self._traced_steps:
-            momenta = {name: v for flat in self.flats for name, v in zip(flat.names, flat.momenta, strict=True)}
-            traced = trace_step(self.model, self.stream, self.loss, x, y, momenta) if self._trace else None
+            traced = trace_step(self.model, self.stream, self.loss, x, y, self.velocities()) if self._trace else None
             self._traced_steps[key] = traced if traced is not None and self._agrees(traced, x, y) else None
         return self._traced_steps[key]
 
@@ -257,9 +264,7 @@ class Stepper:
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         grads = dict(zip(names, gradients, strict=True))
         for flat in self.flats:
-            for name, v, (at, size) in zip(flat.names, flat.momenta, flat.places, strict=True):
-                if self.exact and flat.kept is not None:
-                    grads[name].masked_fill_(flat.kept[at : at + size].view_as(v) == 0, 0.0)
+            for name, v in zip(flat.names, flat.momenta, strict=True):
                 v.mul_(self.momentum).add_(grads[name])
         return loss.detach()
 

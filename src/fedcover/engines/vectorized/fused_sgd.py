@@ -1,0 +1,91 @@
+"""A fast path: SGD with momentum and gains for many clients, in place.
+
+The update has the form that ``compile.py`` replaces by one kernel on a GPU.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcover.engines.vectorized.stacks import PLAIN, OptionsKind, column, stack_like
+from fedcover.params import Params
+from fedcover.training.client import Job
+from fedcover.training.recipes import LocalSGD, Recipe
+
+Gradients = Callable[..., tuple[Params, Tensor]]
+
+
+def try_fused(
+    recipe: Recipe, kind: OptionsKind, theta: Params, masks: Params, trained: Sequence[str], gradients: Gradients
+) -> "FusedSGD | None":
+    """Return the fast path; None for a recipe or options that it does not know."""
+    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or any(kind._replace(gains=False)):
+        return None
+    return FusedSGD(recipe, kind.gains, theta, masks, trained, gradients)
+
+
+class FusedSGD:
+    """Stacks of parameters, momenta and masks; a tensor with gain g is trained as g theta, which is equivalent."""
+
+    def __init__(
+        self,
+        recipe: LocalSGD,
+        gains: bool,
+        theta: Params,
+        masks: Params,
+        trained: Sequence[str],
+        gradients: Gradients,
+    ) -> None:
+        self.theta, self.masks = theta, masks
+        self._recipe, self._trained, self._gradients = recipe, tuple(trained), gradients
+        self._velocity = stack_like(theta, trained)
+        # Frozen tensors have gains in forward passes too.
+        self._gains = {name: stack.new_zeros(len(stack)) for name, stack in theta.items() if gains}
+        self._frozen: Params = {}
+
+    def load(self, jobs: Sequence[Job]) -> None:
+        """Multiply theta by the gains, and set momenta to 0."""
+        # Multiplying by a gain and dividing by it may round, but tensors that are not trained must not change.
+        self._frozen = {name: self.theta[name].clone() for name in self._gains if name not in self._trained}
+        for name, gains in self._gains.items():
+            gains.copy_(torch.tensor([(job.options or PLAIN).gains.get(name, 1.0) for job in jobs]))
+            self.theta[name].mul_(column(gains, self.theta[name]))
+        for velocity in self._velocity.values():
+            velocity.zero_()
+
+    def arguments(self, step: Tensor) -> tuple[Any, ...]:
+        """Return all stacks."""
+        return self.theta, self._velocity, self.masks, self._gains
+
+    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
+        """Take one step: v <- momentum v + g o m, theta <- theta - lr v."""
+        theta, velocity, masks, gains = tensors
+        parameters = {name: theta[name] for name in self._trained}
+        fixed = {name: stack for name, stack in theta.items() if name not in parameters}
+        grads, losses = self._gradients(parameters, fixed, *batch, keys, step)
+        lr = batch[2].any(1) * self._recipe.lr  # 0 for a client that has finished its steps
+        for name in self._trained:
+            grad = torch.where(masks[name], grads[name], 0.0) if name in masks else grads[name]
+            scale = lr.to(velocity[name].dtype)
+            scale = scale * gains[name] * gains[name] if name in gains else scale
+            v = velocity[name].mul_(self._recipe.momentum).add_(grad)
+            theta[name].sub_(v * column(scale, v))
+        return losses
+
+    def shown(self, rows: Tensor) -> Params:
+        """Return the parameters of some clients, times their gains."""
+        return {name: stack[rows] for name, stack in self.theta.items()}
+
+    def moments(self, name: str) -> list[Tensor]:
+        """Return the momenta of a tensor."""
+        return [self._velocity[name]]
+
+    def results(self) -> tuple[Params, Params]:
+        """Return the parameters, divided by their gains."""
+        theta = {
+            name: stack / column(self._gains[name], stack) if name in self._gains else stack.clone()
+            for name, stack in self.theta.items()
+        }
+        return theta | self._frozen, {}

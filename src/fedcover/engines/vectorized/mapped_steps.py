@@ -1,0 +1,138 @@
+"""Steps of many clients by their definition: ``training/step.py``, mapped over the clients."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from fedcover.engines.vectorized.stacks import PLAIN, OptionsKind, column, stack_like
+from fedcover.params import Params
+from fedcover.training.client import Job, width_draws
+from fedcover.training.options import MOST_WIDTHS, levels_of
+from fedcover.training.recipes import Recipe
+from fedcover.training.step import StepData, StepState, reads_start, shown_values, take_step
+
+ClientGradients = Callable[..., tuple[Params, Tensor]]
+"""(trained, frozen, x, y, real, key, step) -> (gradients, loss), of one client."""
+
+
+class MappedSteps:
+    """Stacks of everything that ``take_step`` reads and writes.
+
+    Args:
+        recipe: The recipe, which all clients share.
+        kind: The training options that need stacks.
+        theta: The stacks of all parameters.
+        masks: The stacks of all masks; empty if no client has one.
+        trained: The names of the tensors that are trained.
+        num_steps: The number of steps of the client with the most.
+        gradients: The gradients of one client.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        kind: OptionsKind,
+        theta: Params,
+        masks: Params,
+        trained: Sequence[str],
+        num_steps: int,
+        gradients: ClientGradients,
+    ) -> None:
+        self.theta, self.masks = theta, masks
+        self._recipe, self._trained, self._gradients = recipe, tuple(trained), gradients
+        values = {name: theta[name] for name in trained}
+        moments = {name: {m: torch.zeros_like(t) for m in recipe.moments} for name, t in values.items()}
+        for name in trained if recipe.counts else ():
+            moments[name]["count"] = (
+                torch.zeros_like(values[name]) if kind.widths else values[name].new_zeros(len(values[name]))
+            )
+        self._state = StepState(values, moments, stack_like(theta, trained if kind.report else ()))
+        numbers = {name: stack.new_zeros(len(stack)) for name, stack in theta.items()}
+        self._data = StepData(
+            frozen={name: stack for name, stack in theta.items() if name not in values},
+            kept={name: masks[name] for name in trained if masks},
+            start=stack_like(theta, trained if reads_start(recipe) else ()),
+            gains=dict(numbers) if kind.gains else {},
+            taus={name: numbers[name].clone() for name in trained if kind.thresholds},
+            levels=stack_like(theta, list(theta) if kind.widths else (), torch.uint8),
+            shifts=stack_like(theta, trained if kind.shifts else ()),
+        )
+        first = next(iter(theta.values()))
+        self._least_level = torch.zeros((num_steps, len(first)), dtype=torch.uint8, device=first.device)
+
+    def load(self, jobs: Sequence[Job]) -> None:
+        """Fill the stacks with the clients' options, and set moments and reports to 0."""
+        options = [job.options or PLAIN for job in jobs]
+        for stack in pytree.tree_leaves((self._state.moments, self._state.squares)):
+            stack.zero_()
+        for name, stack in self._data.start.items():
+            stack.copy_(self.theta[name])
+        for name, gains in self._data.gains.items():
+            gains.copy_(torch.tensor([one.gains.get(name, 1.0) for one in options]))
+        for name, taus in self._data.taus.items():
+            taus.copy_(torch.tensor([one.thresholds.get(name, 0.0) for one in options]))
+        for name, shifts in self._data.shifts.items():
+            for row, one in zip(shifts, options, strict=True):
+                row.copy_(one.shifts[name]) if name in one.shifts else row.zero_()
+        self._load_widths(jobs)
+
+    def _load_widths(self, jobs: Sequence[Job]) -> None:
+        """Fill the levels of entries, and the table of the least level that is inside the width drawn at each step."""
+        levels = {id(job.options): levels_of(job.options.widths) for job in jobs if job.options and job.options.widths}
+        for name, stack in self._data.levels.items():
+            stack.fill_(MOST_WIDTHS)
+            for row, job in zip(stack, jobs, strict=True):
+                if name in levels.get(id(job.options), {}):
+                    row.copy_(levels[id(job.options)][name])
+        self._least_level.zero_()
+        for client, job in enumerate(jobs):
+            if job.options is not None and job.options.widths:
+                draws = width_draws(job, job.examples)
+                self._least_level[: len(draws), client] = (len(job.options.widths) - draws).to(self._least_level)
+
+    def arguments(self, step: Tensor) -> tuple[Any, ...]:
+        """Return the state, what steps read, and the width thresholds of this step."""
+        return self._state, self._data, self._least_level.index_select(0, step.view(1)).squeeze(0)
+
+    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
+        """Take one step of every client that has not finished."""
+        take_steps: Any = vmap(self._step, in_dims=(0, 0, 0, 0, 0, None), randomness="different")
+        state, losses = take_steps(*tensors, batch, keys, step)
+        for before, after in zip(pytree.tree_leaves(tensors[0]), pytree.tree_leaves(state), strict=True):
+            before.copy_(after)
+        return cast(Tensor, losses)
+
+    def _step(
+        self, state: StepState, data: StepData, width: Tensor, batch: tuple[Tensor, ...], key: Tensor, step: Tensor
+    ) -> tuple[StepState, Tensor]:
+        """Take one step of one client; a client that has finished its steps stays as it is."""
+
+        def gradients(shown: Params) -> tuple[Params, Tensor]:
+            trained = {name: shown[name] for name in self._trained}
+            return self._gradients(trained, {n: shown[n] for n in data.frozen}, *batch, key, step)
+
+        after, loss = take_step(self._recipe, gradients, state, data, step, width)
+        active = batch[2].any()
+        return pytree.tree_map(lambda new, old: torch.where(active, new, old), after, state), loss
+
+    def shown(self, rows: Tensor) -> Params:
+        """Return the parameters of some clients, times their gains."""
+        gains = {name: column(stack[rows], self.theta[name][rows]) for name, stack in self._data.gains.items()}
+        return shown_values({name: stack[rows] for name, stack in self.theta.items()}, {}, gains)
+
+    def moments(self, name: str) -> list[Tensor]:
+        """Return the moments of a tensor that have a number for each entry."""
+        return [stack for stack in self._state.moments[name].values() if stack.shape == self.theta[name].shape]
+
+    def results(self) -> tuple[Params, Params]:
+        """Return copies of the parameters and of the gradient reports, with 0 for sums that are not finite."""
+        theta = {name: stack.clone() for name, stack in self.theta.items()}
+        if not self._state.squares:
+            return theta, {}
+        zeros = {name: torch.zeros_like(stack) for name, stack in self._data.frozen.items()}
+        squares = {**zeros, **self._state.squares}
+        return theta, {name: torch.where(squares[name].isfinite(), squares[name], 0.0) for name in theta}

@@ -1,0 +1,87 @@
+"""Stacks of many clients' tensors, which a step reads and writes in place: the first axis is the client."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedcover.errors import InputError
+from fedcover.params import Params
+from fedcover.training.client import Job
+from fedcover.training.options import TrainingOptions
+
+PLAIN = TrainingOptions()
+
+
+class OptionsKind(NamedTuple):
+    """The training options for which a batch of clients has stacks; all False for none."""
+
+    gains: bool
+    thresholds: bool
+    widths: bool
+    shifts: bool
+    report: bool
+
+
+class Stacks(Protocol):
+    """The stacks of clients that are trained together, and one step of all of them."""
+
+    theta: Params
+    """All parameters."""
+    masks: Params
+    """The masks of all parameters; empty if no client has one."""
+
+    def load(self, jobs: Sequence[Job]) -> None:
+        """Fill the stacks for the start of these jobs, from ``theta`` and ``masks``, which are filled already."""
+
+    def arguments(self, step: Tensor) -> tuple[Any, ...]:
+        """Return the tensors that ``update`` takes, apart from the batch."""
+
+    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
+        """Take one step of all clients in place, and return each client's loss."""
+
+    def shown(self, rows: Tensor) -> Params:
+        """Return all parameters of some clients as forward passes see them, without widths."""
+
+    def moments(self, name: str) -> list[Tensor]:
+        """Return the moments of a tensor that have a number for each of its entries."""
+
+    def results(self) -> tuple[Params, Params]:
+        """Return copies of all parameters, and of the gradient reports, if there are any."""
+
+
+def option_kinds(jobs: Sequence[Job]) -> list[OptionsKind]:
+    """Return for each job the kind that clients must share to be trained as one batch.
+
+    Clients of one federation are trained together even if only some of them have gains, thresholds, widths or shifts:
+    the others get a gain of 1, a threshold of 0, their whole model as a width and a shift of 0. Otherwise a federation
+    would be split into small batches.
+    """
+    kinds = [_kind(job.options or PLAIN) for job in jobs]
+    shared: dict[int, OptionsKind] = {}
+    for job, kind in zip(jobs, kinds, strict=True):
+        before = shared.get(id(job.theta), kind)
+        shared[id(job.theta)] = OptionsKind(*(a or b for a, b in zip(before, kind, strict=True)))
+    return [shared[id(job.theta)]._replace(report=kind.report) for job, kind in zip(jobs, kinds, strict=True)]
+
+
+def _kind(options: TrainingOptions) -> OptionsKind:
+    if options.distil:
+        raise InputError(
+            "engine=vectorized cannot distil from the widest of several widths, which the policy requires; use"
+            " engine=processes or engine=serial"
+        )
+    return OptionsKind(
+        bool(options.gains), bool(options.thresholds), bool(options.widths), bool(options.shifts), options.report
+    )
+
+
+def stack_like(theta: Params, names: Sequence[str], dtype: torch.dtype | None = None) -> Params:
+    """Return stacks of 0 for some of the tensors."""
+    return {name: torch.zeros_like(theta[name], dtype=dtype) for name in names}
+
+
+def column(values: Tensor, stack: Tensor) -> Tensor:
+    """Reshape one number per client so that it broadcasts over a stack."""
+    return values.view(-1, *[1] * (stack.ndim - 1))

@@ -1,0 +1,157 @@
+"""Recipes of local training: an optimizer with its settings, and how many steps a client takes in a round.
+
+An optimizer is two things: the names of its moments, and ``direction``, a pure function of one tensor. Entries are
+independent of each other in it, so that it can be called with one client's tensors or with stacks of many clients'.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from fedcover.errors import InputError, check_number, check_whole
+from fedcover.training.schedules import LrSchedule
+from fedcover.training.transforms import GradientTransform
+
+Moments = Mapping[str, Tensor]
+"""The moments of one tensor, by name; they start at 0."""
+
+
+@dataclass(frozen=True)
+class Recipe(ABC):
+    """The base of recipes: what every optimizer has in common.
+
+    Args:
+        epochs: The number of passes over the client's data in a round.
+        batch_size: The number of examples per step. The last batch of an epoch may be smaller.
+        lr: The step size.
+        local_steps: The number of steps in a round, instead of epochs.
+        clip: The largest norm of a step's gradient, over all entries of the client's mask; larger ones are scaled.
+        proximal: mu of FedProx: mu (theta - theta_q) is added to the gradient, inside the mask.
+        schedule: A factor of ``lr`` for each round: a schedule of ``fedcover.schedules``, or a function of the
+            round's index, from 1.
+        transforms: Functions of the gradients, from ``gradient_transform``, in the order in which they are applied.
+    """
+
+    epochs: int = 5
+    batch_size: int = 10
+    lr: float = 0.01
+    local_steps: int | None = field(default=None, kw_only=True)
+    clip: float | None = field(default=None, kw_only=True)
+    proximal: float = field(default=0.0, kw_only=True)
+    schedule: LrSchedule | None = field(default=None, kw_only=True)
+    transforms: tuple[GradientTransform, ...] = field(default=(), kw_only=True)
+
+    moments: ClassVar[tuple[str, ...]]
+    """The names of the optimizer's moments."""
+    counts: ClassVar[bool] = False
+    """Whether the moment ``count``, the number of steps, is one number for each tensor."""
+
+    def __post_init__(self) -> None:
+        check_whole("epochs", self.epochs, 1)
+        check_whole("batch_size", self.batch_size, 1)
+        check_number("lr", self.lr, 0, math.inf, "a positive number")
+        if self.local_steps is not None:
+            check_whole("local_steps", self.local_steps, 1)
+        if self.clip is not None:
+            check_number("clip", self.clip, 0, math.inf, "a positive number")
+        check_number("proximal", self.proximal, -1e-300, math.inf, "0 or more")
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+        for transform in self.transforms:
+            if not isinstance(transform, GradientTransform):
+                raise InputError(
+                    f"transforms must be gradient transforms; got {transform!r}; decorate the function with"
+                    f" @fedcover.gradient_transform"
+                )
+
+    @abstractmethod
+    def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what is subtracted from one tensor, as a multiple of the step size, and its new moments.
+
+        Args:
+            grad: The gradient, after all transforms, and 0 outside the mask.
+            theta: The tensor before the step.
+            moments: Its moments before the step.
+        """
+
+    def steps(self, examples: int) -> int:
+        """Return the number of steps of a client with this many examples.
+
+        >>> LocalSGD(epochs=5, batch_size=10).steps(examples=25), LocalSGD(local_steps=7).steps(examples=25)
+        (15, 7)
+        """
+        return self.local_steps or self.epochs * self.steps_per_epoch(examples)
+
+    def steps_per_epoch(self, examples: int) -> int:
+        """Return the number of batches of an epoch."""
+        return -(-examples // self.batch_size)
+
+    def passes(self, examples: int) -> int:
+        """Return the number of epochs that are begun, of which the last may be cut short by ``local_steps``."""
+        return -(-self.steps(examples) // self.steps_per_epoch(examples))
+
+    def in_round(self, index: int) -> Self:
+        """Return the recipe of one round, whose step size is that of the schedule."""
+        if self.schedule is None:
+            return self
+        factor = self.schedule(index)
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+            raise InputError(
+                f"the schedule returned {factor!r} for round {index}; return a positive number, the factor of lr"
+            )
+        return replace(self, lr=self.lr * factor, schedule=None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether training is SGD with momentum and nothing else, to which the convergence theorem applies."""
+        return False
+
+
+@dataclass(frozen=True)
+class LocalSGD(Recipe):
+    """SGD with momentum over shuffled batches of a client's data. Momentum starts at 0 in every round.
+
+    Args:
+        epochs: The number of passes over the client's data in a round.
+        batch_size: The number of examples per step. The last batch of an epoch may be smaller.
+        lr: The step size.
+        momentum: The factor by which momentum decays at each step, in [0, 1).
+        local_steps: The number of steps in a round, instead of epochs.
+        clip: The largest norm of a step's gradient, over all entries of the client's mask; larger ones are scaled.
+        proximal: mu of FedProx: mu (theta - theta_q) is added to the gradient, inside the mask.
+        schedule: A factor of ``lr`` for each round.
+        transforms: Functions of the gradients, from ``gradient_transform``.
+
+    Raises:
+        InputError: If a value is out of range.
+
+    >>> LocalSGD(lr=0.1).steps(examples=25)
+    15
+    """
+
+    momentum: float = 0.5
+
+    moments: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("momentum", self.momentum, -1e-300, 1, "a number in [0, 1)")
+
+    def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return v <- momentum v + grad."""
+        velocity = moments["velocity"] * self.momentum + grad
+        return velocity, {"velocity": velocity}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all settings but those of SGD with momentum are at their defaults."""
+        return self == LocalSGD(
+            self.epochs, self.batch_size, self.lr, self.momentum, local_steps=self.local_steps, schedule=self.schedule
+        )
+
+
+RECIPES: dict[str, type[Recipe]] = {"SGD": LocalSGD}
+"""The recipes by the name of their optimizer, in settings and on the wire."""

@@ -1,0 +1,126 @@
+"""Steps of one client by their definition, ``training/step.py``; gradients come from autograd or a traced pass."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcover.params import Mask, Params, prune
+from fedcover.training.client import Job, dropout_key, width_draws
+from fedcover.training.options import TrainingOptions, levels_of
+from fedcover.training.step import StepData, StepState, reads_start, shown_values, start_state, take_step
+from fedcover.training.steps.stepper import Loss, Stepper
+
+PLAIN = TrainingOptions()
+
+
+def client_data(job: Job, trained: Sequence[str]) -> tuple[Params, StepData]:
+    """Return a client's trained tensors at the start of a round, and what its steps read.
+
+    Args:
+        job: The client's job.
+        trained: The names of the tensors that are trained.
+    """
+    options = job.options or PLAIN
+    theta = prune(job.theta, job.mask)
+    start = {name: theta[name] for name in trained}
+    first = next(iter(theta.values()))
+    masked = bool(job.mask or options.widths)
+    data = StepData(
+        frozen={name: tensor for name, tensor in theta.items() if name not in start},
+        kept={n: job.mask[n] if n in job.mask else torch.ones_like(t, dtype=torch.bool) for n, t in start.items()}
+        if masked
+        else {},
+        start=start if reads_start(job.recipe) else {},
+        gains={name: first.new_tensor(gain) for name, gain in options.gains.items()},
+        taus={name: first.new_tensor(tau) for name, tau in options.thresholds.items() if name in start and tau},
+        levels=levels_of(options.widths),
+        shifts={name: shift for name, shift in options.shifts.items() if name in start},
+    )
+    return start, data
+
+
+class DefinedSteps:
+    """The steps of one client, each a call of ``take_step``.
+
+    Args:
+        stepper: The scratch model, which computes the gradients.
+        job: The client's job.
+    """
+
+    def __init__(self, stepper: Stepper, job: Job) -> None:
+        self._stepper, self._recipe, self._theta = stepper, job.recipe, job.theta
+        options = job.options or PLAIN
+        stepper.start(job.theta, job.mask, 0.0, 0.0, dropout_key(job))
+        trained, data = client_data(job, stepper.trained)
+        self._data = data._replace(kept={name: kept.to(trained[name].dtype) for name, kept in data.kept.items()})
+        self._state: StepState = start_state(job.recipe, trained, bool(options.widths), options.report)
+        self._distil, self._num_widths = options.distil, len(options.widths)
+        self._widths = width_draws(job, job.examples).tolist() if options.widths else []
+
+    def epochs(self, inputs: Tensor, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
+        """Take the steps of several epochs, and return the losses of the last."""
+        losses: list[Tensor] = []
+        for order in orders:
+            xs, ys = (data.index_select(0, order).split(batch_size) for data in (inputs, labels))
+            losses = [self._step(x, y) for x, y in zip(xs, ys, strict=True)]
+        return torch.stack(losses)
+
+    def values(self, inputs: Tensor, labels: Tensor) -> tuple[Params, Params]:
+        """Return the trained tensors, and their gradients on a batch."""
+        grads, _ = self._gradients(inputs, labels)(shown_values(self._whole, {}, self._data.gains))
+        return self._state.theta, {name: grad.clone() for name, grad in grads.items()}
+
+    def remask(self, old: Mask, new: Mask) -> None:
+        """Continue with another mask."""
+        theta, moments, kept = dict(self._state.theta), dict(self._state.moments), dict(self._data.kept)
+        for name in [name for name in new if name in theta]:
+            leaves = ~(old[name] & new[name])
+            theta[name] = theta[name].masked_fill(leaves, 0.0)
+            moments[name] = {m: t.masked_fill(leaves, 0.0) if t.ndim else t for m, t in moments[name].items()}
+            kept[name] = new[name].to(theta[name].dtype)
+        self._state, self._data = self._state._replace(theta=theta, moments=moments), self._data._replace(kept=kept)
+
+    def finish(self) -> tuple[Params, Params | None]:
+        """Return all parameters, and the gradient report if there is one, with 0 for sums that are not finite."""
+        theta, squares = self._whole, self._state.squares
+        report = {n: torch.where(squares[n].isfinite(), squares[n], 0.0) for n in squares}
+        parameters = {name: theta[name] for name in self._theta}
+        if not report:
+            return parameters, None
+        return parameters, {name: report.get(name, torch.zeros_like(tensor)) for name, tensor in parameters.items()}
+
+    @property
+    def _whole(self) -> Params:
+        return {**self._data.frozen, **self._state.theta}
+
+    def _step(self, x: Tensor, y: Tensor) -> Tensor:
+        number = self._stepper.number
+        width = self._num_widths - self._widths[number] if self._widths else 0
+        gradients = self._gradients(x, y, self._loss(x) if self._distil else None)
+        self._state, loss = take_step(self._recipe, gradients, self._state, self._data, number, width)
+        self._stepper.number += 1
+        return loss
+
+    def _gradients(self, x: Tensor, y: Tensor, loss: Loss | None = None) -> Callable[[Params], tuple[Params, Tensor]]:
+        def gradients(shown: Params) -> tuple[Params, Tensor]:
+            self._stepper.show(shown)
+            value = self._stepper.gradients(x, y, loss)
+            return self._stepper.velocities(), value
+
+        return gradients
+
+    def _loss(self, x: Tensor) -> Loss:
+        """Return the loss (1 - a) loss + a KL(scores of the widest || scores), with a the weight of distillation."""
+        stepper, share = self._stepper, self._distil
+        widest = {name: level >= 1 for name, level in self._data.levels.items()}
+        stepper.show(shown_values(self._whole, widest, self._data.gains))
+        stepper.stream.step = stepper.number
+        teacher = F.log_softmax(stepper.model(x.clone()), 1)
+
+        def distilled(scores: Tensor, labels: Tensor) -> Tensor:
+            divergence = F.kl_div(F.log_softmax(scores, 1), teacher, reduction="batchmean", log_target=True)
+            return (1 - share) * stepper.loss(scores, labels) + share * divergence
+
+        return distilled

@@ -1,0 +1,57 @@
+"""Fast steps of one client: SGD with momentum, by the C library or on flat buffers."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedcover.params import Mask, Params
+from fedcover.training.client import Job, dropout_key
+from fedcover.training.options import TrainingOptions
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.steps.stepper import Stepper
+
+PLAIN = TrainingOptions()
+
+
+def try_fast_steps(stepper: Stepper, job: Job) -> "FastSteps | None":
+    """Return fast steps for a job; None if its recipe or its options ask for anything that they do not know."""
+    recipe, options = job.recipe, job.options or PLAIN
+    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or options.has_beyond("gains", "regrow"):
+        return None
+    return FastSteps(stepper, job, recipe, options)
+
+
+class FastSteps:
+    """The steps of one client by a stepper; a tensor with gain g is trained as g theta, which is equivalent."""
+
+    def __init__(self, stepper: Stepper, job: Job, recipe: LocalSGD, options: TrainingOptions) -> None:
+        self._stepper = stepper
+        stepper.start(job.theta, job.mask, recipe.lr, recipe.momentum, dropout_key(job), options.gains)
+
+    def epochs(self, inputs: Tensor, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
+        """Take the steps of several epochs, and return the losses of the last."""
+        whole = [order for order in orders if len(order) == len(orders[0])]
+        losses = self._stepper.epochs(inputs, labels, torch.stack(whole), batch_size)
+        for order in orders[len(whole) :]:  # the last may be cut short
+            losses = self._stepper.epochs(inputs, labels, order.unsqueeze(0), batch_size)
+        return losses
+
+    def values(self, inputs: Tensor, labels: Tensor) -> tuple[Params, Params]:
+        """Return the trained tensors, and their gradients on a batch; momenta stay as they are."""
+        stepper = self._stepper
+        momenta = [flat.velocity.clone() for flat in stepper.flats]
+        stepper.gradients(inputs, labels)
+        theta = {name: tensor for flat in stepper.flats for name, tensor in flat.split(flat.theta).items()}
+        grads = {name: tensor for flat in stepper.flats for name, tensor in flat.split(flat.velocity).items()}
+        for flat, momentum in zip(stepper.flats, momenta, strict=True):
+            flat.velocity.copy_(momentum)
+        return theta, grads
+
+    def remask(self, old: Mask, new: Mask) -> None:
+        """Continue with another mask."""
+        self._stepper.remask(old, new)
+
+    def finish(self) -> tuple[Params, Params | None]:
+        """Return all parameters; there is no gradient report."""
+        return self._stepper.params(), None
