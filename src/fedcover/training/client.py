@@ -39,7 +39,7 @@ class Job:
         return self.population.size(self.client.id)
 
 
-class Steps(Protocol):
+class ClientSteps(Protocol):
     """The steps of one client in one round, from theta o m on; ``FastSteps`` and ``DefinedSteps`` take them."""
 
     def epochs(self, inputs: Tensor, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
@@ -81,7 +81,7 @@ def epoch_orders(job: Job, owned: Tensor) -> list[Tensor]:
     return [*epochs[:-1], epochs[-1][: batches * recipe.batch_size]]
 
 
-def train_client(steps: Steps, job: Job) -> ClientUpdate:
+def train_client(steps: ClientSteps, job: Job) -> ClientUpdate:
     """Train one client by steps that have not begun, and return its update; pruned entries are exactly 0."""
     client, data, batch_size = job.client.id, job.population.examples, job.recipe.batch_size
     owned, mask = job.population.indices(client), job.mask
