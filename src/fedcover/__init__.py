@@ -34,9 +34,11 @@ from fedcover.seeding import Round
 from fedcover.structure.batch_norm import gather_statistics
 from fedcover.structure.submodel import SubModel, shrink
 from fedcover.structure.trace import ModelStructure, trace
+from fedcover.training import schedules
 from fedcover.training.options import Regrow, TrainingOptions
-from fedcover.training.recipes import LocalSGD
+from fedcover.training.recipes import LocalSGD, Recipe
 from fedcover.training.task import Task
+from fedcover.training.transforms import GradientTransform, StepView, gradient_transform
 from fedcover.version import __version__
 
 globals().update(FACTORIES)
@@ -61,6 +63,7 @@ __all__ = [
     "FedcoverError",
     "Federation",
     "RoundFeedback",
+    "GradientTransform",
     "History",
     "InputError",
     "LocalSGD",
@@ -70,11 +73,13 @@ __all__ = [
     "Population",
     "Processes",
     "RegionSum",
+    "Recipe",
     "Regrow",
     "Round",
     "RoundRecord",
     "Serial",
     "StepSizeWarning",
+    "StepView",
     "SubModel",
     "Task",
     "Vectorized",
@@ -89,12 +94,14 @@ __all__ = [
     "data",
     "gamma_min",
     "gather_statistics",
+    "gradient_transform",
     "load_model",
     "parse_code",
     "policy",
     "pruning_noise",
     "regions",
     "run_many",
+    "schedules",
     "shrink",
     "trace",
     "uncovered",

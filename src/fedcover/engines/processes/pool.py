@@ -30,9 +30,10 @@ from fedcover.training.options import TrainingOptions, levels_of, widths_of
 from fedcover.training.recipes import Recipe
 from fedcover.training.steps.native import library
 from fedcover.training.task import Task
+from fedcover.training.transforms import GradientTransform
 
-Site = tuple[Task, Population]
-"""A task with its data."""
+Site = tuple[Task, Population, tuple[GradientTransform, ...]]
+"""A task, its data, and gradient transforms: what workers inherit, since it may contain functions of any kind."""
 
 
 class Processes(Engine):
@@ -135,6 +136,7 @@ class _Message(NamedTuple):
     """The names of the tensors in the mask."""
     client: Client
     recipe: Recipe
+    """The recipe without its transforms, which are functions and part of the site."""
     this_round: Round
     options: TrainingOptions | None
     """The training options without their widths."""
@@ -160,8 +162,8 @@ class _Pool:
 
         library()  # compiled if necessary, and loaded once for all workers
 
-        self._sites = _distinct([(job.task, job.population) for job in jobs])
-        self._layouts = [BufferLayout(dict(task.model.named_parameters())) for task, _ in self._sites]
+        self._sites = list({_site_key(job): _site(job) for job in jobs}.values())
+        self._layouts = [BufferLayout(dict(task.model.named_parameters())) for task, _, _ in self._sites]
         self._max_thetas = len({id(job.theta) for job in jobs})
         size, entries = (max(getattr(layout, key) for layout in self._layouts) for key in ("size", "entries"))
         self._thetas = [shared_bytes(size) for _ in range(self._max_thetas)]
@@ -179,15 +181,15 @@ class _Pool:
 
     def fits(self, jobs: Sequence[Job]) -> bool:
         """Return whether all workers live and have the sites of these jobs and enough buffers for their thetas."""
-        sites = {(id(task), id(population)) for task, population in self._sites}
+        sites = {(id(task), id(population), transforms) for task, population, transforms in self._sites}
         alive = all(worker.process.is_alive() for worker in self._workers)
         enough = len({id(job.theta) for job in jobs}) <= self._max_thetas
-        return alive and enough and all((id(job.task), id(job.population)) in sites for job in jobs)
+        return alive and enough and all(_site_key(job) in sites for job in jobs)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
         """Yield one update per job, in the order of the jobs."""
-        site_of = {(id(task), id(population)): i for i, (task, population) in enumerate(self._sites)}
-        sites = [site_of[id(job.task), id(job.population)] for job in jobs]
+        keys = [(id(task), id(population), transforms) for task, population, transforms in self._sites]
+        sites = [keys.index(_site_key(job)) for job in jobs]
         thetas = self._share_thetas(jobs, sites)
         ready: dict[int, ClientUpdate] = {}
         sent = delivered = 0
@@ -226,7 +228,16 @@ class _Pool:
             options = replace(options, widths=(), distil=0.0)
         worker.job = number
         message = _Message(
-            site, theta, mask, job.client, job.recipe, job.this_round, options, levels, num_widths, distil
+            site,
+            theta,
+            mask,
+            job.client,
+            replace(job.recipe, transforms=()),
+            job.this_round,
+            options,
+            levels,
+            num_widths,
+            distil,
         )
         try:
             worker.pipe.send(message)
@@ -270,8 +281,12 @@ class _Pool:
         self._workers = []
 
 
-def _distinct(sites: Sequence[Site]) -> list[Site]:
-    return list({(id(task), id(population)): (task, population) for task, population in sites}.values())
+def _site(job: Job) -> Site:
+    return job.task, job.population, job.recipe.transforms
+
+
+def _site_key(job: Job) -> tuple[int, int, tuple[GradientTransform, ...]]:
+    return id(job.task), id(job.population), job.recipe.transforms
 
 
 def _death(worker: _Worker) -> str:
@@ -327,7 +342,9 @@ def _train(
     if options is not None and message.num_widths:
         widths = widths_of(layout.levels(buffers.levels, message.levels), message.num_widths)
         options = replace(options, widths=widths, distil=message.distil)
-    job = Job(*site, message.client, theta, mask, message.recipe, message.this_round, options)
+    task, population, transforms = site
+    recipe = replace(message.recipe, transforms=transforms)
+    job = Job(task, population, message.client, theta, mask, recipe, message.this_round, options)
     update = trainer.train(job)
     layout.put_kept(buffers.theta, update.theta, update.mask)
     if update.mask is not mask:

@@ -1,0 +1,110 @@
+"""One table: every engine, recipe and option against the definition of a step, ``training/step.py``."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedcover as fc
+from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.engines.processes.pool import Processes
+from fedcover.engines.serial import Serial
+from fedcover.engines.vectorized.engine import Vectorized
+from fedcover.params import Mask, Params
+from fedcover.structure.dropout import with_keyed_dropout
+from fedcover.training.client import Job, train_client
+from fedcover.training.recipes import Recipe
+from fedcover.training.steps.defined import DefinedSteps
+from fedcover.training.steps.stepper import Stepper
+from tests.contracts.federations import TOLERANCE, images
+from tests.laws.strategies import same
+
+
+@fc.gradient_transform
+def halved(gradients: Params, at: fc.StepView) -> Params:
+    """Halve the gradients, and pull towards the start."""
+    return {name: grad / 2 + 0.1 * (at.theta[name] - at.start[name]) for name, grad in gradients.items()}
+
+
+RECIPES: dict[str, Recipe] = {
+    "SGD": fc.LocalSGD(2, 4, 0.05),
+    "local steps": fc.LocalSGD(batch_size=4, lr=0.05, local_steps=7),
+    "clip": fc.LocalSGD(2, 4, 0.05, clip=0.5),
+    "FedProx": fc.LocalSGD(2, 4, 0.05, proximal=0.3),
+    "transform": fc.LocalSGD(2, 4, 0.05, transforms=(halved,)),
+}
+OPTIONS: dict[str, Callable[[Params, int], fc.TrainingOptions | None]] = {
+    "none": lambda theta, slot: None,
+    "gains": lambda theta, slot: fc.TrainingOptions(gains=dict.fromkeys(theta, 1 + slot / 2)),
+    "thresholds": lambda theta, slot: fc.TrainingOptions(thresholds={next(iter(theta)): slot / 10}, report=True),
+    "widths": lambda theta, slot: fc.TrainingOptions(widths=nested(theta)) if slot % 2 else None,
+    "shifts": lambda theta, slot: fc.TrainingOptions(
+        shifts={name: torch.full_like(tensor, 0.1 * slot) for name, tensor in theta.items()}
+    ),
+    "regrow": lambda theta, slot: fc.TrainingOptions(regrow=fc.Regrow(0.3)),
+}
+
+
+def nested(theta: Params) -> tuple[Mask, ...]:
+    rng = torch.Generator().manual_seed(7)
+    levels = {name: torch.rand(tensor.shape, generator=rng) for name, tensor in theta.items()}
+    return tuple({name: level < width for name, level in levels.items()} for width in (0.4, 0.8))
+
+
+def jobs_for(recipe: Recipe, options: str, network: str = "mlp", device: str = "cpu") -> list[Job]:
+    """Return the jobs of a round of unequal clients, with masks of two sizes unless widths are drawn."""
+    playing = images(Serial(), network, "full" if options == "widths" else "WP")
+    jobs = playing.begin_round(playing.start(), torch.device(device)).jobs
+    return [replace(job, recipe=recipe, options=OPTIONS[options](job.theta, slot)) for slot, job in enumerate(jobs)]
+
+
+def by_definition(job: Job) -> ClientUpdate:
+    """Return the update of a job by autograd and ``take_step``, and nothing faster."""
+    model, stream = with_keyed_dropout(job.task.model)
+    return train_client(DefinedSteps(Stepper(model, stream, job.task.loss, trace=False), job), job)
+
+
+def assert_agree(expected: Sequence[ClientUpdate], actual: Sequence[ClientUpdate]) -> None:
+    for a, b in zip(expected, actual, strict=True):
+        assert b.train_loss == pytest.approx(a.train_loss, rel=1e-4)
+        assert all(torch.equal(kept, b.mask[name].cpu()) for name, kept in a.mask.items())
+        for name, tensor in a.theta.items():
+            assert float((tensor - b.theta[name].cpu()).abs().max()) < TOLERANCE, name
+        assert (a.report is None) == (b.report is None)
+        for name, squares in (a.report or {}).items():
+            torch.testing.assert_close((b.report or {})[name].cpu(), squares, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_engines_take_the_steps_of_the_definition(recipe: str, options: str) -> None:
+    jobs = jobs_for(RECIPES[recipe], options)
+    expected = [by_definition(job) for job in jobs]
+    for engine in (Serial(), Serial(shrink=True), Vectorized("cpu")):
+        assert_agree(expected, list(engine.train(jobs)))
+
+
+@pytest.mark.parametrize("network", ["lenet", "residual"])
+def test_convolutions_too(network: str) -> None:
+    jobs = jobs_for(RECIPES["transform"], "none", network)
+    expected = [by_definition(job) for job in jobs]
+    for engine in (Serial(), Vectorized("cpu")):
+        assert_agree(expected, list(engine.train(jobs)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_steps_on_a_gpu_cuda(recipe: str, options: str) -> None:
+    for network in ("mlp", "lenet"):
+        expected = [by_definition(job) for job in jobs_for(RECIPES[recipe], options, network)]
+        assert_agree(expected, list(Vectorized("cuda").train(jobs_for(RECIPES[recipe], options, network, "cuda"))))
+
+
+def test_processes_equal_serial_bit_for_bit() -> None:
+    jobs = [job for recipe in RECIPES.values() for job in jobs_for(recipe, "none")]
+    with Processes(2) as engine:
+        for a, b in zip(Serial().train(jobs), engine.train(jobs), strict=True):
+            assert same(a.theta, b.theta)
