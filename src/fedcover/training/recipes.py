@@ -119,6 +119,7 @@ class LocalSGD(Recipe):
         batch_size: The number of examples per step. The last batch of an epoch may be smaller.
         lr: The step size.
         momentum: The factor by which momentum decays at each step, in [0, 1).
+        weight_decay: The factor of theta that is added to the gradient.
         local_steps: The number of steps in a round, instead of epochs.
         clip: The largest norm of a step's gradient, over all entries of the client's mask; larger ones are scaled.
         proximal: mu of FedProx: mu (theta - theta_q) is added to the gradient, inside the mask.
@@ -133,15 +134,18 @@ class LocalSGD(Recipe):
     """
 
     momentum: float = 0.5
+    weight_decay: float = 0.0
 
     moments: ClassVar[tuple[str, ...]] = ("velocity",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("momentum", self.momentum, -1e-300, 1, "a number in [0, 1)")
+        check_number("weight_decay", self.weight_decay, -1e-300, math.inf, "0 or more")
 
     def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return v <- momentum v + grad."""
+        """Return v <- momentum v + grad + weight_decay theta."""
+        grad = grad + self.weight_decay * theta if self.weight_decay else grad
         velocity = moments["velocity"] * self.momentum + grad
         return velocity, {"velocity": velocity}
 
