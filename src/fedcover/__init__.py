@@ -36,7 +36,7 @@ from fedcover.structure.submodel import SubModel, shrink
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training import schedules
 from fedcover.training.options import Regrow, TrainingOptions
-from fedcover.training.recipes import LocalSGD, Recipe
+from fedcover.training.recipes import LocalAdam, LocalSGD, Recipe
 from fedcover.training.task import Task
 from fedcover.training.transforms import GradientTransform, StepView, gradient_transform
 from fedcover.version import __version__
@@ -66,6 +66,7 @@ __all__ = [
     "GradientTransform",
     "History",
     "InputError",
+    "LocalAdam",
     "LocalSGD",
     "MissingExtraError",
     "ModelStructure",

@@ -30,6 +30,9 @@ def halved(gradients: Params, at: fc.StepView) -> Params:
 RECIPES: dict[str, Recipe] = {
     "SGD": fc.LocalSGD(2, 4, 0.05),
     "weight decay": fc.LocalSGD(2, 4, 0.05, weight_decay=0.1),
+    "Nesterov": fc.LocalSGD(2, 4, 0.05, nesterov=True),
+    "Adam": fc.LocalAdam(2, 4, 0.01),
+    "AdamW": fc.LocalAdam(2, 4, 0.01, weight_decay=0.1, decoupled=True),
     "local steps": fc.LocalSGD(batch_size=4, lr=0.05, local_steps=7),
     "clip": fc.LocalSGD(2, 4, 0.05, clip=0.5),
     "FedProx": fc.LocalSGD(2, 4, 0.05, proximal=0.3),

@@ -120,6 +120,7 @@ class LocalSGD(Recipe):
         lr: The step size.
         momentum: The factor by which momentum decays at each step, in [0, 1).
         weight_decay: The factor of theta that is added to the gradient.
+        nesterov: Whether to step by grad + momentum v, as torch's SGD does, instead of v.
         local_steps: The number of steps in a round, instead of epochs.
         clip: The largest norm of a step's gradient, over all entries of the client's mask; larger ones are scaled.
         proximal: mu of FedProx: mu (theta - theta_q) is added to the gradient, inside the mask.
@@ -135,6 +136,7 @@ class LocalSGD(Recipe):
 
     momentum: float = 0.5
     weight_decay: float = 0.0
+    nesterov: bool = False
 
     moments: ClassVar[tuple[str, ...]] = ("velocity",)
 
@@ -147,7 +149,7 @@ class LocalSGD(Recipe):
         """Return v <- momentum v + grad + weight_decay theta."""
         grad = grad + self.weight_decay * theta if self.weight_decay else grad
         velocity = moments["velocity"] * self.momentum + grad
-        return velocity, {"velocity": velocity}
+        return grad + self.momentum * velocity if self.nesterov else velocity, {"velocity": velocity}
 
     @property
     def is_plain(self) -> bool:
@@ -157,5 +159,62 @@ class LocalSGD(Recipe):
         )
 
 
-RECIPES: dict[str, type[Recipe]] = {"SGD": LocalSGD}
+@dataclass(frozen=True)
+class LocalAdam(Recipe):
+    """Adam over shuffled batches of a client's data. Moments start at 0 in every round.
+
+    Args:
+        epochs: The number of passes over the client's data in a round.
+        batch_size: The number of examples per step. The last batch of an epoch may be smaller.
+        lr: The step size.
+        beta1: The decay of the mean of gradients, in [0, 1).
+        beta2: The decay of the mean of squared gradients, in [0, 1).
+        eps: What is added to the root of the mean of squared gradients.
+        weight_decay: The factor of theta that is added to the gradient, or with ``decoupled`` to the step.
+        decoupled: Whether weight decay is decoupled from the gradient, as in AdamW.
+        local_steps: The number of steps in a round, instead of epochs.
+        clip: The largest norm of a step's gradient, over all entries of the client's mask; larger ones are scaled.
+        proximal: mu of FedProx: mu (theta - theta_q) is added to the gradient, inside the mask.
+        schedule: A factor of ``lr`` for each round.
+        transforms: Functions of the gradients, from ``gradient_transform``.
+
+    Raises:
+        InputError: If a value is out of range.
+
+    >>> LocalAdam().lr
+    0.001
+    """
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    moments: ClassVar[tuple[str, ...]] = ("mean", "square")
+    counts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("beta1", self.beta1, -1e-300, 1, "a number in [0, 1)")
+        check_number("beta2", self.beta2, -1e-300, 1, "a number in [0, 1)")
+        check_number("eps", self.eps, 0, math.inf, "a positive number")
+        check_number("weight_decay", self.weight_decay, -1e-300, math.inf, "0 or more")
+
+    def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the corrected mean of gradients, divided by the root of the corrected mean of their squares."""
+        if not self.decoupled:
+            grad = grad + self.weight_decay * theta if self.weight_decay else grad
+        count = moments["count"] + 1
+        mean = moments["mean"] * self.beta1 + grad * (1 - self.beta1)
+        square = moments["square"] * self.beta2 + grad * grad * (1 - self.beta2)
+        root = (square / (1 - self.beta2**count)).sqrt() + self.eps
+        step = mean / (1 - self.beta1**count) / root
+        if self.decoupled and self.weight_decay:
+            step = step + self.weight_decay * theta
+        return step, {"mean": mean, "square": square, "count": count}
+
+
+RECIPES: dict[str, type[Recipe]] = {"SGD": LocalSGD, "Adam": LocalAdam}
 """The recipes by the name of their optimizer, in settings and on the wire."""

@@ -1,0 +1,95 @@
+"""Recipes: the optimizers of torch on full masks, schedules, and bad settings."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fedcover as fc
+from fedcover.params import params_of
+from fedcover.training.recipes import Recipe
+from fedcover.training.step import StepData, start_state, take_step
+from tests.conftest import small_data, small_net
+
+NO_DATA = StepData(*({} for _ in StepData._fields))
+STEPS = 50
+
+OPTIMIZERS: dict[str, tuple[Recipe, Callable[..., torch.optim.Optimizer]]] = {
+    "SGD": (fc.LocalSGD(lr=0.1, momentum=0.0), lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": (fc.LocalSGD(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
+    "weight decay": (
+        fc.LocalSGD(lr=0.1, momentum=0.9, weight_decay=0.01),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    ),
+    "Nesterov": (
+        fc.LocalSGD(lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+    ),
+    "Adam": (
+        fc.LocalAdam(lr=0.01, weight_decay=0.1),
+        lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1),
+    ),
+    "AdamW": (
+        fc.LocalAdam(lr=0.01, weight_decay=0.1, decoupled=True),
+        lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_each_optimizer_is_that_of_torch_over_fifty_steps(name: str, clip: float | None) -> None:
+    recipe, make = OPTIMIZERS[name]
+    recipe = type(recipe)(**{**vars(recipe), "clip": clip})
+    model, data = small_net().double().eval(), small_data()
+    x, y = data.inputs.double(), data.labels
+    optimizer, state = make(model.parameters()), start_state(recipe, params_of(model), widths=False, report=False)
+    copy = small_net().double().eval()
+
+    def gradients(theta: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        leaves = {key: tensor.clone().requires_grad_() for key, tensor in theta.items()}
+        loss = F.cross_entropy(torch.func.functional_call(copy, leaves, (x,)), y)
+        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)), loss.detach()
+
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        state, _ = take_step(recipe, gradients, state, NO_DATA, step)
+        for key, tensor in model.named_parameters():
+            assert float((tensor.detach() - state.theta[key]).abs().max()) < 1e-6
+
+
+def test_schedules() -> None:
+    assert [fc.schedules.StepDecay(2, 0.5)(index) for index in range(1, 6)] == [1, 1, 0.5, 0.5, 0.25]
+    cosine = fc.schedules.Cosine(rounds=5, least=0.2)
+    assert [round(cosine(index), 4) for index in (1, 3, 5, 9)] == [1.0, 0.6, 0.2, 0.2]
+    assert fc.schedules.InverseSquareRoot(2)(7) == 0.5
+    warm = fc.schedules.WarmUp(3, then=fc.schedules.StepDecay(1, 0.5))
+    assert [warm(index) for index in range(1, 6)] == [0.25, 0.5, 0.75, 1.0, 0.5]
+    recipe = fc.LocalSGD(lr=0.4, schedule=warm)
+    assert recipe.in_round(2) == fc.LocalSGD(lr=0.2)
+    assert fc.LocalSGD(lr=0.4, schedule=lambda index: 1 / index).in_round(4).lr == 0.1
+    with pytest.raises(fc.InputError, match="the schedule returned nan for round 3; return a positive number"):
+        fc.LocalSGD(schedule=lambda index: math.nan).in_round(3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"weight_decay": -1}, "weight_decay must be 0 or more; got -1"),
+        ({"clip": 0}, "clip must be a positive number; got 0"),
+        ({"proximal": -0.1}, "proximal must be 0 or more"),
+        ({"local_steps": 0}, "local_steps must be a whole number"),
+        ({"transforms": (print,)}, "decorate the function with @fedcover.gradient_transform"),
+        ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\)"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(fc.InputError, match=why):
+        fc.LocalSGD(**settings)
