@@ -9,15 +9,14 @@ of simple layers is trained by the C library, one epoch per call.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from fedcover.params import Mask, Params, params_of, prune, put_params
-from fedcover.seeding import ambient
 from fedcover.structure.dropout import DropoutCall, Stream, scales
+from fedcover.training.steps.agreement import RECIPE, STEP, agree, defined_steps, repeats
 from fedcover.training.steps.native import ChainState, Matcher
 from fedcover.training.steps.traced import TracedStep, trace_step
 
@@ -26,10 +25,11 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 ALIGN = 16
 """Tensors begin at multiples of this many entries."""
 NONE: Mapping[str, float] = MappingProxyType({})
-CLOSE = 1e-3
-"""The largest accepted difference between a traced step and autograd, relative to the largest value.
+MOST_TENSORS = 24
+"""The largest number of trained tensors of a model that is traced.
 
-It is larger than rounding and far smaller than an error.
+Tracing takes tenths of a second for each batch shape, more for deeper models; what it saves is the time to call
+operations, which matters only where they are small. Deeper models are left to autograd.
 """
 AHEAD = 1 << 16
 """The approximate number of dropout entries that are drawn at once."""
@@ -145,13 +145,17 @@ class Stepper:
         """Take one step on a batch, and return the loss before it."""
         traced = self._traced_step(x, y)
         loss = self._by_autograd(x, y) if traced is None else self._by_traced(traced, x, y)
+        self._descend()
+        return loss
+
+    def _descend(self) -> None:
+        """Step by the momenta, inside the mask."""
         for flat in self.flats:
             if flat.kept is None:
                 flat.theta.sub_(flat.velocity, alpha=self.lr)
             else:
                 flat.theta.addcmul_(flat.velocity, flat.kept, value=-self.lr)
         self.number += 1
-        return loss
 
     def epochs(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor:
         """Take the steps of several epochs, each with its own order of the examples; return the losses of the last."""
@@ -219,27 +223,44 @@ class Stepper:
         """Return the traced step for batches of this shape, cached; None if they are left to autograd."""
         key = (x.shape, x.dtype, y.shape, y.dtype)
         if key not in self._traced_steps:
-            traced = trace_step(self.model, self.stream, self.loss, x, y, self.velocities()) if self._trace else None
+            pays = self._trace and len(self.trained) <= MOST_TENSORS and repeats(self.model, x)
+            traced = trace_step(self.model, self.stream, self.loss, x, y, self.velocities()) if pays else None
             self._traced_steps[key] = traced if traced is not None and self._agrees(traced, x, y) else None
         return self._traced_steps[key]
 
     def _agrees(self, traced: TracedStep, x: Tensor, y: Tensor) -> bool:
-        """Return whether a traced step's loss and gradients on a batch agree with autograd's; restore the momenta."""
-        before = [flat.velocity.clone() for flat in self.flats]
-        results = []
-        for take in (self._by_autograd, partial(self._by_traced, traced)):
+        """Return whether a traced step agrees with the definition on a batch; the state stays as it is."""
+        before = [(flat.theta.clone(), flat.velocity.clone(), flat.kept) for flat in self.flats]
+        settings = self.lr, self.momentum, self.number, self.stream.key
+        theta = params_of(self.model)
+
+        def fast(seed: int) -> list[Tensor]:
+            put_params(self.model, theta)
+            self.lr, self.momentum, self.number, self.stream.key = RECIPE.lr, RECIPE.momentum, STEP, seed
+            self._dropout.clear()
             for flat in self.flats:
                 flat.velocity.zero_()
-            with ambient(0, "agree"):
-                loss = take(x.clone(), y)
-            results.append([loss, *(flat.velocity.clone() for flat in self.flats)])
-        for flat, velocity in zip(self.flats, before, strict=True):
-            flat.velocity.copy_(velocity)
-        # Where autograd's values are not finite there is nothing to compare.
-        return all(
-            bool((a - b).abs().max() <= CLOSE * a.abs().max()) or not bool(torch.isfinite(a).all())
-            for a, b in zip(*results, strict=True)
-        )
+                flat.kept = None
+            losses = []
+            for _ in range(2):
+                losses.append(self._by_traced(traced, x.clone(), y))
+                self._descend()
+            values, velocities = params_of(self.model), self.velocities()
+            return [torch.stack(losses), *(t.clone() for n in self.trained for t in (values[n], velocities[n]))]
+
+        def defined(seed: int) -> Sequence[Tensor]:
+            self.stream.key = seed
+            return defined_steps(self.model, self.stream, self.loss, theta, [(x, y), (x, y)])
+
+        try:
+            return agree(fast, defined)
+        finally:
+            self._dropout.clear()
+            self.lr, self.momentum, self.number, self.stream.key = settings
+            for flat, (values, velocity, kept) in zip(self.flats, before, strict=True):
+                flat.theta.copy_(values)
+                flat.velocity.copy_(velocity)
+                flat.kept = kept
 
     def _by_traced(self, traced: TracedStep, x: Tensor, y: Tensor) -> Tensor:
         return traced.run(x, y, self.momentum, *[self._scale(call, x.device) for call in traced.calls])

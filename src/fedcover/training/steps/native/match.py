@@ -1,16 +1,17 @@
 """Recognition of models that are chains: by watching a forward pass, and by comparing steps with autograd."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from fedcover.params import Params
 from fedcover.seeding import ambient, generator
 from fedcover.structure.dispatch import Watch
 from fedcover.structure.dropout import DropoutCall, Stream
+from fedcover.training.steps.agreement import RECIPE, STEP, agree, defined_steps
 from fedcover.training.steps.native.build import library
 from fedcover.training.steps.native.chain import DROPOUT, LINEAR, RELU, Chain, ChainState, Op
 from fedcover.training.steps.traced import dropout_calls
@@ -21,8 +22,6 @@ MOST_OPS = 64
 """The largest number of layers that the library takes."""
 ROWS = 3
 """The number of examples in the batch of the watched pass."""
-CLOSE = 1e-4
-"""The largest accepted difference from autograd, relative to a tensor's largest entry."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Places = Mapping[str, tuple[int, int]]
@@ -75,18 +74,11 @@ class Matcher:
         return Chain(native, ops) if ops and len(ops) <= MOST_OPS else None
 
     def _agrees(self, chain: Chain, shape: torch.Size, rows: int, places: Places) -> bool:
-        """Return whether a chain's steps on batches of this many rows agree with autograd's."""
+        """Return whether a chain's steps on batches of this many rows agree with the definition."""
         if (shape, rows) not in self._agreed:
             before = self._stream.key, self._stream.step
             try:
-                with ambient(0, "agree"), torch.enable_grad():
-                    # Two tries, since rounding may move values next to the kink of a ReLU to either side.
-                    tries = (_agree(chain, self._model, self._stream, shape, rows, places, seed) for seed in range(2))
-                    self._agreed[shape, rows] = any(tries)
-            except MemoryError:
-                raise
-            except Exception:
-                self._agreed[shape, rows] = False
+                self._agreed[shape, rows] = _agree(chain, self._model, self._stream, shape, rows, places)
             finally:
                 self._stream.key, self._stream.step = before
         return self._agreed[shape, rows]
@@ -163,39 +155,35 @@ def _dropout(call: DropoutCall, features: int) -> Op:
     return Op(DROPOUT, features, features, layer=call.layer, least=int(call.p * 2**32), scale=1 / (1 - call.p))
 
 
-def _agree(
-    chain: Chain, model: nn.Module, stream: Stream, shape: torch.Size, rows: int, places: Places, seed: int
-) -> bool:
-    """Return whether two steps of a chain agree with those of autograd, on random values.
+def _agree(chain: Chain, model: nn.Module, stream: Stream, shape: torch.Size, rows: int, places: Places) -> bool:
+    """Return whether two steps of a chain agree with the definition, on random values.
 
     The values are the same in every process, so that all processes accept the same models.
     """
-    rng = generator(seed, "agree")
-    theta = torch.zeros(max(at + size for at, size in places.values()))
-    views = {name: theta[places[name][0] :][: p.numel()].view(p.shape) for name, p in model.named_parameters()}
-    for view in views.values():
-        view.copy_(torch.randn(view.shape, generator=rng) / view[0].numel() ** 0.5)
-    x = torch.randn(2 * rows, *shape, generator=rng)
-    y = torch.randint(chain.classes, (2 * rows,), generator=rng)
-    state = ChainState(theta.clone(), torch.zeros_like(theta), None, lr=0.1, momentum=0.5, key=seed, step=7)
-    losses = chain.epochs(state, x, y, torch.arange(2 * rows).unsqueeze(0), rows)
-    if losses is None:
-        return False
-    expected, velocity = [], torch.zeros_like(theta)
-    stream.key = seed
-    for number in range(2):
-        stream.step = state.step + number
-        leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-        batch = slice(number * rows, (number + 1) * rows)
-        loss = F.cross_entropy(functional_call(model, leaves, (x[batch],)), y[batch])
-        grads = torch.autograd.grad(loss, list(leaves.values()))
-        velocity.mul_(state.momentum)
-        for name, grad in zip(leaves, grads, strict=True):
-            velocity[places[name][0] :][: grad.numel()].add_(grad.flatten())
-        theta.sub_(velocity, alpha=state.lr)
-        expected.append(loss.detach())
-    pairs = [(losses, torch.stack(expected))]
-    for at, size in places.values():
-        pairs += [(state.velocity[at : at + size], velocity[at : at + size])]
-        pairs += [(state.theta[at : at + size], theta[at : at + size])]
-    return all(bool((a - b).abs().max() <= CLOSE * b.abs().max()) for a, b in pairs)
+
+    def values(seed: int) -> tuple[Params, Tensor, Tensor]:
+        rng = generator(seed, "agree")
+        theta = {n: torch.randn(p.shape, generator=rng) / p[0].numel() ** 0.5 for n, p in model.named_parameters()}
+        x = torch.randn(2 * rows, *shape, generator=rng)
+        return theta, x, torch.randint(chain.classes, (2 * rows,), generator=rng)
+
+    def fast(seed: int) -> list[Tensor] | None:
+        theta, x, y = values(seed)
+        flat = torch.zeros(max(at + size for at, size in places.values()))
+        for name, tensor in theta.items():
+            flat[places[name][0] :][: tensor.numel()] = tensor.flatten()
+        state = ChainState(flat, torch.zeros_like(flat), None, RECIPE.lr, RECIPE.momentum, seed, STEP)
+        losses = chain.epochs(state, x, y, torch.arange(2 * rows).unsqueeze(0), rows)
+        if losses is None:
+            return None
+        parts = [(places[name], tensor) for name, tensor in theta.items()]
+        buffers = (state.theta, state.velocity)
+        return [losses, *(buffer[at : at + size].view_as(t) for (at, size), t in parts for buffer in buffers)]
+
+    def defined(seed: int) -> Sequence[Tensor]:
+        theta, x, y = values(seed)
+        stream.key = seed
+        batches = [(x[:rows], y[:rows]), (x[rows:], y[rows:])]
+        return defined_steps(model, stream, F.cross_entropy, theta, batches)
+
+    return agree(fast, defined)

@@ -1,0 +1,128 @@
+"""The check that every fast path passes before it is used: two of its steps agree with the definition."""
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedcover.params import Params
+from fedcover.seeding import ambient
+from fedcover.structure.dropout import Stream
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.step import StepData, start_state, take_step
+
+RECIPE = LocalSGD(lr=0.1, momentum=0.5)
+"""The recipe of the two steps."""
+STEP = 7
+"""The number of the first of the two steps, which dropout depends on."""
+CLOSE = 1e-3
+"""The largest accepted difference, relative to a tensor's largest value: larger than rounding, far below an error."""
+SEEDS = (0, 1)
+"""Keys of dropout, and of random values: rounding may move values next to the kink of a ReLU to either side, so one
+agreement of two is enough."""
+
+Batch = tuple[Tensor, Tensor]
+Drawn = TypeVar("Drawn")
+Result = Sequence[Tensor]
+"""The losses of two steps, and all parameters and momenta after them, in the order of the model's parameters."""
+
+
+def defined_steps(
+    model: nn.Module, stream: Stream, loss: Callable[[Tensor, Tensor], Tensor], theta: Params, batches: Sequence[Batch]
+) -> Result:
+    """Return the result of two steps by autograd and the definition, with the stream's present key.
+
+    Args:
+        model: The model, with keyed dropout.
+        stream: The stream of the model's dropout.
+        loss: A function from (scores, labels) to the mean loss.
+        theta: All parameters; those that require gradients in the model are trained.
+        batches: The batch of each step.
+    """
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    state = start_state(RECIPE, {name: theta[name] for name in names}, widths=False, report=False)
+    data = StepData({name: t for name, t in theta.items() if name not in names}, *({} for _ in StepData._fields[1:]))
+    losses = []
+    for number, (x, y) in enumerate(batches):
+        stream.step = STEP + number
+
+        def gradients(shown: Params, x: Tensor = x, y: Tensor = y) -> tuple[Params, Tensor]:
+            with torch.enable_grad():
+                leaves = {name: shown[name].detach().clone().requires_grad_() for name in names}
+                value = loss(functional_call(model, {**shown, **leaves}, (x.clone(),)), y)
+                grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+            return dict(zip(names, grads, strict=True)), value.detach()
+
+        state, value = take_step(RECIPE, gradients, state, data, STEP + number)
+        losses.append(value)
+    return [torch.stack(losses), *(t for name in names for t in (state.theta[name], state.moments[name]["velocity"]))]
+
+
+def agree(fast: Callable[[int], Result | None], defined: Callable[[int], Result]) -> bool:
+    """Return whether a fast path agrees with the definition for one of the seeds; False if it fails.
+
+    Args:
+        fast: The result of the fast path for a seed; None if it cannot take the steps.
+        defined: The result of the definition for a seed.
+    """
+    try:
+        return any(
+            (result := _drawn(fast, seed)) is not None and _close(result, _drawn(defined, seed)) for seed in SEEDS
+        )
+    except MemoryError:
+        raise
+    except Exception:  # such as an operation that a traced step cannot replay
+        return False
+
+
+def _drawn(steps: Callable[[int], Drawn], seed: int) -> Drawn:
+    """Return the result for a seed, with the random numbers that a model draws itself the same for every caller."""
+    with ambient(seed, "agree"):
+        return steps(seed)
+
+
+def _close(actual: Result, expected: Result) -> bool:
+    # Where the definition's values are not finite there is nothing to compare.
+    return all(
+        bool((a - b).abs().max() <= CLOSE * b.abs().max()) or not bool(torch.isfinite(b).all())
+        for a, b in zip(actual, expected, strict=True)
+        if b.numel()
+    )
+
+
+def repeats(model: nn.Module, x: Tensor) -> bool:
+    """Return whether forward passes depend only on input, parameters and buffers, so that one can be replayed.
+
+    They do not if they draw from Python's or numpy's generators, or change attributes of modules, such as a counter.
+    """
+    before = random.getstate(), _numpy_state(), _attributes(model)
+    with ambient(0, "repeats"), torch.no_grad():
+        model(x.clone())
+    return before == (random.getstate(), _numpy_state(), _attributes(model))
+
+
+def _numpy_state() -> Any:
+    name, keys, *rest = np.random.get_state()
+    return name, keys.tobytes() if isinstance(keys, np.ndarray) else keys, *rest
+
+
+def _attributes(model: nn.Module) -> list[Any]:
+    """Return copies of the plain attributes of all modules."""
+    plain = (bool, int, float, str, tuple, list, dict, set, type(None))
+    hidden = ("_parameters", "_buffers", "_modules")
+    return [
+        (name, copy.deepcopy(value))
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, plain) and name not in hidden and not _has_tensor(value)
+    ]
+
+
+def _has_tensor(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list | set) else ()
+    return any(isinstance(item, Tensor) or callable(item) for item in inner)
