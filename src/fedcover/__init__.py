@@ -29,7 +29,7 @@ from fedcover.federation.run_folder import load_model
 from fedcover.federation.runs import run_many
 from fedcover.masks.cost import Cost, cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
-from fedcover.policies import FACTORIES, Policy, RoundFeedback, check_policy, policy
+from fedcover.policies import FACTORIES, ClientPlan, Policy, RoundFeedback, Traits, check_policy, policy
 from fedcover.seeding import Round
 from fedcover.structure.batch_norm import gather_statistics
 from fedcover.structure.submodel import SubModel, shrink
@@ -50,6 +50,7 @@ __all__ = [
     "Budget",
     "Client",
     "ClientError",
+    "ClientPlan",
     "ClientUpdate",
     "Cost",
     "CoverageWarning",
@@ -76,6 +77,7 @@ __all__ = [
     "StepSizeWarning",
     "SubModel",
     "Task",
+    "Traits",
     "Vectorized",
     "WholeLayersWarning",
     "__version__",

@@ -33,6 +33,7 @@ from fedcover.structure.submodel import Shrinker
 from fedcover.structure.trace import trace
 from fedcover.training.options import TrainingOptions
 from fedcover.training.task import LocalSGD
+from tests.conftest import plan_masks
 from tests.contracts.federations import federation, images
 from tests.unit.deploy.requests import random_request, requests, same_bits, same_masks
 
@@ -76,7 +77,7 @@ def test_bytes_saved_are_real(model: torch.nn.Module, keep: float) -> None:
     policy = fc.neuron_pruning().bind(network)
     theta = params_of(model)
     client = fc.Client(0, 0, fc.Budget(keep))
-    (mask,), _ = policy.plan(theta, [client], fc.Round(1, 0), policy.start())
+    (mask,), _ = plan_masks(policy, theta, [client], fc.Round(1, 0), policy.start())
     train_request = TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, mask)
     cost, data = cost_of(network, mask), encode_request(train_request)
     overhead = 300 + 100 * len(theta)
@@ -92,10 +93,10 @@ def test_fjords_widths_take_few_bytes() -> None:
     network = trace(MLP(), torch.zeros(2, 1, 28, 28))
     policy, theta = fc.fjord().bind(network), params_of(network.model)
     cohort = [fc.Client(0, 0, fc.Budget(0.75))]
-    masks, state = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
-    (options,) = policy.training_options(theta, cohort, masks, fc.Round(1, 0), state)
+    (plan,), _ = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
+    mask, options = plan.mask, plan.options
     assert options is not None
-    with_widths, plain = (TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, masks[0], each) for each in (options, None))
+    with_widths, plain = (TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, mask, each) for each in (options, None))
     assert len(options.widths) == 4
     assert len(encode_request(with_widths)) < len(encode_request(plain)) + 1000
 

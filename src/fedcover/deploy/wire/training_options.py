@@ -40,7 +40,6 @@ def encode_options(
         "distil": options.distil,
         "regrow": [options.regrow.share, options.regrow.after] if options.regrow else None,
         "report": options.report,
-        "rest": options.rest,
     }
 
 
@@ -57,7 +56,6 @@ def decode_options(fields: object, like: Params, mask: Mask, parts: Parts) -> Tr
         distil=take_number(fields, "distil"),
         regrow=_take_regrow(fields),
         report=take_bool(fields, "report"),
-        rest=take_bool(fields, "rest"),
     )
     if fields:
         raise InputError(f"unexpected field {short_repr(next(iter(fields)))} in {SUBJECT}; {SAME_VERSION}")
