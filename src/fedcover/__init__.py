@@ -1,6 +1,6 @@
 """Federated learning where each client trains a pruned model cut from one shared model.
 
-``Federation`` plays Algorithm 1: a policy plans a mask for each client from its budget, an engine trains the sub-models,
+``Federation`` plays Algorithm 1: a policy plans a mask per client from its budget, an engine trains the sub-models,
 and each parameter is averaged over the clients that hold it. Every record has the coverage and the pruning noise of its
 round. Policies are factories such as ``heterofl`` and ``weight_pruning``; ``fedcover.policies.POLICIES`` lists them.
 """

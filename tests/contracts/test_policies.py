@@ -201,6 +201,15 @@ class Declares(fc.Policy):
         return [fc.ClientPlan(client, mask) for client, mask in zip(cohort, masks, strict=True)], state
 
 
+class Swapped(fc.Policy):
+    """Gives the mask of the largest budget to the client with the smallest, and vice versa."""
+
+    def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
+        keeps = [client.budget.keep for client in reversed(cohort)]
+        masks = ({"0.bias": torch.arange(9) < 9 * keep} for keep in keeps)
+        return [fc.ClientPlan(client, mask) for client, mask in zip(cohort, masks, strict=True)], state
+
+
 class OddState(fc.Policy):
     def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
         return [fc.ClientPlan(client) for client in cohort], {"round": this_round.index}
@@ -221,6 +230,7 @@ class GreedyInTurn(fc.Policy):
 @pytest.mark.parametrize(
     ("policy", "law"),
     [
+        (Swapped(), "budgets are met"),
         (OddState(), "state is tensors"),
         (GreedyInTurn(), "budgets are met"),
         (PrunesAllTheSame(), "budgets are met"),

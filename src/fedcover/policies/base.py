@@ -57,17 +57,14 @@ class ClientPlan:
     """What its training adds to plain masked SGD; None for nothing."""
 
 
-def plans_of(
-    cohort: Sequence[Client], masks: Sequence[Mask], options: Sequence[TrainingOptions | None] | None = None
-) -> list[ClientPlan]:
-    """Return the plans of a cohort in which every client trains, from one mask and one value of options for each.
+def plans_of(cohort: Sequence[Client], masks: Sequence[Mask]) -> list[ClientPlan]:
+    """Return the plans of a cohort in which every client trains, each under its mask, without training options.
 
     >>> from fedcover.budgets import Budget
     >>> [plan.mask is FULL for plan in plans_of([Client(0, 0, Budget())], [FULL])]
     [True]
     """
-    options = [None] * len(cohort) if options is None else options
-    return [ClientPlan(*parts) for parts in zip(cohort, masks, options, strict=True)]
+    return [ClientPlan(client, mask) for client, mask in zip(cohort, masks, strict=True)]
 
 
 @dataclass(frozen=True)

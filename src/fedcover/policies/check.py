@@ -24,6 +24,8 @@ KEEPS = (1.0, 0.75, 0.5, 0.25)
 ROUNDS = 5
 SMALL = 0.5
 """The largest keep that must prune something; a larger one, such as 0.75, may round up to 2 of 2 units."""
+SLACK = 0.02
+"""The share of the model by which masks that are drawn at random may exceed those of a larger budget."""
 
 LAWS = {
     "runs": "plan must not raise for cohorts with budgets 1, 0.75, 0.5 and 0.25",
@@ -32,8 +34,8 @@ LAWS = {
     "options fit": "the options of a ClientPlan must be None or TrainingOptions that fit its mask",
     "something is kept": "a mask must keep at least one entry",
     "input reaches the output": "a mask must not remove a layer through which every input passes",
-    "budgets are met": "a mask must keep no more of what it prunes than the budget, and small budgets must prune"
-    " something, unless traits declares ignores_budgets",
+    "budgets are met": "a mask must keep no more of what it prunes than the budget, and a small budget must keep less"
+    " than the whole model, unless traits declares ignores_budgets",
     "traits are true": "masks must not depend on theta, or on the round, if traits declares so",
     "theta is left alone": "plan and observe must not change theta",
     "same seed, same masks": "plans must depend only on theta, the cohort, the round and the state",
@@ -90,6 +92,8 @@ def _budget_violation(traits: Traits, mixed: Mapping[float, float], whole: float
     for keep, kept in mixed.items():
         if keep <= SMALL and kept == 1:
             return f"keep {keep} got the whole model in every round"
+    if mixed.get(min(KEEPS), 0) > mixed.get(1.0, 1) + SLACK:
+        return f"keep {min(KEEPS)} got {mixed[min(KEEPS)]:.3g} of the model, and keep 1 only {mixed[1.0]:.3g}"
     if small >= whole:
         return f"clients with keep {min(KEEPS)} got {small:.3g} of the model, and clients with keep 1 got {whole:.3g}"
     return ""
