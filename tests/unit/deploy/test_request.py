@@ -49,7 +49,7 @@ def test_a_request_is_decoded_as_it_was_encoded(train_request: TrainRequest) -> 
     assert all(same_bits(decoded.theta[name], pruned[name]) for name in pruned)
     assert (decoded.options is None) == (train_request.options is None)
     if decoded.options and train_request.options:
-        for name in ("gains", "thresholds", "distil", "regrow", "report", "rest"):
+        for name in ("gains", "thresholds", "distil", "regrow", "report"):
             assert getattr(decoded.options, name) == getattr(train_request.options, name)
         assert len(decoded.options.widths) == len(train_request.options.widths)
         assert all(same_masks(a, b) for a, b in zip(decoded.options.widths, train_request.options.widths, strict=True))
