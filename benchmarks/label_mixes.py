@@ -7,6 +7,7 @@ holders of a region depend only on the code and the cohort, so nothing needs to 
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -17,8 +18,13 @@ from benchmarks.output import add_out, result_path, write_result
 from fedcover.aggregation.label_weights import assign_patterns, chance, population_mix, region_weights
 from fedcover.clients import cohort_of, sample_ids
 from fedcover.models import MLP
-from fedcover.params import params_of
+from fedcover.params import Mask, Params, params_of
 from fedcover_experiments.studies.labels import CODES
+
+
+def _masks(policy: fc.Policy, theta: Params, cohort: Sequence[fc.Client], this_round: fc.Round) -> list[Mask]:
+    plans, _ = policy.plan(theta, cohort, this_round, {})
+    return [plan.mask for plan in plans]
 
 
 def distances(code: str, train: fc.Examples, seeds: int, rounds: int) -> dict[str, float]:
@@ -36,10 +42,10 @@ def distances(code: str, train: fc.Examples, seeds: int, rounds: int) -> dict[st
             cohort = cohort_of(ids, [clients.size(i) for i in ids], budgets, "slot")
             mixes = torch.stack([clients.label_mix(client.id) for client in cohort])
             ridge = chance(target, cohort[0].examples)
-            plain = region_weights(policy.plan(theta, cohort, this_round, {})[0], theta, mixes, target, ridge)
+            plain = region_weights(_masks(policy, theta, cohort, this_round), theta, mixes, target, ridge)
             slots = assign_patterns(budgets, mixes, target)
             dealt = [replace(c, budget=budgets[slot]) for c, slot in zip(cohort, slots, strict=True)]
-            assigned = region_weights(policy.plan(theta, dealt, this_round, {})[0], theta, mixes, target, ridge)
+            assigned = region_weights(_masks(policy, theta, dealt, this_round), theta, mixes, target, ridge)
             for name, value in (("uniform", plain.before), ("labels", plain.after), ("assigned", assigned.after)):
                 values[name].append(value)
     return {name: round(fmean(column), 4) for name, column in values.items()}

@@ -32,7 +32,8 @@ def cut_to(model: str, keep: float) -> tuple[nn.Module, dict[str, float]]:
     policy = fc.fixed_subnetwork().bind(structure)
     client = fc.Client(0, 0, fc.Budget(keep))
     theta = {name: tensor.detach() for name, tensor in module.named_parameters()}
-    (mask,), _ = policy.plan(theta, [client], fc.Round(1, 0), policy.start())
+    (plan,), _ = policy.plan(theta, [client], fc.Round(1, 0), policy.start())
+    mask = plan.mask
     cost, whole = fc.cost_of(structure, mask), fc.cost_of(structure, {})
     sub = fc.shrink(module, mask, example)
     facts = {

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import fedcover as fc
+from fedcover.params import Mask, Params
+from fedcover.policies.base import State
 from fedcover.seeding import ambient
 
 EXAMPLES = 60 if os.environ.get("FEDCOVER_SLOW") else 25
@@ -31,6 +33,14 @@ def mnist_folder() -> str:
     if fc.data.describe("mnist").where is None:
         pytest.skip("real MNIST is not here: set FEDCOVER_DATA or run `fedcover data get mnist`")
     return os.environ.get("FEDCOVER_DATA", "")
+
+
+def plan_masks(
+    policy: fc.Policy, theta: Params, cohort: Sequence[fc.Client], this_round: fc.Round, state: State
+) -> tuple[list[Mask], State]:
+    """Return the masks of the clients that train, and the policy's next state."""
+    plans, state = policy.plan(theta, cohort, this_round, state)
+    return [plan.mask for plan in plans], state
 
 
 def small_net(seed: int = 0) -> nn.Module:

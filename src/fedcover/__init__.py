@@ -1,6 +1,6 @@
 """Federated learning where each client trains a pruned model cut from one shared model.
 
-``Federation`` plays Algorithm 1: a policy plans one mask per client from its budget, an engine trains the sub-models,
+``Federation`` plays Algorithm 1: a policy plans a mask per client from its budget, an engine trains the sub-models,
 and each parameter is averaged over the clients that hold it. Every record has the coverage and the pruning noise of its
 round. Policies are factories such as ``heterofl`` and ``weight_pruning``; ``fedcover.policies.POLICIES`` lists them.
 """
@@ -29,7 +29,7 @@ from fedcover.federation.run_folder import load_model
 from fedcover.federation.runs import run_many
 from fedcover.masks.cost import Cost, cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
-from fedcover.policies import FACTORIES, Policy, RoundFeedback, check_policy, policy
+from fedcover.policies import FACTORIES, ClientPlan, Policy, RoundFeedback, Traits, check_policy, policy
 from fedcover.seeding import Round
 from fedcover.structure.batch_norm import gather_statistics
 from fedcover.structure.submodel import SubModel, shrink
@@ -53,6 +53,7 @@ __all__ = [
     "Budget",
     "Client",
     "ClientError",
+    "ClientPlan",
     "ClientUpdate",
     "Cost",
     "CoverageWarning",
@@ -83,6 +84,7 @@ __all__ = [
     "StepView",
     "SubModel",
     "Task",
+    "Traits",
     "Vectorized",
     "WholeLayersWarning",
     "__version__",

@@ -1,6 +1,7 @@
 """Every built-in policy passes check_policy, on several networks; each law catches who breaks it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import fedcover as fc
 from fedcover.models import MLP, LeNet
 from fedcover.params import Mask, Params
 from fedcover.policies import POLICIES
+from tests.conftest import plan_masks
 
 
 class Residual(nn.Module):
@@ -55,7 +57,7 @@ def test_output_layer_stays_whole_and_hidden_ones_do_not(name: str) -> None:
     network = fc.trace(model, torch.zeros(2, 3, 32, 32))
     policy = POLICIES[name]().bind(network)
     cohort = [fc.Client(0, 0, fc.Budget(0.5))]
-    (mask,), _ = policy.plan(dict(model.named_parameters()), cohort, fc.Round(1, 0), {})
+    (mask,), _ = plan_masks(policy, dict(model.named_parameters()), cohort, fc.Round(1, 0), {})
     if name in ("WP", "PT"):
         assert set(mask) == {"conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"}
     else:
@@ -106,6 +108,22 @@ def remembers(theta: Params, client: fc.Client, this_round: fc.Round) -> Mask:
     return {k: torch.rand(t.shape, generator=rng) < 0.5 * client.budget.keep for k, t in theta.items()}
 
 
+def always_whole(theta: Params, client: fc.Client, this_round: fc.Round) -> Mask:
+    return {}
+
+
+def always_little(theta: Params, client: fc.Client, this_round: fc.Round) -> Mask:
+    return {k: torch.arange(t.numel()).reshape(t.shape) % 10 == 0 for k, t in theta.items() if t.ndim > 1}
+
+
+def _zeroing(name: str) -> Callable[..., Mask]:
+    def zeroes(theta: Params, client: fc.Client, this_round: fc.Round) -> Mask:
+        kept = torch.zeros_like(theta[name], dtype=torch.bool)
+        return {} if client.budget.full else {**_keep_half(theta), name: kept}
+
+    return zeroes
+
+
 def upside_down(theta: Params, client: fc.Client, this_round: fc.Round) -> Mask:
     return {} if client.budget.keep == 0.25 else _keep_half(theta)
 
@@ -122,48 +140,119 @@ def upside_down(theta: Params, client: fc.Client, this_round: fc.Round) -> Mask:
         (global_randomness, "no global randomness"),
         (remembers, "same seed, same masks"),
         (upside_down, "budgets are met"),
+        (always_whole, "budgets are met"),
+        (always_little, "budgets are met"),
+        (_zeroing("0.weight"), "input reaches the output"),
+        (_zeroing("2.weight"), "input reaches the output"),
     ],
 )
 def test_check_policy_names_the_broken_law(function: Callable[..., Mask], law: str) -> None:
     model = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 2))
-    with pytest.raises(fc.InputError, match=rf"{function.__name__} breaks the law '{law}' in round 1"):
+    with pytest.raises(fc.InputError, match=rf"{function.__name__} breaks the law '{law}'"):
         fc.check_policy(fc.policy(function), model, torch.zeros(2, 7))
 
 
-class ShortList(fc.Policy):
+def test_a_layer_beside_a_residual_connection_may_be_removed() -> None:
+    @fc.policy
+    def shallow(theta: Params, client: fc.Client, this_round: fc.Round) -> Mask:
+        names = ("inner.weight", "inner.bias", "back.weight") if client.budget.keep < 0.6 else ()
+        return {name: torch.zeros_like(theta[name], dtype=torch.bool) for name in names}
+
+    fc.check_policy(shallow, Residual(), torch.zeros(2, 1, 8, 8))
+
+
+class Whole(fc.Policy):
+    """Whole models, as its traits declare."""
+
+    def traits(self) -> fc.Traits:
+        return fc.Traits(ignores_budgets=True)
+
     def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
-        return [{}], state
+        return [fc.ClientPlan(client) for client in cohort], state
+
+
+def test_policies_may_declare_that_they_ignore_budgets() -> None:
+    fc.check_policy(Whole(), nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 2)), torch.zeros(2, 7))
+
+
+class PrunesAllTheSame(fc.Policy):
+    """Declares that it ignores budgets, and prunes."""
+
+    def traits(self) -> fc.Traits:
+        return fc.Traits(ignores_budgets=True)
+
+    def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
+        return [fc.ClientPlan(client, {} if client.budget.full else _keep_half(theta)) for client in cohort], state
+
+
+@dataclass(frozen=True)
+class Declares(fc.Policy):
+    """Random weights by magnitude, with any traits."""
+
+    declared: fc.Traits
+
+    def traits(self) -> fc.Traits:
+        return self.declared
+
+    def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
+        rng = this_round.generator("mask")
+        draws = {k: torch.rand(t.shape, generator=rng) + t.sign() / 100 for k, t in theta.items() if t.ndim > 1}
+        masks = ({k: draw < 0.9 * client.budget.keep for k, draw in draws.items()} for client in cohort)
+        return [fc.ClientPlan(client, mask) for client, mask in zip(cohort, masks, strict=True)], state
+
+
+class Swapped(fc.Policy):
+    """Gives the mask of the largest budget to the client with the smallest, and vice versa."""
+
+    def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
+        keeps = [client.budget.keep for client in reversed(cohort)]
+        masks = ({"0.bias": torch.arange(9) < 9 * keep} for keep in keeps)
+        return [fc.ClientPlan(client, mask) for client, mask in zip(cohort, masks, strict=True)], state
 
 
 class OddState(fc.Policy):
     def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
-        return [{} for _ in cohort], {"round": this_round.index}
+        return [fc.ClientPlan(client) for client in cohort], {"round": this_round.index}
 
 
 class GreedyInTurn(fc.Policy):
     """Holds one tensor dense in turn, as it may, and too much of the others, as it may not."""
 
-    dense_in_turn = True
+    def traits(self) -> fc.Traits:
+        return fc.Traits(dense_in_turn=True)
 
     def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
         mask = {k: torch.arange(t.numel()).reshape(t.shape) > 0 for k, t in theta.items() if t.ndim > 1}
-        return [{k: v for k, v in mask.items() if k != "0.weight" or client.slot} for client in cohort], state
+        masks = ({k: v for k, v in mask.items() if k != "0.weight" or client.slot} for client in cohort)
+        return [fc.ClientPlan(client, mask) for client, mask in zip(cohort, masks, strict=True)], state
 
 
 @pytest.mark.parametrize(
     ("policy", "law"),
-    [(ShortList(), "one mask each"), (OddState(), "state is tensors"), (GreedyInTurn(), "budgets are met")],
+    [
+        (Swapped(), "budgets are met"),
+        (OddState(), "state is tensors"),
+        (GreedyInTurn(), "budgets are met"),
+        (PrunesAllTheSame(), "budgets are met"),
+        (Declares(fc.Traits(moves=False)), "traits are true"),
+        (Declares(fc.Traits(reads_theta=False)), "traits are true"),
+    ],
 )
 def test_check_policy_names_the_law_that_a_class_breaks(policy: fc.Policy, law: str) -> None:
     with pytest.raises(fc.InputError, match=f"breaks the law '{law}'"):
         fc.check_policy(policy, nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 2)), torch.zeros(2, 7))
 
 
+def test_check_policy_accepts_traits_that_are_true() -> None:
+    net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 2))
+    fc.check_policy(Declares(fc.Traits()), net, torch.zeros(2, 7))
+
+
 def test_residual_streams_share_their_units() -> None:
     model = Residual()
     policy = fc.neuron_pruning().bind(fc.trace(model, torch.zeros(2, 1, 8, 8)))
     theta = {name: tensor.detach() for name, tensor in model.named_parameters()}
-    (mask,), _ = policy.plan(theta, [fc.Client(0, 0, fc.Budget(0.5))], fc.Round(1, 0), {})
+    (mask,), _ = plan_masks(policy, theta, [fc.Client(0, 0, fc.Budget(0.5))], fc.Round(1, 0), {})
     stream = mask["stem.bias"]
     assert int(stream.sum()) == 4
     for name, axis in (
@@ -186,7 +275,7 @@ def test_pretrained_mask_freezes_after_three_rounds() -> None:
     for index in range(1, 7):
         rng = torch.Generator().manual_seed(index)
         theta = {k: torch.randn(t.shape, generator=rng) for k, t in model.named_parameters()}
-        (mask,), state = policy.plan(theta, cohort, fc.Round(index, 0), state)
+        (mask,), state = plan_masks(policy, theta, cohort, fc.Round(index, 0), state)
         kept.append(mask["fc1.weight"])
     assert not torch.equal(kept[0], kept[1])
     assert not torch.equal(kept[1], kept[2])

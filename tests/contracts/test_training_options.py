@@ -1,6 +1,7 @@
 """Policies that train beyond plain masked SGD: in every engine, in lockstep, and after a stop."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,21 +35,16 @@ class Mixed(fc.Policy):
 
     def plan(
         self, theta: Params, cohort: Sequence[fc.Client], this_round: fc.Round, state: State
-    ) -> tuple[list[Mask], State]:
-        return self._inner.plan(theta, cohort, this_round, {})[0], state
+    ) -> tuple[list[fc.ClientPlan], State]:
+        plans, _ = self._inner.plan(theta, cohort, this_round, {})
+        return [replace(plan, options=self._options(plan.client, list(theta))) for plan in plans], state
 
-    def training_options(
-        self, theta: Params, cohort: Sequence[fc.Client], masks: Sequence[Mask], this_round: fc.Round, state: State
-    ) -> list[fc.TrainingOptions | None]:
-        names = list(theta)
-        return [
-            fc.TrainingOptions(
-                gains=dict.fromkeys(names[:2], 1 / client.budget.keep),
-                thresholds={names[0]: 0.1 + client.slot / 10} if client.slot % 2 else {},
-                report=self._report,
-            )
-            for client in cohort
-        ]
+    def _options(self, client: fc.Client, names: list[str]) -> fc.TrainingOptions:
+        return fc.TrainingOptions(
+            gains=dict.fromkeys(names[:2], 1 / client.budget.keep),
+            thresholds={names[0]: 0.1 + client.slot / 10} if client.slot % 2 else {},
+            report=self._report,
+        )
 
     def observe(self, theta: Params, feedback: fc.RoundFeedback, this_round: fc.Round, state: State) -> State:
         if not self._report:
@@ -249,25 +245,34 @@ class Broken(fc.Policy):
     def start(self) -> State:
         return {"sum": torch.zeros(1)}
 
+    def traits(self) -> fc.Traits:
+        return fc.Traits(ignores_budgets=True)
+
     def plan(
         self, theta: Params, cohort: Sequence[fc.Client], this_round: fc.Round, state: State
-    ) -> tuple[list[Mask], State]:
-        return [{} for _ in cohort], state
-
-    def training_options(
-        self, theta: Params, cohort: Sequence[fc.Client], masks: Sequence[Mask], this_round: fc.Round, state: State
-    ) -> list[fc.TrainingOptions | None]:
+    ) -> tuple[list[fc.ClientPlan], State]:
         self._calls += 1
-        options: dict[str, list[fc.TrainingOptions | None]] = {
-            "one short": [None],
-            "everyone rests": [fc.TrainingOptions(rest=True)] * len(cohort),
-            "no such tensor": [fc.TrainingOptions(gains={"x": 2.0})] * len(cohort),
-            "not the same": [fc.TrainingOptions(gains={"0.bias": float(self._calls)})] * len(cohort),
-            "not nested": [fc.TrainingOptions(widths=({}, {"0.bias": torch.arange(9) < 3}))] * len(cohort),
+        options: dict[str, object] = {
+            "no options": {"gains": 2.0},
+            "no such tensor": fc.TrainingOptions(gains={"x": 2.0}),
+            "not the same": fc.TrainingOptions(gains={"0.bias": float(self._calls)}),
+            "not nested": fc.TrainingOptions(widths=({}, {"0.bias": torch.arange(9) < 3})),
+        }
+        plans = [fc.ClientPlan(client, options=options.get(self._law)) for client in cohort]  # type: ignore[arg-type]
+        lists: dict[str, object] = {
+            "nobody trains": [],
+            "no list": iter(plans),
+            "masks only": [plan.mask for plan in plans],
+            "another client": [fc.ClientPlan(fc.Client(77, 0, fc.Budget()))],
+            "another budget": [replace(plan, client=replace(plan.client, budget=fc.Budget(0.1))) for plan in plans],
+            "backwards": plans[::-1],
+            "twice": [plans[0], *plans],
         }
         if self._law == "changes theta":
             theta["0.bias"].mul_(0.5)
-        return options.get(self._law, [None] * len(cohort))
+        if self._law == "changes state in plan":
+            state["sum"].add_(1)
+        return lists.get(self._law, plans), state  # type: ignore[return-value]
 
     def observe(self, theta: Params, feedback: fc.RoundFeedback, this_round: fc.Round, state: State) -> State:
         self._calls += 1
@@ -275,6 +280,10 @@ class Broken(fc.Policy):
             raise RuntimeError("broken")
         if self._law == "changes state":
             state["sum"].add_(1)
+        if self._law == "changes the average":
+            theta["0.bias"].mul_(0.5)
+        if self._law == "changes counts":
+            feedback.counts["0.bias"].zero_()  # type: ignore[index]
         if self._law == "another state":
             return {"sum": torch.full((1,), float(self._calls))}
         if self._law == "odd state":
@@ -284,15 +293,20 @@ class Broken(fc.Policy):
         return state
 
 
+LISTS = ["nobody trains", "no list", "masks only", "another client", "another budget", "backwards", "twice"]
+
+
 @pytest.mark.parametrize(
     ("how", "law"),
     [
-        ("one short", "options fit"),
-        ("everyone rests", "options fit"),
+        *((how, "one plan each") for how in LISTS),
+        ("no options", "options fit"),
         ("no such tensor", "options fit"),
         ("not nested", "options fit"),
         ("not the same", "same seed, same masks"),
         ("changes theta", "theta is left alone"),
+        ("changes the average", "theta is left alone"),
+        ("changes state in plan", "state is left alone"),
         ("fails", "observes"),
         ("changes state", "state is left alone"),
         ("another state", "same seed, same state"),
@@ -307,11 +321,30 @@ def test_check_policy_names_the_broken_law(how: str, law: str) -> None:
     fc.check_policy(Broken("none"), net, torch.zeros(2, 7))
 
 
-@pytest.mark.parametrize("how", ["one short", "everyone rests", "no such tensor", "not nested"])
-def test_a_federation_refuses_options_that_do_not_fit(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("nobody trains", "the plan of policy Broken for round 1 lets every client sit out; at least one must train"),
+        ("no list", "is a list_iterator; return a list of fedcover.ClientPlan"),
+        ("masks only", "contains a mappingproxy; return one fedcover.ClientPlan"),
+        ("another client", "has Client.id=77,.* which is not in the cohort"),
+        ("another budget", "which is not in the cohort"),
+        ("backwards", "twice or out of order"),
+        ("twice", "twice or out of order"),
+        ("no options", "must be a fedcover.TrainingOptions, or None"),
+        ("no such tensor", "the training options of policy Broken for client .* in round 1 names 'x'"),
+        ("not nested", "nested"),
+        ("changes theta", r"policy Broken changed theta\['0.bias'\] in place in round 1"),
+        ("changes state in plan", r"policy Broken changed state\['sum'\] in place in round 1"),
+        ("changes state", r"policy Broken changed state\['sum'\] in place in round 1"),
+        ("changes the average", r"policy Broken changed theta\['0.bias'\] in place in round 1"),
+        ("changes counts", r"policy Broken changed counts\['0.bias'\] in place in round 1"),
+    ],
+)
+def test_a_federation_refuses_what_a_policy_must_not_do(how: str, message: str) -> None:
     net = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
     playing = fc.Federation(fc.Task(net), federation(Serial()).clients, Broken(how), cohort=2)
-    with pytest.raises(fc.InputError, match=r"return one per client|at least one must train|'x'|nested"):
+    with pytest.raises(fc.InputError, match=message):
         playing.run(1)
 
 

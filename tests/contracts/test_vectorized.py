@@ -24,7 +24,7 @@ from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("policy", [name for name, make in POLICIES.items() if not make().one_by_one])
+@pytest.mark.parametrize("policy", [name for name, make in POLICIES.items() if not make().traits().one_by_one])
 def test_vectorized_agrees_with_serial(policy: str, network: str, device: str) -> None:
     """Unequal clients, short batches and dropout included: only rounding may differ."""
     expected = images(Serial(), network, policy).run(2)

@@ -125,7 +125,7 @@ def test_a_resume_with_other_data_loss_or_model_is_refused(tmp_path: Path, chang
 def test_a_policy_that_is_a_class_resumes(small_federation: Callable[..., fc.Federation], tmp_path: Path) -> None:
     class Mine(fc.Policy):
         def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
-            return [{} for _ in cohort], {"seen": torch.tensor(this_round.index)}
+            return [fc.ClientPlan(client) for client in cohort], {"seen": torch.tensor(this_round.index)}
 
     small_federation(policy=Mine()).run(1, out=tmp_path / "run")
     assert len(small_federation(policy=Mine()).run(3, out=tmp_path / "run", resume=True)) == 3

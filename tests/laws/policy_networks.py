@@ -11,6 +11,7 @@ import fedcover as fc
 from fedcover.clients import cohort_of
 from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import ambient
+from tests.conftest import plan_masks
 
 
 class Bottleneck(nn.Module):
@@ -110,7 +111,7 @@ def rounds(
     budgets = [fc.Budget(keep) for keep in keeps]
     for index in range(first, first + count):
         cohort = cohort_of(range(len(keeps)), [1] * len(keeps), budgets, "slot")
-        masks, state = bound.plan(theta, cohort, fc.Round(index, seed), state)
+        masks, state = plan_masks(bound, theta, cohort, fc.Round(index, seed), state)
         yield theta, masks
         rng = torch.Generator().manual_seed(index)
         theta = {name: tensor + 0.05 * torch.randn(tensor.shape, generator=rng) for name, tensor in theta.items()}

@@ -13,6 +13,7 @@ from fedcover.clients import cohort_of
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import params_of
 from fedcover.policies import POLICIES
+from tests.conftest import plan_masks
 from tests.laws.policy_networks import Case, mlp, networks
 
 KEEPS = [1.0, 0.5, 1 / 3, 0.25, 0.125]
@@ -25,12 +26,8 @@ def counted(policy: fc.Policy, case: Case, keeps: list[float], rounds: int) -> l
     cohort = cohort_of(range(len(keeps)), [1] * len(keeps), [fc.Budget(keep) for keep in keeps], "slot")
     coverages = []
     for index in range(1, rounds + 1):
-        masks, state = bound.plan(theta, cohort, fc.Round(index, 0), state)
-        training_options = bound.training_options(theta, cohort, masks, fc.Round(index, 0), state)
-        training = [
-            mask for mask, options in zip(masks, training_options, strict=True) if options is None or not options.rest
-        ]
-        coverages.append(coverage_of(training, theta))
+        masks, state = plan_masks(bound, theta, cohort, fc.Round(index, 0), state)
+        coverages.append(coverage_of(masks, theta))
     return coverages
 
 
@@ -88,7 +85,7 @@ def test_policies_declare_whether_they_read_theta() -> None:
     }
 
 
-def test_clients_that_rest_cover_nothing() -> None:
+def test_clients_that_sit_out_cover_nothing() -> None:
     audit = audit_rounds("PruneFL", "mlp", "3x1", 4)  # in the first round only one client trains
     assert audit.gamma_rounds == [1, 3, 3, 3]
 

@@ -15,6 +15,7 @@ from fedcover.policies import fixed_subnetwork, neuron_pruning, weight_pruning
 from fedcover.policies.ranked import rank
 from fedcover.seeding import Round
 from fedcover.structure.trace import trace
+from tests.conftest import plan_masks
 from tests.laws.strategies import kept_of, random_mask, seeds, theta_and_masks, thetas
 
 keeps = st.floats(0.01, 1.0)
@@ -113,7 +114,7 @@ def test_nested_budgets_give_nested_masks_in_every_policy(make: object, a: float
     theta = {k: torch.randn(t.shape, generator=torch_rng) for k, t in params_of(model).items()}
     policy = make().bind(trace(model, torch.zeros(2, 1, 4, 4)))  # type: ignore[operator]
     budgets = [Budget(min(a, b)), Budget(max(a, b))]
-    (small, large), _ = policy.plan(theta, cohort_of([0, 1], [1, 1], budgets, "slot"), Round(1, 0), {})
+    (small, large), _ = plan_masks(policy, theta, cohort_of([0, 1], [1, 1], budgets, "slot"), Round(1, 0), {})
     for name in theta:
         assert not bool((kept_of(small, theta)[name] & ~kept_of(large, theta)[name]).any())
 

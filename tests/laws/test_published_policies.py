@@ -19,6 +19,7 @@ from fedcover.policies.prunefl import best_kept
 from fedcover.policies.shared_mask import largest
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training.options import regrown
+from tests.conftest import plan_masks
 from tests.laws.strategies import kept_of, seeds
 
 keeps = st.floats(0.05, 1.0)
@@ -67,10 +68,10 @@ def test_the_largest_of_all_tensors_together_are_kept(scores: list[int], many: i
 @given(seeds, st.lists(keeps, min_size=1, max_size=4), st.booleans())
 def test_fiarse_keeps_the_largest_and_scales_by_the_smallest_of_them(seed: int, each: list[float], ties: bool) -> None:
     policy, theta, cohort = fc.fiarse().bind(NETWORK), random_theta(seed, ties), clients(each)
-    masks, state = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
-    training_options = policy.training_options(theta, cohort, masks, fc.Round(1, 0), state)
+    plans, _ = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
     size = flat(theta).abs()
-    for keep, mask, options in zip(each, masks, training_options, strict=True):
+    for keep, plan in zip(each, plans, strict=True):
+        mask, options = plan.mask, plan.options
         assert set(mask) in ({*HIDDEN}, set())
         held, many = flat(kept_of(mask, theta)), max(1, math.floor(keep * D + 1e-9))
         assert int(held.sum()) == many
@@ -87,9 +88,9 @@ def test_fiarse_keeps_the_largest_and_scales_by_the_smallest_of_them(seed: int, 
 @given(st.lists(st.floats(0.05, 1), min_size=1, max_size=5), st.lists(keeps, min_size=1, max_size=4))
 def test_fjord_draws_prefixes_up_to_the_clients_own(widths: list[float], each: list[float]) -> None:
     policy, theta, cohort = fc.fjord(widths).bind(NETWORK), random_theta(0), clients(each)
-    masks, state = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
-    training_options = policy.training_options(theta, cohort, masks, fc.Round(1, 0), state)
-    for keep, mask, options in zip(each, masks, training_options, strict=True):
+    plans, _ = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
+    for keep, plan in zip(each, plans, strict=True):
+        mask, options = plan.mask, plan.options
         below = sorted({width for width in widths if width < keep})
         assert (options is None) == (not below)
         found = options.widths if options is not None else (mask,)
@@ -123,11 +124,11 @@ def test_feddst_has_the_density_of_the_least_able_after_every_round(
     state, least = policy.start(), 1.0
     for index, each in enumerate(cohorts, 1):
         theta, cohort = random_theta(seed + index, ties), clients(each)
-        masks, state = policy.plan(theta, cohort, fc.Round(index, seed), state)
+        plans, state = policy.plan(theta, cohort, fc.Round(index, seed), state)
+        masks, options = [plan.mask for plan in plans], plans[0].options
         least = min(least, *each)
         assert all(mask is masks[0] for mask in masks)
         assert int(flat(dict(masks[0])).sum()) == max(2, math.floor(least * D + 1e-9))
-        (options, *_) = policy.training_options(theta, cohort, masks, fc.Round(index, seed), state)
         assert options is not None
         assert options.regrow is not None
         sent = []
@@ -153,7 +154,7 @@ def test_feddst_readjusts_when_it_should_and_less_and_less() -> None:
 
 def test_the_first_mask_of_feddst_is_random_by_the_seed() -> None:
     policy, theta = fc.feddst().bind(NETWORK), random_theta(0)
-    found = [policy.plan(theta, clients([0.5]), fc.Round(1, seed), policy.start())[0][0] for seed in (0, 0, 1)]
+    found = [policy.plan(theta, clients([0.5]), fc.Round(1, seed), policy.start())[0][0].mask for seed in (0, 0, 1)]
     assert torch.equal(flat(dict(found[0])), flat(dict(found[1])))
     assert not torch.equal(flat(dict(found[0])), flat(dict(found[2])))
 
@@ -200,12 +201,13 @@ def test_prunefl_exempts_the_largest_and_fits_the_least_able(seed: int, each: li
     state, most = policy.start(), max(1, math.floor(min(each) * D + 1e-9))
     for index in (1, 2, 3):
         theta = random_theta(seed + index)
-        masks, state = policy.plan(theta, cohort, fc.Round(index, seed), state)
-        training_options = policy.training_options(theta, cohort, masks, fc.Round(index, seed), state)
-        at_work = [i for i, options in enumerate(training_options) if options is not None and not options.rest]
-        assert at_work == ([max(range(len(each)), key=lambda i: (each[i], -i))] if index == 1 else [*range(len(each))])
-        assert all(int(flat(kept_of(masks[i], theta)).sum()) <= math.floor(each[i] * D + 1e-9) for i in at_work)
-        sent = [masks[i] for i in at_work]
+        plans, state = policy.plan(theta, cohort, fc.Round(index, seed), state)
+        slots = [plan.client.slot for plan in plans]
+        assert slots == ([max(range(len(each)), key=lambda i: (each[i], -i))] if index == 1 else [*range(len(each))])
+        assert all(plan.options is not None and plan.options.report for plan in plans)
+        sent = [plan.mask for plan in plans]
+        for slot, mask in zip(slots, sent, strict=True):
+            assert int(flat(kept_of(mask, theta)).sum()) <= math.floor(each[slot] * D + 1e-9)
         report = {name: t.double() ** 2 for name, t in random_theta(seed + 50 + index).items()}
         feedback = fc.RoundFeedback(len(sent), coverage_of(sent, theta), report)
         state = policy.observe(theta, feedback, fc.Round(index, seed), state)
@@ -219,7 +221,7 @@ def test_prunefl_exempts_the_largest_and_fits_the_least_able(seed: int, each: li
 
 def test_prunefl_without_a_report_leaves_its_mask() -> None:
     policy, theta = fc.prunefl(every=5).bind(NETWORK), random_theta(0)
-    _, state = policy.plan(theta, clients([0.5]), fc.Round(2, 0), policy.start())
+    _, state = plan_masks(policy, theta, clients([0.5]), fc.Round(2, 0), policy.start())
     assert policy.observe(theta, fc.RoundFeedback(1, {}, None), fc.Round(2, 0), state) is state
 
 

@@ -18,6 +18,7 @@ from fedcover.policies.fedecover import draw
 from fedcover.policies.unit_policy import UnitPolicy
 from fedcover.policies.weight_complete import cycle_of
 from fedcover.structure.units import UnitGroup, find_groups
+from tests.conftest import plan_masks
 from tests.laws.policy_networks import Case, mlp, networks, rounds
 from tests.laws.strategies import kept_of
 
@@ -116,22 +117,19 @@ def test_heterofl_draws_widths_within_the_budget(keep: float, client: int) -> No
 def test_heterofl_scales_hidden_layers_and_no_others() -> None:
     policy = fc.heterofl().bind(fc.trace(*mlp(6, 4)))
     cohort = [fc.Client(0, 0, fc.Budget(0.25)), fc.Client(1, 1, fc.Budget())]
-    quarter, whole = policy.training_options({}, cohort, [{}, {}], fc.Round(1, 0), {})
+    theta = params_of(mlp(6, 4)[0])
+    quarter, whole = (plan.options for plan in policy.plan(theta, cohort, fc.Round(1, 0), {})[0])
     assert whole is None
     assert quarter is not None
     assert quarter.gains == dict.fromkeys(("0.weight", "0.bias", "2.weight", "2.bias"), 4.0)
     moving = fc.heterofl(dynamic=True).bind(fc.trace(*mlp(6, 4)))
     for index in range(1, 9):
         rate = moving.rate(cohort[0], fc.Round(index, 1))
-        (options, _) = moving.training_options({}, cohort, [{}, {}], fc.Round(index, 1), {})
+        options = moving.plan(theta, cohort, fc.Round(index, 1), {})[0][0].options
         assert options is not None
         assert set(options.gains.values()) == {1 / rate}
-    assert (
-        fc.heterofl(scaler=False)
-        .bind(fc.trace(*mlp(6, 4)))
-        .training_options({}, cohort, [{}, {}], fc.Round(1, 0), {})[0]
-        is None
-    )
+    unscaled = fc.heterofl(scaler=False).bind(fc.trace(*mlp(6, 4)))
+    assert all(plan.options is None for plan in unscaled.plan(theta, cohort, fc.Round(1, 0), {})[0])
 
 
 class Scaler(torch.nn.Module):
@@ -172,7 +170,7 @@ def test_classes_that_a_client_lacks_have_logit_zero(classes: set[int], keep: fl
     theta = params_of(model)
     client = fc.Client(0, 0, fc.Budget(keep), classes=tuple(sorted(classes)))
     plain = fc.Client(1, 1, fc.Budget(keep))
-    (mask, without), _ = policy.plan(theta, [client, plain], fc.Round(1, 0), {})
+    (mask, without), _ = plan_masks(policy, theta, [client, plain], fc.Round(1, 0), {})
     pruned = {k: torch.where(kept, theta[k], 0.0) for k, kept in kept_of(mask, theta).items()}
     logits = torch.func.functional_call(model, pruned, (torch.randn(7, 5, generator=torch.Generator().manual_seed(0)),))
     for label in range(3):
@@ -265,7 +263,7 @@ def test_weight_complete_covers_every_weight_within_a_cycle(case: Case, keep: fl
     if not cycle.tied and max(cycle.columns) < 3:  # chains of layers, and residual nets with convolved shortcuts
         assert len(cycle) == math.ceil(1 / keep) ** 2
     cohort = cohort_of(range(len(cycle)), [1] * len(cycle), [fc.Budget(keep)], "slot")
-    masks, _ = policy.plan(theta, cohort, fc.Round(1, 0), {})
+    masks, _ = plan_masks(policy, theta, cohort, fc.Round(1, 0), {})
     assert all(int(counts.min()) >= 1 for counts in coverage_of(masks, theta).values())
 
 
@@ -330,14 +328,6 @@ def test_policies_that_are_not_bound_say_so(name: str, keep: float) -> None:
     policy, theta = POLICIES[name](), {"w": torch.zeros(4, 3)}
     with pytest.raises(fc.InputError, match=r"not bound.*policy\.bind"):
         policy.plan(theta, [fc.Client(0, 0, fc.Budget(keep))], fc.Round(1, 0), policy.start())
-
-
-@pytest.mark.parametrize("name", ["FIARSE", "FjORD"])
-def test_training_options_of_policies_that_are_not_bound_say_so(name: str) -> None:
-    with pytest.raises(fc.InputError, match=f"{name} is not bound"):
-        POLICIES[name]().training_options(
-            {"w": torch.zeros(2)}, [fc.Client(0, 0, fc.Budget(0.5))], [{}], fc.Round(1, 0), {}
-        )
 
 
 @pytest.mark.parametrize("name", NEW)

@@ -68,7 +68,7 @@ def test_rank_ignores_magnitude() -> None:
     shares = []
     for policy in (weight_pruning(), Misranked("WP", weight_pruning().find)):
         bound = type(policy)(policy.name, policy.find, blocks=(Weights("w"),))
-        mask = bound.plan(theta, [client], Round(1, 0), {})[0][0]
+        mask = bound.plan(theta, [client], Round(1, 0), {})[0][0].mask
         assert float(mask["w"].float().mean()) == 0.75
         shares.append(float((theta["w"][~mask["w"]] ** 2).sum() / (theta["w"] ** 2).sum()))
     assert shares == pytest.approx([1 / 64, 1 / 4], abs=0.005)

@@ -135,10 +135,10 @@ def audit_code(
     budgets = parse_code(code, bound.codebook)
     theta = params_of(module)
     cohort = cohort_of(range(len(budgets)), [1] * len(budgets), budgets, "slot")
-    masks, _ = bound.plan(theta, cohort, Round(1, seed), bound.start())
-    options = bound.training_options(theta, cohort, masks, Round(1, seed), bound.start())
-    if any(each is not None and each.rest for each in options):
-        raise InputError(f"{choice.name} lets clients rest, so one round is not enough; use `fedcover audit rounds`")
+    plans, _ = bound.plan(theta, cohort, Round(1, seed), bound.start())
+    if len(plans) < len(cohort):
+        raise InputError(f"{choice.name} lets clients sit out, so one round is not enough; use `fedcover audit rounds`")
+    masks = [plan.mask for plan in plans]
     counts = coverage_of(masks, theta)
     noise = pruning_noise(theta, masks)
     full = cost_of(structure, {})
@@ -210,7 +210,7 @@ def _band_coverage(policy: Policy, budgets: Sequence[Budget], theta: Params) -> 
 
     The list is empty for a policy that does not choose items by rank.
     """
-    if policy.ignores_budgets:
+    if policy.traits().ignores_budgets:
         return [len(budgets)] * 4
     if (every_rank := policy.item_ranks(theta)) is None:
         return []

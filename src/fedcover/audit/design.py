@@ -164,7 +164,8 @@ def _choose(
 def _plan(policy: Optimal, theta: Params, budgets: Sequence[Budget], gamma: int, index: int) -> list[Mask]:
     """Return the masks that the policy plans for a cohort with these budgets in a round."""
     clients = [Client(slot, slot, budget) for slot, budget in enumerate(budgets)]
-    return replace(policy, gamma=gamma).plan(theta, clients, Round(index, 0), {})[0]
+    plans, _ = replace(policy, gamma=gamma).plan(theta, clients, Round(index, 0), {})
+    return [plan.mask for plan in plans]
 
 
 def _pattern_masks(theta: Params, stocks: Sequence[Stock], budgets: Sequence[Budget]) -> list[Mask]:

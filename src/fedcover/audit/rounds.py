@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.audit.tally import Tally, may, tally_of
+from fedcover.audit.tally import Tally, own_traits, tally_of
 from fedcover.budgets import BudgetSpec, budgets_of
 from fedcover.clients import cohort_of
 from fedcover.config.policy_settings import Choice, choose
@@ -114,7 +114,8 @@ def audit_rounds(
     parsed = budgets_of(budgets, bound.codebook)
     cohort = cohort_of(range(len(parsed)), [1] * len(parsed), parsed, "slot")
     tally = tally_of(bound, structure, cohort)
-    count = _count if may(bound, "moves") else _count_once
+    traits = own_traits(bound)
+    count = _count if traits.moves else _count_once
     counts = count(tally, rounds, window, times, seed)
     layers = []
     for name, tensor in tally.theta.items():
@@ -128,7 +129,7 @@ def audit_rounds(
         clients=len(parsed),
         keeps=[budget.keep for budget in parsed],
         rounds=rounds,
-        reads_theta=may(bound, "reads_theta"),
+        reads_theta=traits.reads_theta,
         gamma_min=min(counts.each),
         gamma_rounds=counts.each,
         window=window,

@@ -15,8 +15,7 @@ from torch import Tensor
 from fedcover.clients import Client
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Params, params_of
-from fedcover.policies.base import Policy
-from fedcover.policies.unit_policy import UnitPolicy
+from fedcover.policies.base import Policy, Traits, UnitChooser
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import UnitGroup, find_groups
@@ -59,13 +58,10 @@ class EntryTally(Tally):
 
     def plan(self, this_round: Round) -> dict[str, Tensor]:
         """Plan one round and return the number of training clients that hold each entry, in one byte if possible."""
-        masks, self.state = self.policy.plan(self.theta, self.cohort, this_round, self.state)
-        training_options = self.policy.training_options(self.theta, self.cohort, masks, this_round, self.state)
-        masks = [
-            mask for mask, options in zip(masks, training_options, strict=True) if options is None or not options.rest
-        ]
+        plans, self.state = self.policy.plan(self.theta, self.cohort, this_round, self.state)
         dtype = torch.uint8 if len(self.cohort) < 256 else torch.int32
-        return {name: counts.to(dtype) for name, counts in coverage_of(masks, self.theta).items()}
+        counts = coverage_of([plan.mask for plan in plans], self.theta)
+        return {name: count.to(dtype) for name, count in counts.items()}
 
     def cells(self, holders: Any) -> Cells:
         """Return the coverage itself."""
@@ -90,25 +86,24 @@ class EntryTally(Tally):
 
 
 class UnitTally(Tally):
-    """A tally in which cells are units or pairs of units, valid for policies that hold whole units."""
+    """A tally in which cells are units or pairs of units, valid for policies with the trait ``hold``."""
 
-    policy: UnitPolicy
-
-    def __init__(self, policy: UnitPolicy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
+    def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client], hold: UnitChooser) -> None:
         super().__init__(policy, structure, cohort)
-        self._cells_of = {name: _cells_of(name, tensor, policy.groups) for name, tensor in self.theta.items()}
-        singles = {(number,) for number in range(len(policy.groups))}
+        self._hold, self._groups = hold, find_groups(structure)
+        self._cells_of = {name: _cells_of(name, tensor, self._groups) for name, tensor in self.theta.items()}
+        singles = {(number,) for number in range(len(self._groups))}
         self._kinds = sorted(singles | {kind for kind, _ in self._cells_of.values()})
 
     def plan(self, this_round: Round) -> tuple[list[Tensor], Tensor]:
         """Plan one round and return for each group the units of each distinct holding, and its number of clients."""
-        holdings, self.state = self.policy.hold(self.cohort, this_round, self.state)
+        holdings, self.state = self._hold(self.cohort, this_round, self.state)
         distinct = {id(holding): holding for holding in holdings}
         clients = Counter(id(holding) for holding in holdings)
         by_group = zip(*distinct.values(), strict=True)
         units = [
             torch.stack([torch.ones(group.size, dtype=torch.bool) if kept is None else kept for kept in rows])
-            for group, rows in zip(self.policy.groups, by_group, strict=True)
+            for group, rows in zip(self._groups, by_group, strict=True)
         ]
         return units, torch.tensor([float(clients[key]) for key in distinct])
 
@@ -132,7 +127,7 @@ class UnitTally(Tally):
 
     def units(self, cells: Cells) -> tuple[int, int]:
         """Count unit by unit."""
-        singles = [cells[number,] for number in range(len(self.policy.groups))]
+        singles = [cells[number,] for number in range(len(self._groups))]
         return sum(int((counts > 0).sum()) for counts in singles), sum(len(counts) for counts in singles)
 
 
@@ -155,23 +150,18 @@ def _cells_of(name: str, tensor: Tensor, groups: Sequence[UnitGroup]) -> tuple[t
 def tally_of(policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> Tally:
     """Return the fastest tally that is valid for a bound policy.
 
-    A policy that declares ``holds_whole_units`` is counted by units, except for clients whose classes the policy sees:
-    they may hold fewer output rows.
+    A policy with the trait ``hold`` is counted by units, except for clients whose classes the policy sees: they may
+    hold fewer output rows.
     """
-    by_units = isinstance(policy, UnitPolicy) and declares(policy, "holds_whole_units")
-    if by_units and all(client.classes is None for client in cohort):
-        return UnitTally(policy, structure, cohort)  # type: ignore[arg-type]
+    hold = own_traits(policy).hold
+    if hold is not None and all(client.classes is None for client in cohort):
+        return UnitTally(policy, structure, cohort, hold)
     return EntryTally(policy, structure, cohort)
 
 
-def declares(policy: Policy, trait: str) -> bool:
-    """Return a trait that the policy's own class declares; False if it only inherits it.
+def own_traits(policy: Policy) -> Traits:
+    """Return the traits that the policy's own class declares; the defaults, which are safe, if it inherits them.
 
-    A trait describes the methods of the class that declares it. A class that derives from it may have other methods.
+    Traits describe the methods of the class that declares them. A class that derives from it may have other methods.
     """
-    return trait in vars(type(policy)) and bool(getattr(policy, trait))
-
-
-def may(policy: Policy, trait: str) -> bool:
-    """Return ``moves`` or ``reads_theta`` as the policy's own class declares it; True if it only inherits it."""
-    return trait not in vars(type(policy)) or bool(getattr(policy, trait))
+    return policy.traits() if "traits" in vars(type(policy)) else Traits()

@@ -68,9 +68,10 @@ def calibrate(
     policy = (neuron_pruning() if units else weight_pruning()).bind(structure)
     theta = params_of(structure.model)
     cohort = [Client(0, slot, budget) for slot, budget in enumerate(budgets)]
-    masks, _ = policy.plan(theta, cohort, Round(1, 0), policy.start())
+    plans, _ = policy.plan(theta, cohort, Round(1, 0), policy.start())
     task, clients, engine = Task(structure.model), synthetic_clients(structure, batch), Serial(shrink=True)
-    jobs = [Job(task, clients, cohort[0], theta, mask, LocalSGD(1, batch, lr=1e-4), Round(1, 0)) for mask in masks]
+    recipe = LocalSGD(1, batch, lr=1e-4)
+    jobs = [Job(task, clients, cohort[0], theta, plan.mask, recipe, Round(1, 0)) for plan in plans]
     times = timed(engine, jobs, repeats)
     medians = [statistics.median(timings) for timings in times]
     deviations = [

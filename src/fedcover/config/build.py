@@ -149,7 +149,7 @@ def _resolved(
 ) -> tuple[Budget, ...]:
     """Return the budgets that the code's amounts in a budget unit buy."""
     structure = trace(model, clients.examples.inputs[:2])
-    units = policy.bind(structure).units
+    units = policy.bind(structure).traits().units
     steps_of = _most_steps(clients, local, config.budgets.by)
     return unit.budgets(config.budgets.code, structure, steps_of, local.batch_size, units)
 
@@ -163,12 +163,12 @@ def _most_steps(clients: Population, local: LocalSGD, by: str) -> StepsOf:
 
 def _check_policy(config: Config, policy: Policy, budgets: Budgets) -> None:
     """Raise InputError if the policy would ignore the budgets or the assignment of patterns."""
-    if policy.ignores_budgets and not all(budget.full for budget in budgets.resolve(policy.codebook)):
+    if policy.traits().ignores_budgets and not all(budget.full for budget in budgets.resolve(policy.codebook)):
         raise InputError(
             f"policy {config.policy.name} gives every client the whole model, but the code {config.budgets.code} asks"
             f" for less; choose another policy, such as WP, or a code of 1s"
         )
-    if config.assign and not policy.follows_patterns:
+    if config.assign and not policy.traits().follows_patterns:
         raise InputError(
             f"assign has no effect with policy {config.policy.name}, whose masks depend only on the sizes of budgets;"
             f" leave assign out, or use a policy whose masks follow the patterns of a code, such as WP"

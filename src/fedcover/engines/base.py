@@ -26,7 +26,7 @@ class Engine(ABC):
     exact: bool = True
     """True if the results are bit-identical to those of ``Serial``."""
     trains_one_by_one: bool = True
-    """True if each client is trained on its own, not as a row of a batch; a policy's ``one_by_one`` requires it."""
+    """True if each client is trained on its own, not as a row of a batch; the trait ``one_by_one`` requires it."""
     device: torch.device = torch.device("cpu")
     """The device of the whole round: theta and masks are moved to it, and updates are on it."""
     together: int = 1

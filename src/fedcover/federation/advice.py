@@ -27,7 +27,7 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
     'the budgets add up to 0.75 models: raise them (budgets.code) to 1 or m'
     """
     total = sum(budget.keep for budget in cohort)
-    designed = policy.designs_coverage
+    designed = policy.traits().designs_coverage
     design = "" if designed else f", or {DESIGN}"
     if total < 1 - 1e-9:
         also = "" if designed else f", and {DESIGN}"
@@ -57,7 +57,7 @@ def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[
     >>> whole_sentence(heterofl(), trace(net, zeros(2, 5)), [Budget(0.5)])[:59]
     "HeteroFL prunes no units of 1 of the 2 hidden layers: '2', "
     """
-    if not policy.units or all(budget.full for budget in budgets):
+    if not policy.traits().units or all(budget.full for budget in budgets):
         return ""
     left = unit_structure(structure).left_whole
     if not left:

@@ -159,9 +159,11 @@ class Federation:
         ids = sample_ids(len(self.clients), self.cohort, this_round)
         sizes, numbers = [self.clients.size(i) for i in ids], [self.clients.number_of(i) for i in ids]
         cohort = self._assigned(cohort_of(ids, sizes, self.budgets, self.by, numbers))
-        if self.policy.wants_classes:
+        if self.policy.traits().wants_classes:
             cohort = [replace(client, classes=self.clients.classes_of(client.id)) for client in cohort]
-        cohort, masks, training_options, policy_state = plan_round(self.policy, state, cohort, this_round)
+        plans, policy_state = plan_round(self.policy, state, cohort, this_round)
+        cohort, masks = [plan.client for plan in plans], [plan.mask for plan in plans]
+        training_options = [plan.options for plan in plans]
         if self.require_coverage:
             check_coverage(coverage_of(masks, state.theta), this_round.index, self.remedy)
         norm2, noise = norm_and_noise(state.theta, masks)

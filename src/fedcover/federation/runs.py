@@ -89,7 +89,7 @@ class Run:
     def check(self, engine: Engine) -> None:
         """Raise InputError if the engine cannot train for the policy; warn about layers that are never pruned."""
         policy = self.federation.policy
-        if policy.one_by_one and not engine.trains_one_by_one:
+        if policy.traits().one_by_one and not engine.trains_one_by_one:
             raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
         message = whole_sentence(policy, self.federation.structure, self.federation.budgets)
         if message:  # the warning points at the caller of Federation.run or run_many

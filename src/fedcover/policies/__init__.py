@@ -8,7 +8,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from fedcover.policies.base import Policy, RoundFeedback, policy
+from fedcover.policies.base import ClientPlan, Policy, RoundFeedback, Traits, policy
 from fedcover.policies.check import check_policy
 from fedcover.policies.registry import POLICIES, named_policy, register
 
@@ -25,5 +25,16 @@ if TYPE_CHECKING:
         """Let type checkers accept the factories of the registry."""
 
 
-__all__ = ["FACTORIES", "POLICIES", "Policy", "RoundFeedback", "check_policy", "named_policy", "policy", "register"]
+__all__ = [
+    "FACTORIES",
+    "POLICIES",
+    "ClientPlan",
+    "Policy",
+    "RoundFeedback",
+    "Traits",
+    "check_policy",
+    "named_policy",
+    "policy",
+    "register",
+]
 __all__ += list(FACTORIES)

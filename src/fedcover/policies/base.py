@@ -1,21 +1,27 @@
-"""The interface of pruning policies: theta and a cohort in, one mask per client out."""
+"""The interface of pruning policies: theta and a cohort in, one plan per client that trains out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError
-from fedcover.params import Mask, Params
+from fedcover.params import FULL, Mask, Params
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
 from fedcover.training.options import TrainingOptions
 
 State = dict[str, Tensor]
 """Tensors that a policy carries from round to round; checkpoints store them."""
+
+HeldUnits = tuple[Tensor | None, ...]
+"""For each group a bool tensor of the units that a client holds; None for all of them."""
+
+UnitChooser = Callable[[Sequence[Client], Round, State], tuple[list[HeldUnits], State]]
+"""A function (cohort, this_round, state) that returns the units of each client, and the state for the next round."""
 
 SHOWN = "shown/"
 """Prefix of the state's entries that hold the mask of the global model, for policies with one mask for all."""
@@ -38,26 +44,33 @@ class RoundFeedback:
     """The mean of their gradient reports, in double precision; None if no client was asked for one."""
 
 
-def check_bound(layers: Collection[object], name: object) -> None:
-    """Raise InputError if a policy is not bound to a model, that is, has no layers or units yet."""
-    if not layers:
-        raise InputError(f"{name} is not bound to a model; call policy.bind(trace(model, example)) first")
+@dataclass(frozen=True, eq=False)
+class ClientPlan:
+    """What one client of a cohort does in a round: the mask that it trains under, and how it trains.
 
-
-class Policy(ABC):
-    """The paper's P: m_{q,n} = P(theta_q, n), planned jointly for a round's cohort.
-
-    A policy has no hidden state: what it must remember goes through ``plan`` as ``state``. Equal masks should be the
-    same object, which saves work later. All randomness comes from ``this_round.generator``. Subclasses implement
-    ``plan``, override hooks where they need them, and declare the traits below in their own class body;
-    ``check_policy`` tests that a policy keeps the contract.
+    Clients with equal plans should share the mask and the options, which saves work later.
     """
 
-    def __repr__(self) -> str:
-        return type(self).__name__
+    client: Client
+    mask: Mask = field(default_factory=lambda: FULL)
+    options: TrainingOptions | None = None
+    """What its training adds to plain masked SGD; None for nothing."""
 
-    codebook: Codebook = QUARTERS
-    """What the digits of a code mean to this policy."""
+
+def plans_of(cohort: Sequence[Client], masks: Sequence[Mask]) -> list[ClientPlan]:
+    """Return the plans of a cohort in which every client trains, each under its mask, without training options.
+
+    >>> from fedcover.budgets import Budget
+    >>> [plan.mask is FULL for plan in plans_of([Client(0, 0, Budget())], [FULL])]
+    [True]
+    """
+    return [ClientPlan(client, mask) for client, mask in zip(cohort, masks, strict=True)]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What code outside a policy must know about it; the defaults are valid for any policy that keeps its budgets."""
+
     units: bool = False
     """Whether it prunes whole units rather than single weights; budgets in parameters or bytes depend on it."""
     any_device: bool = False
@@ -78,6 +91,35 @@ class Policy(ABC):
     """Whether clients hold some tensors whole in turn, whatever their budgets, as in grow-and-prune."""
     one_by_one: bool = False
     """Whether its training options need an engine that trains clients one by one, such as serial or processes."""
+    hold: UnitChooser | None = None
+    """The method that chooses the units of each client, if these units decide the masks: audits then count units.
+
+    Output rows may also depend on a client's classes. None if masks depend on anything else, or clients sit out."""
+
+
+def check_bound(layers: Collection[object], name: object) -> None:
+    """Raise InputError if a policy is not bound to a model, that is, has no layers or units yet."""
+    if not layers:
+        raise InputError(f"{name} is not bound to a model; call policy.bind(trace(model, example)) first")
+
+
+class Policy(ABC):
+    """The paper's P: m_{q,n} = P(theta_q, n), planned jointly for a round's cohort.
+
+    A policy has no hidden state: what it must remember goes through ``plan`` as ``state``. All randomness comes from
+    ``this_round.generator``. Subclasses implement ``plan``, override ``traits`` to declare what other code must know
+    about them, and override other hooks where they need them; ``check_policy`` tests that a policy keeps the contract.
+    """
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+    codebook: Codebook = QUARTERS
+    """What the digits of a code mean to this policy."""
+
+    def traits(self) -> Traits:
+        """Return what code outside the policy must know about it."""
+        return Traits()
 
     def server_step(self, this_round: Round) -> float:
         """Return eta of theta' = theta + eta (average - theta); with 1, theta' is the average."""
@@ -102,8 +144,10 @@ class Policy(ABC):
     @abstractmethod
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
-        """Return one mask per client of the cohort, and the state for the next round.
+    ) -> tuple[list[ClientPlan], State]:
+        """Return one plan for each client that trains, and the state for the next round.
+
+        The plans follow the order of the cohort. A client without a plan sits the round out; at least one must train.
 
         Args:
             theta: The global parameters by name; must not be changed.
@@ -111,15 +155,6 @@ class Policy(ABC):
             this_round: The round's index, and its generators for random draws.
             state: The state of the previous round; must not be changed.
         """
-
-    def training_options(
-        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> Sequence[TrainingOptions | None]:
-        """Return per client what its training adds to plain masked SGD, or None.
-
-        ``masks`` and ``state`` are what ``plan`` returned for this round.
-        """
-        return [None] * len(cohort)
 
     def observe(self, theta: Params, feedback: RoundFeedback, this_round: Round, state: State) -> State:
         """Return the state for the next round; ``theta`` is the new average, ``state`` what ``plan`` returned."""
@@ -139,9 +174,9 @@ class PerClient(Policy):
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
-        """Return the function's mask for each client, and the state unchanged."""
-        return [self._function(theta, client, this_round) for client in cohort], state
+    ) -> tuple[list[ClientPlan], State]:
+        """Return a plan with the function's mask for each client, and the state unchanged."""
+        return [ClientPlan(client, self._function(theta, client, this_round)) for client in cohort], state
 
 
 def policy(function: Callable[[Params, Client, Round], Mask]) -> PerClient:

@@ -1,35 +1,47 @@
 """``check_policy``: find the law of the policy contract that a policy breaks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedcover.budgets import budgets_of, share
-from fedcover.clients import Client, cohort_of
+from fedcover.clients import cohort_of
 from fedcover.errors import InputError
 from fedcover.masks.coverage import coverage_of
-from fedcover.params import Mask, Params, check_mask, count, params_of
-from fedcover.policies.base import Policy, RoundFeedback, State, shown_in
+from fedcover.params import Mask, Params, check_mask, count, params_of, prune
+from fedcover.policies.base import ClientPlan, Policy, RoundFeedback, State, Traits, shown_in
+from fedcover.policies.plan_checks import check_clients, check_masks, check_training_options
 from fedcover.seeding import Round
-from fedcover.structure.trace import trace
-from fedcover.training.options import TrainingOptions, check_options, regrown
+from fedcover.structure.trace import ModelStructure, carries, trace
+from fedcover.training.options import regrown
 
 KEEPS = (1.0, 0.75, 0.5, 0.25)
 ROUNDS = 5
+SMALL = 0.5
+"""The largest keep that must prune something; a larger one, such as 0.75, may round up to 2 of 2 units."""
+SLACK = 0.02
+"""The share of the model by which masks that are drawn at random may exceed those of a larger budget."""
 
 LAWS = {
-    "runs": "plan must not raise for a cohort with budgets 1, 0.75, 0.5 and 0.25",
-    "one mask each": "plan must return one mask per client of the cohort",
+    "runs": "plan must not raise for cohorts with budgets 1, 0.75, 0.5 and 0.25",
+    "one plan each": "plan must return one ClientPlan for each client that trains, in the order of the cohort",
     "masks fit": "a mask must map parameter names to bool tensors of the parameter's shape",
+    "options fit": "the options of a ClientPlan must be None or TrainingOptions that fit its mask",
     "something is kept": "a mask must keep at least one entry",
-    "budgets are met": "a smaller budget must not get the whole model, nor more than a larger one",
-    "theta is left alone": "plan, training_options and observe must not change theta",
-    "same seed, same masks": "masks must depend only on theta, the cohort, the round and the state",
+    "input reaches the output": "a mask must not remove a layer through which every input passes",
+    "budgets are met": "a mask must keep no more of what it prunes than the budget, and a small budget must keep less"
+    " than the whole model, unless traits declares ignores_budgets",
+    "traits are true": "masks must not depend on theta, or on the round, if traits declares so",
+    "theta is left alone": "plan and observe must not change theta",
+    "same seed, same masks": "plans must depend only on theta, the cohort, the round and the state",
     "no global randomness": "draws must come from this_round.generator(...), never from torch's global generator",
     "state is tensors": "the state must be a dict of tensors, so that checkpoints can store it",
-    "state is left alone": "plan, training_options and observe must leave the state they get unchanged",
-    "options fit": "training_options must return per client None or TrainingOptions that fit its mask; one must train",
+    "state is left alone": "plan and observe must leave the state they get unchanged",
     "same seed, same state": "the result of observe must depend only on its arguments",
     "observes": "observe must not raise for the coverage and gradient reports of a round",
 }
@@ -39,7 +51,8 @@ LAWS = {
 def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 0) -> None:
     """Raise InputError, naming the law, if a policy breaks a law of the policy contract.
 
-    The policy plans a few rounds for four clients. Nothing is trained; theta is perturbed between rounds.
+    The policy plans a few rounds for three cohorts of four clients: with different budgets, with whole models only,
+    and with quarters only. Nothing is trained; theta is perturbed between rounds.
 
     Args:
         policy: The policy, not yet bound.
@@ -53,126 +66,181 @@ def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 
     >>> from fedcover.policies.weight_pruning import weight_pruning
     >>> check_policy(weight_pruning(), nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)), torch.zeros(2, 8))
     """
-    bound = policy.bind(trace(model, example))
-    cohort = cohort_of(range(len(KEEPS)), [10] * len(KEEPS), budgets_of(KEEPS), "slot")
-    theta = params_of(model)
-    state = bound.start()
-    for index in range(1, ROUNDS + 1):
-        this_round = Round(index, seed)
-        broken = _breaker(policy, index)
-        before = [_copied(theta), _copied(state)]
-        ambient = torch.default_generator.get_state()
-        masks, after = _plan(bound, theta, cohort, this_round, state, broken)
-        if not torch.equal(ambient, torch.default_generator.get_state()):
-            raise broken("no global randomness", "it moved torch's global generator")
-        if not _same(before[0], theta):
-            raise broken("theta is left alone", "theta was changed in place")
-        again, _ = _plan(bound, theta, cohort, this_round, state, broken)
-        _check_masks(masks, again, theta, broken, bound.dense_in_turn)
-        _check_state(after, theta, broken)
-        training_options = _options(bound, theta, cohort, masks, this_round, after, broken)
-        theta, after = _played(bound, theta, masks, training_options, this_round, after, broken)
-        if not torch.equal(ambient, torch.default_generator.get_state()):
-            raise broken("no global randomness", "training_options or observe moved torch's global generator")
-        if not _same(before[1], state):
-            raise broken("state is left alone", "a tensor of the state was changed in place")
-        state = after
+    structure = trace(model, example)
+    bound, least = policy.bind(structure), min(KEEPS)
+    trials = [_Trial(bound, structure, keeps, seed) for keeps in (KEEPS, [1.0] * len(KEEPS), [least] * len(KEEPS))]
+    mixed, whole, small = (trial.play() for trial in trials)
+    if reason := _budget_violation(bound.traits(), mixed, whole[1.0], small[least]):
+        raise _broken(policy, "budgets are met", reason)
 
 
-def _check_state(state: object, theta: Params, broken: Callable[[str, str], InputError]) -> None:
-    if not isinstance(state, dict) or any(not isinstance(value, Tensor) for value in state.values()):
-        raise broken("state is tensors", f"it returned a {type(state).__name__} with other values")
-    try:
-        check_mask(shown_in(state), theta, "the mask under shown/ in its state")
-    except InputError as error:
-        raise broken("masks fit", str(error)) from None
+def _budget_violation(traits: Traits, mixed: Mapping[float, float], whole: float, small: float) -> str:
+    """Return how budgets are ignored, from the mean shares of the model that clients hold; empty if they are not.
+
+    What a client holds dense in turn does not come from its budget, so such policies are not compared.
+
+    Args:
+        traits: The traits of the policy.
+        mixed: The share of each keep in a cohort of different budgets.
+        whole: The share in a cohort in which every client can hold the whole model.
+        small: The share in a cohort in which every client has the least keep.
+    """
+    if traits.ignores_budgets:
+        return "" if min(*mixed.values(), small) == 1 else "it declares ignores_budgets, but prunes"
+    if traits.dense_in_turn:
+        return ""
+    for keep, kept in mixed.items():
+        if keep <= SMALL and kept == 1:
+            return f"keep {keep} got the whole model in every round"
+    if mixed.get(min(KEEPS), 0) > mixed.get(1.0, 1) + SLACK:
+        return f"keep {min(KEEPS)} got {mixed[min(KEEPS)]:.3g} of the model, and keep 1 only {mixed[1.0]:.3g}"
+    if small >= whole:
+        return f"clients with keep {min(KEEPS)} got {small:.3g} of the model, and clients with keep 1 got {whole:.3g}"
+    return ""
 
 
-def _copied(tensors: Params) -> Params:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+class _Trial:
+    """Some rounds of one cohort, in which every law of a single round is tested."""
 
+    def __init__(self, policy: Policy, structure: ModelStructure, keeps: Sequence[float], seed: int) -> None:
+        self.policy, self.structure, self.seed = policy, structure, seed
+        self.cohort = cohort_of(range(len(keeps)), [10] * len(keeps), budgets_of(keeps), "slot")
 
-def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    def play(self) -> dict[float, float]:
+        """Return the mean share of the model that clients of each keep hold."""
+        theta, state = params_of(self.structure.model), self.policy.start()
+        shares: dict[float, list[float]] = {}
+        for index in range(1, ROUNDS + 1):
+            self.round = Round(index, self.seed)
+            plans, after = self.plan(theta, state)
+            for plan in plans:
+                self.check_mask(plan, theta)
+                shares.setdefault(plan.client.budget.keep, []).append(count(theta, plan.mask) / count(theta))
+            self.check_traits(plans, theta, state, after)
+            theta, state = self.observe(theta, plans, after)
+        return {keep: fmean(each) for keep, each in shares.items()}
 
+    def broken(self, law: str, what: str) -> InputError:
+        """Return the error for a law that is broken in this round."""
+        return _broken(self.policy, law, what, f" in round {self.round.index}")
 
-def _options(
-    policy: Policy,
-    theta: Params,
-    cohort: Sequence[Client],
-    masks: Sequence[Mask],
-    this_round: Round,
-    state: State,
-    broken: Callable[[str, str], InputError],
-) -> list[TrainingOptions | None]:
-    """Return the training options, which must fit, be reproducible, and leave theta and the state unchanged."""
-    before = [_copied(theta), _copied(state)]
-    try:
-        training_options, again = (
-            list(policy.training_options(theta, cohort, masks, this_round, dict(state))) for _ in range(2)
-        )
-    except Exception as error:
-        raise broken("runs", f"training_options: {type(error).__name__}: {error}") from error
-    if len(training_options) != len(cohort):
-        raise broken("options fit", f"{len(training_options)} options for {len(cohort)} clients")
-    for place, (options, same) in enumerate(zip(training_options, again, strict=True)):
+    def plan(self, theta: Params, state: State) -> tuple[list[ClientPlan], State]:
+        """Return what the policy plans; it must fit, be reproducible, and leave its arguments unchanged."""
+        with self.pure("plan", theta, state):
+            try:
+                (plans, after), (again, _) = (
+                    self.policy.plan(theta, self.cohort, self.round, dict(state)) for _ in range(2)
+                )
+            except Exception as error:
+                raise self.broken("runs", f"{type(error).__name__}: {error}") from error
+        with self.law("one plan each"):
+            check_clients(self.policy, plans, self.cohort, self.round)
+        with self.law("masks fit"):
+            check_masks(self.policy, plans, theta, self.round)
+        with self.law("options fit"):
+            check_training_options(self.policy, plans, theta, self.round)
+        if not _alike(plans, again):
+            raise self.broken("same seed, same masks", "masks or options differ in a second call")
+        self.check_state(after, theta)
+        return plans, after
+
+    def observe(self, theta: Params, plans: Sequence[ClientPlan], state: State) -> tuple[Params, State]:
+        """Return a perturbed theta, as if trained, and the state after the policy has observed the round."""
+        rng = self.round.generator("check")
+        theta = {k: t + 0.01 * torch.randn(t.shape, generator=rng).to(t) for k, t in theta.items()}
+        sent = [
+            _regrown(theta, plan.mask, plan.options.regrow.share, rng)
+            if plan.options and plan.options.regrow
+            else plan.mask
+            for plan in plans
+        ]
+        report = None
+        if any(plan.options and plan.options.report for plan in plans):
+            report = {k: torch.randn(t.shape, generator=rng).to(t).double().square() for k, t in theta.items()}
+        feedback = RoundFeedback(len(sent), coverage_of(sent, theta), report)
+        with self.pure("observe", theta, state):
+            try:
+                after, again = (self.policy.observe(theta, feedback, self.round, dict(state)) for _ in range(2))
+            except Exception as error:
+                raise self.broken("observes", f"{type(error).__name__}: {error}") from error
+        self.check_state(after, theta)
+        if not _alike(after, again):
+            raise self.broken("same seed, same state", "observe returned another state in a second call")
+        return theta, after
+
+    def check_mask(self, plan: ClientPlan, theta: Params) -> None:
+        """Raise InputError if a mask is empty, cuts the output off from the input, or exceeds the budget."""
+        mask, keep = plan.mask, plan.client.budget.keep
+        if count(theta, mask) == 0:
+            raise self.broken("something is kept", f"the mask of keep {keep} keeps nothing")
+        empty = [name for name in self.structure.weights if name in mask and not bool(mask[name].any())]
+        if empty and carries(self.structure, theta) and not carries(self.structure, prune(theta, mask)):
+            raise self.broken("input reaches the output", f"the mask of keep {keep} keeps nothing of '{empty[0]}'")
+        pruned = {name: kept for name, kept in mask.items() if not bool(kept.all())}
+        entries = sum(int(kept.sum()) for kept in pruned.values())
+        most = sum(kept.numel() * _rounded(keep, kept) for kept in pruned.values())
+        if entries > most + 3 * most**0.5:  # room for masks that are drawn at random
+            size = sum(kept.numel() for kept in pruned.values())
+            raise self.broken("budgets are met", f"keep {keep} got {entries} of the {size} entries it prunes")
+
+    def check_traits(self, plans: Sequence[ClientPlan], theta: Params, state: State, after: State) -> None:
+        """Raise InputError if masks depend on theta or on the round although traits declares that they do not."""
+        traits, masks = self.policy.traits(), [plan.mask for plan in plans]
+        later = Round(self.round.index + 1, self.seed)
+        other = {name: -2 * tensor.flip(*range(tensor.ndim)) for name, tensor in theta.items()}
+        for declared, values, this_round, before, what in (
+            (traits.reads_theta, other, self.round, state, "reads_theta=False, but masks differ with another theta"),
+            (traits.moves, theta, later, after, "moves=False, but masks differ in the next round"),
+        ):
+            if not declared:
+                again, _ = self.policy.plan(values, self.cohort, this_round, dict(before))
+                if not _alike(masks, [plan.mask for plan in again]):
+                    raise self.broken("traits are true", f"it declares {what}")
+
+    def check_state(self, state: object, theta: Params) -> None:
+        """Raise InputError unless a state is a dict of tensors, and the mask in it, if any, fits theta."""
+        if not isinstance(state, dict) or any(not isinstance(value, Tensor) for value in state.values()):
+            raise self.broken("state is tensors", f"it returned a {type(state).__name__} with other values")
+        with self.law("masks fit"):
+            check_mask(shown_in(state), theta, "the mask under shown/ in its state")
+
+    @contextmanager
+    def law(self, law: str) -> Iterator[None]:
+        """Name the law in an InputError that is raised within the context."""
         try:
-            check_options(options, theta, masks[place], f"options {place}")
+            yield
         except InputError as error:
-            raise broken("options fit", str(error)) from None
-        if not _alike(options, same):
-            raise broken("same seed, same masks", f"options {place} differ in a second call")
-    if all(options is not None and options.rest for options in training_options):
-        raise broken("options fit", "every client rests")
-    if not _same(before[0], theta):
-        raise broken("theta is left alone", "training_options changed theta in place")
-    if not _same(before[1], state):
-        raise broken("state is left alone", "training_options changed a tensor of the state in place")
-    return training_options
+            raise self.broken(law, str(error)) from None
+
+    @contextmanager
+    def pure(self, hook: str, theta: Params, state: State) -> Iterator[None]:
+        """Raise InputError if a hook changes theta, the state or torch's global generator within the context."""
+        before = [{name: tensor.clone() for name, tensor in tensors.items()} for tensors in (theta, state)]
+        generator = torch.default_generator.get_state()
+        yield
+        if not torch.equal(generator, torch.default_generator.get_state()):
+            raise self.broken("no global randomness", f"{hook} moved torch's global generator")
+        if not _alike(before[0], theta):
+            raise self.broken("theta is left alone", f"{hook} changed theta in place")
+        if not _alike(before[1], state):
+            raise self.broken("state is left alone", f"{hook} changed a tensor of the state in place")
 
 
-def _alike(a: TrainingOptions | None, b: TrainingOptions | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    plain = ("gains", "thresholds", "distil", "regrow", "report", "rest")
-    widths = len(a.widths) == len(b.widths) and all(_same(x, y) for x, y in zip(a.widths, b.widths, strict=True))
-    return widths and all(getattr(a, name) == getattr(b, name) for name in plain)
+def _broken(policy: Policy, law: str, what: str, when: str = "") -> InputError:
+    return InputError(f"policy {policy} breaks the law '{law}'{when}: {what}; {LAWS[law]}")
 
 
-def _played(
-    policy: Policy,
-    theta: Params,
-    masks: Sequence[Mask],
-    training_options: Sequence[TrainingOptions | None],
-    this_round: Round,
-    state: State,
-    broken: Callable[[str, str], InputError],
-) -> tuple[Params, State]:
-    """Return a perturbed theta, as if trained, and the state after the policy has observed the round."""
-    shake = this_round.generator("check")
-    theta = {k: t + 0.01 * torch.randn(t.shape, generator=shake).to(t) for k, t in theta.items()}
-    sent = [
-        _regrown(theta, mask, options.regrow.share, shake) if options and options.regrow else mask
-        for mask, options in zip(masks, training_options, strict=True)
-        if options is None or not options.rest
-    ]
-    report = None
-    if any(options and options.report for options in training_options):
-        report = {k: torch.randn(t.shape, generator=shake).to(t).double().square() for k, t in theta.items()}
-    feedback = RoundFeedback(len(sent), coverage_of(sent, theta), report)
-    before = [_copied(theta), _copied(state)]
-    try:
-        after, again = (policy.observe(theta, feedback, this_round, dict(state)) for _ in range(2))
-    except Exception as error:
-        raise broken("observes", f"{type(error).__name__}: {error}") from error
-    _check_state(after, theta, broken)
-    if not _same(before[0], theta):
-        raise broken("theta is left alone", "observe changed theta in place")
-    if not _same(before[1], state):
-        raise broken("state is left alone", "observe changed a tensor of the state in place")
-    if not _same(after, again):
-        raise broken("same seed, same state", "observe returned another state in a second call")
-    return theta, after
+def _alike(a: Any, b: Any) -> bool:
+    """Return whether two values are equal, tensors by their entries."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+    if isinstance(a, Sequence) and isinstance(b, Sequence) and not isinstance(a, str):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if is_dataclass(a) and type(a) is type(b):
+        return all(_alike(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
+    return bool(a == b)
 
 
 def _regrown(theta: Params, mask: Mask, share: float, rng: torch.Generator) -> Mask:
@@ -180,73 +248,6 @@ def _regrown(theta: Params, mask: Mask, share: float, rng: torch.Generator) -> M
     return {k: regrown(theta[k], kept, gradients[k], share) for k, kept in mask.items()}
 
 
-def _breaker(policy: Policy, index: int) -> Callable[[str, str], InputError]:
-    def broken(law: str, what: str) -> InputError:
-        return InputError(f"policy {policy} breaks the law '{law}' in round {index}: {what}; {LAWS[law]}")
-
-    return broken
-
-
-def _plan(
-    policy: Policy,
-    theta: Params,
-    cohort: Sequence[Client],
-    this_round: Round,
-    state: State,
-    broken: Callable[[str, str], InputError],
-) -> tuple[list[Mask], State]:
-    try:
-        masks, after = policy.plan(theta, cohort, this_round, dict(state))
-        masks = list(masks)
-    except Exception as error:
-        raise broken("runs", f"{type(error).__name__}: {error}") from error
-    if len(masks) != len(cohort):
-        raise broken("one mask each", f"{len(masks)} masks for {len(cohort)} clients")
-    return masks, after
-
-
-def _check_masks(
-    masks: Sequence[Mask],
-    again: Sequence[Mask],
-    theta: Params,
-    broken: Callable[[str, str], InputError],
-    dense_in_turn: bool,
-) -> None:
-    sizes = []
-    for place, (mask, same) in enumerate(zip(masks, again, strict=True)):
-        try:
-            check_mask(mask, theta, f"mask {place}")
-        except InputError as error:
-            raise broken("masks fit", str(error)) from None
-        if set(mask) != set(same) or any(not torch.equal(mask[name], same[name]) for name in mask):
-            raise broken("same seed, same masks", f"mask {place} differs in a second call")
-        sizes.append(count(theta, mask))
-        if sizes[-1] == 0:
-            raise broken("something is kept", f"mask {place} keeps nothing")
-        touched = {name: kept.numel() for name, kept in mask.items() if not bool(kept.all())}
-        kept_entries = sum(int(mask[name].sum()) for name in touched)
-        most = sum(size * _rounded(KEEPS[place], theta[name]) for name, size in touched.items())
-        if kept_entries > most + 3 * most**0.5:  # room for masks that are drawn at random
-            reason = f"keep {KEEPS[place]} got {kept_entries} of the {sum(touched.values())} entries it prunes"
-            raise broken("budgets are met", reason)
-    if dense_in_turn:  # what a client holds whole does not come from its budget: compare only what it prunes
-        return
-    total = count(theta)
-    for place in range(1, len(sizes)):
-        if sizes[place] == total and KEEPS[place] < 1 and sizes[0] == total and not _ignores_budgets(sizes, total):
-            raise broken("budgets are met", f"keep {KEEPS[place]} got all {total} entries")
-        if sizes[place] > sizes[place - 1] + 0.02 * total:
-            raise broken(
-                "budgets are met",
-                f"keep {KEEPS[place]} got {sizes[place]} entries and keep {KEEPS[place - 1]} only {sizes[place - 1]}",
-            )
-
-
 def _rounded(keep: float, tensor: Tensor) -> float:
     """Return the largest share that keep may round up to along any axis of a tensor: 5 of 6 for 0.75."""
     return max(share(keep, n) / n for n in tensor.shape if n)
-
-
-def _ignores_budgets(sizes: Sequence[int], total: int) -> bool:
-    """Return whether every client gets the whole model, as in FedAvg."""
-    return all(size == total for size in sizes)

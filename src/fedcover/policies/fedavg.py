@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedcover.clients import Client
-from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, State
+from fedcover.params import Params
+from fedcover.policies.base import ClientPlan, Policy, State, Traits
 from fedcover.policies.registry import register
 from fedcover.seeding import Round
 
@@ -18,16 +18,15 @@ from fedcover.seeding import Round
 class FullModels(Policy):
     """Every client holds the whole model, whatever its budget."""
 
-    any_device = True
-    reads_theta = False
-    moves = False
-    ignores_budgets = True
+    def traits(self) -> Traits:
+        """Declare that budgets have no effect."""
+        return Traits(any_device=True, reads_theta=False, moves=False, ignores_budgets=True)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
+    ) -> tuple[list[ClientPlan], State]:
         """Return the full mask for every client."""
-        return [FULL for _ in cohort], state
+        return [ClientPlan(client) for client in cohort], state
 
 
 @register("full", "FedAvg")

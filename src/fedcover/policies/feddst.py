@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.errors import check_number, check_whole
-from fedcover.params import Mask, Params
-from fedcover.policies.base import Policy, RoundFeedback, State, check_bound, shown_in
+from fedcover.params import Params
+from fedcover.policies.base import ClientPlan, Policy, RoundFeedback, State, Traits, check_bound, shown_in
 from fedcover.policies.registry import register
 from fedcover.policies.shared_mask import largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
@@ -32,7 +32,6 @@ from fedcover.training.options import Regrow, TrainingOptions
 class FedDst(Policy):
     """One mask, as dense as the least keep of any cohort so far; its density may only fall."""
 
-    any_device = True
     every: int = 10
     share: float = 0.5
     until: int = 100
@@ -45,14 +44,21 @@ class FedDst(Policy):
             check_whole(name, getattr(self, name), 1)
         check_number("share", self.share, 0, 1 + 1e-9, "a number in (0, 1]")
 
+    def traits(self) -> Traits:
+        """Declare that ``plan`` works on any device."""
+        return Traits(any_device=True)
+
     def bind(self, structure: ModelStructure) -> "FedDst":
         """Return this policy with the model's hidden weight tensors."""
         return replace(self, shapes={name: structure.shapes[name] for name in hidden_weights(structure, "FedDST")})
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
-        """Return the previous mask, a random one at first; pruned by magnitude if a client can hold less."""
+    ) -> tuple[list[ClientPlan], State]:
+        """Return the previous mask, a random one at first; pruned by magnitude if a client can hold less.
+
+        In every ``every``-th round all clients readjust it.
+        """
         check_bound(self.shapes, "FedDST")
         keep, mask = least_keep(cohort, state, self), shown_in(state)
         if not mask:
@@ -61,14 +67,9 @@ class FedDst(Policy):
             counts = erk_counts(self.shapes, keep)
             scores = magnitudes(theta, list(self.shapes), mask)
             mask = {n: largest({n: scores[n]}, min(counts[n], int(mask[n].sum())))[n] for n in self.shapes}
-        return [mask] * len(cohort), state_with(keep, mask)
-
-    def training_options(
-        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[TrainingOptions | None]:
-        """Return a readjustment for every client in every ``every``-th round."""
         share = self.share_at(this_round.index)
-        return [TrainingOptions(regrow=Regrow(share, self.after)) if share else None] * len(cohort)
+        options = TrainingOptions(regrow=Regrow(share, self.after)) if share else None
+        return [ClientPlan(client, mask, options) for client in cohort], state_with(keep, mask)
 
     def observe(self, theta: Params, feedback: RoundFeedback, this_round: Round, state: State) -> State:
         """Return the mask of the largest weights that any client holds, in each layer as many as before."""

@@ -6,16 +6,16 @@ default here is by 0.5 every 100 rounds, without an end.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.errors import check_number, check_whole
-from fedcover.policies.base import State
+from fedcover.policies.base import HeldUnits, State, Traits
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import HeldUnits, UnitPolicy, unit_mask, units_for, width_of
+from fedcover.policies.unit_policy import UnitPolicy, unit_mask, units_for, width_of
 from fedcover.seeding import Round
 
 
@@ -26,9 +26,6 @@ class FedEcover(UnitPolicy):
     The numbers of times that two units of a group were drawn never differ by more than one. The server's step is
     theta' = theta + eta_q (average - theta), eta_q = step * decay^floor((q - 1) / every). The buffers are the state.
     """
-
-    holds_whole_units = True
-    reads_theta = False
 
     step: float = 1.0
     decay: float = 0.5
@@ -42,6 +39,10 @@ class FedEcover(UnitPolicy):
     def server_step(self, this_round: Round) -> float:
         """Return eta_q."""
         return float(self.step * self.decay ** ((this_round.index - 1) // self.every))
+
+    def traits(self) -> Traits:
+        """Declare that the units of ``hold`` decide the masks."""
+        return replace(super().traits(), reads_theta=False, hold=self.hold)
 
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[HeldUnits], State]:
         """Return units drawn from the buffers, client by client, and the buffers."""

@@ -5,14 +5,14 @@ requirements", 2018.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fedcover.clients import Client
-from fedcover.policies.base import State
+from fedcover.policies.base import HeldUnits, State, Traits
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import HeldUnits, UnitPolicy, unit_mask, units_for, width_of
+from fedcover.policies.unit_policy import UnitPolicy, unit_mask, units_for, width_of
 from fedcover.seeding import Round
 
 
@@ -20,8 +20,9 @@ from fedcover.seeding import Round
 class RandomSubmodels(UnitPolicy):
     """A new uniform subset of ceil(r K) units of every group for each client and round."""
 
-    holds_whole_units = True
-    reads_theta = False
+    def traits(self) -> Traits:
+        """Declare that the units of ``hold`` decide the masks."""
+        return replace(super().traits(), reads_theta=False, hold=self.hold)
 
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[HeldUnits], State]:
         """Return units drawn without replacement, by a generator of each client's own."""

@@ -5,15 +5,15 @@ NeurIPS 2022.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedcover.clients import Client
-from fedcover.policies.base import State
+from fedcover.policies.base import HeldUnits, State, Traits
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import HeldUnits, UnitPolicy, unit_mask, units_for, width_of
+from fedcover.policies.unit_policy import UnitPolicy, unit_mask, units_for, width_of
 from fedcover.seeding import Round
 
 
@@ -26,8 +26,9 @@ class FedRolex(UnitPolicy):
     at r = 1/4 and K = L, about half of the weights between the layers are never trained.
     """
 
-    holds_whole_units = True
-    reads_theta = False
+    def traits(self) -> Traits:
+        """Declare that the units of ``hold`` decide the masks."""
+        return replace(super().traits(), reads_theta=False, hold=self.hold)
 
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[HeldUnits], State]:
         """Return the round's window, as wide as each client can afford."""

@@ -13,7 +13,7 @@ import torch
 
 from fedcover.clients import Client
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, State, check_bound
+from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.policies.registry import register
 from fedcover.policies.shared_mask import largest, magnitudes, whole_part
 from fedcover.policies.unit_policy import width_of
@@ -26,9 +26,11 @@ from fedcover.training.options import TrainingOptions
 class Fiarse(Policy):
     """One threshold for all layers, by each client's keep; the bands of a budget have no effect."""
 
-    any_device = True
-    follows_patterns = False
     layers: tuple[str, ...] = field(default=(), repr=False)
+
+    def traits(self) -> Traits:
+        """Declare that only the size of a budget counts."""
+        return Traits(any_device=True, follows_patterns=False)
 
     def bind(self, structure: ModelStructure) -> "Fiarse":
         """Return this policy with the model's hidden weight tensors."""
@@ -36,28 +38,17 @@ class Fiarse(Policy):
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
-        """Return the masks of the largest weights of all layers together."""
+    ) -> tuple[list[ClientPlan], State]:
+        """Return the masks of the largest weights of all layers together, and the threshold of each client."""
         check_bound(self.layers, "FIARSE")
         scores = magnitudes(theta, self.layers)
-        size = sum(score.numel() for score in scores.values())
-        keeps = {width_of(client.budget, self) for client in cohort}
-        masks: dict[float, Mask] = {k: FULL if k == 1 else largest(scores, whole_part(k, size)) for k in keeps}
-        return [masks[client.budget.keep] for client in cohort], state
-
-    def training_options(
-        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[TrainingOptions | None]:
-        """Return the threshold of each client."""
-        check_bound(self.layers, "FIARSE")
-        sizes = torch.cat([score.flatten() for score in magnitudes(theta, self.layers).values()])
-        falling = sizes.sort(descending=True).values
-        options: dict[int, TrainingOptions] = {}
-        for mask, client in zip(masks, cohort, strict=True):
-            if id(mask) not in options:
-                tau = float(falling[whole_part(client.budget.keep, len(falling)) - 1])
-                options[id(mask)] = TrainingOptions(thresholds=dict.fromkeys(self.layers, tau))
-        return [options[id(mask)] for mask in masks]
+        falling = torch.cat([score.flatten() for score in scores.values()]).sort(descending=True).values
+        parts: dict[float, tuple[Mask, TrainingOptions]] = {}
+        for keep in {width_of(client.budget, self) for client in cohort}:
+            count = whole_part(keep, len(falling))
+            options = TrainingOptions(thresholds=dict.fromkeys(self.layers, float(falling[count - 1])))
+            parts[keep] = FULL if keep == 1 else largest(scores, count), options
+        return [ClientPlan(client, *parts[client.budget.keep]) for client in cohort], state
 
 
 @register("FIARSE")

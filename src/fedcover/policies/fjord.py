@@ -15,7 +15,7 @@ from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.errors import check_number
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, State, check_bound
+from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.policies.ranked import Units, rank
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import width_of
@@ -31,10 +31,6 @@ WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 class Fjord(Policy):
     """Prefixes of units; a client draws from its own keep and the widths below it."""
 
-    any_device = True
-    units = True
-    reads_theta = False
-    moves = False
     widths: tuple[float, ...] = WIDTHS
     distil: float = 0.0
     blocks: tuple[Units, ...] = field(default=(), repr=False)
@@ -44,10 +40,9 @@ class Fjord(Policy):
             check_number("widths", width, 0, 1 + 1e-9, "numbers in (0, 1]")
         check_number("distil", self.distil, -1e-300, 1, "a number in [0, 1)")
 
-    @property
-    def one_by_one(self) -> bool:  # type: ignore[override]
-        """True if it distils, which needs two passes per step."""
-        return self.distil > 0
+    def traits(self) -> Traits:
+        """Declare prefixes of units; distillation needs two passes per step, and so clients one by one."""
+        return Traits(units=True, any_device=True, reads_theta=False, moves=False, one_by_one=self.distil > 0)
 
     def bind(self, structure: ModelStructure) -> "Fjord":
         """Return this policy with the model's units."""
@@ -55,25 +50,16 @@ class Fjord(Policy):
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
-        """Return the mask of the widest prefix that each client can hold."""
-        check_bound(self.blocks, "FjORD")
-        prefixes = {keep: self._prefix(theta, keep) for keep in {width_of(client.budget, self) for client in cohort}}
-        return [prefixes[client.budget.keep] for client in cohort], state
-
-    def training_options(
-        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[TrainingOptions | None]:
-        """Return the widths that each client draws from; None for a client with a single width."""
+    ) -> tuple[list[ClientPlan], State]:
+        """Return the mask of the widest prefix that each client can hold, and the widths that it draws from."""
         check_bound(self.blocks, "FjORD")
         narrow = {width: self._prefix(theta, width) for width in sorted(set(self.widths)) if width < 1}
-        options: dict[float, TrainingOptions | None] = {}
-        for client, mask in zip(cohort, masks, strict=True):
-            keep = client.budget.keep
+        parts: dict[float, tuple[Mask, TrainingOptions | None]] = {}
+        for keep in {width_of(client.budget, self) for client in cohort}:
+            mask = self._prefix(theta, keep)
             below = [prefix for width, prefix in narrow.items() if width < keep]
-            if keep not in options:
-                options[keep] = TrainingOptions(widths=(*below, mask), distil=self.distil) if below else None
-        return [options[client.budget.keep] for client in cohort]
+            parts[keep] = mask, TrainingOptions(widths=(*below, mask), distil=self.distil) if below else None
+        return [ClientPlan(client, *parts[client.budget.keep]) for client in cohort], state
 
     def _prefix(self, theta: Params, keep: float) -> Mask:
         """Return the mask of the first ceil(keep K) units, and at least one, of every group."""

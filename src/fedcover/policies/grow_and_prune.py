@@ -14,7 +14,7 @@ from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.errors import check_whole
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, State, check_bound
+from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.policies.ranked import rank
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import width_of
@@ -32,8 +32,6 @@ class GrowAndPrune(Policy):
     rounds. A budget is the share of each sparse layer; what a client holds dense comes on top, as in the method.
     """
 
-    any_device = True
-    dense_in_turn = True
     parallel: bool
     kappa: int = 4
     every: int = 1
@@ -45,6 +43,10 @@ class GrowAndPrune(Policy):
 
     def __repr__(self) -> str:
         return f"{'P' if self.parallel else 'S'}-GaP(kappa={self.kappa}, every={self.every})"
+
+    def traits(self) -> Traits:
+        """Declare that partitions are dense in turn."""
+        return Traits(any_device=True, dense_in_turn=True)
 
     def bind(self, structure: ModelStructure) -> "GrowAndPrune":
         """Return this policy with the model's hidden weight tensors."""
@@ -60,20 +62,20 @@ class GrowAndPrune(Policy):
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
+    ) -> tuple[list[ClientPlan], State]:
         """Return masks by the ranks at the last pruning of each layer; these ranks are the state."""
         check_bound(self.layers, self)
         ranks = {
             name: state[name] if self._keeps(name, this_round, state) else _ranks(theta[name]) for name in self.layers
         }
         distinct: dict[tuple[int, float], Mask] = {}
-        masks: list[Mask] = []
+        plans = []
         for client in cohort:
             key = self.dense(client, this_round), width_of(client.budget, self)
             if key not in distinct:
                 distinct[key] = self._mask(theta, ranks, *key)
-            masks.append(distinct[key])
-        return masks, ranks
+            plans.append(ClientPlan(client, distinct[key]))
+        return plans, ranks
 
     def _turn(self, this_round: Round) -> int:
         return (this_round.index - 1) // self.every

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from fedcover.clients import Client
 from fedcover.errors import InputError, check_number
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import State
+from fedcover.policies.base import ClientPlan, HeldUnits, State, Traits
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import HeldUnits, UnitPolicy, unit_mask, units_for, width_of
+from fedcover.policies.unit_policy import UnitPolicy, unit_mask, units_for, width_of
 from fedcover.seeding import Round, ambient
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.layers import TRANSPOSED
@@ -36,8 +36,6 @@ class HeteroFL(UnitPolicy):
     clients that have its class, which is the method's aggregation of output rows. The Scaler is a training option.
     """
 
-    holds_whole_units = True
-    reads_theta = False
     dynamic: bool = False
     rates: tuple[float, ...] = RATES
     label_aware: bool = True
@@ -54,15 +52,10 @@ class HeteroFL(UnitPolicy):
         for rate in self.rates:
             check_number("rates", rate, 0, 1 + 1e-12, "widths in (0, 1]")
 
-    @property
-    def moves(self) -> bool:  # type: ignore[override]
-        """True if widths are drawn in every round."""
-        return self.dynamic
-
-    @property
-    def wants_classes(self) -> bool:  # type: ignore[override]
-        """True if rows of classes that a client lacks are left to other clients."""
-        return self.label_aware
+    def traits(self) -> Traits:
+        """Declare that widths change if they are drawn, and that output rows follow the classes of a client."""
+        traits = replace(super().traits(), reads_theta=False, hold=self.hold)
+        return replace(traits, moves=self.dynamic, wants_classes=self.label_aware)
 
     def bind(self, structure: ModelStructure) -> Self:
         """Return this policy with the model's groups of units and its output layer."""
@@ -88,15 +81,16 @@ class HeteroFL(UnitPolicy):
                     factors[bias] = 1 / rate
         return factors
 
-    def training_options(
-        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[TrainingOptions | None]:
-        """Return the Scaler: in training, but not in evaluation, hidden outputs are divided by the client's width."""
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[ClientPlan], State]:
+        """Return the masks of the first units, with the Scaler: in training, outputs are divided by the width."""
+        plans, state = super().plan(theta, cohort, this_round, state)
         if not self.scaler:
-            return [None] * len(cohort)
+            return plans, state
         rates = [self.rate(client, this_round) for client in cohort]
         options = {rate: TrainingOptions(gains=self.gains(rate)) if rate < 1 else None for rate in set(rates)}
-        return [options[rate] for rate in rates]
+        return [replace(plan, options=options[rate]) for plan, rate in zip(plans, rates, strict=True)], state
 
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[HeldUnits], State]:
         """Return the first units of every group."""

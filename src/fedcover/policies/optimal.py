@@ -21,8 +21,8 @@ from fedcover.errors import DesignWarning, InputError, check_number, check_whole
 from fedcover.masks.design import Frontier, Point, deal, frontier, most_coverage, profile, spread
 from fedcover.masks.design.frontier import RankedList
 from fedcover.masks.design.ranking import Ranking
-from fedcover.params import FULL, Mask, Params, norm2
-from fedcover.policies.base import Policy, State, check_bound
+from fedcover.params import FULL, Params, norm2
+from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
 from fedcover.policies.ranked import Block, Units, Weights, check_layers
 from fedcover.policies.registry import register
 from fedcover.seeding import Round
@@ -42,8 +42,6 @@ class Optimal(Policy):
     hidden layers twice; ``fedcover design --whole-units`` shows the measured values.
     """
 
-    any_device = True
-    follows_patterns = False
     units: bool = False
     gamma: int | None = None
     noise: float | None = None
@@ -57,10 +55,9 @@ class Optimal(Policy):
         if self.noise is not None:
             check_number("noise", self.noise, -1e-300, math.inf, "0 or more")
 
-    @property
-    def designs_coverage(self) -> bool:  # type: ignore[override]
-        """True for masks of single weights; units that cover every unit may leave pairs of units uncovered."""
-        return not self.units
+    def traits(self) -> Traits:
+        """Declare that masks of single weights cover the model; units may leave pairs of units uncovered."""
+        return Traits(units=self.units, any_device=True, follows_patterns=False, designs_coverage=not self.units)
 
     def bind(self, structure: ModelStructure) -> "Optimal":
         """Return this policy with the model's layers or units."""
@@ -73,7 +70,7 @@ class Optimal(Policy):
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
+    ) -> tuple[list[ClientPlan], State]:
         """Return masks on the frontier of the current theta; where each client's share begins is drawn at random."""
         check_bound(self.blocks, "optimal")
         stocks = self.stocks(theta, [client.budget for client in cohort])
@@ -93,7 +90,7 @@ class Optimal(Policy):
             for mask, kept in zip(masks, designed(stock.ranking, stock.counts, gamma, turn), strict=True):
                 if kept is not None:
                     stock.block.restrict(mask, theta, kept)
-        return [mask or FULL for mask in masks], state
+        return plans_of(cohort, [mask or FULL for mask in masks]), state
 
     def stocks(self, theta: Params, budgets: Sequence[Budget]) -> list["Stock"]:
         """Return each layer's items, ranked, with the number that each client can keep."""

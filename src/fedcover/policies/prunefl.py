@@ -20,7 +20,7 @@ from torch import Tensor
 from fedcover.clients import Client
 from fedcover.errors import InputError, check_number, check_whole
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, RoundFeedback, State, check_bound, shown_in
+from fedcover.policies.base import ClientPlan, Policy, RoundFeedback, State, Traits, check_bound, shown_in
 from fedcover.policies.registry import register
 from fedcover.policies.shared_mask import largest, least_keep, magnitudes, state_with, whole_part
 from fedcover.seeding import Round
@@ -32,7 +32,6 @@ from fedcover.training.options import TrainingOptions
 class PruneFl(Policy):
     """One mask, at most as large as the least keep of any cohort so far; within that, the objective decides."""
 
-    any_device = True
     every: int = 10
     free: float = 0.3
     """Share of the active weights, the smallest ones, that a change of the mask may prune."""
@@ -55,6 +54,10 @@ class PruneFl(Policy):
         if self.fixed is not None:
             check_number("fixed", self.fixed, 0, math.inf, "a positive number of seconds")
 
+    def traits(self) -> Traits:
+        """Declare that ``plan`` works on any device."""
+        return Traits(any_device=True)
+
     def bind(self, structure: ModelStructure) -> "PruneFl":
         """Return this policy with the model's hidden weight tensors, and their multiply-adds if seconds are unknown."""
         layers = hidden_weights(structure, "PruneFL")
@@ -71,30 +74,23 @@ class PruneFl(Policy):
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
-        """Return the shared mask; in the first stage the training client holds as much as it can."""
+    ) -> tuple[list[ClientPlan], State]:
+        """Return the shared mask; in the first stage one client trains and reports, and holds as much as it can."""
         check_bound(self.layers, "PruneFL")
-        keep, previous = least_keep(cohort, state, self), shown_in(state)
+        keep, mask = least_keep(cohort, state, self), shown_in(state)
         size = sum(theta[name].numel() for name in self.layers)
-        mask = previous or {name: torch.ones_like(theta[name], dtype=torch.bool) for name in self.layers}
+        first = this_round.index <= self.first
+        options = TrainingOptions(report=True) if first or this_round.index % self.every == 0 else None
+        if first and not mask:
+            chosen = self.chosen(cohort)
+            most = chosen.budget.keep
+            own = FULL if most == 1 else largest(magnitudes(theta, self.layers), whole_part(most, size))
+            return [ClientPlan(chosen, own, options)], state_with(keep, FULL)
+        mask = mask or {name: torch.ones_like(theta[name], dtype=torch.bool) for name in self.layers}
         if sum(int(kept.sum()) for kept in mask.values()) > whole_part(keep, size):
             mask = largest(magnitudes(theta, self.layers, mask), whole_part(keep, size))
-        masks: list[Mask] = [mask] * len(cohort)
-        if not previous and this_round.index <= self.first:
-            chosen = self.chosen(cohort)
-            most = cohort[chosen].budget.keep
-            masks[chosen] = FULL if most == 1 else largest(magnitudes(theta, self.layers), whole_part(most, size))
-        return masks, state_with(keep, mask if previous or this_round.index > self.first else {})
-
-    def training_options(
-        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], this_round: Round, state: State
-    ) -> list[TrainingOptions | None]:
-        """Return options by which one client trains and reports at first, and later all report every few rounds."""
-        if this_round.index <= self.first:
-            training_options: list[TrainingOptions | None] = [TrainingOptions(rest=True)] * len(cohort)
-            training_options[self.chosen(cohort)] = TrainingOptions(report=True)
-            return training_options
-        return [None if this_round.index % self.every else TrainingOptions(report=True)] * len(cohort)
+        training = [self.chosen(cohort)] if first else cohort
+        return [ClientPlan(client, mask, options) for client in training], state_with(keep, mask)
 
     def observe(self, theta: Params, feedback: RoundFeedback, this_round: Round, state: State) -> State:
         """Return the state with the best mask for the reported gradients."""
@@ -112,9 +108,9 @@ class PruneFl(Policy):
         return state_with(keep, best_kept(squares, self.seconds, self.fixed, exempt, most))
 
     @staticmethod
-    def chosen(cohort: Sequence[Client]) -> int:
-        """Return the slot of the most able client, the first of several."""
-        return max(range(len(cohort)), key=lambda i: (cohort[i].budget.keep, -i))
+    def chosen(cohort: Sequence[Client]) -> Client:
+        """Return the most able client, the first of several."""
+        return max(cohort, key=lambda client: client.budget.keep)
 
 
 def best_kept(

@@ -15,7 +15,7 @@ from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.params import FULL, Mask, Params, device_of
-from fedcover.policies.base import Policy, State, check_bound
+from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure, hidden_weights
 from fedcover.structure.units import UnitGroup, groups_for
@@ -144,29 +144,23 @@ def check_layers(budget: Budget, blocks: Sequence[Block]) -> None:
 class Ranked(Policy):
     """A policy that ranks the items of every block by the current theta and keeps those that a budget selects."""
 
-    any_device = True
-    moves = False
     name: str
     find: Callable[[ModelStructure], tuple[tuple[Block, ...], Codebook]] = field(repr=False)
     """Returns the blocks of a model, and what code digits mean on it."""
     blocks: tuple[Block, ...] = field(default=(), repr=False)
     codebook: Codebook = field(default_factory=lambda: QUARTERS, repr=False)
 
-    @property
-    def reads_theta(self) -> bool:  # type: ignore[override]
-        """False if all items are units in their own order."""
-        return not all(isinstance(block, Units) and block.in_order for block in self.blocks)
+    def traits(self) -> Traits:
+        """Declare whether items are whole units, which is known once it is bound, and whether theta ranks them."""
+        units = [block for block in self.blocks if isinstance(block, Units)]
+        ordered = [block for block in units if block.in_order]
+        return Traits(units=bool(units), any_device=True, reads_theta=len(ordered) < len(self.blocks), moves=False)
 
     def bind(self, structure: ModelStructure) -> "Ranked":
         """Return this policy with the model's blocks."""
         hidden_weights(structure, self.name)  # raises if there is nothing to prune
         blocks, codebook = self.find(structure)
         return replace(self, blocks=blocks, codebook=codebook)
-
-    @property
-    def units(self) -> bool:  # type: ignore[override]
-        """True if its items are whole units; False until it is bound."""
-        return any(isinstance(block, Units) for block in self.blocks)
 
     def ranks(self, theta: Params) -> Ranks:
         """Return the rank of every item of every block."""
@@ -177,8 +171,8 @@ class Ranked(Policy):
         """Return the ranks that budgets choose by."""
         return self.ranks(theta)
 
-    def masks(self, theta: Params, cohort: Sequence[Client], ranks: Ranks) -> list[Mask]:
-        """Return the masks by these ranks; clients with equal budgets share one."""
+    def plans(self, theta: Params, cohort: Sequence[Client], ranks: Ranks) -> list[ClientPlan]:
+        """Return the plans by these ranks; clients with equal budgets share one mask."""
         by_budget: dict[Budget, Mask] = {}
         for budget in {client.budget: None for client in cohort}:
             check_layers(budget, self.blocks)
@@ -188,21 +182,19 @@ class Ranked(Policy):
                 if budget.spans(items.numel(), block.name) != [(0, items.numel())]:
                     block.restrict(mask, theta, budget.kept(items, block.name))
             by_budget[budget] = mask or FULL
-        return [by_budget[client.budget] for client in cohort]
+        return [ClientPlan(client, by_budget[client.budget]) for client in cohort]
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
+    ) -> tuple[list[ClientPlan], State]:
         """Return masks by the ranks of the current theta."""
-        return self.masks(theta, cohort, self.ranks(theta)), state
+        return self.plans(theta, cohort, self.ranks(theta)), state
 
 
 @dataclass(frozen=True)
 class Frozen(Policy):
     """A ranked policy whose ranks are updated in the first rounds and then frozen."""
 
-    any_device = True
-    moves = False
     inner: Ranked
     after: int = 3
 
@@ -211,10 +203,9 @@ class Frozen(Policy):
         """The codebook of the inner policy."""
         return self.inner.codebook
 
-    @property
-    def units(self) -> bool:  # type: ignore[override]
-        """Whether the inner policy prunes whole units."""
-        return self.inner.units
+    def traits(self) -> Traits:
+        """Return the traits of the inner policy."""
+        return self.inner.traits()
 
     def item_ranks(self, theta: Params) -> Ranks:
         """Return the ranks of a first round."""
@@ -226,11 +217,11 @@ class Frozen(Policy):
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
+    ) -> tuple[list[ClientPlan], State]:
         """Return masks by current ranks up to round ``after``, by the frozen ones from then on."""
         if this_round.index <= self.after or not state:
             ranks = self.inner.ranks(theta)
             state = {name: values.to(torch.int32) for name, values in ranks.items()}
         else:
             ranks = state
-        return self.inner.masks(theta, cohort, ranks), state
+        return self.inner.plans(theta, cohort, ranks), state

@@ -16,27 +16,21 @@ from fedcover.budgets import Budget, share
 from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.params import FULL, Mask, Params, device_of
-from fedcover.policies.base import Policy, State, check_bound
+from fedcover.policies.base import ClientPlan, HeldUnits, Policy, State, Traits, check_bound, plans_of
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import UnitGroup, groups_for
-
-HeldUnits = tuple[Tensor | None, ...]
-"""For each group a bool tensor of the units that a client holds; None for all of them."""
 
 
 @dataclass(frozen=True)
 class UnitPolicy(Policy):
     """A policy that chooses whole units independently of theta."""
 
-    any_device = True
-    units = True
-    reads_theta = False
-    holds_whole_units = False
-    """Whether the units of ``hold`` decide the mask, except that output rows may depend on a client's classes.
-
-    A subclass that changes masks in another way declares False."""
     groups: tuple[UnitGroup, ...] = field(default=(), repr=False, kw_only=True)
+
+    def traits(self) -> Traits:
+        """Declare whole units; a subclass whose masks follow from ``hold`` declares that too."""
+        return Traits(units=True, any_device=True)
 
     def bind(self, structure: ModelStructure) -> Self:
         """Return this policy with the model's groups of units."""
@@ -48,7 +42,7 @@ class UnitPolicy(Policy):
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
+    ) -> tuple[list[ClientPlan], State]:
         """Return the masks of the chosen units; clients with equal units share one mask."""
         check_bound(self.groups, self)
         units_by_client, state = self.hold(cohort, this_round, state)
@@ -59,7 +53,7 @@ class UnitPolicy(Policy):
             if key not in distinct:
                 distinct[key] = self.mask_of(theta, client, units)
             masks.append(distinct[key])
-        return masks, state
+        return plans_of(cohort, masks), state
 
     def mask_key(self, client: Client) -> tuple[object, ...]:
         """Return what else, apart from its units, a client's mask depends on."""

@@ -13,16 +13,16 @@ So a cycle has b^2 sub-models, or (2b - 1) b^2 if a group is tied to itself.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
 from torch import Tensor
 
 from fedcover.clients import Client
-from fedcover.policies.base import State
+from fedcover.policies.base import HeldUnits, State, Traits
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import HeldUnits, UnitPolicy, unit_mask, units_for, width_of
+from fedcover.policies.unit_policy import UnitPolicy, unit_mask, units_for, width_of
 from fedcover.seeding import Round
 from fedcover.structure.units import UnitGroup
 
@@ -152,8 +152,9 @@ class WeightComplete(UnitPolicy):
     Each width has its own cycle. The state is the position in each cycle.
     """
 
-    holds_whole_units = True
-    reads_theta = False
+    def traits(self) -> Traits:
+        """Declare that the units of ``hold`` decide the masks."""
+        return replace(super().traits(), reads_theta=False, hold=self.hold)
 
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[HeldUnits], State]:
         """Return the next sub-models of each width's cycle, and the positions after them."""

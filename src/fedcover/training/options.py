@@ -60,7 +60,6 @@ class TrainingOptions:
         regrow: A readjustment of the mask during training (FedDST). It cannot be combined with widths.
         report: Whether the client reports the sum over its steps of the squared gradients of all entries, pruned
             ones included (PruneFL).
-        rest: Whether the client sits this round out.
 
     Raises:
         InputError: If a value is out of range, or options contradict each other.
@@ -76,7 +75,6 @@ class TrainingOptions:
     shifts: Mapping[str, Tensor] = field(default_factory=dict)
     regrow: Regrow | None = None
     report: bool = False
-    rest: bool = False
 
     def __post_init__(self) -> None:
         for name, gain in self.gains.items():

@@ -118,7 +118,8 @@ class ScriptFederation(Federation):
     def _fifth(self, planned: PlannedRound) -> Mask:
         """Return the mask of pattern 5 in this round, whether or not a client has it."""
         client = Client(0, 0, QUARTERS["5"])
-        return self.policy.plan(planned.state.theta, [client], planned.this_round, planned.policy_state)[0][0]
+        (plan,), _ = self.policy.plan(planned.state.theta, [client], planned.this_round, planned.policy_state)
+        return plan.mask
 
     def end_round(
         self,

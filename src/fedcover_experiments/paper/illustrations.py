@@ -108,8 +108,8 @@ def round_masks(name: str, rounds: int = ROUNDS) -> list[RoundMask]:
     policy = named_policy(name).bind(trace(model, torch.zeros(2, INPUTS)))
     state, shown = policy.start(), []
     for number, theta in enumerate(thetas[:rounds], 1):
-        masks, state = policy.plan(theta, [Client(0, 0, BUDGET)], Round(number, 0), state)
-        shown.append(RoundMask(theta, masks[0]))
+        (plan,), state = policy.plan(theta, [Client(0, 0, BUDGET)], Round(number, 0), state)
+        shown.append(RoundMask(theta, plan.mask))
     return shown
 
 

@@ -22,7 +22,7 @@ from fedcover.errors import InputError
 from fedcover.federation.federation import Federation
 from fedcover.masks.design import most_coverage
 from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import Policy, State
+from fedcover.policies.base import ClientPlan, Policy, State, Traits
 from fedcover.policies.fedavg import full
 from fedcover.policies.optimal import Optimal
 from fedcover.policies.ranked import Block, Ranked, Weights
@@ -74,8 +74,11 @@ def star_code(code: str) -> str:
 class RandomWeights(Policy):
     """A policy that keeps random weights of each hidden tensor, drawn independently for each client and round."""
 
-    any_device = True
     names: tuple[str, ...] = ()
+
+    def traits(self) -> Traits:
+        """Declare that masks are drawn, and do not depend on theta."""
+        return Traits(any_device=True, reads_theta=False)
 
     def bind(self, structure: ModelStructure) -> "RandomWeights":
         """Return this policy bound to a model."""
@@ -83,9 +86,9 @@ class RandomWeights(Policy):
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[Mask], State]:
+    ) -> tuple[list[ClientPlan], State]:
         """Return masks that do not depend on the values of theta."""
-        return [self._mask(theta, client, this_round) for client in cohort], state
+        return [ClientPlan(client, self._mask(theta, client, this_round)) for client in cohort], state
 
     def _mask(self, theta: Params, client: Client, this_round: Round) -> Mask:
         if client.budget.full:

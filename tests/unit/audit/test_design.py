@@ -15,6 +15,7 @@ from fedcover.models import MLP, build, default_model
 from fedcover.params import params_of
 from fedcover.theory import Constants, Steps, theorem1
 from fedcover_experiments.paper.published import tables
+from tests.conftest import plan_masks
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -74,7 +75,7 @@ def measured(model: nn.Module, shape: tuple[int, ...], code: str, gamma: int, un
     theta = params_of(model)
     policy = fc.optimal_masks(gamma, units=units).bind(fc.trace(model, torch.zeros(2, *shape)))
     clients = [fc.Client(n, n, budget) for n, budget in enumerate(fc.parse_code(code))]
-    masks, _ = policy.plan(theta, clients, fc.Round(1, 0), {})
+    masks, _ = plan_masks(policy, theta, clients, fc.Round(1, 0), {})
     return sum(fc.pruning_noise(theta, masks)) / len(masks), fc.gamma_min(fc.coverage_of(masks, theta))
 
 
@@ -156,7 +157,7 @@ def test_coverage_of_weights_with_whole_units(cli: Cli) -> None:
     theta = {name: tensor.detach() for name, tensor in model.named_parameters()}
     policy = fc.optimal_masks(units=True).bind(fc.trace(model, torch.zeros(2, 3, 32, 32)))
     clients = [fc.Client(n, n, fc.Budget(0.25)) for n in range(10)]
-    planned = [policy.plan(theta, clients, fc.Round(index, 0), {})[0] for index in range(1, 5)]
+    planned = [plan_masks(policy, theta, clients, fc.Round(index, 0), {})[0] for index in range(1, 5)]
     counts = [fc.coverage_of(masks, theta) for masks in planned]
     together = {name: sum(one[name] for one in counts) for name in theta}
     window = found["window"]

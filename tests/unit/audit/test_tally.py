@@ -9,19 +9,19 @@ from torch import Tensor
 
 import fedcover as fc
 from fedcover.audit import audit_rounds
-from fedcover.audit.tally import EntryTally, UnitTally, may, tally_of
+from fedcover.audit.tally import EntryTally, UnitTally, own_traits, tally_of
 from fedcover.clients import cohort_of
 from fedcover.params import Mask, Params
-from fedcover.policies.base import RoundFeedback
+from fedcover.policies.base import ClientPlan, HeldUnits, RoundFeedback, Traits
 from fedcover.policies.fedrolex import FedRolex
 from fedcover.policies.heterofl import HeteroFL
-from fedcover.policies.unit_policy import HeldUnits, UnitPolicy, unit_mask
+from fedcover.policies.unit_policy import UnitPolicy, unit_mask
 from fedcover.structure.units import find_groups
 from tests.laws.policy_networks import mlp
 from tests.laws.test_audit import counted, least
 
 State = dict[str, Tensor]
-Masks = tuple[list[Mask], State]
+Plans = tuple[list[ClientPlan], State]
 CASE = mlp(6, 4)
 KEEPS, ROUNDS = [0.5, 0.5], 4
 
@@ -37,9 +37,9 @@ class Masked(FedRolex):
 class Planned(HeteroFL):
     """The whole model for everyone in every second round."""
 
-    def plan(self, theta: Params, cohort: Sequence[fc.Client], this_round: fc.Round, state: State) -> Masks:
-        masks, state = super().plan(theta, cohort, this_round, state)
-        return (masks if this_round.index % 2 else [{}] * len(cohort)), state
+    def plan(self, theta: Params, cohort: Sequence[fc.Client], this_round: fc.Round, state: State) -> Plans:
+        plans, state = super().plan(theta, cohort, this_round, state)
+        return (plans if this_round.index % 2 else [ClientPlan(client) for client in cohort]), state
 
 
 class Rated(HeteroFL):
@@ -52,10 +52,9 @@ class Rated(HeteroFL):
 class Resting(FedRolex):
     """The second client trains only in every second round."""
 
-    def training_options(
-        self, theta: Params, cohort: Sequence[fc.Client], masks: Sequence[Mask], this_round: fc.Round, state: State
-    ) -> list[fc.TrainingOptions | None]:
-        return [None, fc.TrainingOptions(rest=True) if this_round.index % 2 else None]
+    def plan(self, theta: Params, cohort: Sequence[fc.Client], this_round: fc.Round, state: State) -> Plans:
+        plans, state = super().plan(theta, cohort, this_round, state)
+        return plans[: 1 if this_round.index % 2 else 2], state
 
 
 class Fewer(FedRolex):
@@ -76,9 +75,8 @@ class Watching(FedRolex):
 class Sitting(UnitPolicy):
     """The last unit of every group; it declares its own traits."""
 
-    moves = False
-    reads_theta = False
-    holds_whole_units = True
+    def traits(self) -> Traits:
+        return replace(super().traits(), moves=False, reads_theta=False, hold=self.hold)
 
     def hold(self, cohort: Sequence[fc.Client], this_round: fc.Round, state: State) -> tuple[list[HeldUnits], State]:
         return [tuple(unit_mask(group.size, [group.size - 1]) for group in self.groups)] * len(cohort), state
@@ -108,8 +106,8 @@ def test_an_audit_counts_the_plan(make: type[UnitPolicy]) -> None:
 
 
 def test_traits_of_a_class_apply_to_its_own_methods() -> None:
-    assert may(Watching(), "reads_theta")
-    assert not may(FedRolex(), "reads_theta")
+    assert own_traits(Watching()).reads_theta
+    assert not own_traits(FedRolex()).reads_theta
     structure = fc.trace(*CASE)
     assert [audit_rounds(make(), structure, KEEPS, 2).reads_theta for make in OWN] == [
         True, True, True, True, True, False,

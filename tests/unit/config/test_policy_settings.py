@@ -94,7 +94,7 @@ class Mine(fc.Policy):
     names: list[str] = field(default_factory=list)
 
     def plan(self, theta: Any, cohort: Any, this_round: Any, state: Any) -> Any:
-        return [{} for _ in cohort], state
+        return [fc.ClientPlan(client) for client in cohort], state
 
 
 def factory(

@@ -101,7 +101,7 @@ def check_request(request: TrainRequest, like: Params) -> None:
     if request.options:
         numbers = [*request.options.gains.values(), *request.options.thresholds.values(), request.options.distil]
         assert all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
-        assert type(request.options.report) is type(request.options.rest) is bool
+        assert type(request.options.report) is bool
 
 
 def check_update(update: ClientUpdate, pending: PendingRequest) -> None:

@@ -51,9 +51,9 @@ def random_options(theta: Params, mask: Mask, rng: torch.Generator) -> TrainingO
     names = list(theta)
     gains = {name: 10 * float(torch.rand((), generator=rng)) + 1e-9 for name in names if _below(2, rng)}
     thresholds = {name: float(torch.rand((), generator=rng)) / 3 for name in names if _below(2, rng)}
-    report, rest = bool(_below(2, rng)), bool(_below(2, rng))
+    report = bool(_below(2, rng))
     if kind == 1:
-        return TrainingOptions(gains, thresholds, report=report, rest=rest)
+        return TrainingOptions(gains, thresholds, report=report)
     if kind == 2:
         regrow = Regrow(float(torch.rand((), generator=rng)), 1 + _below(3, rng))
         return TrainingOptions(gains, thresholds, regrow=regrow, report=report)

@@ -34,6 +34,7 @@ from fedcover.structure.submodel import Shrinker
 from fedcover.structure.trace import trace
 from fedcover.training.options import TrainingOptions
 from fedcover.training.recipes import LocalSGD
+from tests.conftest import plan_masks
 from tests.contracts.federations import federation, images
 from tests.unit.deploy.requests import random_request, requests, same_bits, same_masks
 
@@ -49,7 +50,7 @@ def test_a_request_is_decoded_as_it_was_encoded(train_request: TrainRequest) -> 
     assert all(same_bits(decoded.theta[name], pruned[name]) for name in pruned)
     assert (decoded.options is None) == (train_request.options is None)
     if decoded.options and train_request.options:
-        for name in ("gains", "thresholds", "distil", "regrow", "report", "rest"):
+        for name in ("gains", "thresholds", "distil", "regrow", "report"):
             assert getattr(decoded.options, name) == getattr(train_request.options, name)
         assert list(decoded.options.shifts) == list(train_request.options.shifts)
         assert all(same_bits(t, decoded.options.shifts[n]) for n, t in train_request.options.shifts.items())
@@ -79,7 +80,7 @@ def test_bytes_saved_are_real(model: torch.nn.Module, keep: float) -> None:
     policy = fc.neuron_pruning().bind(network)
     theta = params_of(model)
     client = fc.Client(0, 0, fc.Budget(keep))
-    (mask,), _ = policy.plan(theta, [client], fc.Round(1, 0), policy.start())
+    (mask,), _ = plan_masks(policy, theta, [client], fc.Round(1, 0), policy.start())
     train_request = TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, mask)
     cost, data = cost_of(network, mask), encode_request(train_request)
     overhead = 300 + 100 * len(theta)
@@ -95,10 +96,10 @@ def test_fjords_widths_take_few_bytes() -> None:
     network = trace(MLP(), torch.zeros(2, 1, 28, 28))
     policy, theta = fc.fjord().bind(network), params_of(network.model)
     cohort = [fc.Client(0, 0, fc.Budget(0.75))]
-    masks, state = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
-    (options,) = policy.training_options(theta, cohort, masks, fc.Round(1, 0), state)
+    (plan,), _ = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
+    mask, options = plan.mask, plan.options
     assert options is not None
-    with_widths, plain = (TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, masks[0], each) for each in (options, None))
+    with_widths, plain = (TrainRequest(0, 0, 1, 0, LocalSGD(), True, theta, mask, each) for each in (options, None))
     assert len(options.widths) == 4
     assert len(encode_request(with_widths)) < len(encode_request(plain)) + 1000
 

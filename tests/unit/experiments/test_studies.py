@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import plan_masks
 
 import fedcover as fc
 from fedcover.data import Split
@@ -32,7 +33,7 @@ def test_all_kinds_of_masks_have_the_same_budgets(code: str) -> None:
     for kind in coverage.KINDS:
         budgets = fc.parse_code(coverage.star_code(code) if kind == "star" else code)
         cohort = [fc.Client(slot, slot, budget) for slot, budget in enumerate(budgets)]
-        masks = coverage.policy_of(kind, code).bind(structure).plan(theta, cohort, fc.Round(1, 0), {})[0]
+        masks = plan_masks(coverage.policy_of(kind, code).bind(structure), theta, cohort, fc.Round(1, 0), {})[0]
         kept = [(count(theta, mask) - fixed) / theta["fc1.weight"].numel() for mask in masks]
         assert kept == pytest.approx(keeps, abs=1e-5), kind
         gammas[kind] = fc.gamma_min(fc.coverage_of(masks, theta))
@@ -45,8 +46,8 @@ def test_random_masks_differ_between_clients_and_rounds() -> None:
     theta, structure = params_of(MLP()), fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
     policy = coverage.RandomWeights().bind(structure)
     cohort = [fc.Client(n, n, fc.Budget(0.5)) for n in range(2)]
-    (one, two), _ = policy.plan(theta, cohort, fc.Round(1, 0), {})
-    (later, _), _ = policy.plan(theta, cohort, fc.Round(2, 0), {})
+    (one, two), _ = plan_masks(policy, theta, cohort, fc.Round(1, 0), {})
+    (later, _), _ = plan_masks(policy, theta, cohort, fc.Round(2, 0), {})
     assert not torch.equal(one["fc1.weight"], two["fc1.weight"])
     assert not torch.equal(one["fc1.weight"], later["fc1.weight"])
 
@@ -125,7 +126,7 @@ def test_the_methods_of_the_study_have_the_same_average_budget() -> None:
         policy = POLICIES[name]().bind(structure)
         code = next(e.code for e in methods.experiments() if e.policy == name)
         cohort = [fc.Client(slot, slot, budget) for slot, budget in enumerate(fc.parse_code(code))]
-        masks, _ = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
+        masks, _ = plan_masks(policy, theta, cohort, fc.Round(1, 0), policy.start())
         shares[name] = sum(count(theta, mask) for mask in masks) / len(masks) / count(theta)
     assert shares == pytest.approx(dict.fromkeys(shares, 0.2664), abs=0.01)
 

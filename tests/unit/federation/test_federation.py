@@ -25,14 +25,14 @@ def test_a_round_is_algorithm_1(small_federation: Make) -> None:
         fc.Client(id, slot, budget, federation.clients.size(id))
         for slot, (id, budget) in enumerate(zip(record.cohort, fc.parse_code("1247"), strict=True))
     ]
-    masks, _ = federation.policy.plan(state.theta, cohort, fc.Round(1, 3), {})
+    plans, _ = federation.policy.plan(state.theta, cohort, fc.Round(1, 3), {})
     jobs = [
-        Job(federation.task, federation.clients, c, state.theta, m, federation.local, fc.Round(1, 3))
-        for c, m in zip(cohort, masks, strict=True)
+        Job(federation.task, federation.clients, plan.client, state.theta, plan.mask, federation.local, fc.Round(1, 3))
+        for plan in plans
     ]
     updates = list(Serial().train(jobs))
     for name, old in state.theta.items():
-        kept = torch.stack([m.get(name, torch.ones_like(old, dtype=torch.bool)) for m in masks])
+        kept = torch.stack([plan.mask.get(name, torch.ones_like(old, dtype=torch.bool)) for plan in plans])
         values = torch.stack([u.theta[name] for u in updates])
         mean = (values * kept).sum(0) / kept.sum(0)
         assert torch.allclose(after.theta[name], torch.where(kept.any(0), mean, old), atol=1e-6)
@@ -160,9 +160,9 @@ def test_test_sets_that_lack_a_class(small_federation: Make) -> None:
 
 
 def test_nobody_can_spoil_the_full_mask() -> None:
-    masks, _ = fc.full().plan({}, [fc.Client(0, 0, fc.Budget())], fc.Round(1, 0), {})
+    (plan,), _ = fc.full().plan({}, [fc.Client(0, 0, fc.Budget())], fc.Round(1, 0), {})
     with pytest.raises(TypeError):
-        masks[0]["w"] = torch.zeros(1)  # type: ignore[index]
+        plan.mask["w"] = torch.zeros(1)  # type: ignore[index]
 
 
 def test_local_accuracy_is_accuracy_on_data_of_the_clients_own_mix() -> None:

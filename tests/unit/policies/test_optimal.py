@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import plan_masks
 from torch import nn
 
 import fedcover as fc
@@ -25,7 +26,8 @@ def cohort(code: str = SMALL) -> list[fc.Client]:
 
 def planned(policy: Optimal, model: nn.Module, shape: tuple[int, ...], index: int = 1) -> tuple[Params, list[Mask]]:
     theta = params_of(model)
-    return theta, policy.bind(fc.trace(model, torch.zeros(2, *shape))).plan(theta, cohort(), fc.Round(index, 0), {})[0]
+    bound = policy.bind(fc.trace(model, torch.zeros(2, *shape)))
+    return theta, plan_masks(bound, theta, cohort(), fc.Round(index, 0), {})[0]
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 5, 6])
@@ -46,9 +48,7 @@ def test_the_least_pruning_term_chooses_where_nobody_does() -> None:
     theta, masks = planned(fc.optimal_masks(), MLP(), (1, 28, 28))
     assert fc.gamma_min(fc.coverage_of(masks, theta)) == 3  # the paper's level S: neither 1 nor all of 6
     theta, masks = planned(fc.optimal_masks(noise=0.17), MLP(), (1, 28, 28))
-    assert (
-        sum(fc.pruning_noise(theta, masks)) / 10 <= 0.17
-    )  # Gamma 4 has 0.14 and Gamma 5 has 0.20, for any draw of the weights
+    assert sum(fc.pruning_noise(theta, masks)) / 10 <= 0.17  # Gamma 4 has 0.14 and Gamma 5 has 0.20, for any weights
     assert fc.gamma_min(fc.coverage_of(masks, theta)) == 4
 
 
@@ -57,9 +57,9 @@ def test_better_than_the_paper_s_codes_at_their_own_coverage() -> None:
     for code in ("1111223344", "1234556677", "1111444444", "1444777777", "1455666777"):
         theta = params_of(MLP())
         network = fc.trace(MLP(), torch.zeros(2, 1, 28, 28))
-        by_code = fc.weight_pruning().bind(network).plan(theta, cohort(code), fc.Round(1, 0), {})[0]
+        by_code = plan_masks(fc.weight_pruning().bind(network), theta, cohort(code), fc.Round(1, 0), {})[0]
         gamma = fc.gamma_min(fc.coverage_of(by_code, theta))
-        ours = fc.optimal_masks(gamma).bind(network).plan(theta, cohort(code), fc.Round(1, 0), {})[0]
+        ours = plan_masks(fc.optimal_masks(gamma).bind(network), theta, cohort(code), fc.Round(1, 0), {})[0]
         assert fc.gamma_min(fc.coverage_of(ours, theta)) == gamma
         assert sum(fc.pruning_noise(theta, ours)) <= sum(fc.pruning_noise(theta, by_code)) + 1e-9
 
@@ -150,7 +150,7 @@ def test_budgets_of_single_layers_are_met() -> None:
     budget = fc.Budget(0.5, layers=(("0.weight", 10),))
     clients = [fc.Client(0, 0, fc.Budget()), fc.Client(1, 1, budget)]
     bound = fc.optimal_masks().bind(fc.trace(model, torch.zeros(2, 8)))
-    (_, mask), _ = bound.plan(params_of(model), clients, fc.Round(1, 0), {})
+    (_, mask), _ = plan_masks(bound, params_of(model), clients, fc.Round(1, 0), {})
     assert (int(mask["0.weight"].sum()), int(mask["2.weight"].sum())) == (10, 64)
 
 
@@ -162,7 +162,7 @@ def test_pairs_of_units_meet_over_the_rounds() -> None:
     clients = [fc.Client(n, n, fc.Budget(0.25)) for n in range(10)]
     ever = torch.zeros(64, 64, dtype=torch.bool)
     for index in range(1, 101):
-        masks, _ = bound.plan(theta, clients, fc.Round(index, 0), {})
+        masks, _ = plan_masks(bound, theta, clients, fc.Round(index, 0), {})
         ever |= torch.stack([mask["2.weight"] for mask in masks]).any(0)
     assert bool(ever.all())
 
@@ -172,7 +172,7 @@ def test_of_equal_points_the_one_with_more_coverage_is_chosen() -> None:
     theta = {name: torch.zeros_like(tensor) for name, tensor in params_of(model).items()}
     bound = fc.optimal_masks().bind(fc.trace(model, torch.zeros(2, 8)))
     clients = [fc.Client(0, 0, fc.Budget())] + [fc.Client(n, n, fc.Budget(0.5)) for n in (1, 2)]
-    masks, _ = bound.plan(theta, clients, fc.Round(1, 0), {})
+    masks, _ = plan_masks(bound, theta, clients, fc.Round(1, 0), {})
     assert fc.gamma_min(fc.coverage_of(masks, theta)) == 2
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import small_data, small_net
+from tests.conftest import plan_masks, small_data, small_net
 from tests.laws.strategies import same
 from torch import nn
 
@@ -99,7 +99,7 @@ def test_heterofls_classes_lie_along_the_outputs_of_the_last_layer() -> None:
     up = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.ConvTranspose2d(6, 4, 2))
     policy = fc.heterofl().bind(fc.trace(up, torch.zeros(2, 1, 8, 8)))
     two = [fc.Client(0, 0, fc.Budget(), classes=(0, 2))]
-    (mask,), _ = policy.plan(params_of(up), two, fc.Round(1, 0), {})
+    (mask,), _ = plan_masks(policy, params_of(up), two, fc.Round(1, 0), {})
     assert mask["2.bias"].tolist() == [True, False, True, False]
     assert all(one.tolist() == [True, False, True, False] for one in mask["2.weight"].permute(0, 2, 3, 1).flatten(0, 2))
 
@@ -108,7 +108,7 @@ def test_heterofl_refuses_classes_that_it_cannot_find_among_its_rows() -> None:
     policy = fc.heterofl().bind(fc.trace(Heads(), torch.zeros(2, 5)))
     theta = params_of(Heads())
     everything, two = (fc.Client(0, 0, fc.Budget(), classes=classes) for classes in (tuple(range(7)), (0, 2)))
-    assert policy.plan(theta, [everything], fc.Round(1, 0), {})[0] == [FULL]
+    assert plan_masks(policy, theta, [everything], fc.Round(1, 0), {})[0] == [FULL]
     with pytest.raises(fc.InputError, match=r"'others.weight'.*7 classes"):
         policy.plan(theta, [two], fc.Round(1, 0), {})
 

@@ -36,7 +36,7 @@ def structure_of(kind: type[nn.Module]) -> ModelStructure:
 def mask_of(policy: str, code: str, structure: ModelStructure) -> Mask:
     bound = named_policy(policy).bind(structure)
     client = Client(0, 0, parse_code(code, bound.codebook)[0])
-    return bound.plan(params_of(structure.model), [client], Round(1, 0), bound.start())[0][0]
+    return bound.plan(params_of(structure.model), [client], Round(1, 0), bound.start())[0][0].mask
 
 
 def drop(structure: ModelStructure, layer: str, kept: list[int], into: str = "", out: bool = True) -> Mask:

@@ -79,7 +79,7 @@ def play_config(
 def device_check(config: Config, train: Examples) -> Callable[[Device], None]:
     """Return a function that raises InputError for a device that the run of these settings cannot use."""
     policy = config.policy.choice.policy()
-    needs_labels = policy.wants_classes or config.assign or config.weighting == "labels"
+    needs_labels = policy.traits().wants_classes or config.assign or config.weighting == "labels"
     task = Task(build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed))
     structure = trace(task.static(train.inputs[:2]).model, train.inputs[:2])
 
@@ -91,7 +91,7 @@ def device_check(config: Config, train: Examples) -> Callable[[Device], None]:
                 f"client {device.number} does not report its label counts, which the run needs; start it with"
                 f" --share-labels"
             )
-        if policy.ignores_budgets and device.capacity not in (None, 1.0):
+        if policy.traits().ignores_budgets and device.capacity not in (None, 1.0):
             raise InputError(
                 f"client {device.number} can afford {device.capacity:g} of the model, but the policy sends the whole"
                 f" model to every client; choose another policy, such as WP"
@@ -166,8 +166,8 @@ def _capacity(context: Context) -> float | None:
     config, local = parse_config(_settings(context)), _load_client(context)
     structure, recipe = trace(local.task.model, local.examples.inputs[:2]), LocalSGD(**config.local.model_dump())
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
-    steps, units = recipe.steps(len(local.examples)), config.policy.choice.policy().bind(structure).units
-    return unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, units)[0].keep
+    steps, traits = recipe.steps(len(local.examples)), config.policy.choice.policy().bind(structure).traits()
+    return unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, traits.units)[0].keep
 
 
 def _settings(context: Context) -> str:

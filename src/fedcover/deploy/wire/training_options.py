@@ -43,7 +43,6 @@ def encode_options(
         "shifts": list(options.shifts),
         "regrow": [options.regrow.share, options.regrow.after] if options.regrow else None,
         "report": options.report,
-        "rest": options.rest,
     }
 
 
@@ -61,7 +60,6 @@ def decode_options(fields: object, like: Params, mask: Mask, parts: Parts) -> Tr
         shifts=_take_shifts(fields, like, mask, parts),
         regrow=_take_regrow(fields),
         report=take_bool(fields, "report"),
-        rest=take_bool(fields, "rest"),
     )
     if fields:
         raise InputError(f"unexpected field {short_repr(next(iter(fields)))} in {SUBJECT}; {SAME_VERSION}")

@@ -10,6 +10,7 @@ import fedcover as fc
 from fedcover.models import build
 from fedcover.params import Mask, Params, params_of, prune, put_params
 from fedcover.structure.submodel import shrink
+from tests.conftest import plan_masks
 from tests.networks import HEAD, HEADS, ROWS, fixed_number_of_heads, heads_of_fixed_width
 
 TEXT = torch.randint(0, 10, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -18,7 +19,7 @@ TEXT = torch.randint(0, 10, (2, 12), generator=torch.Generator().manual_seed(0))
 def heterofl_mask(model: nn.Module, example: Tensor, width: float) -> tuple[Params, Mask]:
     policy = fc.heterofl(label_aware=False).bind(fc.trace(model, example))
     theta = params_of(model)
-    (mask,), _ = policy.plan(theta, [fc.Client(0, 0, fc.Budget(width))], fc.Round(1, 0), {})
+    (mask,), _ = plan_masks(policy, theta, [fc.Client(0, 0, fc.Budget(width))], fc.Round(1, 0), {})
     return theta, mask
 
 

@@ -1,0 +1,88 @@
+"""Checks of what a policy returns from ``plan``, and that it leaves its arguments unchanged."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from fedcover.clients import Client
+from fedcover.errors import InputError
+from fedcover.params import Params, check_mask
+from fedcover.policies.base import ClientPlan, Policy
+from fedcover.seeding import Round
+from fedcover.training.options import check_options
+
+
+def check_plans(
+    policy: Policy, plans: Sequence[ClientPlan], theta: Params, cohort: Sequence[Client], this_round: Round
+) -> None:
+    """Raise InputError unless a policy's plans are for clients of the cohort, with masks and options that fit."""
+    check_clients(policy, plans, cohort, this_round)
+    check_masks(policy, plans, theta, this_round)
+    check_training_options(policy, plans, theta, this_round)
+
+
+def check_clients(policy: Policy, plans: object, cohort: Sequence[Client], this_round: Round) -> None:
+    """Raise InputError unless plans are ClientPlans for clients of the cohort, in its order, and at least one."""
+    whose = f"the plan of policy {policy} for round {this_round.index}"
+    if not isinstance(plans, Sequence):
+        raise InputError(f"{whose} is a {type(plans).__name__}; return a list of fedcover.ClientPlan, and the state")
+    if not plans:
+        raise InputError(f"{whose} lets every client sit out; at least one must train")
+    places = {client: place for place, client in enumerate(cohort)}
+    last = -1
+    for plan in plans:
+        if not isinstance(plan, ClientPlan):
+            raise InputError(
+                f"{whose} contains a {type(plan).__name__}; return one fedcover.ClientPlan(client, mask) for each"
+                f" client that trains"
+            )
+        if (place := places.get(plan.client)) is None:
+            raise InputError(f"{whose} has {plan.client}, which is not in the cohort; plan only for its clients")
+        if place <= last:
+            raise InputError(
+                f"{whose} has client {plan.client.number} twice or out of order; return at most one ClientPlan for each"
+                f" client, in the order of the cohort"
+            )
+        last = place
+
+
+def check_masks(policy: Policy, plans: Sequence[ClientPlan], theta: Params, this_round: Round) -> None:
+    """Raise InputError unless each distinct mask fits theta."""
+    for plan in {id(plan.mask): plan for plan in reversed(plans)}.values():
+        check_mask(plan.mask, theta, f"the mask of {_whose(policy, plan, this_round)}")
+
+
+def check_training_options(policy: Policy, plans: Sequence[ClientPlan], theta: Params, this_round: Round) -> None:
+    """Raise InputError unless each distinct value of training options fits theta and the mask."""
+    for plan in {(id(plan.options), id(plan.mask)): plan for plan in reversed(plans)}.values():
+        check_options(plan.options, theta, plan.mask, f"the training options of {_whose(policy, plan, this_round)}")
+
+
+def _whose(policy: Policy, plan: ClientPlan, this_round: Round) -> str:
+    return f"policy {policy} for client {plan.client.number} in round {this_round.index}"
+
+
+@contextmanager
+def unchanged(policy: Policy, this_round: Round, **arguments: Mapping[str, Tensor]) -> Iterator[None]:
+    """Raise InputError if a policy changes a tensor of its arguments in place.
+
+    PyTorch counts the changes of each tensor, so this costs nothing. It does not count changes through NumPy or
+    ``tensor.data``, which ``check_policy`` detects too.
+
+    Args:
+        policy: The policy that is called within the context.
+        this_round: The round for which it is called.
+        arguments: Its arguments by name, each a dict of tensors.
+    """
+    before = [
+        (f"{argument}['{name}']", tensor, tensor._version)
+        for argument, tensors in arguments.items()
+        for name, tensor in tensors.items()
+    ]
+    yield
+    for name, tensor, version in before:
+        if tensor._version != version:
+            raise InputError(
+                f"policy {policy} changed {name} in place in round {this_round.index}; change a copy, tensor.clone()"
+            )
