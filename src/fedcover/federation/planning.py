@@ -10,7 +10,7 @@ from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
 from fedcover.params import FULL, Mask, Params, check_mask, device_of, on_device
-from fedcover.policies.base import Policy, RoundFeedback
+from fedcover.policies.base import ClientPlan, Policy, RoundFeedback
 from fedcover.seeding import Round
 from fedcover.training.options import TrainingOptions, check_options
 
@@ -19,10 +19,10 @@ CPU = torch.device("cpu")
 
 def plan_round(
     policy: Policy, state: State, cohort: Sequence[Client], this_round: Round
-) -> tuple[list[Client], list[Mask], list[TrainingOptions | None], dict[str, Tensor]]:
-    """Return the clients that train, their masks and options, and the policy's state; resting clients are left out.
+) -> tuple[list[ClientPlan], dict[str, Tensor]]:
+    """Return the plans of the clients that train, on theta's device, and the policy's state.
 
-    Everything is on theta's device. A policy that works only on the CPU plans there.
+    A policy that works only on the CPU plans there.
     """
     device = device_of(state.theta)
     where = device if policy.any_device else CPU
@@ -31,13 +31,12 @@ def plan_round(
     _check_masks(policy, masks, theta, cohort, this_round)
     training_options = policy.training_options(theta, cohort, masks, this_round, policy_state)
     _check_training_options(policy, training_options, theta, masks, cohort, this_round)
-    at_work = [i for i, options in enumerate(training_options) if options is None or not options.rest]
-    masks, training_options = [masks[i] for i in at_work], [training_options[i] for i in at_work]
-    if where != device:
-        moved = {id(mask): on_device(mask, device) if mask else FULL for mask in masks}
-        masks = [moved[id(mask)] for mask in masks]
-        training_options = [options and options.on_device(device) for options in training_options]
-    return [cohort[i] for i in at_work], masks, training_options, policy_state
+    plans = [
+        ClientPlan(client, mask, options)
+        for client, mask, options in zip(cohort, masks, training_options, strict=True)
+        if options is None or not options.rest
+    ]
+    return (plans if where == device else _moved(plans, device)), policy_state
 
 
 def observe_round(
@@ -48,6 +47,14 @@ def observe_round(
     report = on_device(feedback.report, where) if feedback.report is not None else None
     there = replace(feedback, counts=on_device(feedback.counts, where), report=report)
     return policy.observe(on_device(theta, where), there, this_round, on_device(policy_state, where))
+
+
+def _moved(plans: Sequence[ClientPlan], device: torch.device) -> list[ClientPlan]:
+    """Return the plans on a device; clients that share a mask still do."""
+    masks = {id(plan.mask): on_device(plan.mask, device) if plan.mask else FULL for plan in plans}
+    return [
+        ClientPlan(plan.client, masks[id(plan.mask)], plan.options and plan.options.on_device(device)) for plan in plans
+    ]
 
 
 def _check_masks(

@@ -38,6 +38,19 @@ class RoundFeedback:
     """The mean of their gradient reports, in double precision; None if no client was asked for one."""
 
 
+@dataclass(frozen=True, eq=False)
+class ClientPlan:
+    """What one client of a cohort does in a round: the mask that it trains under, and how it trains.
+
+    Clients with equal plans should share the mask and the options, which saves work later.
+    """
+
+    client: Client
+    mask: Mask
+    options: TrainingOptions | None = None
+    """What its training adds to plain masked SGD; None for nothing."""
+
+
 def check_bound(layers: Collection[object], name: object) -> None:
     """Raise InputError if a policy is not bound to a model, that is, has no layers or units yet."""
     if not layers:

@@ -15,6 +15,7 @@ from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FlowerEngine
 from fedcover.deploy.wire import Limits, open_frame, pack_frame
 from fedcover.engines.serial import Serial
+from fedcover.federation.round import Arrivals
 from fedcover.policies import POLICIES
 from tests.conftest import small_data
 from tests.contracts.federations import federation
@@ -126,7 +127,7 @@ def test_an_invalid_reply_is_left_out_and_the_round_continues(kind: str) -> None
     assert any(f"client {bad[0]} is left out" in line for line in lines)
     state, begun = playing.start(), playing.begin_round(playing.start())
     updates = [update for update in Serial(shrink=True).train(begun.jobs) if update.client != bad[0]]
-    after, record = playing.end_round(begun, updates, small_data(40, seed=9), True, left_out=[left])
+    after, record = playing.end_round(begun, Arrivals(updates, left_out=[left]), small_data(40, seed=9), True)
     assert record == history.last
     assert history.theta is not None
     assert same(after.theta, history.theta)

@@ -12,7 +12,7 @@ import pytest
 
 import fedcover as fc
 from fedcover.config.build import build_federation, settings_of
-from fedcover.config.policy_settings import Typed, choose, options_of, policies_with
+from fedcover.config.choices import POLICY, Typed, choose, options_of
 from fedcover.config.schema import check_config, read_config
 from fedcover.config.toml_types import expected
 from fedcover.policies import POLICIES
@@ -23,11 +23,11 @@ from fedcover.toml import to_toml
 def test_every_parameter_of_every_policy_is_a_setting(name: str) -> None:
     parameters = inspect.signature(POLICIES[name]).parameters
     assert list(options_of(POLICIES[name])) == list(parameters)
-    choice = choose(name)
+    choice = choose(POLICY, name)
     assert choice.settings.keys() == {key for key, parameter in parameters.items() if parameter.default is not None}
     if name not in ("WP", "NP", "FS", "PT"):  # these hold functions, which are created again each time
-        assert choice.policy() == POLICIES[name]()
-    assert choose(name, choice.settings).settings == choice.settings
+        assert choice.build() == POLICIES[name]()
+    assert choose(POLICY, name, choice.settings).settings == choice.settings
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_every_parameter_of_every_policy_is_a_setting(name: str) -> None:
     ],
 )
 def test_typed_values_reach_the_policy(name: str, typed: dict[str, str], policy: fc.Policy) -> None:
-    assert choose(name, {key: Typed(text) for key, text in typed.items()}).policy() == policy
+    assert choose(POLICY, name, {key: Typed(text) for key, text in typed.items()}).build() == policy
 
 
 def test_freeze_after_is_that_of_pt() -> None:
-    policy = choose("PT", {"freeze_after": 7}).policy()
+    policy = choose(POLICY, "PT", {"freeze_after": 7}).build()
     assert policy.after == 7  # type: ignore[attr-defined]
     with pytest.raises(fc.InputError, match=r"^policy.freeze_after must be a whole number of 1 or more; got 0$"):
-        choose("PT", {"freeze_after": 0}).policy()
+        choose(POLICY, "PT", {"freeze_after": 0}).build()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_freeze_after_is_that_of_pt() -> None:
 )
 def test_errors_name_the_setting_and_the_remedy(name: str, settings: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(fc.InputError) as caught:
-        choose(name, settings).policy()
+        choose(POLICY, name, settings).build()
     assert all(part in str(caught.value) for part in parts), caught.value
     assert "\n" not in str(caught.value)
 
@@ -128,21 +128,21 @@ def test_parameters_that_toml_cannot_express_are_not_settings() -> None:
     assert options_of(partial(factory, 3))["text"].default == ""
     assert {key: option.default for key, option in options_of(quoted).items()} == {"count": 3}
     assert options_of(dict) == {}
-    assert policies_with("dynamic") == ["HeteroFL"]
+    assert POLICY.names_with("dynamic") == ["HeteroFL"]
     others = (None, [int], Any, "int", dict[int, int], tuple[int, int], Path, set[int], Enum)
     assert [expected(kind) for kind in others] == [""] * len(others)
 
 
 def test_a_value_is_read_as_its_setting_s_type() -> None:
     options = options_of(factory)
-    assert [options["either"].read(Typed(text)) for text in ("3", "three", "true")] == [3, "three", "true"]
-    assert [options["text"].read(Typed(text)) for text in ("3", "a b", "[1]")] == ["3", "a b", "[1]"]
-    assert options["rates"].read([1, 1]) == (1.0, 1.0)
-    assert options["mode"].read(Typed("down")) == "down"
+    assert [options["either"].read(Typed(text), "policy") for text in ("3", "three", "true")] == [3, "three", "true"]
+    assert [options["text"].read(Typed(text), "policy") for text in ("3", "a b", "[1]")] == ["3", "a b", "[1]"]
+    assert options["rates"].read([1, 1], "policy") == (1.0, 1.0)
+    assert options["mode"].read(Typed("down"), "policy") == "down"
     with pytest.raises(fc.InputError, match=r"policy.mode must be one of 'up', 'down'; got 'left'"):
-        options["mode"].read(Typed("left"))
+        options["mode"].read(Typed("left"), "policy")
     with pytest.raises(fc.InputError, match=r"policy.last must be a list of truth values; got \[1\]"):
-        options["last"].read(Typed("[1]"))
+        options["last"].read(Typed("[1]"), "policy")
 
 
 OWN = '''
@@ -179,13 +179,13 @@ def mine(tmp_path: Path) -> str:
 
 
 def test_a_user_s_policy_takes_the_parameters_of_its_factory(mine: str) -> None:
-    choice = choose(f"{mine}:wide", {"width": Typed("1"), "mode": Typed("dynamic")})
+    choice = choose(POLICY, f"{mine}:wide", {"width": Typed("1"), "mode": Typed("dynamic")})
     assert choice.settings == {"width": 1.0, "mode": "dynamic"}
-    assert choice.policy() == fc.heterofl(True, [1.0])
-    assert choose(f"{mine}:wide", {"width": 0.5, "turns": 3}).settings["turns"] == 3
-    assert choose(f"{mine}:half").policy() == fc.heterofl(rates=[0.5])
-    assert choose(f"{mine}:Static", {"scaler": False}).policy().scaler is False  # type: ignore[attr-defined]
-    assert "rows" not in choose(f"{mine}:Static").settings
+    assert choice.build() == fc.heterofl(True, [1.0])
+    assert choose(POLICY, f"{mine}:wide", {"width": 0.5, "turns": 3}).settings["turns"] == 3
+    assert choose(POLICY, f"{mine}:half").build() == fc.heterofl(rates=[0.5])
+    assert choose(POLICY, f"{mine}:Static", {"scaler": False}).build().scaler is False  # type: ignore[attr-defined]
+    assert "rows" not in choose(POLICY, f"{mine}:Static").settings
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_factories_that_do_not_return_a_policy(
     mine: str, name: str, settings: dict[str, Any], parts: list[str]
 ) -> None:
     with pytest.raises(fc.InputError) as caught:
-        choose(f"{mine}:{name}", settings).policy()
+        choose(POLICY, f"{mine}:{name}", settings).build()
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
