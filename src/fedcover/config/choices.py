@@ -125,7 +125,8 @@ class Choice(Generic[Product]):
                 f"{noun} {self.name} cannot be created ({type(error).__name__}: {error}); fix its factory"
             ) from error
         if not isinstance(product, self.section.kind):
-            raise InputError(f"the factory of {noun} {self.name} must return a {noun}; got a {type(product).__name__}")
+            expected_type, actual_type = self.section.kind.__name__, type(product).__name__
+            raise InputError(f"the factory of {noun} {self.name} must return {expected_type}, not {actual_type}")
         return product
 
 

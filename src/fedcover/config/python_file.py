@@ -40,7 +40,7 @@ def load_factory(location: str, noun: str, kind: type[Any], decorator: str) -> C
     if not callable(factory):
         problem = f"is of type {type(factory).__name__}" if hasattr(module, name) else "does not exist"
         raise InputError(
-            f"'{name}' in {path} {problem}; name an object that is a {noun}, a class or a function that returns one, or"
-            f" decorate {decorator}"
+            f"'{name}' in {path} {problem}; name an object of type {kind.__name__}, a class or function"
+            f" that returns one, or decorate {decorator}"
         )
     return factory  # type: ignore[no-any-return]

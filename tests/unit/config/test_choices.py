@@ -197,7 +197,7 @@ def test_a_user_s_policy_takes_the_parameters_of_its_factory(mine: str) -> None:
         ("half", {"rates": [1]}, [":half", "policy.rates", "or use HeteroFL"]),
         ("forgotten", {}, ["needs theta and client and this_round", "add defaults", "@fedcover.policy"]),
         ("broken", {}, [":broken", "(ZeroDivisionError: division by zero)", "fix"]),
-        ("number", {}, [":number must return a policy; got a int"]),
+        ("number", {}, [":number must return Policy, not int"]),
     ],
 )
 def test_factories_that_do_not_return_a_policy(
@@ -221,3 +221,64 @@ def test_recorded_settings_are_complete_and_can_be_read_again(tmp_path: Path) ->
     changed = read_config(tmp_path / "config.toml", ["policy.every=4"])
     assert settings_of(changed, federation)["policy"]["every"] == 4
     assert build_federation(changed)[0].policy.every == 4  # type: ignore[attr-defined]
+
+
+OWN_RULE = '''
+import fedcover as fc
+
+@fc.aggregator
+def half(theta, updates):
+    """Half of the mean's step."""
+    new = fc.average(theta, updates)
+    return {name: old + 0.5 * (new[name] - old) for name, old in theta.items()}
+
+def number():
+    return 5
+'''
+
+
+def test_aggregation_and_server_are_chosen_like_policies(tmp_path: Path) -> None:
+    small = ["cohort=2", "data.name=digits", "data.clients=20", "budgets.code=1,0.5", "engine=serial"]
+    chosen = ["aggregation.name=trimmed", "aggregation.trim=0.3", "server.name=fedadam", "server.lr=1"]
+    config = read_config(None, [*small, *chosen])
+    federation, _ = build_federation(config)
+    assert federation.aggregator == fc.FedAdam(fc.trimmed(0.3), lr=1.0)
+    recorded = settings_of(config, federation)
+    assert recorded["aggregation"] == {"name": "trimmed", "trim": 0.3}
+    assert recorded["server"] == {"name": "fedadam", "lr": 1.0, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+    (tmp_path / "config.toml").write_text(to_toml(recorded))
+    assert settings_of(read_config(tmp_path / "config.toml"), federation) == recorded
+    assert build_federation(read_config(None, small))[0].aggregator == fc.mean()
+    by_labels = build_federation(read_config(None, [*small, "aggregation.weighting=labels"]))[0]
+    assert by_labels.aggregator.needs_labels
+    (tmp_path / "mine.py").write_text(OWN_RULE)
+    own = build_federation(read_config(None, [*small, f"aggregation.name={tmp_path}/mine.py:half"]))[0]
+    assert repr(own.aggregator) == "half"
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        (["aggregation.name=trimmed", "aggregation.trim=0.5"], ["aggregation.trim must be a share", "got 0.5"]),
+        (["aggregation.weighting=size"], ["aggregation.weighting must be one of 'uniform', 'examples', 'labels'"]),
+        (["aggregation.name=zero_padded", "aggregation.weighting=labels"], ["aggregation.weighting must be one of"]),
+        (["aggregation.name=mode"], ["aggregation rule 'mode'", "mean, zero_padded, norm_weighted, trimmed, median"]),
+        (["server.name=FedAdam", "server.lr=-1"], ["server.lr must be a positive number", "got -1"]),
+        (
+            ["server.lr=1"],
+            ["server optimizer plain does not take server.lr", "FedAvgM, FedAdagrad, FedAdam or FedYogi"],
+        ),
+        (["server.name=FedAdam", "server.aggregator=mean"], ["server optimizer FedAdam", "server.aggregator"]),
+        (["weighting=labels"], ["no setting 'weighting'", "use aggregation.weighting"]),
+        (["aggregation.weight=labels"], ["did you mean 'aggregation.weighting'?"]),
+        (["aggregation.name=mine.py:number"], ["mine.py:number must return Aggregator, not int"]),
+    ],
+)
+def test_invalid_choices_of_aggregation(
+    changes: list[str], parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN_RULE)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fc.InputError) as caught:
+        build_federation(read_config(None, ["data.name=digits", *changes]))
+    assert all(part in str(caught.value) for part in parts), caught.value
