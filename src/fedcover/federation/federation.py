@@ -47,6 +47,8 @@ IID_SKEW = 0.2
 class Federation:
     """Algorithm 1: clients train sub-models of one shared model, which are averaged region by region.
 
+    ``examples/01_your_own.py`` is a complete script.
+
     Args:
         task: The model, whose present parameters are theta_0, and its loss.
         clients: The population with its training examples, from ``fedcover.data``.
@@ -66,9 +68,6 @@ class Federation:
 
     Raises:
         InputError: If the arguments do not fit together; the message says how to fix them.
-
-    Example:
-        ``examples/01_your_own.py`` is a complete script.
     """
 
     task: Task
@@ -144,11 +143,8 @@ class Federation:
     ) -> tuple[State, RoundRecord]:
         """Aggregate the updates of a planned round; return the state after it, and its record.
 
-        Args:
-            planned: The round, from ``begin_round``.
-            updates: The updates of its clients, in any order, or ``Arrivals``; consumed as a stream.
-            test: A test set on which to evaluate the new model.
-            local: Also measure local accuracy.
+        Updates may come in any order, and are consumed as a stream; ``Arrivals`` adds how they arrived. The new model
+        is evaluated if there is a test set, on its clients' own label mixes also if ``local`` is set.
 
         Raises:
             ClientError: If no client's update is finite.

@@ -112,7 +112,7 @@ def test_keeps_of_a_code_in_a_budget_unit_can_be_reused(by: str) -> None:
     config = check_config({**raw, "budgets": {"code": "10x9000", "unit": "parameters", "by": by}})
     devices = [Device(n, 10) for n in range(3)]
     first, _ = build_federation(config, devices=devices)
-    keeps = [budget.keep for budget in first.budgets]
+    keeps = [budget.keep for budget in first.resolved_budgets]
     assert len(keeps) == 3
     again, _ = build_federation(config, keeps=keeps, devices=devices)
-    assert again.budgets == first.budgets
+    assert again.resolved_budgets == first.resolved_budgets

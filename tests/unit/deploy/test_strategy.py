@@ -39,6 +39,22 @@ def test_a_run_on_the_wire_is_bit_identical_to_the_serial_engine(name: str) -> N
     assert same(history.theta, expected.theta)
 
 
+@pytest.mark.parametrize(
+    "aggregator", [fc.FedAdam(fc.mean("examples")), fc.FedAvgM(fc.trimmed(0.2)), fc.mean("labels")]
+)
+def test_aggregators_on_the_wire_are_those_of_the_serial_engine(aggregator: fc.Aggregator, tmp_path: Path) -> None:
+    """Also after the run was stopped and resumed."""
+    serial = replace(federation(Serial(shrink=True), fc.weight_pruning()), aggregator=aggregator)
+    expected = serial.run(3, evaluate_on=small_data(40, seed=9))
+    far = remote(serial, fc.weight_pruning())
+    play(grid_of(serial), far, 2, out=tmp_path / "run")
+    history = play(grid_of(serial), far, 3, out=tmp_path / "run", resume=True)
+    assert history.theta is not None
+    assert expected.theta is not None
+    assert same(history.theta, expected.theta)
+    assert history.column("label_bias") == expected.column("label_bias")
+
+
 def test_bytes_on_the_wire_are_counted_beside_the_whole_models() -> None:
     playing = federation(Serial(), "NP")
     record = play(grid_of(playing), remote(playing, fc.neuron_pruning()), 1).last
