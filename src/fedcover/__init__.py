@@ -8,7 +8,24 @@ round. Policies are factories such as ``heterofl`` and ``weight_pruning``; ``fed
 from typing import TYPE_CHECKING, Any
 
 from fedcover import data
-from fedcover.aggregation.region_mean import ClientUpdate, RegionSum, average
+from fedcover.aggregation import (
+    Aggregation,
+    Aggregator,
+    ClientUpdate,
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedYogi,
+    RegionSum,
+    aggregator,
+    average,
+    check_aggregator,
+    mean,
+    median,
+    norm_weighted,
+    trimmed,
+    zero_padded,
+)
 from fedcover.budgets import Budget, by_client, by_slot, parse_code
 from fedcover.clients import Client
 from fedcover.data import Examples, Population
@@ -50,6 +67,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Aggregation",
+    "Aggregator",
     "Budget",
     "Client",
     "ClientError",
@@ -61,6 +80,10 @@ __all__ = [
     "TrainingOptions",
     "Engine",
     "Examples",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvgM",
+    "FedYogi",
     "FedcoverError",
     "Federation",
     "RoundFeedback",
@@ -88,9 +111,11 @@ __all__ = [
     "Vectorized",
     "WholeLayersWarning",
     "__version__",
+    "aggregator",
     "average",
     "by_client",
     "by_slot",
+    "check_aggregator",
     "check_policy",
     "cost_of",
     "coverage_of",
@@ -99,6 +124,9 @@ __all__ = [
     "gather_statistics",
     "gradient_transform",
     "load_model",
+    "mean",
+    "median",
+    "norm_weighted",
     "parse_code",
     "policy",
     "pruning_noise",
@@ -107,6 +135,8 @@ __all__ = [
     "schedules",
     "shrink",
     "trace",
+    "trimmed",
     "uncovered",
+    "zero_padded",
 ]
 __all__ += list(FACTORIES)

@@ -24,7 +24,7 @@ def federation(
     return fc.Federation(
         fc.Task(small_net(), loss), fc.data.from_parts(small_data(), parts), _policy(policy),
         fc.by_slot("6x1" if policy == "full" else "124567"), fc.LocalSGD(epochs=2, batch_size=8, lr=0.1, momentum=0.5),
-        cohort=6, seed=5, weighting="examples", engine=engine,
+        cohort=6, seed=5, aggregator=fc.mean("examples"), engine=engine,
     )  # fmt: skip
 
 

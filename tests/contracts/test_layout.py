@@ -12,7 +12,7 @@ import pytest
 import fedcover
 import fedcover_experiments
 
-VOCABULARY = ["version", "errors", "_files", "_threads", "toml", "seeding", "params", "budgets", "clients"]
+VOCABULARY = ["version", "errors", "_files", "_threads", "toml", "seeding", "params", "budgets", "clients", "registry"]
 """Single modules that everything else may use."""
 ROOMS = [
     "data", "structure", "models", "masks", "aggregation", "training", "policies", "engines", "theory", "federation",

@@ -205,7 +205,7 @@ def test_weights_by_labels_use_the_masks_of_the_updates() -> None:
     clients = federation(Serial()).clients
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     budgets = fc.by_slot([0.5, 0.5, 0.5])
-    playing = fc.Federation(fc.Task(net), clients, fc.feddst(every=1), budgets, cohort=3, weighting="labels")
+    playing = fc.Federation(fc.Task(net), clients, fc.feddst(every=1), budgets, cohort=3, aggregator=fc.mean("labels"))
     state, record = playing.play_round(playing.start())
     (kept,) = shown_in(state.policy).values()
     assert int(kept.sum()) == 24
@@ -215,7 +215,7 @@ def test_weights_by_labels_use_the_masks_of_the_updates() -> None:
 
 def test_certificates_report_that_training_is_not_plain() -> None:
     playing = federation(Serial(), fc.fiarse())
-    playing.weighting, playing.certify = "uniform", True
+    playing.aggregator, playing.certify = fc.mean(), True
     certificate = playing.run(1).last.certificate
     assert certificate is not None
     assert certificate["holds"] is None

@@ -58,7 +58,7 @@ def test_no_client_gets_more_than_its_budget(policy: str, unit: str) -> None:
     for cost in planned.costs[1:]:
         spent = cost.bytes_down + cost.bytes_up if unit == "bytes" else float(getattr(cost, unit))
         assert 0.97 * amount < spent <= amount
-    assert federation.budgets[0].full
+    assert federation.resolved_budgets[0].full
 
 
 @pytest.fixture
@@ -121,14 +121,14 @@ def test_seconds_count_the_steps_of_the_clients_that_have_the_budget(device: Pat
     }  # fmt: skip
     federation, _ = build_federation(check_config(settings))
     clients, local = federation.clients, federation.local
-    for place, (amount, budget) in enumerate(zip((20, 30), federation.budgets, strict=True)):
+    for place, (amount, budget) in enumerate(zip((20, 30), federation.resolved_budgets, strict=True)):
         most = max(local.steps(clients.size(client)) for client in range(place, 20, 2))
         assert budget.keep < 1
         assert 0.999 * amount < DEVICE.seconds_of_round(budget.keep, most) <= amount
     slots = {**settings, "cohort": 2, "budgets": {**settings["budgets"], "by": "slot"}}  # type: ignore[dict-item]
     federation, _ = build_federation(check_config(slots))
     most = max(local.steps(clients.size(client)) for client in range(20))
-    assert DEVICE.seconds_of_round(federation.budgets[1].keep, most) <= 30
+    assert DEVICE.seconds_of_round(federation.resolved_budgets[1].keep, most) <= 30
 
 
 @pytest.mark.parametrize(

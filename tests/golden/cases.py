@@ -34,8 +34,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     **{f"serial {name}": ("engine=serial", f"policy.name={name}") for name in POLICIES if name != "full"},
     "serial full": ("engine=serial", "policy.name=full", "budgets.code=5x1"),
     "serial WP certified": ("engine=serial", "policy.name=WP", "certify=true"),
-    "serial WP by labels": ("engine=serial", "policy.name=WP", "weighting=labels"),
-    "serial NP median": ("engine=serial", "policy.name=NP", "average=median"),
+    "serial WP by labels": ("engine=serial", "policy.name=WP", "aggregation.weighting=labels"),
+    "serial NP median": ("engine=serial", "policy.name=NP", "aggregation.name=median"),
     "serial HeteroFL cnn": ("engine=serial", "policy.name=HeteroFL", *CONVOLUTIONS),
     "serial WP cnn": ("engine=serial", "policy.name=WP", *CONVOLUTIONS),
     **{

@@ -225,7 +225,7 @@ def test_each_entry_is_its_region_s_weighted_mean(case: tuple[Params, list[Clien
     mixes, target = random_mixes(len(updates), 4, seed, "any")
     known = {r.region.holders: r.weights for r in region_weights(masks, theta, mixes, target).regions}
     updates = weighted(theta, updates, seed)
-    new = average(theta, updates, "labels")
+    new = average(theta, updates)
     kept = [kept_of(mask, theta) for mask in masks]
     for name, old in theta.items():
         assert all(u.weights is not None and u.weights[name].shape in (old.shape, ()) for u in updates)
@@ -245,16 +245,16 @@ def test_weights_of_together_and_of_junk(case: tuple[Params, list[ClientUpdate]]
     """Clients may be added together; values outside a mask have no influence, even with a weight there."""
     theta, updates = case
     updates = weighted(theta, updates, seed)
-    together = RegionSum(theta, "labels")
+    together = RegionSum(theta)
     together.add_together(updates)
-    assert same(together.mean(), average(theta, updates, "labels"))
+    assert same(together.result(), average(theta, updates))
     spoilt = []
     for update in updates:
         kept = kept_of(update.mask, theta)
         values = {k: torch.where(kept[k], v, torch.nan) for k, v in update.theta.items()}
         heavy = {k: torch.where(kept[k], w, 1e9) for k, w in (update.weights or {}).items()}
         spoilt.append(replace(update, theta=values, weights=heavy))
-    assert same(average(theta, spoilt, "labels"), average(theta, updates, "labels"))
+    assert same(average(theta, spoilt), average(theta, updates))
     scalar = [replace(u, weights=dict.fromkeys(theta, torch.tensor(2.0))) for u in updates]
     plain = average(theta, [replace(u, weights=None) for u in updates])
     assert all(torch.allclose(average(theta, scalar)[name], plain[name], rtol=1e-6) for name in theta)
@@ -263,7 +263,7 @@ def test_weights_of_together_and_of_junk(case: tuple[Params, list[ClientUpdate]]
 def test_entries_without_weight_keep_their_bits() -> None:
     theta = {"w": torch.tensor([-0.0, 1.0])}
     update = ClientUpdate(0, {"w": torch.tensor([5.0, 5.0])}, {}, weights={"w": torch.tensor([0.0, 0.5])})
-    new = average(theta, [update], "labels")["w"]
+    new = average(theta, [update])["w"]
     assert new.tolist() == [0.0, 5.0]
     assert bool(new[0].signbit())
 

@@ -32,7 +32,7 @@ def updates(seed: int, clients: int, share: float) -> list[ClientUpdate]:
 def robust(theta: Params, given: list[ClientUpdate], trim: float) -> Params:
     total = RobustRegions(theta, trim)
     total.add_together(given)
-    return total.mean()
+    return total.result()
 
 
 THETA = {"w": torch.full(SHAPE, 9.0), "b": torch.full((4,), 9.0)}
@@ -97,21 +97,15 @@ def test_federations_train_with_it_and_certificates_say_so(kind: str) -> None:
     plain = federation(fc.Serial())
     playing = fc.Federation(
         plain.task, plain.clients, fc.weight_pruning(), fc.by_slot("111456"), plain.local, cohort=6, seed=5,
-        certify=True, average=kind, trim=0.3,
+        certify=True, aggregator=fc.trimmed(0.3) if kind == "trimmed" else fc.median(),
     )  # fmt: skip
     history = playing.run(2)
     assert history.theta is not None
     assert all(bool(torch.isfinite(tensor).all()) for tensor in history.theta.values())
     assert history.last.certificate is not None
-    assert "use average=mean" in history.last.certificate["sentence"]
+    assert "use aggregation.name=mean" in history.last.certificate["sentence"]
 
 
 def test_bad_settings_are_refused() -> None:
-    plain = federation(fc.Serial())
-    for wrong, message in (
-        ({"average": "mode"}, "average must be one of mean, trimmed, median; got 'mode'"),
-        ({"average": "median", "weighting": "examples"}, "weighting must be uniform with average median"),
-        ({"average": "trimmed", "trim": 0.5}, "trim must be a share of the clients in"),
-    ):
-        with pytest.raises(fc.InputError, match=message):
-            fc.Federation(plain.task, plain.clients, cohort=2, **wrong)
+    with pytest.raises(fc.InputError, match="trim must be a share of the clients in"):
+        fc.trimmed(0.5)

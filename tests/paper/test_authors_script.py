@@ -18,7 +18,7 @@ from fedcover.policies.ranked import Weights
 from fedcover.policies.weight_pruning import weight_pruning
 from fedcover.seeding import Round
 from fedcover_experiments.paper import authors_script
-from fedcover_experiments.paper.authors_script import SWITCHES, VARIANTS, Misranked, ScriptFederation
+from fedcover_experiments.paper.authors_script import SWITCHES, VARIANTS, Misranked, ScriptHook
 from fedcover_experiments.paper.published import tables
 from fedcover_experiments.results import load
 from tests.conftest import small_data, small_net
@@ -37,8 +37,9 @@ def settings(code: str = "1257", seed: int = 3) -> dict[str, Any]:
     }
 
 
-def script(*switches: str, leaked: Params | None = None, code: str = "1257") -> ScriptFederation:
-    return ScriptFederation(frozenset(switches), leaked, **settings(code))
+def script(*switches: str, leaked: Params | None = None, code: str = "1257") -> fc.Federation:
+    hook = ScriptHook(frozenset(switches), leaked)
+    return fc.Federation(policy=hook.policy, hook=hook, **settings(code))
 
 
 def test_only_the_commands_import_the_departures() -> None:
@@ -151,5 +152,5 @@ def test_all_four_at_once() -> None:
     assert not begun.jobs[2].mask
     state, _ = federation.end_round(begun, federation.engine.train(begun.jobs))
     later = federation.begin_round(state)
-    assert federation.round_theta is state.theta  # what leaks to the next code
+    assert federation.hook.round_theta is state.theta  # what leaks to the next code
     assert later.state.theta is not federation.theta0

@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,21 +135,22 @@ def settings_tables() -> str:
     return "\n\n".join(f"{titles[name]}\n\n{table(rows, *heads)}" for name, rows in sections.items())
 
 
-def policies_table() -> str:
-    """Return the table of built-in policies with their settings."""
+def named_table(topic: str, section: str) -> str:
+    """Return the table of the objects that a section of the settings may name, with their own settings."""
+    listing = listed(topic)
     rows = [
         (
             f"`{name}`",
             cell(what),
-            "<br>".join(f"`policy.{key}`" + _default(value) for key, value in settings.items()),
+            "<br>".join(f"`{section}.{key}`" + _default(value) for key, value in settings.items()),
         )
-        for name, what, settings in (row.values() for row in listed("policies"))
+        for name, what, settings in (row.values() for row in listing)
     ]
-    return table(rows, "policy", "what it does", "settings and defaults")
+    return table(rows, next(iter(listing[0])), "what it does", "settings and defaults")
 
 
 def _default(value: Any) -> str:
-    """Return how the default of a policy's setting is shown, as TOML has it."""
+    """Return how the default of an object's setting is shown, as TOML has it."""
     return "" if value is None else f" = `{json.dumps(value)}`"
 
 
@@ -165,7 +167,9 @@ def codes_table() -> str:
 PARTS = {
     "rooms": rooms_table,
     "settings": settings_tables,
-    "policies": policies_table,
+    "policies": partial(named_table, "policies", "policy"),
+    "aggregation": partial(named_table, "aggregation", "aggregation"),
+    "server": partial(named_table, "server", "server"),
     "models": models_table,
     "codes": codes_table,
 }

@@ -9,73 +9,36 @@ grow with the cohort.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedcover.errors import InputError
-from fedcover.params import Mask, Params, all_finite
+from fedcover.aggregation.base import NOT_FINITE, Aggregation, ClientUpdate
+from fedcover.params import Params
 
-WEIGHTINGS = ("uniform", "examples", "labels")
-NOT_FINITE = "its trained values are not all finite"
-"""The reason for which an update that is not finite is rejected, whatever the engine."""
+__all__ = ["NOT_FINITE", "ClientUpdate", "RegionSum", "average", "step_towards"]
 
 
-def check_weighting(weighting: str) -> None:
-    """Raise InputError unless this names a way to weight the clients of a region."""
-    if weighting not in WEIGHTINGS:
-        raise InputError(f"weighting must be one of {', '.join(WEIGHTINGS)}; got '{weighting}'")
-
-
-@dataclass(frozen=True)
-class ClientUpdate:
-    """The result of one client's training; only values inside its mask count."""
-
-    client: int
-    """The client's index in the population."""
-    theta: Params
-    """Its trained values."""
-    mask: Mask
-    """The entries that it holds."""
-    examples: int = 1
-    """The number of its training examples."""
-    train_loss: float = float("nan")
-    finite: bool | None = None
-    """Whether all trained values are finite; None if not checked yet."""
-    weights: Mapping[str, Tensor] | None = None
-    """The weight of each entry in the mean, 0 or more, by tensor; a scalar applies to a whole tensor.
-
-    None gives all entries of the client the same weight."""
-    report: Params | None = None
-    """The gradient report: the sum over steps of the squared gradient of every entry, if the training options request
-    one."""
-
-    def is_finite(self) -> bool:
-        """Return whether all values inside the mask are finite."""
-        return all_finite(self.theta, self.mask) if self.finite is None else self.finite
-
-
-class RegionSum:
+class RegionSum(Aggregation):
     """A running mean of updates over each region.
 
     Sums are in double precision, so the order of clients affects the result only by rounding.
 
     Args:
         theta: The global model before the round; entries without a holder keep its values.
-        weighting: ``"uniform"`` gives all holders of a region the same weight, ``"examples"`` weights them by their
-            number of examples, and ``"labels"`` uses each update's own ``weights``.
+        by_examples: Whether holders are weighted by their number of examples; otherwise all have the same weight. An
+            update's own ``weights`` take precedence.
+        zero_padded: Whether to divide by all clients and not by the holders, as if a pruned value were a trained 0.
 
     >>> total = RegionSum({"w": torch.tensor([5.0, 7.0])})
     >>> total.add(ClientUpdate(0, {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])}))
-    >>> total.mean()["w"].tolist()
+    >>> total.result()["w"].tolist()
     [1.0, 7.0]
     """
 
-    def __init__(self, theta: Params, weighting: str = "uniform") -> None:
-        check_weighting(weighting)
-        self._theta = theta
-        self._by_examples = weighting == "examples"
+    def __init__(self, theta: Params, by_examples: bool = False, zero_padded: bool = False) -> None:
+        self._theta, self._by_examples, self._zero_padded = theta, by_examples, zero_padded
+        self._clients = 0.0
         self._sum: dict[str, Tensor] = {k: torch.zeros_like(t, dtype=torch.float64) for k, t in theta.items()}
         self._weight: dict[str, Tensor] = {k: torch.zeros_like(t, dtype=torch.float64) for k, t in theta.items()}
 
@@ -84,6 +47,7 @@ class RegionSum:
         if update.weights is not None:
             return self._add_weighted(update, update.weights)
         weight = float(update.examples) if self._by_examples else 1.0
+        self._clients += weight
         for name, total in self._sum.items():
             values = update.theta[name].to(total)
             if name in update.mask:
@@ -96,12 +60,13 @@ class RegionSum:
 
     def add_together(self, updates: Sequence[ClientUpdate]) -> None:
         """Add several clients at once, in fewer and larger operations, which suits a GPU."""
-        if len(updates) == 1 or any(update.weights is not None for update in updates):
+        if len(updates) <= 1 or any(update.weights is not None for update in updates):
             for update in updates:
                 self.add(update)
             return
         shares = [float(update.examples) if self._by_examples else 1.0 for update in updates]
         equal = len(set(shares)) == 1
+        self._clients += sum(shares)
         for name, total in self._sum.items():
             values = torch.stack([update.theta[name] for update in updates])
             share = 1.0 if equal else total.new_tensor(shares).view(-1, *[1] * total.ndim)
@@ -125,12 +90,13 @@ class RegionSum:
             total.addcmul_(values, weight)
             self._weight[name].add_(weight)
 
-    def mean(self) -> Params:
+    def result(self) -> Params:
         """Return the new theta."""
         new = {}
         for name, old in self._theta.items():
             weight = self._weight[name]
-            new[name] = torch.where(weight > 0, (self._sum[name] / weight.clamp_min(1e-300)).to(old.dtype), old)
+            divisor = self._clients if self._zero_padded else weight.clamp_min(1e-300)
+            new[name] = torch.where(weight > 0, (self._sum[name] / divisor).to(old.dtype), old)
         return new
 
 
@@ -147,19 +113,19 @@ def step_towards(theta: Params, mean: Params, step: float) -> Params:
     return {k: torch.where(mean[k] == old, old, old + step * (mean[k] - old)) for k, old in theta.items()}
 
 
-def average(theta: Params, updates: Iterable[ClientUpdate], weighting: str = "uniform") -> Params:
+def average(theta: Params, updates: Iterable[ClientUpdate], by_examples: bool = False) -> Params:
     """Return the mean of updates over each region, bit-identical for any order of the updates.
 
     Args:
         theta: The global model before the round; entries without a holder keep its values.
         updates: The clients' updates.
-        weighting: See ``RegionSum``.
+        by_examples: Whether to weight clients by their number of examples, and not equally.
 
     >>> update = ClientUpdate(0, {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
     >>> average({"w": torch.tensor([5.0, 7.0])}, [update])["w"].tolist()
     [1.0, 7.0]
     """
-    total = RegionSum(theta, weighting)
+    total = RegionSum(theta, by_examples)
     for update in sorted(updates, key=lambda u: u.client):
         total.add(update)
-    return total.mean()
+    return total.result()

@@ -7,37 +7,63 @@ Yin, Chen, Ramchandran and Bartlett, "Byzantine-robust distributed learning: tow
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedcover.aggregation.region_mean import ClientUpdate, RegionSum
-from fedcover.errors import InputError, check_number
+from fedcover.aggregation.base import AGGREGATORS, Aggregation, Aggregator, ClientUpdate, PlannedClient
+from fedcover.errors import check_number
 from fedcover.params import Params
 
-AVERAGES = ("mean", "trimmed", "median")
 CHUNK = 1 << 18
 """Number of entries that are sorted at once."""
 
 
-def check_average(average: str, trim: float, weighting: str) -> None:
-    """Raise InputError unless the average is known, ``trim`` is in [0, 0.5), and both fit the weighting."""
-    if average not in AVERAGES:
-        raise InputError(f"average must be one of {', '.join(AVERAGES)}; got '{average}'")
+@dataclass(frozen=True)
+class RobustMean(Aggregator):
+    """The mean of each entry after a share of its holders is dropped at either end; 0.5 is the median."""
+
+    trim: float
+
+    def start(self, theta: Params, plans: Sequence[PlannedClient], state: Mapping[str, Tensor]) -> Aggregation:
+        """Return an aggregation that keeps all updates."""
+        return RobustRegions(theta, self.trim)
+
+    def beyond(self, examples: Sequence[int]) -> str | None:
+        """Return that the average is robust."""
+        return "the theorem covers uniform averages, and this run uses a robust one; use aggregation.name=mean"
+
+
+@AGGREGATORS.register("trimmed")
+def trimmed(trim: float = 0.2) -> Aggregator:
+    """Average each entry over its holders without the largest and the smallest values; robust to malicious clients.
+
+    Args:
+        trim: The share of an entry's holders that is dropped at either end, in [0, 0.5).
+
+    Raises:
+        InputError: If ``trim`` is out of range.
+
+    >>> trimmed(0.1)
+    RobustMean(trim=0.1)
+    """
     check_number("trim", trim, -1e-300, 0.5, "a share of the clients in [0, 0.5)")
-    if average != "mean" and weighting != "uniform":
-        raise InputError(f"weighting must be uniform with average {average}; got '{weighting}'; or use average mean")
+    return RobustMean(trim)
 
 
-def region_total(average: str, trim: float, theta: Params, weighting: str) -> "RegionSum | RobustRegions":
-    """Return the accumulator of updates for an average."""
-    if average == "mean":
-        return RegionSum(theta, weighting)
-    return RobustRegions(theta, trim if average == "trimmed" else 0.5)
+@AGGREGATORS.register("median")
+def median() -> Aggregator:
+    """Take the median of each entry over the clients that hold it; robust to malicious clients.
+
+    >>> median()
+    RobustMean(trim=0.5)
+    """
+    return RobustMean(0.5)
 
 
-class RobustRegions:
+class RobustRegions(Aggregation):
     """The mean of each entry after the fraction ``trim`` of its holders is dropped at either end; 0.5 is the median.
 
     Args:
@@ -47,7 +73,7 @@ class RobustRegions:
     >>> total = RobustRegions({"w": torch.tensor([5.0, 7.0])}, trim=0.5)
     >>> for value in (1.0, 3.0, 1e9):
     ...     total.add(ClientUpdate(0, {"w": torch.tensor([value, value])}, {"w": torch.tensor([True, False])}))
-    >>> total.mean()["w"].tolist()
+    >>> total.result()["w"].tolist()
     [3.0, 7.0]
     """
 
@@ -59,11 +85,7 @@ class RobustRegions:
         """Add one client."""
         self._updates.append(update)
 
-    def add_together(self, updates: Sequence[ClientUpdate]) -> None:
-        """Add several clients."""
-        self._updates += updates
-
-    def mean(self) -> Params:
+    def result(self) -> Params:
         """Return the new theta."""
         return {name: self._average(name, old) for name, old in self._theta.items()}
 

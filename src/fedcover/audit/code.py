@@ -9,7 +9,7 @@ import torch
 
 from fedcover.budgets import Budget, parse_code
 from fedcover.clients import cohort_of
-from fedcover.config.policy_settings import choose
+from fedcover.config.choices import POLICY, choose
 from fedcover.errors import InputError
 from fedcover.masks.cost import Cost, cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
@@ -130,8 +130,8 @@ def audit_code(
     """
     module, example = default_model(model, seed)
     structure = trace(module, example)
-    choice = choose(policy, settings)
-    bound = choice.policy().bind(structure)
+    choice = choose(POLICY, policy, settings)
+    bound = choice.build().bind(structure)
     budgets = parse_code(code, bound.codebook)
     theta = params_of(module)
     cohort = cohort_of(range(len(budgets)), [1] * len(budgets), budgets, "slot")

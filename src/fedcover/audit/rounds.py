@@ -11,7 +11,7 @@ from torch import Tensor
 from fedcover.audit.tally import Tally, own_traits, tally_of
 from fedcover.budgets import BudgetSpec, budgets_of
 from fedcover.clients import cohort_of
-from fedcover.config.policy_settings import Choice, choose
+from fedcover.config.choices import POLICY, Choice, choose
 from fedcover.errors import InputError, check_whole
 from fedcover.models import default_model
 from fedcover.policies.base import Policy
@@ -109,8 +109,10 @@ def audit_rounds(
     if window > rounds:
         raise InputError(f"window must be at most rounds, {rounds}; got {window}; lower it, or raise rounds")
     structure = model if isinstance(model, ModelStructure) else trace(*default_model(model, seed))
-    choice = choose(policy, settings) if isinstance(policy, str) else Choice(str(policy), lambda: policy, {})
-    bound = choice.policy().bind(structure)
+    choice = (
+        choose(POLICY, policy, settings) if isinstance(policy, str) else Choice(POLICY, str(policy), lambda: policy, {})
+    )
+    bound = choice.build().bind(structure)
     parsed = budgets_of(budgets, bound.codebook)
     cohort = cohort_of(range(len(parsed)), [1] * len(parsed), parsed, "slot")
     tally = tally_of(bound, structure, cohort)

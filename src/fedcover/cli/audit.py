@@ -9,7 +9,7 @@ import typer
 from fedcover.audit import Audit, RoundsAudit, audit_code, audit_rounds
 from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.options import JsonOption, ModelOption
-from fedcover.config.policy_settings import SECTION, Typed
+from fedcover.config.choices import POLICY, Typed
 from fedcover.errors import InputError
 from fedcover.report.format import percent_down
 
@@ -83,7 +83,7 @@ def _policy_settings(changes: Sequence[str]) -> dict[str, Typed]:
     for change in changes:
         key, equals, text = change.partition("=")
         section, _, name = key.strip().partition(".")
-        if not equals or section != SECTION or name in ("", "name"):
+        if not equals or section != POLICY.key or name in ("", "name"):
             raise InputError(
                 f"--set takes a setting of the policy, such as --set policy.kappa=2; got '{change}';"
                 f" see `fedcover list policies`, and name the policy with --policy"

@@ -188,8 +188,7 @@ def run(
     """
     find_program("flwr")
     settings = read_config(config, set_ or [])
-    policy = {"name": settings.policy.name, **settings.policy.choice.settings}
-    text = to_toml({**settings.model_dump(), "policy": policy})
+    text = to_toml(settings.complete())
     with _connect(server, keys, insecure, wait) as control:
         state = submit(control, text, out_dir, resume, quiet, data=data)
     if not state.completed:

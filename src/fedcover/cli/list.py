@@ -1,6 +1,8 @@
-"""``fedcover list``: policies, models, code digits, data sets and settings."""
+"""``fedcover list``: policies, aggregation rules, server optimizers, models, code digits, data sets and settings."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -9,11 +11,10 @@ from fedcover.budgets import QUARTERS
 from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.data import data_rows
 from fedcover.cli.options import JsonOption
-from fedcover.config.policy_settings import options_of
+from fedcover.config.choices import AGGREGATION, POLICY, SERVER, Section, options_of
 from fedcover.config.schema import describe_keys
 from fedcover.errors import InputError
 from fedcover.models import MODELS
-from fedcover.policies import POLICIES
 
 Rows = list[dict[str, Any]]
 
@@ -22,14 +23,14 @@ def _first_line(factory: Any) -> str:
     return str((factory.__doc__ or "").strip().splitlines()[0]).replace("``", "")
 
 
-def _policies() -> Rows:
+def _named(section: Section[Any]) -> Rows:
     return [
         {
-            "policy": name,
+            section.noun: name,
             "what it does": _first_line(make),
             "settings": {option.name: option.default for option in options_of(make).values()},
         }
-        for name, make in POLICIES.items()
+        for name, make in section.registry.items()
     ]
 
 
@@ -59,17 +60,26 @@ def _cell(value: Any) -> str:
     return settings_line(value, "\n") if isinstance(value, dict) else str(value)
 
 
-TOPICS = {"policies": _policies, "models": _models, "codes": _codes, "data": data_rows, "settings": _settings}
+TOPICS: dict[str, Callable[[], Rows]] = {
+    "policies": partial(_named, POLICY),
+    "aggregation": partial(_named, AGGREGATION),
+    "server": partial(_named, SERVER),
+    "models": _models,
+    "codes": _codes,
+    "data": data_rows,
+    "settings": _settings,
+}
 
 
 @friendly
 def list_(
     topic: Annotated[
-        str | None, typer.Argument(help="policies, models, codes, data or settings; default: all.")
+        str | None,
+        typer.Argument(help="policies, aggregation, server, models, codes, data or settings; default: all."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List policies, models, code digits, data sets and settings."""
+    """List policies, aggregation rules, server optimizers, models, code digits, data sets and settings."""
     if topic is not None and topic not in TOPICS:
         raise InputError(f"there is no topic '{topic}'; use one of {', '.join(TOPICS)}")
     chosen = {topic: TOPICS[topic]()} if topic else {name: make() for name, make in TOPICS.items()}

@@ -1,19 +1,20 @@
 """``fedcover run``: train a federation into a run folder."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedcover.cli.console import RunProgress, friendly, out
 from fedcover.cli.options import BudgetUnitOption, CalibrationOption, DataOption, QuietOption
-from fedcover.config.build import build_federation, describe_budgets, recorded_keeps, settings_of
+from fedcover.config.build import build_federation, describe_budgets, recorded_keeps, schedule_of, settings_of
 from fedcover.config.schema import Config, read_config
 from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.history import History
 from fedcover.federation.run_folder import read_settings
+from fedcover.federation.runs import Run, run_all_rounds
 
 
 @friendly
@@ -66,11 +67,10 @@ def run(
         history = train(settings, folder, resume, data, progress, keeps)
     if report and settings.engine != "flower-sim":  # a simulation's server has written it
         write_page(folder)
-    summary = json.loads((folder / "summary.json").read_text())
     if as_json:
-        out.print_json(json.dumps({**summary, "folder": str(folder)}))
+        out.print_json(json.dumps({**history.summary, "folder": str(folder)}))
     elif not quiet:
-        _show(summary, history, folder, report)
+        _show(history, folder, report)
 
 
 def _settings(
@@ -85,8 +85,8 @@ def _settings(
     return read_config(config, changes), None
 
 
-def _show(summary: Mapping[str, Any], history: History, folder: Path, report: bool) -> None:
-    last = history.last
+def _show(history: History, folder: Path, report: bool) -> None:
+    last, summary = history.last, history.summary
     local = f", local {last.local_accuracy:.2%}" if last.local_accuracy is not None else ""
     out.print(
         f"{summary['name']}: accuracy {last.accuracy:.2%}{local} after {len(history)} rounds;"
@@ -130,19 +130,11 @@ def train(
         on_round = progress.follow(settings.title, settings.rounds, "Flower on Ray")
         return simulate(settings, folder, resume, data, on_round)
     federation, test = build_federation(settings, data, keeps)
-    budgets = describe_budgets(settings, [budget.keep for budget in federation.budgets])
+    budgets = describe_budgets(settings, [budget.keep for budget in federation.resolved_budgets])
     note = "\n".join(line for line in (budgets, f"engine: {federation.engine}") if line)
-    return federation.run(
-        settings.rounds,
-        evaluate_on=test,
-        evaluate_every=settings.evaluate.every,
-        local_every=settings.evaluate.local_every,
-        out=folder,
-        resume=resume,
-        checkpoint_every=settings.checkpoint_every,
-        settings=settings_of(settings, federation),
-        on_round=progress.follow(settings.title, settings.rounds, note),
-    )
+    on_round = progress.follow(settings.title, settings.rounds, note)
+    run = Run(federation, federation.test_set(test), on_round, folder, resume, settings_of(settings, federation))
+    return run_all_rounds([run], schedule_of(settings), federation.engine)[0]
 
 
 def write_page(folder: Path) -> None:

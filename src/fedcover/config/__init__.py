@@ -1,4 +1,4 @@
-"""Settings of runs (`schema`), of policies (`policy_settings`), and the federation that they describe (`build`)."""
+"""Settings of runs (`schema`), objects chosen by name (`choices`), and the federation that they describe (`build`)."""
 
 from fedcover.errors import check_extra
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from fedcover import data
+from fedcover.aggregation import Aggregator
 from fedcover.budgets import Budget, Budgets, BudgetSpec
 from fedcover.calibration import BudgetUnit, amounts
 from fedcover.calibration.budget_units import StepsOf
@@ -19,11 +20,12 @@ from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
 from fedcover.federation.federation import Federation
 from fedcover.federation.run_folder import read_settings
+from fedcover.federation.runs import Schedule
 from fedcover.models import build
 from fedcover.policies.base import Policy
 from fedcover.structure.trace import trace
 from fedcover.toml import Settings
-from fedcover.training.recipes import LocalSGD
+from fedcover.training.recipes import LocalSGD, Recipe
 from fedcover.training.task import Task
 
 
@@ -43,7 +45,7 @@ def build_federation(
     Raises:
         InputError: If settings contradict each other, the data or the devices.
     """
-    policy = config.policy.choice.policy()
+    policy, aggregator = config.policy.choice.build(), build_aggregator(config)
     unit = BudgetUnit(config.budgets.unit, config.budgets.calibration)
     split = data.load(config.data.name, folder)
     model = build(config.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, config.seed)
@@ -67,17 +69,26 @@ def build_federation(
         local=local,
         cohort=cohort,
         seed=config.seed,
-        weighting=config.weighting,
+        aggregator=aggregator,
         engine=Serial() if devices else choose_engine(config.engine, config.workers or None, config.shrink, cohort),
         certify=config.certify,
         assign=config.assign,
         require_coverage=config.require_coverage,
-        average=config.average,
-        trim=config.trim,
     )
     if federation.by == "slot":  # every cohort has these budgets
-        federation.policy.check_budgets(federation.theta0, federation.budgets)
+        federation.policy.check_budgets(federation.theta0, federation.resolved_budgets)
     return federation, split.test
+
+
+def build_aggregator(config: Config) -> Aggregator:
+    """Return the aggregation rule, inside the server optimizer."""
+    aggregator: Aggregator = config.server.choice.build(aggregator=config.aggregation.choice.build())
+    return aggregator
+
+
+def schedule_of(config: Config) -> Schedule:
+    """Return the rounds, and when the run evaluates and stores."""
+    return Schedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
 
 
 def population(config: Config, train: Examples) -> Population:
@@ -102,10 +113,9 @@ def settings_of(config: Config, federation: Federation) -> dict[str, Any]:
     Budgets in another unit than ``fraction`` are recorded with the keeps that they were resolved to. A resumed run
     uses these, so that a change of the calibration cannot change the run.
     """
-    settings = {**config.model_dump(), "name": config.title}
-    settings["policy"] = {"name": config.policy.name, **config.policy.choice.settings}
+    settings = {**config.complete(), "name": config.title}
     if config.budgets.unit != "fraction":
-        settings["budgets"] = {**settings["budgets"], KEEPS: [budget.keep for budget in federation.budgets]}
+        settings["budgets"] = {**settings["budgets"], KEEPS: [budget.keep for budget in federation.resolved_budgets]}
     return settings
 
 
@@ -145,7 +155,7 @@ def _recorded(keeps: Sequence[float], count: int) -> list[Budget]:
 
 
 def _resolved(
-    config: Config, unit: BudgetUnit, model: nn.Module, clients: Population, local: LocalSGD, policy: Policy
+    config: Config, unit: BudgetUnit, model: nn.Module, clients: Population, local: Recipe, policy: Policy
 ) -> tuple[Budget, ...]:
     """Return the budgets that the code's amounts in a budget unit buy."""
     structure = trace(model, clients.examples.inputs[:2])
@@ -154,7 +164,7 @@ def _resolved(
     return unit.budgets(config.budgets.code, structure, steps_of, local.batch_size, units)
 
 
-def _most_steps(clients: Population, local: LocalSGD, by: str) -> StepsOf:
+def _most_steps(clients: Population, local: Recipe, by: str) -> StepsOf:
     """Return the most local steps of a client by budget; any client may be drawn into any slot."""
     steps = [local.steps(clients.size(client)) for client in range(len(clients))]
     most = max(steps)

@@ -5,18 +5,23 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedcover.config.policy_settings import SECTION, Choice, Typed, choose, options_of
+from fedcover.config.choices import AGGREGATION, POLICY, SECTIONS, SERVER, Choice, Section, Typed, choose, options_of
 from fedcover.config.toml_types import parse_value
 from fedcover.data import names
 from fedcover.errors import InputError
 from fedcover.models import MODELS
-from fedcover.policies.registry import POLICIES
 from fedcover.toml import flatten
 
+RENAMED = {
+    "weighting": "aggregation.weighting",
+    "average": "aggregation.name",
+    "trim": "aggregation.trim, with aggregation.name=trimmed",
+}
+"""Settings of earlier versions, and what replaces them."""
 KEEPS = "keeps"
 """Key under which a run's config.toml records the resolved keeps of its budgets; not a setting."""
 
@@ -41,17 +46,39 @@ class ModelConfig(_Strict):
     name: str = Field("mlp", description=", ".join(MODELS))
 
 
-class PolicyConfig(_Strict):
-    """The policy that plans masks, with its own settings as further keys."""
+class _Named(_Strict):
+    """An object of a registry by name, with its own settings as further keys."""
 
     model_config = ConfigDict(extra="allow")
+    section: ClassVar[Section[Any]]
 
-    name: str = Field("WP", description="one of `fedcover list policies`, or FILE.py:NAME for your own")
+    name: str
 
     @cached_property
-    def choice(self) -> Choice:
-        """The policy with this name and its settings, checked on first access."""
-        return choose(self.name, self.model_extra)
+    def choice(self) -> Choice[Any]:
+        """The object with this name and its settings, checked on first access."""
+        return choose(self.section, self.name, self.model_extra)
+
+
+class PolicyConfig(_Named):
+    """The policy that plans masks, with its own settings as further keys."""
+
+    section = POLICY
+    name: str = Field("WP", description="one of `fedcover list policies`, or FILE.py:NAME for your own")
+
+
+class AggregationConfig(_Named):
+    """The rule that aggregates updates, with its own settings as further keys."""
+
+    section = AGGREGATION
+    name: str = Field("mean", description="one of `fedcover list aggregation`, or FILE.py:NAME for your own")
+
+
+class ServerConfig(_Named):
+    """The server optimizer, with its own settings as further keys."""
+
+    section = SERVER
+    name: str = Field("plain", description="one of `fedcover list server`, or FILE.py:NAME for your own")
 
 
 class BudgetsConfig(_Strict):
@@ -100,13 +127,6 @@ class Config(_Strict):
     seed: int = Field(0, description="seed of theta_0, the partition and every draw")
     rounds: int = Field(100, ge=1, description="number of rounds")
     cohort: int = Field(10, ge=1, description="clients per round")
-    weighting: Literal["uniform", "examples", "labels"] = Field(
-        "uniform", description="weights of a region's clients; labels: match the population's label distribution"
-    )
-    average: Literal["mean", "trimmed", "median"] = Field(
-        "mean", description="average over a region; trimmed and median are robust to a few malicious clients"
-    )
-    trim: float = Field(0.2, ge=0, lt=0.5, description="for trimmed: share of a region's clients cut off at each end")
     engine: Literal["auto", "serial", "processes", "vectorized", "flower-sim", "flower"] = Field(
         "auto",
         description="engine that trains the clients; flower-sim: Flower on Ray; flower: recorded by"
@@ -121,6 +141,8 @@ class Config(_Strict):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
+    aggregation: AggregationConfig = AggregationConfig()
+    server: ServerConfig = ServerConfig()
     budgets: BudgetsConfig = BudgetsConfig()
     local: LocalConfig = LocalConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -132,6 +154,14 @@ class Config(_Strict):
         if len(name) > 100 or not name.isprintable() or set(name) & set("/\\"):
             raise InputError("must be at most 100 printable characters without slashes")
         return name
+
+    def complete(self) -> dict[str, Any]:
+        """Return all settings as a nested dict, with the defaults of the settings of the policy and the like."""
+        settings = self.model_dump()
+        for key in SECTIONS:
+            named: _Named = getattr(self, key)
+            settings[key] = {"name": named.name, **named.choice.settings}
+        return settings
 
     @property
     def title(self) -> str:
@@ -193,28 +223,33 @@ def check_config(raw: dict[str, Any]) -> Config:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
+            if key in RENAMED:
+                raise InputError(f"there is no setting '{key}'; use {RENAMED[key]}") from None
             raise InputError(f"there is no setting '{key}'{_nearest(key)}") from None
         problem = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         raise InputError(f"setting {key} {problem}; got {first['input']!r}") from None
-    config.policy.choice  # noqa: B018 - checks the policy's settings before anything is done
+    config.complete()  # checks the settings of the policy and the like before anything is done
     return config
 
 
 def valid_keys() -> dict[str, Any]:
-    """Return every setting with its default by dotted key, without the settings of single policies."""
+    """Return every setting with its default by dotted key, without those of single policies and the like."""
     return dict(flatten(Config().model_dump()))
 
 
 def describe_keys() -> list[tuple[str, Any, str]]:
-    """Return every setting with its default and a line of description; the policies' own settings are one row."""
+    """Return every setting with its default and a line of description; ``policy.*`` and the like are one row each."""
     rows: list[tuple[str, Any, str]] = []
     for name, info in Config.model_fields.items():
         default = info.default
         if isinstance(default, _Strict):
             for inner, field in type(default).model_fields.items():
                 rows.append((f"{name}.{inner}", field.default, field.description or ""))
-            if name == SECTION:
-                rows.append((f"{name}.*", None, "settings of that policy: see `fedcover list policies`"))
+            if isinstance(default, _Named):
+                topic = "policies" if name == POLICY.key else name
+                rows.append(
+                    (f"{name}.*", None, f"settings of that {default.section.noun}: see `fedcover list {topic}`")
+                )
         else:
             rows.append((name, default, info.description or ""))
     return rows
@@ -223,11 +258,17 @@ def describe_keys() -> list[tuple[str, Any, str]]:
 def _nearest(key: str) -> str:
     """Return the end of an error message that suggests the valid key nearest to a wrong one."""
     keys = list(valid_keys())
-    with_policies = [*keys, *(f"{SECTION}.{name}" for make in POLICIES.values() for name in options_of(make))]
+    of_objects = {
+        f"{section.key}.{name}": None
+        for section in SECTIONS.values()
+        for make in section.registry.values()
+        for name in options_of(make)
+    }
+    with_objects = [*keys, *of_objects]
     tail = key.rpartition(".")[2]
-    near = [k for k in with_policies if k.rpartition(".")[2] == tail] or get_close_matches(key, keys, n=1, cutoff=0.5)
+    near = [k for k in with_objects if k.rpartition(".")[2] == tail] or get_close_matches(key, keys, n=1, cutoff=0.5)
     if not near:
-        tails = {k.rpartition(".")[2]: k for k in reversed(with_policies)}
+        tails = {k.rpartition(".")[2]: k for k in reversed(with_objects)}
         near = [tails[t] for t in get_close_matches(tail, tails, n=1)]
     return f"; did you mean '{near[0]}'?" if near else "; see `fedcover list settings`"
 
@@ -240,7 +281,9 @@ def _apply(raw: dict[str, Any], change: str) -> None:
         raise InputError(f"--set takes key=value, such as --set local.lr=0.1; got '{change}'")
     section, dot, last = key.partition(".")
     value: Any = Typed(text)  # a policy's setting is read once the policy's name is certain
-    if section != SECTION or last in ("", "name"):
+    if section not in SECTIONS or last in ("", "name"):
+        if key in RENAMED:
+            raise InputError(f"there is no setting '{key}'; use {RENAMED[key]}")
         if key not in valid_keys():
             raise InputError(f"there is no setting '{key}'{_nearest(key)}")
         value = text if isinstance(valid_keys()[key], str) else parse_value(text)

@@ -1,13 +1,13 @@
 """Checkpoints: everything that resuming needs, in one file without pickle, written atomically.
 
-A checkpoint is a safetensors file: tensors ``theta/NAME``, ``policy/NAME`` and ``theory/NAME``, the history as bytes,
-and in its header the round, the fingerprint of the settings and a digest of all of it.
+A checkpoint is a safetensors file: the tensors of the state as ``FIELD/NAME``, such as ``theta/NAME``, the history as
+bytes, and in its header the round, the fingerprint of the settings and a digest of all of it.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,9 +16,11 @@ from torch import Tensor
 from fedcover._files import write_atomically
 from fedcover.errors import InputError
 from fedcover.federation.history import History
-from fedcover.params import Params
+from fedcover.params import Params, on_device
 
 FORMAT = "fedcover-checkpoint-1"
+FIELDS = ("theta", "policy", "theory", "server", "clients")
+"""The fields of ``State`` that hold tensors."""
 DIGESTED = ("round", "fingerprint", "order")
 """Header fields that the digest covers in addition to the tensors."""
 
@@ -33,6 +35,15 @@ class State:
     policy: dict[str, Tensor] = field(default_factory=dict)
     theory: dict[str, Tensor] = field(default_factory=dict)
     """State of the certificates; empty unless the federation certifies its rounds."""
+    server: dict[str, Tensor] = field(default_factory=dict)
+    """State of the aggregator, such as the moments of a server optimizer."""
+    clients: dict[str, Tensor] = field(default_factory=dict)
+    """State of single clients, by "ID/NAME"."""
+
+    def on_device(self, device: torch.device) -> "State":
+        """Return the state with the model, the certificates and the aggregator on a device."""
+        theta, theory, server = (on_device(part, device) for part in (self.theta, self.theory, self.server))
+        return replace(self, theta=theta, theory=theory, server=server)
 
 
 def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
@@ -51,9 +62,7 @@ def save(path: Path, state: State, history: History, fingerprint: str) -> None:
     """Write a checkpoint, atomically."""
     from safetensors.torch import save as to_bytes
 
-    tensors = {f"theta/{name}": tensor for name, tensor in state.theta.items()}
-    tensors |= {f"policy/{name}": tensor for name, tensor in state.policy.items()}
-    tensors |= {f"theory/{name}": tensor for name, tensor in state.theory.items()}
+    tensors = {f"{part}/{name}": tensor for part in FIELDS for name, tensor in getattr(state, part).items()}
     tensors["history"] = torch.frombuffer(bytearray(history.to_lines().encode() or b"\n"), dtype=torch.uint8)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "round": str(state.round), "fingerprint": fingerprint}
@@ -78,10 +87,10 @@ def load(path: Path) -> tuple[State, History, str]:
         raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
     if header.get("digest") != digest_of(tensors, *(header.get(key, "") for key in DIGESTED)):
         raise InputError(f"checkpoint {path} is corrupt: its digest does not match its contents; {remedy}")
-    parts: dict[str, Params] = {"theta": {}, "policy": {}, "theory": {}, "history": {}}
+    parts: dict[str, Params] = {part: {} for part in (*FIELDS, "history")}
     for name in json.loads(header["order"]):
         kind, _, rest = name.partition("/")
         parts[kind][rest] = tensors[name]
     history = History.from_lines(tensors["history"].numpy().tobytes().decode())
-    state = State(int(header["round"]), parts["theta"], parts["policy"], parts["theory"])
+    state = State(int(header["round"]), **{part: parts[part] for part in FIELDS})
     return state, history, header["fingerprint"]

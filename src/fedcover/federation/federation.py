@@ -1,62 +1,54 @@
-"""A federation: a task, its clients, a policy and budgets, and the rounds that it plays.
+"""A federation: a task, its clients, a policy and budgets, and the rounds that it plays (``federation/round.py``)."""
 
-theta -> cohort -> plan (a mask per client) -> jobs -> engine trains -> updates
-      -> stream into the region average -> theta' -> evaluate -> record
-"""
-
-import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from fedcover._threads import one_thread
-from fedcover.aggregation.label_weights import assign_patterns, chance, label_skew, population_mix, region_weights
-from fedcover.aggregation.region_mean import NOT_FINITE, ClientUpdate, check_weighting, step_towards
-from fedcover.aggregation.robust import check_average, region_total
-from fedcover.budgets import Budget, Budgets
-from fedcover.clients import Client, cohort_of, places, sample_ids
+from fedcover.aggregation.base import Aggregator, ClientUpdate
+from fedcover.aggregation.label_weights import label_skew, population_mix
+from fedcover.aggregation.mean import mean
+from fedcover.budgets import Budgets
+from fedcover.clients import cohort_of, sample_ids
 from fedcover.data import Examples, Population, as_examples
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
-from fedcover.errors import ClientError, InputError, check_whole
+from fedcover.errors import InputError, check_whole
+from fedcover.federation import round as walk
 from fedcover.federation.advice import remedy
 from fedcover.federation.checkpoint import State
-from fedcover.federation.evaluate import Score, evaluate, local_accuracy
-from fedcover.federation.feedback import FeedbackSum
+from fedcover.federation.cohort import resolve_budgets
 from fedcover.federation.history import History, RoundRecord
-from fedcover.federation.planning import observe_round, plan_round
-from fedcover.federation.round import Clock, PlannedRound, make_record
-from fedcover.federation.runs import Run, Schedule, run_all_rounds
-from fedcover.masks.cost import Cost, cost_of, costs_of, with_extras
-from fedcover.masks.coverage import coverage_of, norm_and_noise
-from fedcover.params import FULL, Mask, Params, device_of, on_device, params_of, prune
-from fedcover.policies.base import Policy, shown_in
+from fedcover.federation.planned_round import PlannedRound, RoundHook
+from fedcover.federation.round import Arrivals
+from fedcover.federation.runs import Run, Schedule, ScheduleOptions, run_all_rounds
+from fedcover.federation.scores import Evaluation, Evaluator
+from fedcover.masks.cost import cost_of
+from fedcover.params import FULL, params_of
+from fedcover.policies.base import Policy
 from fedcover.policies.fedavg import full
 from fedcover.seeding import Round
-from fedcover.structure.batch_norm import check_batches, has_statistics, spread_over
-from fedcover.structure.trace import carries, trace
-from fedcover.theory import RunCertifier, Steps, check_coverage, measure
-from fedcover.toml import Settings
-from fedcover.training.client import Job
-from fedcover.training.options import TrainingOptions
-from fedcover.training.recipes import LocalSGD
+from fedcover.structure.batch_norm import check_batches
+from fedcover.structure.trace import trace
+from fedcover.training.recipes import LocalSGD, Recipe
 from fedcover.training.task import Task
 
 CPU = torch.device("cpu")
-START_EXAMPLES = 2000
-"""Number of training examples on which certificates measure the initial loss."""
 IID_SKEW = 0.2
 """Certificates treat clients as IID if their labels differ less than this from the population's, beyond chance."""
 
 
+@dataclass(eq=False, repr=False)
 class Federation:
     """Algorithm 1: clients train sub-models of one shared model, which are averaged region by region.
+
+    ``examples/01_your_own.py`` is a complete script.
 
     Args:
         task: The model, whose present parameters are theta_0, and its loss.
@@ -66,333 +58,136 @@ class Federation:
         local: The recipe of local training.
         cohort: Number of clients in a round.
         seed: Seed of every random draw.
-        weighting: Weight of a client in a region: ``uniform``; ``examples``, by its number of examples; or ``labels``,
-            such that the mixed labels of the region's clients come as close as possible to the population's.
+        aggregator: The rule that makes a new model of updates: ``mean()`` by default, ``trimmed()``, ``median()``, a
+            server optimizer such as ``FedAdam(mean())``, or your own.
         engine: What trains the clients; ``Serial()`` by default.
         certify: Add a certificate to every record: what the convergence theorem states about the round.
         require_coverage: Raise an error before a round is trained whose masks leave an entry to no client. If budgets
             belong to clients, this may happen after rounds that were covered.
         assign: Exchange patterns of equal size within a cohort such that labels of holders complement each other.
-        average: How a region is averaged: ``mean``, ``median``, or ``trimmed``; the last two are robust to a few
-            malicious clients.
-        trim: With ``trimmed``, the share of a region's clients that is cut off at each end.
+        hook: Changes to rounds, for studies of other algorithms.
 
     Raises:
         InputError: If the arguments do not fit together; the message says how to fix them.
-
-    Example:
-        ``examples/01_your_own.py`` is a complete script.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        clients: Population,
-        policy: Policy | None = None,
-        budgets: Budgets | None = None,
-        local: LocalSGD | None = None,
-        cohort: int = 10,
-        seed: int = 0,
-        weighting: str = "uniform",
-        engine: Engine | None = None,
-        certify: bool = False,
-        require_coverage: bool = False,
-        assign: bool = False,
-        average: str = "mean",
-        trim: float = 0.2,
-    ) -> None:
-        self.clients, self.cohort, self.seed = clients, cohort, seed
-        self.local, self.engine, self.weighting = local or LocalSGD(), engine or Serial(), weighting
-        check_weighting(weighting)
-        check_average(average, trim, weighting)
-        self.average, self.trim = average, trim
-        self._labels = population_mix(clients) if weighting == "labels" or assign else None
-        self.certify, self.require_coverage, self.assign = certify, require_coverage, assign
-        self._iid = certify and clients.shares_labels and label_skew(clients) < IID_SKEW
-        check_whole("cohort", cohort, 1)
-        if cohort > len(clients):
-            raise InputError(f"cohort must be from 1 to the number of clients, {len(clients)}; got {cohort}")
-        self.task = task.static(clients.examples.inputs[:2])
-        self.structure = trace(self.task.model, clients.examples.inputs[:2])
+    task: Task
+    clients: Population
+    policy: Policy = field(default_factory=full)
+    budgets: Budgets | None = None
+    local: Recipe = field(default_factory=LocalSGD)
+    cohort: int = 10
+    seed: int = 0
+    aggregator: Aggregator = field(default_factory=mean)
+    engine: Engine = field(default_factory=Serial)
+    certify: bool = False
+    require_coverage: bool = False
+    assign: bool = False
+    hook: RoundHook = field(default_factory=RoundHook)
+
+    def __post_init__(self) -> None:
+        clients, example = self.clients, self.clients.examples.inputs[:2]
+        check_whole("cohort", self.cohort, 1)
+        if self.cohort > len(clients):
+            raise InputError(f"cohort must be from 1 to the number of clients, {len(clients)}; got {self.cohort}")
+        self.aggregator = self.aggregator.bind(clients)
+        self.task = self.task.static(example)
+        self.structure = trace(self.task.model, example)
         sizes = {clients.number_of(client): clients.size(client) for client in range(len(clients))}
         check_batches(self.structure, sizes, self.local.batch_size)
         if self.structure.uncounted:
             names = ", ".join(self.structure.uncounted)
-            warnings.warn(f"the multiply-adds of {names} cannot be counted and are not part of MACs", stacklevel=2)
-        self.policy = (policy or full()).bind(self.structure)
-        self.by = budgets.by if budgets else "slot"
-        self.budgets = budgets.resolve(self.policy.codebook) if budgets else (Budget(),) * cohort
-        if self.by == "slot" and len(self.budgets) != cohort:
-            raise InputError(
-                f"the code has {len(self.budgets)} slots but cohort is {cohort}; make them equal, or use by_client"
-            )
-        if len(self.budgets) > len(clients):
-            raise InputError(f"there are {len(self.budgets)} budgets for {len(clients)} clients; give at most one each")
+            warnings.warn(f"the multiply-adds of {names} cannot be counted and are not part of MACs", stacklevel=3)
+        self.policy = self.policy.bind(self.structure)
+        self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
         self.theta0 = params_of(self.task.model)
-        self._full = cost_of(self.structure, FULL)
-        self._norm_inputs: Tensor | None = None
+        self.full_cost = cost_of(self.structure, FULL)
+        self.evaluator = Evaluator(self.task, clients)
+
+    @property
+    def by(self) -> str:
+        """Whether budgets belong to a ``slot`` or to a ``client``."""
+        return self.budgets.by if self.budgets else "slot"
+
+    @cached_property
+    def label_mix(self) -> Tensor:
+        """The fraction of all clients' examples in each class."""
+        return population_mix(self.clients)
+
+    @cached_property
+    def iid(self) -> bool:
+        """Whether certificates treat the clients' data as IID."""
+        return self.clients.shares_labels and label_skew(self.clients) < IID_SKEW
 
     def start(self) -> State:
         """Return the state before the first round."""
-        return State(0, {name: tensor.clone() for name, tensor in self.theta0.items()}, self.policy.start())
+        theta = {name: tensor.clone() for name, tensor in self.theta0.items()}
+        return State(0, theta, self.policy.start(), server=self.aggregator.initial_state(theta))
 
     def play_round(self, state: State, test: Examples | None = None, local: bool = False) -> tuple[State, RoundRecord]:
-        """Play one round.
-
-        Args:
-            state: The state before the round.
-            test: A test set on which to evaluate the new model.
-            local: Also measure local accuracy.
-
-        Returns:
-            The state after the round, and its record.
-        """
+        """Play one round; return the new state and the record, with scores on a test set if there is one."""
         with one_thread(), self.engine.playing():  # one thread makes the record's sums equal on every machine
             planned = self.begin_round(state, self.engine.device)
-            return self.end_round(planned, self.engine.train(planned.jobs), test, local, self.engine.together)
+            arrivals = Arrivals(self.engine.train(planned.jobs), self.engine.together)
+            return self.end_round(planned, arrivals, test, local)
 
     def begin_round(self, state: State, device: torch.device = CPU) -> PlannedRound:
         """Draw a cohort and plan its masks; return the round with one job per client, on a device."""
-        clock = Clock()
-        state = replace(state, theta=on_device(state.theta, device), theory=on_device(state.theory, device))
-        this_round = Round(state.round + 1, self.seed)
-        ids = sample_ids(len(self.clients), self.cohort, this_round)
-        sizes, numbers = [self.clients.size(i) for i in ids], [self.clients.number_of(i) for i in ids]
-        cohort = self._assigned(cohort_of(ids, sizes, self.budgets, self.by, numbers))
-        if self.policy.traits().wants_classes:
-            cohort = [replace(client, classes=self.clients.classes_of(client.id)) for client in cohort]
-        plans, policy_state = plan_round(self.policy, state, cohort, this_round)
-        cohort, masks = [plan.client for plan in plans], [plan.mask for plan in plans]
-        training_options = [plan.options for plan in plans]
-        if self.require_coverage:
-            check_coverage(coverage_of(masks, state.theta), this_round.index, self.remedy)
-        norm2, noise = norm_and_noise(state.theta, masks)
-        costs = self._costs(state.theta, masks, cohort, training_options, this_round)
-        jobs = [
-            Job(self.task, self.clients, client, state.theta, mask, self.local, this_round, options)
-            for client, mask, options in zip(cohort, masks, training_options, strict=True)
-        ]
-        clock.lap("plan")
-        return PlannedRound(this_round, state, cohort, masks, policy_state, norm2, noise, costs, jobs, clock)
+        return walk.begin_round(self, state, device)
 
     def end_round(
         self,
         planned: PlannedRound,
-        updates: Iterable[ClientUpdate],
+        updates: Arrivals | Iterable[ClientUpdate],
         test: Examples | None = None,
         local: bool = False,
-        together: int = 1,
-        left_out: Sequence[dict[str, Any]] = (),
-        wire: dict[str, Any] | None = None,
     ) -> tuple[State, RoundRecord]:
-        """Average the updates of a planned round, and evaluate and record it.
+        """Aggregate the updates of a planned round; return the state after it, and its record.
 
-        Args:
-            planned: The round, from ``begin_round``.
-            updates: The updates of its clients, in any order; consumed as a stream.
-            test: A test set on which to evaluate the new model.
-            local: Also measure local accuracy.
-            together: Number of updates that are added to the average at once.
-            left_out: Clients without an update, each as {"client": number, "reason": text}.
-            wire: Bytes sent and received, for the record.
-
-        Returns:
-            The state after the round, and its record.
+        Updates may come in any order, and are consumed as a stream; ``Arrivals`` adds how they arrived. The new model
+        is evaluated if there is a test set, on its clients' own label mixes also if ``local`` is set.
 
         Raises:
             ClientError: If no client's update is finite.
         """
-        this_round, state, cohort, clock = planned.this_round, planned.state, planned.cohort, planned.clock
-        clock.skip()
-        total = region_total(self.average, self.trim, state.theta, self.weighting)
-        certifier = RunCertifier(state.theta, state.theory, self.local.epochs, self._iid) if self.certify else None
-        feedback_sum, place = FeedbackSum(state.theta, planned.masks), places(cohort) if certifier else {}
-        masks: list[Mask] = []
-        sizes: set[int] = set()
-        waiting: list[ClientUpdate] = []
-        losses: list[float] = []
-        rejected = list(left_out)
-        label_bias: dict[str, float] | None = None
-        stream = iter(updates)
-        while group := list(islice(stream, together)):
-            clock.lap("train")
-            finite = [update.is_finite() for update in group]
-            accepted = [update for update, fine in zip(group, finite, strict=True) if fine]
-            if self.weighting == "labels":
-                waiting += accepted  # the weight of each depends on all updates
-            elif accepted:
-                total.add_together(accepted)
-            for update in accepted:
-                feedback_sum.add(update)
-                if certifier:
-                    certifier.add(update, self._steps(update.examples), place[update.client])
-                    masks.append(update.mask)
-                    sizes.add(update.examples)
-            losses += [update.train_loss for update in accepted]
-            rejected += [
-                {"client": self.clients.number_of(update.client), "reason": NOT_FINITE}
-                for update, fine in zip(group, finite, strict=True)
-                if not fine
-            ]
-            clock.lap("aggregate")
-        if not feedback_sum.clients:
-            raise ClientError(
-                f"every client of round {this_round.index} diverged: no trained values are finite;"
-                f" lower lr (now {self.local.lr}) and start again"
-            )
-        if waiting:
-            weighted, label_bias = self._weighted(state.theta, waiting)
-            total.add_together(weighted)
-        step = self.policy.server_step(this_round)
-        theta = step_towards(state.theta, total.mean(), step)
-        feedback = feedback_sum.feedback()
-        counts = feedback.counts
-        policy_state = observe_round(self.policy, theta, feedback, this_round, planned.policy_state)
-        certificate, theory = None, state.theory
-        if certifier:
-            facts = measure(state.theta, masks, this_round.index, count_regions=not self._iid)
-            beyond = {
-                "weighting": self.weighting == "labels" or (self.weighting == "examples" and len(sizes) > 1),
-                "server_step": step != 1.0,
-                "average": self.average != "mean",
-                "training_options": any(job.options and not job.options.plain for job in planned.jobs),
-            }
-            why = [reason for reason, applies in beyond.items() if applies]
-            certificate, theory = certifier.close(facts, counts, theta, self._start_loss(state), why, self.remedy)
-        clock.lap("aggregate")
-
-        shown = on_device(shown_in(policy_state), device_of(theta))
-        score = self._score(prune(theta, shown) if shown else theta, test) if test else None
-        local_accuracy = None
-        if test and local and self.clients.shares_labels:
-            local_accuracy = self._local_accuracy(theta, cohort, planned.masks, test)
-        clock.lap("evaluate")
-        record = make_record(
-            this_round, cohort, counts, planned.noise, planned.costs, self._full, losses, score, local_accuracy,
-            rejected, clock.seconds, planned.norm2, certificate, label_bias, wire,
-        )  # fmt: skip
-        return State(this_round.index, theta, policy_state, theory), record
+        arrivals = updates if isinstance(updates, Arrivals) else Arrivals(updates)
+        return walk.end_round(self, planned, arrivals, Evaluation(test, local))
 
     def run(
         self,
         rounds: int,
         evaluate_on: Any = None,
-        evaluate_every: int = 1,
-        local_every: int = 0,
         out: str | os.PathLike[str] | None = None,
         resume: bool = False,
-        checkpoint_every: int = 1,
-        settings: Settings | None = None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
+        **schedule: Unpack[ScheduleOptions],
     ) -> History:
         """Play rounds from theta_0 and return their history.
 
         Args:
             rounds: Number of rounds.
             evaluate_on: A test set: ``Examples``, a pair of arrays, or a torch ``Dataset``.
-            evaluate_every: Rounds between evaluations; the last round is always evaluated.
-            local_every: Rounds between measurements of local accuracy; 0 for only after the last round.
             out: Folder for the run: settings, history, checkpoints and summary.
             resume: Continue the run in ``out``, bit-identical to an uninterrupted run.
-            checkpoint_every: Rounds between checkpoints.
-            settings: What config.toml in the folder shows; by default the federation's own description.
             on_round: Called with the record of each round.
+            schedule: ``evaluate_every``, ``local_every`` and ``checkpoint_every``; see ``Schedule``.
 
         Raises:
             InputError: If the folder cannot be used, or holds another run.
             ClientError: If a client fails, or all clients of a round diverge.
         """
-        schedule = Schedule(rounds, evaluate_every, local_every, checkpoint_every)
-        test = self.test_set(evaluate_on) if evaluate_on is not None else None
-        run = Run(self, test, on_round, out, resume, settings)
-        return run_all_rounds([run], schedule, self.engine)[0]
+        run = Run(self, self.test_set(evaluate_on), on_round, out, resume)
+        return run_all_rounds([run], Schedule(rounds, **schedule), self.engine)[0]
 
     def remedy(self, index: int) -> str:
         """Return what to change if the masks of a round leave part of the model to no client."""
         ids = sample_ids(len(self.clients), self.cohort, Round(index, self.seed))
-        cohort = cohort_of(ids, [1] * len(ids), self.budgets, self.by)
-        return remedy(self.policy, [client.budget for client in cohort], self.budgets, self.by)
+        cohort = cohort_of(ids, [1] * len(ids), self.resolved_budgets, self.by)
+        return remedy(self.policy, [client.budget for client in cohort], self.resolved_budgets, self.by)
 
-    def test_set(self, data: Any) -> Examples:
-        """Return the test set, with at least as many classes as the training set."""
+    def test_set(self, data: Any) -> Examples | None:
+        """Return a test set, with at least as many classes as the training set; None without data."""
+        if data is None:
+            return None
         test = as_examples(data)
         return replace(test, classes=max(test.classes, self.clients.examples.classes))
-
-    def _assigned(self, cohort: list[Client]) -> list[Client]:
-        """Return the cohort, with patterns of equal size exchanged if ``assign`` is set."""
-        if self._labels is None or not self.assign:
-            return cohort
-        mixes = torch.stack([self.clients.label_mix(client.id) for client in cohort])
-        order = assign_patterns([client.budget for client in cohort], mixes, self._labels)
-        return [replace(client, budget=cohort[place].budget) for client, place in zip(cohort, order, strict=True)]
-
-    def _weighted(self, theta: Params, updates: Sequence[ClientUpdate]) -> tuple[list[ClientUpdate], dict[str, float]]:
-        """Return the updates with weights by labels, as if only these clients were in the round.
-
-        Also return the remaining bias of the labels.
-        """
-        assert self._labels is not None
-        mixes = torch.stack([self.clients.label_mix(update.client) for update in updates])
-        ridge = chance(self._labels, sum(self.clients.size(update.client) for update in updates) / len(updates))
-        balance = region_weights([update.mask for update in updates], theta, mixes, self._labels, ridge)
-        weighted = [replace(update, weights=w) for update, w in zip(updates, balance.clients, strict=True)]
-        return weighted, balance.bias()
-
-    def _start_loss(self, state: State) -> float:
-        """Return the loss on training examples before the first round; NaN later."""
-        if state.round:
-            return math.nan
-        train = self.clients.examples
-        first = replace(train, inputs=train.inputs[:START_EXAMPLES], labels=train.labels[:START_EXAMPLES])
-        return self._score(state.theta, first).loss
-
-    def _score(self, theta: Params, test: Examples) -> Score:
-        """Return the score of a whole model on a test set."""
-        return evaluate(self.task.model, self.task.loss, theta, test, self._norms_from(theta))
-
-    def _norms_from(self, theta: Params) -> Tensor | None:
-        """Return inputs over which batch norms gather statistics, on theta's device; None without batch norms."""
-        if not has_statistics(self.task.model):
-            return None
-        device = device_of(theta)
-        if self._norm_inputs is None or self._norm_inputs.device != device:
-            self._norm_inputs = spread_over(self.clients.examples.inputs).to(device)
-        return self._norm_inputs
-
-    def _steps(self, examples: int) -> Steps:
-        return Steps(self.local.steps(examples), self.local.lr, self.local.momentum)
-
-    def _costs(
-        self,
-        theta: Params,
-        masks: Sequence[Mask],
-        cohort: Sequence[Client],
-        training_options: Sequence[TrainingOptions | None],
-        this_round: Round,
-    ) -> list[Cost]:
-        distinct = {id(mask): (mask, client) for mask, client in zip(masks, cohort, strict=True)}
-        costs = costs_of(self.structure, [mask for mask, _ in distinct.values()])
-        cost_of_mask = dict(zip(distinct, costs, strict=True))
-        for key, (mask, client) in distinct.items():
-            whose = f"the mask of policy {self.policy} for client {client.number} in round {this_round.index}"
-            if cost_of_mask[key].parameters == 0:
-                raise InputError(f"{whose} keeps nothing; keep at least one entry")
-            if (empty := cost_of_mask[key].emptied) and not carries(self.structure, prune(theta, mask)):
-                raise InputError(
-                    f"{whose} keeps nothing of '{empty[0]}', so no input reaches the output; raise the budget"
-                    f" '{client.budget}', or keep at least one entry of each layer in the policy"
-                )
-        return [
-            with_extras(cost_of_mask[id(mask)], self._full, bool(options.report), options.regrow is not None)
-            if options
-            else cost_of_mask[id(mask)]
-            for mask, options in zip(masks, training_options, strict=True)
-        ]
-
-    def _local_accuracy(
-        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], test: Examples
-    ) -> float | None:
-        mixes = [self.clients.label_mix(client.id) for client in cohort]
-        sizes = [client.examples for client in cohort]
-        norms = self._norms_from(theta)
-        return local_accuracy(self.task.model, self.task.loss, theta, masks, mixes, sizes, test, norms)

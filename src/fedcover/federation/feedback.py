@@ -1,31 +1,24 @@
 """The feedback of a round as running sums, so that memory does not grow with the cohort."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
+from fedcover.federation.planned_round import PlannedRound
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params
 from fedcover.policies.base import RoundFeedback
 
 
 class FeedbackSum:
-    """The coverage by the masks of updates, and the mean of their gradient reports.
+    """The coverage by the masks of a round's updates, and the mean of their gradient reports."""
 
-    >>> theta = {"w": torch.zeros(2)}
-    >>> total = FeedbackSum(theta, [{}, {}])
-    >>> for values in ([1.0, 2.0], [3.0, 2.0]):
-    ...     total.add(ClientUpdate(0, theta, {}, report={"w": torch.tensor(values)}))
-    >>> feedback = total.feedback()
-    >>> feedback.counts["w"].tolist(), feedback.report["w"].tolist()
-    ([2, 2], [2.0, 2.0])
-    """
-
-    def __init__(self, theta: Params, planned: Sequence[Mask]) -> None:
-        self._theta = theta
-        self._planned = {id(mask) for mask in planned}
+    def __init__(self, planned: PlannedRound) -> None:
+        self._planned, self._theta = planned, planned.state.theta
+        self._planned_ids = Counter(id(mask) for mask in planned.masks)
         self._masks: list[Mask] = []
         self._others: Mapping[str, Tensor] = {}
         self._reports: Params = {}
@@ -35,7 +28,7 @@ class FeedbackSum:
     def add(self, update: ClientUpdate) -> None:
         """Add the update of one client."""
         self.clients += 1
-        if id(update.mask) in self._planned:
+        if id(update.mask) in self._planned_ids:
             self._masks.append(update.mask)  # it is in memory in any case
         else:
             own = coverage_of([update.mask], self._theta)
@@ -49,8 +42,11 @@ class FeedbackSum:
 
     def feedback(self) -> RoundFeedback:
         """Return the feedback of the updates so far."""
-        counts = coverage_of(self._masks, self._theta)
-        if self._others:
-            counts = {name: count + self._others[name] for name, count in counts.items()}
         report = {name: total / self._reported for name, total in self._reports.items()} if self._reports else None
-        return RoundFeedback(self.clients, counts, report)
+        return RoundFeedback(self.clients, self._counts(), report)
+
+    def _counts(self) -> Mapping[str, Tensor]:
+        if Counter(id(mask) for mask in self._masks) == self._planned_ids:
+            return self._planned.coverage  # every client holds what was planned
+        counts = coverage_of(self._masks, self._theta)
+        return {name: count + self._others[name] for name, count in counts.items()} if self._others else counts

@@ -101,12 +101,13 @@ class RoundRecord:
 class History(Sequence[RoundRecord]):
     """The records of a run, first round first. Two histories are equal if everything but their seconds is.
 
-    ``theta`` holds the trained parameters once a run has ended.
+    Once a run has ended, ``theta`` holds the trained parameters, and ``summary`` the outcome that summary.json shows.
     """
 
     def __init__(self, records: Sequence[RoundRecord] = ()) -> None:
         self._records = list(records)
         self.theta: Params | None = None
+        self.summary: dict[str, Any] = {}
 
     def __len__(self) -> int:
         return len(self._records)

@@ -1,119 +1,128 @@
-"""The parts of a round: what is planned, how long its stages take, and what is recorded of it."""
+"""The walk of a round: state in, (state, record) out.
 
-import math
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+theta -> cohort -> plan (a ClientPlan per client) -> jobs -> engine trains -> updates
+      -> aggregator and observers take each update as it arrives -> theta' -> evaluate -> record
+"""
 
-from torch import Tensor
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from fedcover.clients import Client
+import torch
+
+from fedcover.aggregation.base import Aggregation, ClientUpdate
+from fedcover.aggregation.region_mean import step_towards
+from fedcover.errors import ClientError
 from fedcover.federation.checkpoint import State
-from fedcover.federation.evaluate import Score
-from fedcover.federation.history import LayerCoverage, RoundRecord
-from fedcover.masks.cost import Cost
-from fedcover.params import Mask, numbers
+from fedcover.federation.cohort import draw_cohort
+from fedcover.federation.feedback import FeedbackSum
+from fedcover.federation.history import RoundRecord
+from fedcover.federation.observers import EndedRound, RoundObserver, observers_of
+from fedcover.federation.planned_round import Clock, PlannedRound, costs_of_plans
+from fedcover.federation.planning import observe_round, plan_round
+from fedcover.federation.scores import Evaluation
+from fedcover.masks.coverage import norm_and_noise
 from fedcover.seeding import Round
+from fedcover.theory import check_coverage
 from fedcover.training.client import Job
 
-
-class Clock:
-    """A stopwatch for the stages of a round."""
-
-    def __init__(self) -> None:
-        self.seconds = {"plan": 0.0, "train": 0.0, "aggregate": 0.0, "evaluate": 0.0}
-        self._last = time.perf_counter()
-
-    def skip(self) -> None:
-        """Drop the time since the last lap."""
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """Add the time since the last lap to a stage."""
-        now = time.perf_counter()
-        self.seconds[stage] += now - self._last
-        self._last = now
+if TYPE_CHECKING:
+    from fedcover.federation.federation import Federation
 
 
 @dataclass(frozen=True)
-class PlannedRound:
-    """A round that is planned, with one job per client."""
+class Arrivals:
+    """The updates of a planned round, as they arrive."""
 
-    this_round: Round
-    state: State
-    cohort: list[Client]
-    masks: list[Mask]
-    policy_state: dict[str, Tensor]
-    """The policy's state after planning."""
-    norm2: float
-    noise: list[float]
-    costs: list[Cost]
-    jobs: list[Job]
-    clock: Clock
+    updates: Iterable[ClientUpdate]
+    """The updates of its clients, in any order; consumed as a stream."""
+    together: int = 1
+    """Number of updates that are added to the aggregate at once."""
+    left_out: Sequence[dict[str, Any]] = field(default_factory=list)
+    """Clients without an update, each as {"client": number, "reason": text}."""
+    wire: dict[str, Any] | None = None
+    """Bytes sent and received, for the record."""
 
 
-def make_record(
-    this_round: Round,
-    cohort: Sequence[Client],
-    counts: Mapping[str, Tensor],
-    noise: list[float],
-    costs: Sequence[Cost],
-    full: Cost,
-    losses: Sequence[float],
-    score: Score | None,
-    local_accuracy: float | None,
-    rejected: list[dict[str, Any]],
-    seconds: dict[str, float],
-    norm2: float,
-    certificate: dict[str, Any] | None,
-    label_bias: dict[str, float] | None,
-    wire: dict[str, Any] | None = None,
-) -> RoundRecord:
-    """Return the record of a round; ``counts`` is the coverage by accepted updates, lists follow the cohort."""
-    coverage = layer_coverage(counts)
-    sizes = {name: layer.numel() for name, layer in counts.items()}
-    return RoundRecord(
-        round=this_round.index,
-        cohort=[client.number for client in cohort],
-        gamma_min=min(layer.least for name, layer in coverage.items() if sizes[name]),
-        uncovered=sum(layer.uncovered * sizes[name] for name, layer in coverage.items()) / sum(sizes.values()),
-        pruning_noise=sum(noise) / len(noise),
-        pruning_noise_max=max(noise),
-        pruning_noises=noise,
-        kept=[cost.parameters / full.parameters for cost in costs],
-        coverage=coverage,
-        train_loss=_number(sum(losses) / len(losses)),
-        loss=_number(score.loss) if score else None,
-        accuracy=score.accuracy if score else None,
-        local_accuracy=local_accuracy,
-        bytes_down=sum(cost.bytes_down for cost in costs),
-        bytes_up=sum(cost.bytes_up for cost in costs),
-        bytes_full=len(cohort) * (full.bytes_down + full.bytes_up),
-        macs=sum(cost.macs for cost in costs) / len(costs),
-        macs_full=full.macs,
-        rejected=rejected,
-        seconds=seconds,
-        norm2=norm2,
-        label_bias=label_bias,
-        certificate=certificate,
-        wire=wire,
-    )
+def begin_round(federation: "Federation", state: State, device: torch.device) -> PlannedRound:
+    """Draw a cohort and plan its masks; return the round with one job per client, on a device."""
+    clock = Clock()
+    state = federation.hook.begun(state).on_device(device)
+    this_round = Round(state.round + 1, federation.seed)
+
+    cohort = draw_cohort(federation, this_round)
+    plans, policy_state = plan_round(federation.policy, state, cohort, this_round)
+    norm2, noise = norm_and_noise(state.theta, [plan.mask for plan in plans])
+    costs = costs_of_plans(federation, state.theta, plans, this_round)
+    recipe, task, clients = federation.local.in_round(this_round.index), federation.task, federation.clients
+    jobs = [Job(task, clients, plan.client, state.theta, plan.mask, recipe, this_round, plan.options) for plan in plans]
+    planned = PlannedRound(this_round, state, plans, policy_state, norm2, noise, costs, jobs, clock)
+    if federation.require_coverage:
+        check_coverage(planned.coverage, this_round.index, federation.remedy)
+    planned = federation.hook.planned(federation, planned)
+    clock.lap("plan")
+    return planned
 
 
-def layer_coverage(counts: Mapping[str, Tensor]) -> dict[str, LayerCoverage]:
-    """Return the coverage of each tensor's entries."""
-    values = iter(
-        numbers([n for c in counts.values() if c.numel() for n in (c.min().long(), c.sum(), c.count_nonzero())])
-    )
-    layers = {}
-    for name, layer in counts.items():
-        size = layer.numel()
-        least, total, covered = (next(values), next(values), next(values)) if size else (0, 0, 0)
-        layers[name] = LayerCoverage(least, total / max(size, 1), (size - covered) / max(size, 1))
-    return layers
+def end_round(
+    federation: "Federation", planned: PlannedRound, arrivals: Arrivals, evaluation: Evaluation
+) -> tuple[State, RoundRecord]:
+    """Aggregate the updates of a planned round, evaluate the new model and record the round.
+
+    Raises:
+        ClientError: If no client's update is finite.
+    """
+    this_round, before, clock = planned.this_round, planned.state, planned.clock
+    clock.skip()
+    aggregation = federation.aggregator.start(before.theta, planned.plans, before.server)
+    observers = observers_of(federation, planned)
+    feedback_sum = FeedbackSum(planned)
+    for accepted in _accepted(federation, planned, arrivals, observers):
+        aggregation.add_together(accepted)
+        for update in accepted:
+            feedback_sum.add(update)
+            for observer in observers:
+                observer.add(update)
+        clock.lap("aggregate")
+    if not feedback_sum.clients:
+        raise ClientError(
+            f"every client of round {this_round.index} diverged: no trained values are finite;"
+            f" lower lr (now {federation.local.in_round(this_round.index).lr}) and start again"
+        )
+
+    theta = step_towards(before.theta, aggregation.result(), federation.policy.server_step(this_round))
+    feedback = feedback_sum.feedback()
+    policy_state = observe_round(federation.policy, theta, feedback, this_round, planned.policy_state)
+    fields = _fields(observers, EndedRound(theta, feedback), aggregation)
+    theory = {name: tensor for observer in observers for name, tensor in observer.state().items()}
+    state = State(this_round.index, theta, policy_state, theory, aggregation.state(), before.clients)
+    clock.lap("aggregate")
+
+    fields |= federation.evaluator.fields(state, planned.plans, evaluation)
+    clock.lap("evaluate")
+    fields["rejected"] = [*arrivals.left_out, *fields["rejected"]]
+    return state, RoundRecord(**fields, seconds=clock.seconds, wire=arrivals.wire)
 
 
-def _number(value: float) -> float | None:
-    """Return the value, or None if JSON cannot represent it."""
-    return value if math.isfinite(value) else None
+def _accepted(
+    federation: "Federation", planned: PlannedRound, arrivals: Arrivals, observers: Sequence[RoundObserver]
+) -> Iterator[list[ClientUpdate]]:
+    """Yield the finite updates as they arrive, in groups; observers see the others."""
+    stream = iter(federation.hook.updates(planned, arrivals.updates))
+    while group := list(islice(stream, arrivals.together)):
+        planned.clock.lap("train")
+        finite = [update.is_finite() for update in group]
+        for update, accept in zip(group, finite, strict=True):
+            if not accept:
+                for observer in observers:
+                    observer.reject(update)
+        yield [update for update, accept in zip(group, finite, strict=True) if accept]
+
+
+def _fields(observers: Sequence[RoundObserver], ended: EndedRound, aggregation: Aggregation) -> dict[str, Any]:
+    """Return the fields of the record that the observers and the aggregation add."""
+    fields: dict[str, Any] = {}
+    for observer in observers:
+        fields |= observer.fields(ended)
+    return fields | aggregation.record_fields()

@@ -1,30 +1,29 @@
 """Runs of many rounds: when to evaluate, what to store, and how to resume."""
 
 import os
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import torch
 
 from fedcover._threads import one_thread
 from fedcover.data import DevicePopulation, Examples
 from fedcover.engines.base import Engine
-from fedcover.errors import CoverageWarning, InputError, StepSizeWarning, WholeLayersWarning, check_whole
-from fedcover.federation.advice import whole_sentence
+from fedcover.errors import InputError, check_whole
 from fedcover.federation.checkpoint import digest_of
 from fedcover.federation.evaluate import test_on
 from fedcover.federation.fingerprint import fingerprint
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.round import Arrivals
 from fedcover.federation.run_folder import RunFolder
+from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
 from fedcover.params import on_device, prune
 from fedcover.policies.base import shown_in
-from fedcover.theory import step_sentence, uncovered_sentence
 from fedcover.toml import Settings
 
 if TYPE_CHECKING:
@@ -37,9 +36,11 @@ class Schedule:
 
     rounds: int
     evaluate_every: int = 1
+    """Rounds between evaluations on the test set."""
     local_every: int = 0
     """Rounds between measurements of local accuracy; 0 for only after the last round."""
     checkpoint_every: int = 1
+    """Rounds between checkpoints."""
 
     def __post_init__(self) -> None:
         check_whole("rounds", self.rounds, 1)
@@ -66,6 +67,20 @@ class Schedule:
         return record if self.evaluates_locally(record.round) else replace(record, local_accuracy=None)
 
 
+class ScheduleOptions(TypedDict, total=False):
+    """The fields of ``Schedule`` that are keyword options of ``Federation.run`` and ``run_many``."""
+
+    evaluate_every: int
+    local_every: int
+    checkpoint_every: int
+
+
+class RunOptions(ScheduleOptions, total=False):
+    """The keyword options of ``run_many``."""
+
+    resume: bool
+
+
 @dataclass
 class Run:
     """One run of a federation, with its test set, its folder and its callback."""
@@ -82,7 +97,7 @@ class Run:
         self.history = History()
         self._folder: RunFolder | None = None
         self._fingerprint = ""
-        self._warned: set[type[Warning]] = set()
+        self._warnings = RunWarnings(self.federation)
         if self.out is None and self.resume:
             raise InputError("resume needs out, the folder of the run to continue")
 
@@ -91,9 +106,7 @@ class Run:
         policy = self.federation.policy
         if policy.traits().one_by_one and not engine.trains_one_by_one:
             raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
-        message = whole_sentence(policy, self.federation.structure, self.federation.budgets)
-        if message:  # the warning points at the caller of Federation.run or run_many
-            warnings.warn(message, WholeLayersWarning, stacklevel=4)
+        warn_of_whole_layers(self.federation)
 
     def open(self, schedule: Schedule, engine: Engine) -> None:
         """Lock the folder, if there is one, and restore the run that it holds."""
@@ -110,37 +123,23 @@ class Run:
             self.state, self.history = stored
 
     def store(self, record: RoundRecord, schedule: Schedule) -> None:
-        """Store a record; warn about the first uncovered round, and the first step size beyond the theorem's limit."""
+        """Store a record, and warn if it shows something unexpected."""
         self.history.append(record)
         if self._folder:
             self._folder.append(record)
             if schedule.checkpoints(self.state.round):
                 self._folder.save(self.state, self.history, self._fingerprint)
         self.on_round(record)
-        # A policy with one pruned mask for all leaves the rest to no client on purpose.
-        intended = bool(shown_in(self.state.policy))
-        # Warn once each: uncovered masks and large steps usually recur. The warnings point at the caller of
-        # Federation.run or run_many.
-        if record.uncovered > 0 and not intended and CoverageWarning not in self._warned:
-            self._warned.add(CoverageWarning)
-            shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
-            sentence = uncovered_sentence(shares, record.round, self.federation.remedy)
-            warnings.warn(sentence, CoverageWarning, stacklevel=5)
-        certificate = record.certificate
-        if certificate and certificate["step_holds"] is False and StepSizeWarning not in self._warned:
-            self._warned.add(StepSizeWarning)
-            sentence = step_sentence(
-                certificate["step_size"], certificate["largest_step"], certificate["steps"], estimated=True
-            )
-            warnings.warn(f"after round {record.round} {sentence}", StepSizeWarning, stacklevel=5)
+        self._warnings.check(record, self.state)
 
     def finish(self, engine: Engine) -> History:
-        """Write the summary and return the history."""
+        """Write the summary and return the history, with the summary and the trained model."""
         cpu = torch.device("cpu")
         self.history.theta = prune(on_device(self.state.theta, cpu), on_device(shown_in(self.state.policy), cpu))
+        name = str((self.settings or {}).get("name") or (self._folder.path.name if self._folder else ""))
+        self.history.summary = summary(self.federation, self.history, name, self.test, engine)
         if self._folder:
-            name = str((self.settings or {}).get("name") or self._folder.path.name)
-            self._folder.finish(summary(self.federation, self.history, name, self.test, engine))
+            self._folder.finish(self.history.summary)
         return self.history
 
     def close(self) -> None:
@@ -183,13 +182,10 @@ def run_many(
     federations: Sequence["Federation"],
     rounds: int,
     evaluate_on: Any = None,
-    evaluate_every: int = 1,
-    local_every: int = 0,
     out: Sequence[str | os.PathLike[str]] | None = None,
-    resume: bool = False,
-    checkpoint_every: int = 1,
     engine: Engine | None = None,
     on_round: Callable[[int, RoundRecord], None] = lambda number, record: None,
+    **options: Unpack[RunOptions],
 ) -> list[History]:
     """Play several federations in lockstep, with one engine call per round for all their clients.
 
@@ -199,13 +195,11 @@ def run_many(
         federations: The federations; their engines are not used, except the first one's by default.
         rounds: Number of rounds.
         evaluate_on: A test set for all of them.
-        evaluate_every: Rounds between evaluations.
-        local_every: Rounds between measurements of local accuracy; 0 for only after the last round.
         out: One folder per federation.
-        resume: Continue the runs in ``out``.
-        checkpoint_every: Rounds between checkpoints.
         engine: What trains all clients.
         on_round: Called with the federation's position in the list and the record of each round.
+        options: ``resume``, to continue the runs in ``out``, and ``evaluate_every``, ``local_every`` and
+            ``checkpoint_every``; see ``Schedule``.
 
     Returns:
         One history per federation.
@@ -214,18 +208,18 @@ def run_many(
         raise InputError(f"out must have one folder per federation, {len(federations)}; got {len(out)}")
     if not federations:
         return []
+    resume = options.pop("resume", False)
     runs = [
         Run(
             federation,
-            federation.test_set(evaluate_on) if evaluate_on is not None else None,
+            federation.test_set(evaluate_on),
             partial(on_round, number),
             out[number] if out is not None else None,
             resume,
         )
         for number, federation in enumerate(federations)
     ]
-    schedule = Schedule(rounds, evaluate_every, local_every, checkpoint_every)
-    return run_all_rounds(runs, schedule, engine or federations[0].engine)
+    return run_all_rounds(runs, Schedule(rounds, **cast(ScheduleOptions, options)), engine or federations[0].engine)
 
 
 class _GroupRound:
@@ -240,8 +234,9 @@ class _GroupRound:
         """Average the updates and store the records."""
         evaluates, local = schedule.evaluates(self._index), schedule.evaluates_locally(self._index)
         for run, planned in zip(self._runs, self._rounds, strict=True):
-            updates, test = islice(self._updates, len(planned.jobs)), run.test if evaluates else None
-            run.state, record = run.federation.end_round(planned, updates, test, local, self._together)
+            arrivals = Arrivals(islice(self._updates, len(planned.jobs)), self._together)
+            test = run.test if evaluates else None
+            run.state, record = run.federation.end_round(planned, arrivals, test, local)
             run.store(record, schedule)
 
 
@@ -262,16 +257,14 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
     return {
         "seed": federation.seed,
         "cohort": federation.cohort,
-        "weighting": federation.weighting,
+        "aggregation": {"name": repr(federation.aggregator)},
         "assign": federation.assign,
         "certify": federation.certify,
-        "average": federation.average,
-        "trim": federation.trim,
         "engine": engine.name,
         "data": {"name": federation.clients.examples.name, "clients": len(federation.clients)},
         "model": {"name": type(federation.task.model).__name__},
         "policy": {"name": str(getattr(federation.policy, "name", federation.policy))},
-        "budgets": {"by": federation.by, "items": [budget.exact for budget in federation.budgets]},
+        "budgets": {"by": federation.by, "items": [budget.exact for budget in federation.resolved_budgets]},
         "local": asdict(federation.local),
     }
 
@@ -303,7 +296,7 @@ def summary(
         "gamma_min": history.gamma_min,
         "uncovered": max(history.column("uncovered")),
         "pruning_noise": sum(history.column("pruning_noise")) / len(history),
-        "keeps": [budget.keep for budget in federation.budgets],
+        "keeps": [budget.keep for budget in federation.resolved_budgets],
         "parameters": sum(tensor.numel() for tensor in federation.task.model.parameters()),
         "bytes_down": sum(history.column("bytes_down")),
         "bytes_up": sum(history.column("bytes_up")),

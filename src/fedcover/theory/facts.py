@@ -33,7 +33,13 @@ class Facts:
     """K; None unless it was counted, which takes a pass over all entries for each mask."""
 
 
-def measure(theta: Params, masks: Sequence[Mask], round: int = 1, count_regions: bool = False) -> Facts:
+def measure(
+    theta: Params,
+    masks: Sequence[Mask],
+    round: int = 1,
+    count_regions: bool = False,
+    counts: Mapping[str, Tensor] | None = None,
+) -> Facts:
     """Return the facts of a round.
 
     Args:
@@ -41,6 +47,7 @@ def measure(theta: Params, masks: Sequence[Mask], round: int = 1, count_regions:
         masks: The masks of the clients whose updates were used.
         round: The number of the round.
         count_regions: Whether to count regions, which Theorem 2 needs.
+        counts: The coverage by the masks, if it has been computed already.
 
     >>> theta = {"w": torch.tensor([3.0, 4.0])}
     >>> measure(theta, [{"w": torch.tensor([False, True])}, {"w": torch.tensor([False, True])}])
@@ -48,7 +55,7 @@ def measure(theta: Params, masks: Sequence[Mask], round: int = 1, count_regions:
     """
     if not masks:
         raise InputError("masks must have at least one mask, of a client of the round; got none")
-    counts = coverage_of(masks, theta)
+    counts = coverage_of(masks, theta) if counts is None else counts
     error = norm2(theta) * math.fsum(pruning_noise(theta, masks))
     regions = len(holder_sets(masks, theta).sizes) if count_regions else None
     return Facts(round, len(masks), gamma_min(counts), error, _uncovered_shares(counts), regions)

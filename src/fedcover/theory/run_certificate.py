@@ -19,14 +19,13 @@ from fedcover.theory.facts import Ages, Facts
 from fedcover.theory.sentences import Remedy, default_remedy
 
 REASONS = {
-    "weighting": "the theorem covers uniform averages, and this run weights its clients; use weighting=uniform",
     "server_step": "the theorem covers uniform averages, and this policy's server takes a partial step towards them",
-    "average": "the theorem covers uniform averages, and this run uses a robust one; use average=mean",
     "training_options": "the theorem covers plain masked SGD, and this policy changes local training",
+    "recipe": "the theorem covers SGD, with momentum at most, and the recipe of local training is another",
     "unequal_steps": "the theorem covers clients that all take equally many local steps in every round, and these do"
     " not; give them equally many examples",
 }
-"""Why the theorem may not cover a run, by name; one round is enough."""
+"""Reasons why the theorem may not cover a run, by name; one round is enough. Others are sentences of their own."""
 SUMMARY_SCALARS = ("places", "each", "averaged", "largest", "averaging", "shared")
 """The fields of ``Summary`` that are not tensors."""
 
@@ -48,14 +47,12 @@ class Totals:
     steps: Steps | None = None
     """The local steps of the client that took the most."""
     reasons: set[str] = field(default_factory=set)
-    """Those of ``REASONS`` that apply to at least one round."""
+    """The reasons that apply to at least one round: names in ``REASONS``, or sentences."""
     uncovered: dict[str, tuple[float, int]] = field(default_factory=dict)
     """For each tensor the largest share without a holder in a round, and that round."""
 
     def add(self, facts: Facts, steps: Sequence[Steps], reasons: Iterable[str] = ()) -> None:
-        """Add a round, its clients' steps, and the names of the reasons why the theorem may not cover it."""
-        if unknown := set(reasons) - set(REASONS):
-            raise InputError(f"reasons must be among {', '.join(REASONS)}; got {', '.join(sorted(unknown))}")
+        """Add a round, its clients' steps, and the reasons why the theorem may not cover it."""
         counts = {each.count for each in steps} | ({self.steps.count} if self.steps else set())
         self.reasons |= {*reasons, *(["unequal_steps"] if len(counts) > 1 else [])}
         longest = max(steps, key=lambda each: each.count)
@@ -114,7 +111,7 @@ class RunCertifier:
             counts: The coverage of this round.
             new_theta: theta_{q+1}, the model after the round.
             start_loss: F(theta_1), in the first round. A negative loss does not bound the gap, which is then unknown.
-            reasons: The names in ``REASONS`` of the reasons why the theorem does not cover this round.
+            reasons: Why the theorem does not cover this round: names in ``REASONS``, or sentences.
             remedy: Returns what to do about a round with uncovered entries.
         """
         self._estimate.add(self._theta, self._sums, new_theta)
@@ -131,7 +128,7 @@ class RunCertifier:
             totals.facts(facts.round), totals.steps, constants, facts.round, self._iid, self._ages, estimates, remedy
         )
         if totals.reasons:
-            result = not_applicable(result, "; ".join(why for name, why in REASONS.items() if name in totals.reasons))
+            result = not_applicable(result, "; ".join(REASONS.get(why, why) for why in sorted(totals.reasons)))
         return result.to_dict(), self._state()
 
     def _state(self) -> dict[str, Tensor]:

@@ -109,6 +109,11 @@ class Recipe(ABC):
         """Whether training is SGD with momentum and nothing else, to which the convergence theorem applies."""
         return False
 
+    @property
+    def decay(self) -> float:
+        """The factor by which the momentum of SGD decays at each step; 0 for other optimizers."""
+        return 0.0
+
 
 @dataclass(frozen=True)
 class LocalSGD(Recipe):
@@ -150,6 +155,11 @@ class LocalSGD(Recipe):
         grad = grad + self.weight_decay * theta if self.weight_decay else grad
         velocity = moments["velocity"] * self.momentum + grad
         return grad + self.momentum * velocity if self.nesterov else velocity, {"velocity": velocity}
+
+    @property
+    def decay(self) -> float:
+        """The momentum."""
+        return self.momentum
 
     @property
     def is_plain(self) -> bool:

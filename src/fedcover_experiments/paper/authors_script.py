@@ -17,21 +17,19 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation import ClientUpdate
 from fedcover.budgets import QUARTERS
 from fedcover.clients import Client
-from fedcover.data import Examples, load
+from fedcover.data import load
 from fedcover.engines.base import Engine
 from fedcover.federation.checkpoint import State
-from fedcover.federation.federation import CPU, Federation
-from fedcover.federation.history import RoundRecord
-from fedcover.federation.round import PlannedRound
+from fedcover.federation.federation import Federation
+from fedcover.federation.planned_round import PlannedRound, RoundHook
+from fedcover.federation.planning import plan_round
 from fedcover.federation.runs import run_many
-from fedcover.params import FULL, Mask, Params, on_device, prune
+from fedcover.params import FULL, Mask, Params, device_of, on_device, prune
+from fedcover.policies.base import Policy
 from fedcover.policies.ranked import Ranked, Ranks
 from fedcover.policies.weight_pruning import weight_pruning
 from fedcover.training.client import Job
@@ -69,40 +67,54 @@ class Misranked(Ranked):
         return {name: len(values) - 1 - values.argsort(stable=True) for name, values in flat.items()}
 
 
-class ScriptFederation(Federation):
-    """A federation with some of the departures.
+class ScriptHook(RoundHook):
+    """The departures: how weights are ranked (``policy``), and how a round's clients start and are masked.
 
     Args:
         switches: The departures that are on.
         leaked: The theta that leaks from the previous code, if any.
-        settings: All other arguments of Federation, without the policy.
     """
 
-    def __init__(self, switches: frozenset[str], leaked: Params | None = None, **settings: Any) -> None:
-        pruning = weight_pruning()
-        policy = Misranked(pruning.name, pruning.find) if "rank" in switches else pruning
-        super().__init__(policy=policy, **settings)
+    def __init__(self, switches: frozenset[str], leaked: Params | None = None) -> None:
         self._switches, self._leaked = switches, leaked
         self.round_theta: Params = {}
         """The theta with which the latest round started."""
 
-    def begin_round(self, state: State, device: torch.device = CPU) -> PlannedRound:
-        """Return a round whose clients start, and are masked, as in the script."""
+    @property
+    def policy(self) -> Policy:
+        """Weight pruning, as the script ranks weights."""
+        pruning = weight_pruning()
+        return Misranked(pruning.name, pruning.find) if "rank" in self._switches else pruning
+
+    def begun(self, state: State) -> State:
+        """Return the state with the leaked theta, before the first round."""
         self.round_theta = state.theta
-        leaked = self._leaked if state.round == 0 else None
-        planned = departed = super().begin_round(replace(state, theta=leaked) if leaked else state, device)
-        if leaked:
-            theta = on_device(state.theta, device)
+        return replace(state, theta=self._leaked) if self._leaked and state.round == 0 else state
+
+    def planned(self, federation: Federation, planned: PlannedRound) -> PlannedRound:
+        """Return a round whose clients start, and are masked, as in the script."""
+        departed = planned
+        if self._leaked and planned.state.round == 0:
+            theta = on_device(self.round_theta, device_of(planned.state.theta))
             jobs = [job if job.mask else replace(job, theta=theta) for job in planned.jobs]
             departed = replace(planned, state=replace(planned.state, theta=theta), jobs=jobs)
         if self._switches & {"start", "gradient"}:
-            departed = replace(departed, jobs=self._restarted(departed.jobs, planned))
+            departed = replace(departed, jobs=self._restarted(federation, departed.jobs, planned))
         return departed
 
-    def _restarted(self, jobs: Sequence[Job], planned: PlannedRound) -> list[Job]:
+    def updates(self, planned: PlannedRound, updates: Iterable[ClientUpdate]) -> Iterable[ClientUpdate]:
+        """Yield the updates; weights that were trained outside their mask are first set to zero."""
+        masks = {plan.client.id: plan.mask for plan in planned.plans}
+        for update in updates:
+            mask = masks[update.client]
+            yield (
+                replace(update, theta=prune(update.theta, mask), mask=mask) if "gradient" in self._switches else update
+            )
+
+    def _restarted(self, federation: Federation, jobs: Sequence[Job], planned: PlannedRound) -> list[Job]:
         """Return the jobs with the pruned models from which the script starts; equal starts are shared."""
         source, starts = planned.state.theta, dict[int, tuple[Mask, Params]]()
-        fifth = self._fifth(planned) if "start" in self._switches else FULL
+        fifth = _fifth(federation, planned) if "start" in self._switches else FULL
         restarted = []
         for job in jobs:
             if not job.mask:
@@ -115,29 +127,12 @@ class ScriptFederation(Federation):
             restarted.append(replace(job, theta=starts[id(mask)][1], mask=train_mask))
         return restarted
 
-    def _fifth(self, planned: PlannedRound) -> Mask:
-        """Return the mask of pattern 5 in this round, whether or not a client has it."""
-        client = Client(0, 0, QUARTERS["5"])
-        (plan,), _ = self.policy.plan(planned.state.theta, [client], planned.this_round, planned.policy_state)
-        return plan.mask
 
-    def end_round(
-        self,
-        planned: PlannedRound,
-        updates: Iterable[ClientUpdate],
-        test: Examples | None = None,
-        local: bool = False,
-        together: int = 1,
-        left_out: Sequence[dict[str, Any]] = (),
-        wire: dict[str, Any] | None = None,
-    ) -> tuple[State, RoundRecord]:
-        """End the round; weights that were trained outside their mask are first set to zero."""
-        if "gradient" in self._switches:
-            updates = (
-                replace(update, theta=prune(update.theta, mask), mask=mask)
-                for mask, update in zip(planned.masks, updates, strict=True)
-            )
-        return super().end_round(planned, updates, test, local, together, left_out, wire)
+def _fifth(federation: Federation, planned: PlannedRound) -> Mask:
+    """Return the mask of pattern 5 in this round, whether or not a client has it."""
+    client = Client(0, 0, QUARTERS["5"])
+    plans, _ = plan_round(federation.policy, planned.state, [client], planned.this_round)
+    return plans[0].mask
 
 
 def run_departures(
@@ -166,16 +161,17 @@ def run_departures(
     outcomes: dict[ExperimentRun, Outcome] = {}
 
     def play(runs: Sequence[ExperimentRun], leaks: Sequence[Params | None]) -> list[Params]:
+        hooks = [ScriptHook(_switches(run), leaked) for run, leaked in zip(runs, leaks, strict=True)]
         federations = [
-            ScriptFederation(_switches(run), leaked, **settings)
-            for run, leaked, settings in zip(runs, leaks, settings_of(runs, split), strict=True)
+            Federation(policy=hook.policy, hook=hook, **settings)
+            for hook, settings in zip(hooks, settings_of(runs, split), strict=True)
         ]
         histories = run_many(
             federations, rounds, split.test, engine=engine,
             on_round=lambda number, record: on_round(runs[number], record),
         )  # fmt: skip
         outcomes.update((run, outcome_of(run, history)) for run, history in zip(runs, histories, strict=True))
-        return [federation.round_theta for federation in federations]
+        return [hook.round_theta for hook in hooks]
 
     start = time.perf_counter()
     clean = [name for name, switches in VARIANTS.items() if "leak" not in switches]

@@ -7,6 +7,7 @@ assigned  in addition, patterns of equal size are assigned to clients that compl
 
 from typing import Any
 
+from fedcover.aggregation import mean
 from fedcover.federation.federation import Federation
 from fedcover.policies.weight_pruning import weight_pruning
 from fedcover_experiments.runner import FULL, SMALL, STAR_MEDIUM, STAR_SMALL, Experiment, ExperimentRun
@@ -28,5 +29,5 @@ def experiments() -> list[Experiment]:
 def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """Return the federation of a run: weight pruning with its weights."""
     kind = run.experiment.policy
-    weighting = "uniform" if kind == "uniform" else "labels"
-    return Federation(policy=weight_pruning(), weighting=weighting, assign=kind == "assigned", **settings)
+    aggregator = mean("uniform" if kind == "uniform" else "labels")
+    return Federation(policy=weight_pruning(), aggregator=aggregator, assign=kind == "assigned", **settings)

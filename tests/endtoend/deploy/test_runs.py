@@ -25,6 +25,7 @@ from fedcover.engines.serial import Serial
 from fedcover.errors import FedcoverError
 from fedcover.federation import checkpoint
 from fedcover.federation.history import History
+from fedcover.federation.round import Arrivals
 from fedcover.params import Params
 from tests.endtoend.deploy.conftest import Marked, close_all, slow, wait_for_nodes
 from tests.laws.strategies import same
@@ -111,7 +112,7 @@ def serial_run(config: Config, rejected: list[list[dict[str, object]]]) -> tuple
             begun = remote.begin_round(state)
             jobs = [replace(job, population=local.clients) for job in begun.jobs if job.client.id not in absent]
             updates = Serial(shrink=True).train(jobs)
-            state, record = remote.end_round(begun, updates, remote.test_set(test), last, left_out=left_out)
+            state, record = remote.end_round(begun, Arrivals(updates, left_out=left_out), remote.test_set(test), last)
         records.append(record)
     return records, state.theta
 

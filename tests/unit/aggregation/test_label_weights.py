@@ -9,6 +9,7 @@ import torch
 import fedcover as fc
 from fedcover.aggregation.label_weights import chance, nearest_weights, population_mix, region_weights
 from fedcover.aggregation.region_mean import RegionSum
+from fedcover.federation.round import Arrivals
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import kept_of, same
 
@@ -34,7 +35,7 @@ def federation(clients: fc.Population, weighting: str, code: str = "1247") -> fc
         local,
         cohort=4,
         seed=3,
-        weighting=weighting,
+        aggregator=fc.mean(weighting),
     )
 
 
@@ -60,7 +61,7 @@ def test_who_is_rejected_was_never_in_the_round(code: str, together: int) -> Non
     updates = list(fed.engine.train(begun.jobs))
     broken = {name: torch.full_like(value, torch.nan) for name, value in updates[1].theta.items()}
     spoilt = [updates[0], replace(updates[1], theta=broken), *updates[2:]]
-    after, record = fed.end_round(begun, spoilt, together=together)
+    after, record = fed.end_round(begun, Arrivals(spoilt, together))
     assert [left["client"] for left in record.rejected] == [updates[1].client]
     rest = [updates[n] for n in (0, 2, 3)]
     mixes = torch.stack([fed.clients.label_mix(update.client) for update in rest])
@@ -68,9 +69,9 @@ def test_who_is_rejected_was_never_in_the_round(code: str, together: int) -> Non
     ridge = chance(target, examples)
     balance = region_weights([update.mask for update in rest], fed.theta0, mixes, target, ridge)
     alone = [replace(update, weights=own) for update, own in zip(rest, balance.clients, strict=True)]
-    expected = RegionSum(fed.theta0, "labels")
+    expected = RegionSum(fed.theta0)
     expected.add_together(alone)
-    assert same(after.theta, expected.mean())
+    assert same(after.theta, expected.result())
     # And where all hold an entry the weights are those of a single set.
     weights, _ = nearest_weights(mixes, target, ridge=ridge)
     held = torch.stack([kept_of(update.mask, fed.theta0)["0.weight"] for update in rest]).all(0)

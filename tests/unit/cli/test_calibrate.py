@@ -117,7 +117,7 @@ def test_weights_are_written_as_settings_that_a_run_takes(
     assert f"`fedcover run {path}`" in shown
     config = read_config(path)
     assert (config.model.name, config.policy.name) == ("mlp", "PruneFL")
-    policy = config.policy.choice.policy()
+    policy = config.policy.choice.build()
     assert isinstance(policy, PruneFl)
     assert policy.seconds == pytest.approx({"fc1.weight": 1e-6})
     assert (config.data.name, config.local.batch_size) == ("mnist", 10)

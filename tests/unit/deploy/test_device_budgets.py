@@ -19,7 +19,7 @@ def test_a_devices_capacity_is_its_budget_and_the_code_is_for_the_others() -> No
     config = check_config({"data": {"name": "digits"}, "budgets": {"code": "1,0.75,0.5", "by": "client"}})
     devices = [Device(0, 10), Device(1, 10, capacity=0.25), Device(2, 10)]
     federation, _ = build_federation(config, devices=devices)
-    assert [budget.keep for budget in federation.budgets] == [1.0, 0.25, 0.5]
+    assert [budget.keep for budget in federation.resolved_budgets] == [1.0, 0.25, 0.5]
     assert federation.by == "client"
     assert federation.cohort == 3
 
@@ -102,7 +102,7 @@ def test_a_code_that_does_not_fit_is_reported_before_clients_are_gathered(
 def test_a_code_by_slot_applies_to_the_devices_that_joined(code: str, count: int, keeps: list[float]) -> None:
     config = check_config({"data": {"name": "digits"}, "budgets": {"code": code}})
     federation, _ = build_federation(config, devices=[Device(n, 10) for n in range(count)])
-    assert [budget.keep for budget in federation.budgets] == keeps
+    assert [budget.keep for budget in federation.resolved_budgets] == keeps
     assert federation.cohort == len(keeps)
 
 
@@ -112,7 +112,7 @@ def test_keeps_of_a_code_in_a_budget_unit_can_be_reused(by: str) -> None:
     config = check_config({**raw, "budgets": {"code": "10x9000", "unit": "parameters", "by": by}})
     devices = [Device(n, 10) for n in range(3)]
     first, _ = build_federation(config, devices=devices)
-    keeps = [budget.keep for budget in first.budgets]
+    keeps = [budget.keep for budget in first.resolved_budgets]
     assert len(keeps) == 3
     again, _ = build_federation(config, keeps=keeps, devices=devices)
-    assert again.budgets == first.budgets
+    assert again.resolved_budgets == first.resolved_budgets

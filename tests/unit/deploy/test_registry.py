@@ -62,7 +62,7 @@ def test_clients_that_do_not_share_their_labels() -> None:
     with pytest.raises(fc.InputError, match=r"client 2 .*--share-labels"):
         population.label_mix(2)
     with pytest.raises(fc.InputError, match="--share-labels"):
-        fc.Federation(playing.task, population, weighting="labels", cohort=2)
+        fc.Federation(playing.task, population, aggregator=fc.mean("labels"), cohort=2)
     one = fc.Federation(playing.task, population, fc.heterofl(), cohort=2)
     with pytest.raises(fc.InputError, match="--share-labels"):
         one.begin_round(one.start())
@@ -143,7 +143,7 @@ def test_a_resumed_run_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatch) ->
     [
         ({}, Device(1, 3, (1, 2)), "2 classes"),
         ({}, Device(1, 10, (10**9,) * 10), "10000000000"),
-        ({"weighting": "labels"}, Device(1, 3), "--share-labels"),
+        ({"aggregation": {"weighting": "labels"}}, Device(1, 3), "--share-labels"),
         ({"policy": {"name": "HeteroFL"}}, Device(1, 3), "--share-labels"),
         ({"policy": {"name": "full"}}, Device(1, 3, None, 0.5), "can afford 0.5 of the model"),
         ({"model": {"name": "cnn"}}, Device(1, 1), "client 1 .*batch norm"),

@@ -68,7 +68,7 @@ def test_replies_are_averaged_as_the_updates_are() -> None:
     totals[1].add_together(
         [decode_reply(encode_reply(u, o), PendingRequest.of(o), FREE) for u, o in zip(updates, sent, strict=True)]
     )
-    assert torch.equal(totals[0].mean()["w"], totals[1].mean()["w"])
+    assert torch.equal(totals[0].result()["w"], totals[1].result()["w"])
 
 
 THETA = {"a": torch.ones(2, 3), "b": torch.ones(4)}

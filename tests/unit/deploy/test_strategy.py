@@ -15,6 +15,7 @@ from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FlowerEngine
 from fedcover.deploy.wire import Limits, open_frame, pack_frame
 from fedcover.engines.serial import Serial
+from fedcover.federation.round import Arrivals
 from fedcover.policies import POLICIES
 from tests.conftest import small_data
 from tests.contracts.federations import federation
@@ -36,6 +37,22 @@ def test_a_run_on_the_wire_is_bit_identical_to_the_serial_engine(name: str) -> N
     assert history.theta is not None
     assert expected.theta is not None
     assert same(history.theta, expected.theta)
+
+
+@pytest.mark.parametrize(
+    "aggregator", [fc.FedAdam(fc.mean("examples")), fc.FedAvgM(fc.trimmed(0.2)), fc.mean("labels")]
+)
+def test_aggregators_on_the_wire_are_those_of_the_serial_engine(aggregator: fc.Aggregator, tmp_path: Path) -> None:
+    """Also after the run was stopped and resumed."""
+    serial = replace(federation(Serial(shrink=True), fc.weight_pruning()), aggregator=aggregator)
+    expected = serial.run(3, evaluate_on=small_data(40, seed=9))
+    far = remote(serial, fc.weight_pruning())
+    play(grid_of(serial), far, 2, out=tmp_path / "run")
+    history = play(grid_of(serial), far, 3, out=tmp_path / "run", resume=True)
+    assert history.theta is not None
+    assert expected.theta is not None
+    assert same(history.theta, expected.theta)
+    assert history.column("label_bias") == expected.column("label_bias")
 
 
 def test_bytes_on_the_wire_are_counted_beside_the_whole_models() -> None:
@@ -126,7 +143,7 @@ def test_an_invalid_reply_is_left_out_and_the_round_continues(kind: str) -> None
     assert any(f"client {bad[0]} is left out" in line for line in lines)
     state, begun = playing.start(), playing.begin_round(playing.start())
     updates = [update for update in Serial(shrink=True).train(begun.jobs) if update.client != bad[0]]
-    after, record = playing.end_round(begun, updates, small_data(40, seed=9), True, left_out=[left])
+    after, record = playing.end_round(begun, Arrivals(updates, left_out=[left]), small_data(40, seed=9), True)
     assert record == history.last
     assert history.theta is not None
     assert same(after.theta, history.theta)

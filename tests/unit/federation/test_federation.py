@@ -93,7 +93,7 @@ def test_a_client_that_fails_is_named(small_federation: Make) -> None:
 
 def test_weighting_by_examples(small_federation: Make) -> None:
     clients = fc.data.from_parts(small_data(), [torch.arange(100), torch.arange(100, 120)])
-    federation = fc.Federation(fc.Task(small_net()), clients, cohort=2, weighting="examples")
+    federation = fc.Federation(fc.Task(small_net()), clients, cohort=2, aggregator=fc.mean("examples"))
     theta = federation.play_round(federation.start())[0].theta
     alone = []
     for id in (0, 1):
@@ -197,7 +197,7 @@ def test_bad_schedules(small_federation: Make, bad: dict[str, object]) -> None:
 
 def test_bad_federations(small_federation: Make) -> None:
     with pytest.raises(fc.InputError, match="weighting must be one of uniform, examples, labels; got 'size'"):
-        small_federation(weighting="size")
+        fc.mean("size")
     linear = fc.Task(torch.nn.Linear(6, 3))
     with pytest.raises(fc.InputError, match="finds nothing to prune"):
         fc.Federation(linear, small_federation().clients, fc.weight_pruning(), cohort=4)
@@ -225,7 +225,7 @@ def test_what_is_left_of_the_labels_bias_is_in_the_record(small_federation: Make
     examples = small_data()
     clients = fc.data.shards(examples, clients=8, shards_each=1, seed=0)
     run = fc.Federation(
-        fc.Task(small_net()), clients, fc.weight_pruning(), fc.by_slot("1247"), cohort=4, weighting="labels"
+        fc.Task(small_net()), clients, fc.weight_pruning(), fc.by_slot("1247"), cohort=4, aggregator=fc.mean("labels")
     )
     bias = run.run(1).last.label_bias
     assert bias is not None

@@ -151,18 +151,18 @@ def test_rejected_clients_are_not_counted(small_federation: Make) -> None:
 
 
 def test_runs_that_the_theorem_does_not_cover_are_not_certified(small_federation: Make) -> None:
-    weighted = small_federation(certify=True, weighting="labels").run(2).last.certificate
+    weighted = small_federation(certify=True, aggregator=fc.mean("labels")).run(2).last.certificate
     assert weighted is not None
     assert weighted["holds"] is None
     assert "uniform averages" in weighted["sentence"]
-    alike = small_federation(certify=True, weighting="examples").run(2).last.certificate
+    alike = small_federation(certify=True, aggregator=fc.mean("examples")).run(2).last.certificate
     assert alike is not None
     assert "uniform averages" not in alike["sentence"]  # all clients have 15 examples
     unlike = fc.data.from_parts(small_data(), [range(14), range(14, 30), range(30, 45), range(45, 60)])
     local = fc.LocalSGD(epochs=2, batch_size=20, lr=0.1)
     for weighting, so in (("examples", True), ("uniform", False)):
         federation = fc.Federation(
-            fc.Task(small_net()), unlike, local=local, cohort=4, weighting=weighting, certify=True
+            fc.Task(small_net()), unlike, local=local, cohort=4, aggregator=fc.mean(weighting), certify=True
         )
         certificate = federation.run(1).last.certificate
         assert certificate is not None
@@ -182,10 +182,9 @@ def test_runs_that_the_theorem_does_not_cover_are_not_certified(small_federation
 
 
 def test_a_weighting_does_not_hide_a_hole(small_federation: Make) -> None:
+    federation = small_federation(budgets=fc.by_slot("4777"), aggregator=fc.mean("labels"), certify=True)
     with pytest.warns(fc.CoverageWarning):
-        certificate = (
-            small_federation(budgets=fc.by_slot("4777"), weighting="labels", certify=True).run(3).last.certificate
-        )
+        certificate = federation.run(3).last.certificate
     assert certificate is not None
     assert (certificate["covered"], certificate["holds"], certificate["step_holds"], certificate["terms"]) == (
         False,
@@ -196,7 +195,7 @@ def test_a_weighting_does_not_hide_a_hole(small_federation: Make) -> None:
     assert (
         "is in nobody's model in round 1 and stays as it is: give one client the whole model" in certificate["sentence"]
     )
-    assert certificate["sentence"].endswith("use weighting=uniform")
+    assert certificate["sentence"].endswith("use aggregation.weighting=uniform")
 
 
 @pytest.mark.parametrize(("clients", "seed"), [(8, 1), (40, 2), (60, 3)])

@@ -5,6 +5,7 @@ a client's bias by its labels. So for each region it computes the weights whose 
 to the population's. The distance that remains measures the region's bias.
 """
 
+from fedcover.aggregation.label_weights.aggregator import LabelMean
 from fedcover.aggregation.label_weights.assignment import assign_patterns
 from fedcover.aggregation.label_weights.regions import Balance, EntryWeights, RegionBalance, region_weights
 from fedcover.aggregation.label_weights.solver import chance, label_skew, nearest_weights, noisy_counts, population_mix
@@ -12,6 +13,7 @@ from fedcover.aggregation.label_weights.solver import chance, label_skew, neares
 __all__ = [
     "Balance",
     "EntryWeights",
+    "LabelMean",
     "RegionBalance",
     "assign_patterns",
     "chance",

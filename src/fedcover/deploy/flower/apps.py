@@ -18,7 +18,15 @@ from flwr.serverapp import Grid, ServerApp
 from fedcover import data
 from fedcover.calibration import BudgetUnit
 from fedcover.calibration.fleet_budgets import check_fleet
-from fedcover.config.build import build_federation, code_items, keeps_in, population, settings_of
+from fedcover.config.build import (
+    build_aggregator,
+    build_federation,
+    code_items,
+    keeps_in,
+    population,
+    schedule_of,
+    settings_of,
+)
 from fedcover.config.schema import Config, parse_config
 from fedcover.data import Device, Examples, Population, as_examples
 from fedcover.deploy.flower.client import LocalClient, build_client_app, number_of
@@ -28,7 +36,6 @@ from fedcover.deploy.flower.server import FederationSetup, play, print_line
 from fedcover.deploy.wire import Limits
 from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.history import History, RoundRecord
-from fedcover.federation.runs import Schedule
 from fedcover.models import build
 from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.trace import trace
@@ -62,10 +69,10 @@ def play_config(
         federation, test = build_federation(config, folder, keeps, devices)
         return federation, test, settings_of(config, federation)
 
-    schedule = Schedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
+    schedule = schedule_of(config)
     least = config.flower.clients or config.data.clients
     if not resume:
-        check_fleet(code_items(config, config.policy.choice.policy()), config.budgets.by, config.cohort, least)
+        check_fleet(code_items(config, config.policy.choice.build()), config.budgets.by, config.cohort, least)
     check_device = device_check(config, data.load(config.data.name, folder).train)
     rules = rules_from_config(config)
     history = play(grid, make, schedule, least, rules, out, resume, config.shrink, notify, on_round, check_device)
@@ -78,8 +85,8 @@ def play_config(
 
 def device_check(config: Config, train: Examples) -> Callable[[Device], None]:
     """Return a function that raises InputError for a device that the run of these settings cannot use."""
-    policy = config.policy.choice.policy()
-    needs_labels = policy.traits().wants_classes or config.assign or config.weighting == "labels"
+    policy = config.policy.choice.build()
+    needs_labels = policy.traits().wants_classes or config.assign or build_aggregator(config).needs_labels
     task = Task(build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed))
     structure = trace(task.static(train.inputs[:2]).model, train.inputs[:2])
 
@@ -166,7 +173,7 @@ def _capacity(context: Context) -> float | None:
     config, local = parse_config(_settings(context)), _load_client(context)
     structure, recipe = trace(local.task.model, local.examples.inputs[:2]), LocalSGD(**config.local.model_dump())
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
-    steps, traits = recipe.steps(len(local.examples)), config.policy.choice.policy().bind(structure).traits()
+    steps, traits = recipe.steps(len(local.examples)), config.policy.choice.build().bind(structure).traits()
     return unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, traits.units)[0].keep
 
 

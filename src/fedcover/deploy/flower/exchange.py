@@ -20,7 +20,7 @@ from fedcover.deploy.wire import (
     request_from_job,
 )
 from fedcover.deploy.wire.gradient_reports import oversized_reports
-from fedcover.federation.round import PlannedRound
+from fedcover.federation.planned_round import PlannedRound
 from fedcover.training.client import Job
 
 POLL = 0.3

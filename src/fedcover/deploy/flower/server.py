@@ -78,7 +78,7 @@ def play(
     registry.closed = True
     federation, test, settings = make([registry.devices[number] for number in sorted(registry.devices)])
     on_round = on_round or (lambda record: notify(round_line(record, schedule.rounds)))
-    run = Run(federation, federation.test_set(test) if test is not None else None, on_round, out, resume, settings)
+    run = Run(federation, federation.test_set(test), on_round, out, resume, settings)
     run.check(FlowerEngine())
     try:
         run.open(schedule, FlowerEngine())

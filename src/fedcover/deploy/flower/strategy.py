@@ -18,6 +18,7 @@ from fedcover.engines.base import Engine
 from fedcover.errors import ClientError, InputError
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.round import Arrivals
 from fedcover.federation.runs import Run, Schedule
 from fedcover.params import Params
 from fedcover.training.client import Job
@@ -220,7 +221,10 @@ class FedCover(Strategy):
         test = run.test if self.schedule.evaluates(index) else None
         with one_thread():
             run.state, record = self.federation.end_round(
-                current.planned, updates, test, self.schedule.evaluates_locally(index), left_out=left_out, wire=wire
+                current.planned,
+                Arrivals(updates, left_out=left_out, wire=wire),
+                test,
+                self.schedule.evaluates_locally(index),
             )
         self._round, self._attempts = None, 0
         return record

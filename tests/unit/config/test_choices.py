@@ -12,7 +12,7 @@ import pytest
 
 import fedcover as fc
 from fedcover.config.build import build_federation, settings_of
-from fedcover.config.policy_settings import Typed, choose, options_of, policies_with
+from fedcover.config.choices import POLICY, Typed, choose, options_of
 from fedcover.config.schema import check_config, read_config
 from fedcover.config.toml_types import expected
 from fedcover.policies import POLICIES
@@ -23,11 +23,11 @@ from fedcover.toml import to_toml
 def test_every_parameter_of_every_policy_is_a_setting(name: str) -> None:
     parameters = inspect.signature(POLICIES[name]).parameters
     assert list(options_of(POLICIES[name])) == list(parameters)
-    choice = choose(name)
+    choice = choose(POLICY, name)
     assert choice.settings.keys() == {key for key, parameter in parameters.items() if parameter.default is not None}
     if name not in ("WP", "NP", "FS", "PT"):  # these hold functions, which are created again each time
-        assert choice.policy() == POLICIES[name]()
-    assert choose(name, choice.settings).settings == choice.settings
+        assert choice.build() == POLICIES[name]()
+    assert choose(POLICY, name, choice.settings).settings == choice.settings
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_every_parameter_of_every_policy_is_a_setting(name: str) -> None:
     ],
 )
 def test_typed_values_reach_the_policy(name: str, typed: dict[str, str], policy: fc.Policy) -> None:
-    assert choose(name, {key: Typed(text) for key, text in typed.items()}).policy() == policy
+    assert choose(POLICY, name, {key: Typed(text) for key, text in typed.items()}).build() == policy
 
 
 def test_freeze_after_is_that_of_pt() -> None:
-    policy = choose("PT", {"freeze_after": 7}).policy()
+    policy = choose(POLICY, "PT", {"freeze_after": 7}).build()
     assert policy.after == 7  # type: ignore[attr-defined]
     with pytest.raises(fc.InputError, match=r"^policy.freeze_after must be a whole number of 1 or more; got 0$"):
-        choose("PT", {"freeze_after": 0}).policy()
+        choose(POLICY, "PT", {"freeze_after": 0}).build()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_freeze_after_is_that_of_pt() -> None:
 )
 def test_errors_name_the_setting_and_the_remedy(name: str, settings: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(fc.InputError) as caught:
-        choose(name, settings).policy()
+        choose(POLICY, name, settings).build()
     assert all(part in str(caught.value) for part in parts), caught.value
     assert "\n" not in str(caught.value)
 
@@ -128,21 +128,21 @@ def test_parameters_that_toml_cannot_express_are_not_settings() -> None:
     assert options_of(partial(factory, 3))["text"].default == ""
     assert {key: option.default for key, option in options_of(quoted).items()} == {"count": 3}
     assert options_of(dict) == {}
-    assert policies_with("dynamic") == ["HeteroFL"]
+    assert POLICY.names_with("dynamic") == ["HeteroFL"]
     others = (None, [int], Any, "int", dict[int, int], tuple[int, int], Path, set[int], Enum)
     assert [expected(kind) for kind in others] == [""] * len(others)
 
 
 def test_a_value_is_read_as_its_setting_s_type() -> None:
     options = options_of(factory)
-    assert [options["either"].read(Typed(text)) for text in ("3", "three", "true")] == [3, "three", "true"]
-    assert [options["text"].read(Typed(text)) for text in ("3", "a b", "[1]")] == ["3", "a b", "[1]"]
-    assert options["rates"].read([1, 1]) == (1.0, 1.0)
-    assert options["mode"].read(Typed("down")) == "down"
+    assert [options["either"].read(Typed(text), "policy") for text in ("3", "three", "true")] == [3, "three", "true"]
+    assert [options["text"].read(Typed(text), "policy") for text in ("3", "a b", "[1]")] == ["3", "a b", "[1]"]
+    assert options["rates"].read([1, 1], "policy") == (1.0, 1.0)
+    assert options["mode"].read(Typed("down"), "policy") == "down"
     with pytest.raises(fc.InputError, match=r"policy.mode must be one of 'up', 'down'; got 'left'"):
-        options["mode"].read(Typed("left"))
+        options["mode"].read(Typed("left"), "policy")
     with pytest.raises(fc.InputError, match=r"policy.last must be a list of truth values; got \[1\]"):
-        options["last"].read(Typed("[1]"))
+        options["last"].read(Typed("[1]"), "policy")
 
 
 OWN = '''
@@ -179,13 +179,13 @@ def mine(tmp_path: Path) -> str:
 
 
 def test_a_user_s_policy_takes_the_parameters_of_its_factory(mine: str) -> None:
-    choice = choose(f"{mine}:wide", {"width": Typed("1"), "mode": Typed("dynamic")})
+    choice = choose(POLICY, f"{mine}:wide", {"width": Typed("1"), "mode": Typed("dynamic")})
     assert choice.settings == {"width": 1.0, "mode": "dynamic"}
-    assert choice.policy() == fc.heterofl(True, [1.0])
-    assert choose(f"{mine}:wide", {"width": 0.5, "turns": 3}).settings["turns"] == 3
-    assert choose(f"{mine}:half").policy() == fc.heterofl(rates=[0.5])
-    assert choose(f"{mine}:Static", {"scaler": False}).policy().scaler is False  # type: ignore[attr-defined]
-    assert "rows" not in choose(f"{mine}:Static").settings
+    assert choice.build() == fc.heterofl(True, [1.0])
+    assert choose(POLICY, f"{mine}:wide", {"width": 0.5, "turns": 3}).settings["turns"] == 3
+    assert choose(POLICY, f"{mine}:half").build() == fc.heterofl(rates=[0.5])
+    assert choose(POLICY, f"{mine}:Static", {"scaler": False}).build().scaler is False  # type: ignore[attr-defined]
+    assert "rows" not in choose(POLICY, f"{mine}:Static").settings
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,14 @@ def test_a_user_s_policy_takes_the_parameters_of_its_factory(mine: str) -> None:
         ("half", {"rates": [1]}, [":half", "policy.rates", "or use HeteroFL"]),
         ("forgotten", {}, ["needs theta and client and this_round", "add defaults", "@fedcover.policy"]),
         ("broken", {}, [":broken", "(ZeroDivisionError: division by zero)", "fix"]),
-        ("number", {}, [":number must return a policy; got a int"]),
+        ("number", {}, [":number must return Policy, not int"]),
     ],
 )
 def test_factories_that_do_not_return_a_policy(
     mine: str, name: str, settings: dict[str, Any], parts: list[str]
 ) -> None:
     with pytest.raises(fc.InputError) as caught:
-        choose(f"{mine}:{name}", settings).policy()
+        choose(POLICY, f"{mine}:{name}", settings).build()
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
@@ -221,3 +221,64 @@ def test_recorded_settings_are_complete_and_can_be_read_again(tmp_path: Path) ->
     changed = read_config(tmp_path / "config.toml", ["policy.every=4"])
     assert settings_of(changed, federation)["policy"]["every"] == 4
     assert build_federation(changed)[0].policy.every == 4  # type: ignore[attr-defined]
+
+
+OWN_RULE = '''
+import fedcover as fc
+
+@fc.aggregator
+def half(theta, updates):
+    """Half of the mean's step."""
+    new = fc.average(theta, updates)
+    return {name: old + 0.5 * (new[name] - old) for name, old in theta.items()}
+
+def number():
+    return 5
+'''
+
+
+def test_aggregation_and_server_are_chosen_like_policies(tmp_path: Path) -> None:
+    small = ["cohort=2", "data.name=digits", "data.clients=20", "budgets.code=1,0.5", "engine=serial"]
+    chosen = ["aggregation.name=trimmed", "aggregation.trim=0.3", "server.name=fedadam", "server.lr=1"]
+    config = read_config(None, [*small, *chosen])
+    federation, _ = build_federation(config)
+    assert federation.aggregator == fc.FedAdam(fc.trimmed(0.3), lr=1.0)
+    recorded = settings_of(config, federation)
+    assert recorded["aggregation"] == {"name": "trimmed", "trim": 0.3}
+    assert recorded["server"] == {"name": "fedadam", "lr": 1.0, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+    (tmp_path / "config.toml").write_text(to_toml(recorded))
+    assert settings_of(read_config(tmp_path / "config.toml"), federation) == recorded
+    assert build_federation(read_config(None, small))[0].aggregator == fc.mean()
+    by_labels = build_federation(read_config(None, [*small, "aggregation.weighting=labels"]))[0]
+    assert by_labels.aggregator.needs_labels
+    (tmp_path / "mine.py").write_text(OWN_RULE)
+    own = build_federation(read_config(None, [*small, f"aggregation.name={tmp_path}/mine.py:half"]))[0]
+    assert repr(own.aggregator) == "half"
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        (["aggregation.name=trimmed", "aggregation.trim=0.5"], ["aggregation.trim must be a share", "got 0.5"]),
+        (["aggregation.weighting=size"], ["aggregation.weighting must be one of 'uniform', 'examples', 'labels'"]),
+        (["aggregation.name=zero_padded", "aggregation.weighting=labels"], ["aggregation.weighting must be one of"]),
+        (["aggregation.name=mode"], ["aggregation rule 'mode'", "mean, zero_padded, norm_weighted, trimmed, median"]),
+        (["server.name=FedAdam", "server.lr=-1"], ["server.lr must be a positive number", "got -1"]),
+        (
+            ["server.lr=1"],
+            ["server optimizer plain does not take server.lr", "FedAvgM, FedAdagrad, FedAdam or FedYogi"],
+        ),
+        (["server.name=FedAdam", "server.aggregator=mean"], ["server optimizer FedAdam", "server.aggregator"]),
+        (["weighting=labels"], ["no setting 'weighting'", "use aggregation.weighting"]),
+        (["aggregation.weight=labels"], ["did you mean 'aggregation.weighting'?"]),
+        (["aggregation.name=mine.py:number"], ["mine.py:number must return Aggregator, not int"]),
+    ],
+)
+def test_invalid_choices_of_aggregation(
+    changes: list[str], parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN_RULE)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fc.InputError) as caught:
+        build_federation(read_config(None, ["data.name=digits", *changes]))
+    assert all(part in str(caught.value) for part in parts), caught.value

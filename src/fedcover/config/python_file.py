@@ -1,15 +1,21 @@
-"""Policies from a user's own file, for the command line."""
+"""Objects from a user's own Python file, such as policies and aggregators, for the command line."""
 
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fedcover.errors import InputError
-from fedcover.policies.base import Policy
 
 
-def load_factory(location: str) -> Callable[..., Policy]:
-    """Return a factory for ``FILE.py:NAME``, which may be a policy class, a factory function, or a policy.
+def load_factory(location: str, noun: str, kind: type[Any], decorator: str) -> Callable[..., Any]:
+    """Return a factory for ``FILE.py:NAME``, which may be a class, a factory function, or an object of the kind.
+
+    Args:
+        location: The file and the name.
+        noun: What the object is, for error messages.
+        kind: The type of the object.
+        decorator: How a function becomes such an object, for error messages.
 
     Raises:
         InputError: If there is no such file or name, the file fails when it is loaded, or the name is not callable.
@@ -17,7 +23,7 @@ def load_factory(location: str) -> Callable[..., Policy]:
     file, _, name = location.rpartition(":")
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
-        raise InputError(f"policy '{location}' must be FILE.py:NAME, and there is no file '{file}'; check the path")
+        raise InputError(f"{noun} '{location}' must be FILE.py:NAME, and there is no file '{file}'; check the path")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be loaded as Python; check the file")
@@ -29,12 +35,12 @@ def load_factory(location: str) -> Callable[..., Policy]:
         raise InputError(
             f"{path} fails when it is loaded ({type(error).__name__}: {error}); fix the file and try again"
         ) from error
-    if isinstance(factory, Policy):
+    if isinstance(factory, kind):
         return lambda: factory
     if not callable(factory):
-        kind = f"is of type {type(factory).__name__}" if hasattr(module, name) else "does not exist"
+        problem = f"is of type {type(factory).__name__}" if hasattr(module, name) else "does not exist"
         raise InputError(
-            f"'{name}' in {path} {kind}; name a policy, a class or a function that returns one, or a function"
-            f" decorated with @fedcover.policy"
+            f"'{name}' in {path} {problem}; name an object of type {kind.__name__}, a class or function"
+            f" that returns one, or decorate {decorator}"
         )
     return factory  # type: ignore[no-any-return]

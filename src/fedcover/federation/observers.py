@@ -1,0 +1,207 @@
+"""Observers of a round: each watches the updates and adds its fields to the record."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedcover.aggregation.base import NOT_FINITE, ClientUpdate
+from fedcover.clients import places
+from fedcover.federation.history import LayerCoverage
+from fedcover.federation.planned_round import PlannedRound
+from fedcover.params import Mask, Params, numbers
+from fedcover.policies.base import RoundFeedback
+from fedcover.theory import RunCertifier, Steps, measure
+
+if TYPE_CHECKING:
+    from fedcover.federation.federation import Federation
+
+
+@dataclass(frozen=True)
+class EndedRound:
+    """A round whose updates are aggregated."""
+
+    theta: Params
+    """The new global model."""
+    feedback: RoundFeedback
+    """The coverage by the accepted updates, and their gradient reports."""
+
+
+class RoundObserver(ABC):
+    """The base class of observers, which watch one round."""
+
+    def __init__(self, federation: "Federation", planned: PlannedRound) -> None:
+        self.federation, self.planned = federation, planned
+
+    def add(self, update: ClientUpdate) -> None:  # noqa: B027 - most observers watch only some events
+        """Observe an update that is aggregated."""
+
+    def reject(self, update: ClientUpdate) -> None:  # noqa: B027
+        """Observe an update that is rejected, since it is not finite."""
+
+    @abstractmethod
+    def fields(self, ended: EndedRound) -> dict[str, Any]:
+        """Return fields of the round's record."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the same observer of the next round needs, after ``fields``; it is in ``State.theory``."""
+        return {}
+
+
+class CostObserver(RoundObserver):
+    """The cohort and the cost of its sub-models: entries, bytes, multiply-adds."""
+
+    def fields(self, ended: EndedRound) -> dict[str, Any]:
+        """Return the fields about costs, as they were planned."""
+        costs, full = self.planned.costs, self.federation.full_cost
+        return {
+            "round": self.planned.this_round.index,
+            "cohort": [client.number for client in self.planned.cohort],
+            "kept": [cost.parameters / full.parameters for cost in costs],
+            "bytes_down": sum(cost.bytes_down for cost in costs),
+            "bytes_up": sum(cost.bytes_up for cost in costs),
+            "bytes_full": len(costs) * (full.bytes_down + full.bytes_up),
+            "macs": sum(cost.macs for cost in costs) / len(costs),
+            "macs_full": full.macs,
+        }
+
+
+class NoiseObserver(RoundObserver):
+    """The pruning noise of the planned masks."""
+
+    def fields(self, ended: EndedRound) -> dict[str, Any]:
+        """Return the fields about pruning noise."""
+        noise = self.planned.noise
+        return {
+            "norm2": self.planned.norm2,
+            "pruning_noise": sum(noise) / len(noise),
+            "pruning_noise_max": max(noise),
+            "pruning_noises": noise,
+        }
+
+
+class CoverageObserver(RoundObserver):
+    """The coverage by the masks of the accepted updates."""
+
+    def fields(self, ended: EndedRound) -> dict[str, Any]:
+        """Return the fields about coverage."""
+        counts = ended.feedback.counts
+        coverage, sizes = layer_coverage(counts), {name: layer.numel() for name, layer in counts.items()}
+        return {
+            "coverage": coverage,
+            "gamma_min": min(layer.least for name, layer in coverage.items() if sizes[name]),
+            "uncovered": sum(layer.uncovered * sizes[name] for name, layer in coverage.items()) / sum(sizes.values()),
+        }
+
+
+class LossObserver(RoundObserver):
+    """The training losses of the accepted updates."""
+
+    def __init__(self, federation: "Federation", planned: PlannedRound) -> None:
+        super().__init__(federation, planned)
+        self._losses: list[float] = []
+
+    def add(self, update: ClientUpdate) -> None:
+        """Remember the update's loss."""
+        self._losses.append(update.train_loss)
+
+    def fields(self, ended: EndedRound) -> dict[str, Any]:
+        """Return the mean loss; None if JSON cannot represent it."""
+        loss = sum(self._losses) / len(self._losses)
+        return {"train_loss": loss if math.isfinite(loss) else None}
+
+
+class RejectionObserver(RoundObserver):
+    """The clients whose updates are rejected."""
+
+    def __init__(self, federation: "Federation", planned: PlannedRound) -> None:
+        super().__init__(federation, planned)
+        self._rejected: list[dict[str, Any]] = []
+
+    def reject(self, update: ClientUpdate) -> None:
+        """Remember the client, with the reason."""
+        number = self.federation.clients.number_of(update.client)
+        self._rejected.append({"client": number, "reason": NOT_FINITE})
+
+    def fields(self, ended: EndedRound) -> dict[str, Any]:
+        """Return the rejected clients with their reasons."""
+        return {"rejected": self._rejected}
+
+
+class CertificateObserver(RoundObserver):
+    """What the convergence theorem states about the rounds up to this one."""
+
+    def __init__(self, federation: "Federation", planned: PlannedRound) -> None:
+        super().__init__(federation, planned)
+        state, clients = planned.state, federation.clients
+        passes = federation.local.passes(min(clients.size(client) for client in range(len(clients))))
+        self._certifier = RunCertifier(state.theta, state.theory, passes, federation.iid)
+        self._place = places(planned.cohort)
+        self._masks: list[Mask] = []
+        self._examples: list[int] = []
+        self._theory: dict[str, Tensor] = {}
+
+    def add(self, update: ClientUpdate) -> None:
+        """Add an update to the estimates of the theorem's constants."""
+        local = self.federation.local.in_round(self.planned.this_round.index)
+        steps = Steps(local.steps(update.examples), local.lr, local.decay)
+        self._certifier.add(update, steps, self._place[update.client])
+        self._masks.append(update.mask)
+        self._examples.append(update.examples)
+
+    def fields(self, ended: EndedRound) -> dict[str, Any]:
+        """Return the certificate."""
+        federation, state, counts = self.federation, self.planned.state, ended.feedback.counts
+        facts = measure(state.theta, self._masks, self.planned.this_round.index, not federation.iid, counts)
+        initial_loss = math.nan if state.round else federation.evaluator.initial_loss(state.theta)
+        certificate, self._theory = self._certifier.close(
+            facts, counts, ended.theta, initial_loss, self._reasons(), federation.remedy
+        )
+        return {"certificate": certificate}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state of the certificates."""
+        return self._theory
+
+    def _reasons(self) -> list[str]:
+        """Return why the theorem does not cover the round."""
+        reasons = [self.federation.aggregator.beyond(self._examples) or ""]
+        if self.federation.policy.server_step(self.planned.this_round) != 1.0:
+            reasons.append("server_step")
+        if not self.federation.local.is_plain:
+            reasons.append("recipe")
+        if any(plan.options and not plan.options.plain for plan in self.planned.plans):
+            reasons.append("training_options")
+        return [reason for reason in reasons if reason]
+
+
+OBSERVERS: tuple[type[RoundObserver], ...] = (
+    CostObserver,
+    NoiseObserver,
+    CoverageObserver,
+    LossObserver,
+    RejectionObserver,
+)
+"""The observers of every round."""
+
+
+def observers_of(federation: "Federation", planned: PlannedRound) -> list[RoundObserver]:
+    """Return the observers of a round."""
+    observers = [kind(federation, planned) for kind in OBSERVERS]
+    return [*observers, CertificateObserver(federation, planned)] if federation.certify else observers
+
+
+def layer_coverage(counts: Mapping[str, Tensor]) -> dict[str, LayerCoverage]:
+    """Return the coverage of each tensor's entries."""
+    values = iter(
+        numbers([n for c in counts.values() if c.numel() for n in (c.min().long(), c.sum(), c.count_nonzero())])
+    )
+    layers = {}
+    for name, layer in counts.items():
+        size = layer.numel()
+        least, total, covered = (next(values), next(values), next(values)) if size else (0, 0, 0)
+        layers[name] = LayerCoverage(least, total / max(size, 1), (size - covered) / max(size, 1))
+    return layers

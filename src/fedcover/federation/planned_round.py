@@ -1,0 +1,119 @@
+"""A planned round: its state, one plan and one job per client, and what can be measured before training."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedcover.aggregation.base import ClientUpdate
+from fedcover.clients import Client
+from fedcover.errors import InputError
+from fedcover.federation.checkpoint import State
+from fedcover.masks.cost import Cost, costs_of, with_extras
+from fedcover.masks.coverage import coverage_of
+from fedcover.params import Mask, Params, prune
+from fedcover.policies.base import ClientPlan
+from fedcover.seeding import Round
+from fedcover.structure.trace import carries
+from fedcover.training.client import Job
+
+if TYPE_CHECKING:
+    from fedcover.federation.federation import Federation
+
+
+class Clock:
+    """A stopwatch for the stages of a round."""
+
+    def __init__(self) -> None:
+        self.seconds = {"plan": 0.0, "train": 0.0, "aggregate": 0.0, "evaluate": 0.0}
+        self._last = time.perf_counter()
+
+    def skip(self) -> None:
+        """Drop the time since the last lap."""
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Add the time since the last lap to a stage."""
+        now = time.perf_counter()
+        self.seconds[stage] += now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True)
+class PlannedRound:
+    """A round that is planned, with one job per client."""
+
+    this_round: Round
+    state: State
+    plans: list[ClientPlan]
+    policy_state: dict[str, Tensor]
+    """The policy's state after planning."""
+    norm2: float
+    """||theta||^2."""
+    noise: list[float]
+    """The pruning noise delta^2 of each client."""
+    costs: list[Cost]
+    """The cost of each client."""
+    jobs: list[Job]
+    clock: Clock
+
+    @cached_property
+    def cohort(self) -> list[Client]:
+        """The clients that train."""
+        return [plan.client for plan in self.plans]
+
+    @cached_property
+    def masks(self) -> list[Mask]:
+        """The mask of each client."""
+        return [plan.mask for plan in self.plans]
+
+    @cached_property
+    def coverage(self) -> Mapping[str, Tensor]:
+        """The coverage by the planned masks, computed on first access."""
+        return coverage_of(self.masks, self.state.theta)
+
+
+def costs_of_plans(
+    federation: "Federation", theta: Params, plans: Sequence[ClientPlan], this_round: Round
+) -> list[Cost]:
+    """Return the cost of each client; raise InputError if a mask keeps nothing, or nothing of a needed layer."""
+    distinct = {id(plan.mask): plan for plan in plans}
+    costs = costs_of(federation.structure, [plan.mask for plan in distinct.values()])
+    cost_of_mask = dict(zip(distinct, costs, strict=True))
+    for key, plan in distinct.items():
+        whose = f"the mask of policy {federation.policy} for client {plan.client.number} in round {this_round.index}"
+        if cost_of_mask[key].parameters == 0:
+            raise InputError(f"{whose} keeps nothing; keep at least one entry")
+        if (empty := cost_of_mask[key].emptied) and not carries(federation.structure, prune(theta, plan.mask)):
+            raise InputError(
+                f"{whose} keeps nothing of '{empty[0]}', so no input reaches the output; raise the budget"
+                f" '{plan.client.budget}', or keep at least one entry of each layer in the policy"
+            )
+    return [
+        with_extras(cost, federation.full_cost, bool(plan.options.report), plan.options.regrow is not None)
+        if plan.options
+        else cost
+        for plan, cost in ((plan, cost_of_mask[id(plan.mask)]) for plan in plans)
+    ]
+
+
+class RoundHook:
+    """Changes to a round between its arrows, for studies of algorithms that depart from Algorithm 1.
+
+    Subclass it and override what you need.
+    """
+
+    def begun(self, state: State) -> State:
+        """Return the state from which the round is planned."""
+        return state
+
+    def planned(self, federation: "Federation", planned: PlannedRound) -> PlannedRound:
+        """Return the planned round, whose jobs are trained and whose state the aggregation starts from."""
+        return planned
+
+    def updates(self, planned: PlannedRound, updates: Iterable[ClientUpdate]) -> Iterable[ClientUpdate]:
+        """Return the updates that are aggregated, as a stream."""
+        return updates

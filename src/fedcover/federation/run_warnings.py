@@ -1,0 +1,48 @@
+"""Warnings of a run: layers that are never pruned, uncovered rounds, and steps beyond the theorem's limit."""
+
+import warnings
+from typing import TYPE_CHECKING
+
+from fedcover.errors import CoverageWarning, StepSizeWarning, WholeLayersWarning
+from fedcover.federation.advice import whole_sentence
+from fedcover.federation.checkpoint import State
+from fedcover.federation.history import RoundRecord
+from fedcover.policies.base import shown_in
+from fedcover.theory import step_sentence, uncovered_sentence
+
+if TYPE_CHECKING:
+    from fedcover.federation.federation import Federation
+
+STACKLEVEL = 6
+"""The warnings about records point at the caller of ``Federation.run`` or ``run_many``."""
+
+
+def warn_of_whole_layers(federation: "Federation") -> None:
+    """Warn if a policy of units leaves layers whole in every round."""
+    message = whole_sentence(federation.policy, federation.structure, federation.resolved_budgets)
+    if message:  # the warning points at the caller of Federation.run or run_many
+        warnings.warn(message, WholeLayersWarning, stacklevel=5)
+
+
+class RunWarnings:
+    """Warns once in a run about uncovered masks, and once about large steps, since both usually recur."""
+
+    def __init__(self, federation: "Federation") -> None:
+        self._federation = federation
+        self._warned: set[type[Warning]] = set()
+
+    def check(self, record: RoundRecord, state: State) -> None:
+        """Warn about the first uncovered round, and the first step size beyond the theorem's limit."""
+        # A policy with one pruned mask for all leaves the rest to no client on purpose.
+        if record.uncovered > 0 and not shown_in(state.policy) and CoverageWarning not in self._warned:
+            self._warned.add(CoverageWarning)
+            shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
+            sentence = uncovered_sentence(shares, record.round, self._federation.remedy)
+            warnings.warn(sentence, CoverageWarning, stacklevel=STACKLEVEL)
+        certificate = record.certificate
+        if certificate and certificate["step_holds"] is False and StepSizeWarning not in self._warned:
+            self._warned.add(StepSizeWarning)
+            sentence = step_sentence(
+                certificate["step_size"], certificate["largest_step"], certificate["steps"], estimated=True
+            )
+            warnings.warn(f"after round {record.round} {sentence}", StepSizeWarning, stacklevel=STACKLEVEL)
