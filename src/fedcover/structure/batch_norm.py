@@ -103,7 +103,7 @@ def check_batches(structure: ModelStructure, sizes: Mapping[int, int], batch: in
         return
     try:
         with torch.no_grad():
-            copy.deepcopy(structure.model).train()(structure.example[:1])
+            copy.deepcopy(structure.model).train()(structure.example[:1].clone())
     except ValueError:
         raise InputError(
             f"client {client} has {sizes[client]} examples, so in batches of {batch} the last has one example, which a"

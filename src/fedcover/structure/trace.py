@@ -24,7 +24,7 @@ class ModelStructure:
     model: nn.Module
     """A copy of the model, on the CPU."""
     example: Tensor
-    """Two inputs, on which the model can run."""
+    """Two inputs, on which the model can run; pass a copy, since a model may write to its input."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of each parameter, by name."""
     weights: tuple[str, ...]
@@ -103,13 +103,13 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
     """
     # Two examples, since batch norm refuses one; training mode, since evaluation may take fused paths in which
     # parameters cannot be told apart.
-    example = example[:2] if len(example) > 1 else torch.cat([example, example])
+    example = (example[:2] if len(example) > 1 else torch.cat([example, example])).detach().cpu().clone()
     scratch = copy.deepcopy(model).cpu().train()
     watch = _Watch(scratch)
     buffers = {name: buffer.clone() for name, buffer in scratch.named_buffers()}
     with torch.enable_grad(), watch:
         try:
-            scratch(example.cpu())
+            scratch(example.clone())  # a model may write to its input
         except Exception as error:
             shape = tuple(example.shape)
             raise InputError(
@@ -125,7 +125,7 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
         raise InputError(f"the model {type(model).__name__} has no weight matrix; there is nothing to prune")
     return ModelStructure(
         model=scratch,
-        example=example.cpu(),
+        example=example,
         shapes=shapes,
         weights=weights,
         output=next(reversed(watch.multiplies), weights[-1]),

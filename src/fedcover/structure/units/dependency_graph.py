@@ -65,7 +65,7 @@ def read_graph(structure: ModelStructure) -> tuple[list[CandidateGroup], dict[st
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=structure.example)
+            graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=structure.example.clone())
             limit_walk(graph, TIME_LIMIT)
             listed = [list(group) for group in graph.get_all_groups()]
     except Exception as error:
@@ -182,5 +182,5 @@ def _splits(structure: ModelStructure) -> list[Split]:
     """Return the splits of axes in a forward pass, those with the most parts first."""
     watch = _Views()
     with torch.no_grad(), watch:
-        copy.deepcopy(structure.model).eval()(structure.example)
+        copy.deepcopy(structure.model).eval()(structure.example.clone())
     return sorted((s for s in watch.splits if 1 not in s), key=len, reverse=True)
