@@ -39,6 +39,8 @@ class ModelStructure:
     """Weight tensors whose multiply-adds could not be counted, as in an LSTM; ``macs`` is 0 for them."""
     moving: tuple[str, ...]
     """Buffers that a forward pass in training mode changes, such as running statistics."""
+    frozen: frozenset[str] = frozenset()
+    """Parameters that are never trained, since they do not require gradients."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -133,6 +135,7 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
         first=frozenset(watch.first),
         uncounted=tuple(name for name in weights if name in watch.elsewhere and not watch.macs.get(name)),
         moving=tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name])),
+        frozen=frozenset(name for name, p in model.named_parameters() if not p.requires_grad),
     )
 
 

@@ -61,7 +61,9 @@ def read_graph(structure: ModelStructure) -> tuple[list[CandidateGroup], dict[st
     import torch_pruning
 
     model = copy.deepcopy(structure.model).eval()
-
+    for parameter in model.parameters():  # the graph is that of autograd, which does not record frozen layers
+        if parameter.is_floating_point():
+            parameter.requires_grad_()
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
