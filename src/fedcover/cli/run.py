@@ -139,6 +139,7 @@ def train(
         checkpoint_every=settings.checkpoint_every,
         settings=settings_of(settings, federation),
         on_round=progress.follow(settings.title, settings.rounds, note),
+        on_evaluate=progress.evaluating(settings.title),
     )
     write_page(folder)
     return history

@@ -13,7 +13,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedcover._threads import one_thread
 from fedcover.aggregation.label_weights import assign_patterns, chance, label_skew, population_mix, region_weights
@@ -27,7 +26,7 @@ from fedcover.engines.serial import Serial
 from fedcover.errors import ClientError, InputError, check_whole
 from fedcover.federation.advice import remedy
 from fedcover.federation.checkpoint import State
-from fedcover.federation.evaluate import Score, evaluate, local_accuracy
+from fedcover.federation.evaluator import Evaluator, LocalTest, Progress
 from fedcover.federation.feedback import FeedbackSum
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planning import observe_round, plan_round
@@ -39,7 +38,7 @@ from fedcover.params import FULL, Mask, Params, device_of, on_device, params_of,
 from fedcover.policies.base import Policy, shown_in
 from fedcover.policies.fedavg import full
 from fedcover.seeding import Round
-from fedcover.structure.batch_norm import check_batches, has_statistics, spread_over
+from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.trace import carries, trace
 from fedcover.theory import RunCertifier, Steps, check_coverage, measure
 from fedcover.toml import Settings
@@ -129,7 +128,7 @@ class Federation:
             raise InputError(f"there are {len(self.budgets)} budgets for {len(clients)} clients; give at most one each")
         self.theta0 = params_of(self.task.model)
         self._full = cost_of(self.structure, FULL)
-        self._norm_inputs: Tensor | None = None
+        self.evaluator = Evaluator(self.task, self.structure, clients.examples.inputs)
 
     def start(self) -> State:
         """Return the state before the first round."""
@@ -259,10 +258,10 @@ class Federation:
         clock.lap("aggregate")
 
         shown = on_device(shown_in(policy_state), device_of(theta))
-        score = self._score(prune(theta, shown) if shown else theta, test) if test else None
-        local_accuracy = None
-        if test and local and self.clients.shares_labels:
-            local_accuracy = self._local_accuracy(theta, cohort, planned.masks, test)
+        score, local_accuracy = None, None
+        if test:
+            clients = self._local_tests(planned) if local and self.clients.shares_labels else []
+            score, local_accuracy = self.evaluator.evaluate(theta, test, shown, clients)
         clock.lap("evaluate")
         record = make_record(
             this_round, cohort, counts, planned.noise, planned.costs, self._full, losses, score, local_accuracy,
@@ -281,6 +280,7 @@ class Federation:
         checkpoint_every: int = 1,
         settings: Settings | None = None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
+        on_evaluate: Progress = lambda done, total: None,
     ) -> History:
         """Play rounds from theta_0 and return their history.
 
@@ -294,6 +294,7 @@ class Federation:
             checkpoint_every: Rounds between checkpoints.
             settings: What config.toml in the folder shows; by default the federation's own description.
             on_round: Called with the record of each round.
+            on_evaluate: Called while a round is evaluated, with the number of examples so far and their total.
 
         Raises:
             InputError: If the folder cannot be used, or holds another run.
@@ -302,6 +303,7 @@ class Federation:
         schedule = Schedule(rounds, evaluate_every, local_every, checkpoint_every)
         test = self.test_set(evaluate_on) if evaluate_on is not None else None
         run = Run(self, test, on_round, out, resume, settings)
+        self.evaluator.on_progress = on_evaluate
         return run_all_rounds([run], schedule, self.engine)[0]
 
     def remedy(self, index: int) -> str:
@@ -341,20 +343,7 @@ class Federation:
             return math.nan
         train = self.clients.examples
         first = replace(train, inputs=train.inputs[:START_EXAMPLES], labels=train.labels[:START_EXAMPLES])
-        return self._score(state.theta, first).loss
-
-    def _score(self, theta: Params, test: Examples) -> Score:
-        """Return the score of a whole model on a test set."""
-        return evaluate(self.task.model, self.task.loss, theta, test, self._norms_from(theta))
-
-    def _norms_from(self, theta: Params) -> Tensor | None:
-        """Return inputs over which batch norms gather statistics, on theta's device; None without batch norms."""
-        if not has_statistics(self.task.model):
-            return None
-        device = device_of(theta)
-        if self._norm_inputs is None or self._norm_inputs.device != device:
-            self._norm_inputs = spread_over(self.clients.examples.inputs).to(device)
-        return self._norm_inputs
+        return self.evaluator.score(state.theta, first).loss
 
     def _steps(self, examples: int) -> Steps:
         return Steps(self.local.steps(examples), self.local.lr, self.local.momentum)
@@ -386,10 +375,9 @@ class Federation:
             for mask, options in zip(masks, training_options, strict=True)
         ]
 
-    def _local_accuracy(
-        self, theta: Params, cohort: Sequence[Client], masks: Sequence[Mask], test: Examples
-    ) -> float | None:
-        mixes = [self.clients.label_mix(client.id) for client in cohort]
-        sizes = [client.examples for client in cohort]
-        norms = self._norms_from(theta)
-        return local_accuracy(self.task.model, self.task.loss, theta, masks, mixes, sizes, test, norms)
+    def _local_tests(self, planned: PlannedRound) -> list[LocalTest]:
+        """Return the part of each client of a round in local accuracy."""
+        return [
+            LocalTest(mask, self.clients.label_mix(client.id), client.examples)
+            for client, mask in zip(planned.cohort, planned.masks, strict=True)
+        ]

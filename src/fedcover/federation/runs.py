@@ -166,6 +166,8 @@ def run_all_rounds(runs: Sequence[Run], schedule: Schedule, engine: Engine) -> l
         stack.enter_context(one_thread())
         stack.enter_context(engine.playing())
         _move_tests(runs, engine.device)
+        for run in runs:
+            run.federation.evaluator.workers = engine.workers
         size = -(-len(runs) // engine.ahead)
         groups = [runs[start : start + size] for start in range(0, len(runs), size)]
         in_training: deque[_GroupRound] = deque()

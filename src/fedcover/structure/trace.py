@@ -106,7 +106,8 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
     # Two examples, since batch norm refuses one; training mode, since evaluation may take fused paths in which
     # parameters cannot be told apart.
     example = (example[:2] if len(example) > 1 else torch.cat([example, example])).detach().cpu().clone()
-    scratch = copy.deepcopy(model).cpu().train()
+    unused = copy.deepcopy(model).cpu().train()
+    scratch = copy.deepcopy(unused)  # it may keep values of the forward pass, which cannot be copied
     watch = _Watch(scratch)
     buffers = {name: buffer.clone() for name, buffer in scratch.named_buffers()}
     with torch.enable_grad(), watch:
@@ -126,7 +127,7 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
     if not weights:
         raise InputError(f"the model {type(model).__name__} has no weight matrix; there is nothing to prune")
     return ModelStructure(
-        model=scratch,
+        model=unused,
         example=example,
         shapes=shapes,
         weights=weights,
