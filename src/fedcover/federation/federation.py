@@ -28,6 +28,7 @@ from fedcover.federation.advice import remedy
 from fedcover.federation.checkpoint import State
 from fedcover.federation.evaluator import Evaluator, LocalTest, Progress
 from fedcover.federation.feedback import FeedbackSum
+from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planning import observe_round, plan_round
 from fedcover.federation.round import Clock, PlannedRound, make_record
@@ -128,6 +129,7 @@ class Federation:
             raise InputError(f"there are {len(self.budgets)} budgets for {len(clients)} clients; give at most one each")
         self.theta0 = params_of(self.task.model)
         self._full = cost_of(self.structure, FULL)
+        self.method = describe_method(self.task, self.policy, self.local)
         self.evaluator = Evaluator(self.task, self.structure, clients.examples.inputs)
 
     def start(self) -> State:

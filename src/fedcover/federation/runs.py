@@ -19,7 +19,7 @@ from fedcover.errors import CoverageWarning, InputError, StepSizeWarning, WholeL
 from fedcover.federation.advice import whole_sentence
 from fedcover.federation.checkpoint import digest_of
 from fedcover.federation.evaluate import test_on
-from fedcover.federation.fingerprint import fingerprint
+from fedcover.federation.fingerprint import describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.run_folder import RunFolder
 from fedcover.params import on_device, prune
@@ -105,7 +105,10 @@ class Run:
         arithmetic = "serial" if engine.exact else engine.name
         self._fingerprint = fingerprint(self.settings, arithmetic, *digests(self.federation, self.test))
         self._folder = RunFolder(self.out)
-        stored = self._folder.open(self.settings, self._fingerprint, self.resume, schedule.rounds, schedule.trim)
+        method = {**self.federation.method, "engine": describe_engine(engine)}
+        stored = self._folder.open(
+            self.settings, self._fingerprint, self.resume, schedule.rounds, schedule.trim, method
+        )
         if stored:
             self.state, self.history = stored
 

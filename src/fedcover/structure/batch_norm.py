@@ -118,14 +118,14 @@ def check_batches(structure: ModelStructure, sizes: Mapping[int, int], batch: in
 def statistics_examples(work: float) -> int:
     """Return the number of examples over which the statistics of a model are gathered before it is evaluated.
 
-    It is 2000, and fewer for a large model, such as 269 for ResNet-18 on images of 32 x 32 pixels: each of its examples
+    It is 2000, and fewer for a large model, such as 270 for ResNet-18 on images of 32 x 32 pixels: each of its examples
     has many positions, and more of them would take longer than the training of a small round.
 
     Args:
         work: Multiply-adds of the forward pass of one example.
 
-    >>> statistics_examples(1e6), statistics_examples(556_651_520), statistics_examples(1e10)
-    (2000, 269, 100)
+    >>> statistics_examples(1e6), statistics_examples(555_422_720), statistics_examples(1e10)
+    (2000, 270, 100)
     """
     return max(FEWEST_EXAMPLES, min(MOST_EXAMPLES, int(MOST_WORK / work))) if work else MOST_EXAMPLES
 
