@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.contracts.federations import DEVICES
 from torch import Tensor, nn
 
 import fedcover as fc
@@ -12,7 +13,7 @@ from fedcover.federation.evaluate import evaluate
 from fedcover.federation.evaluator import Evaluator, LocalTest
 from fedcover.masks.content import content_keys
 from fedcover.models import CNN, MLP
-from fedcover.params import Mask, Params, params_of, prune
+from fedcover.params import Mask, Params, on_device, params_of, prune
 from fedcover.structure.batch_norm import spread_over, static_form
 
 Masks = list[Mask]
@@ -89,6 +90,18 @@ def test_local_accuracy_is_that_of_whole_masked_models(make: Callable[[], nn.Mod
         evaluator.workers = workers
         accuracies.append(evaluator.evaluate(theta, data, clients=clients)[1])
     assert accuracies[0] == accuracies[1] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_devices_agree(device: str) -> None:
+    task, structure, theta, data = setting(CNN((1, 8, 8), 4))
+    masks = masks_of(structure, theta, 1.0, 0.5, 0.25)
+    there = [on_device(mask, torch.device(device)) for mask in masks]
+    evaluator = Evaluator(task, structure, data.inputs)
+    score, accuracy = evaluator.evaluate(theta, data, clients=local(masks))
+    other, other_accuracy = evaluator.evaluate(on_device(theta, torch.device(device)), data, clients=local(there))
+    assert other.loss == pytest.approx(score.loss, rel=1e-4)
+    assert other_accuracy == pytest.approx(accuracy, abs=0.05)
 
 
 def test_sub_models_are_shrunk_and_equal_masks_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
