@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -109,42 +109,26 @@ class Evaluator:
         """Return the sum of the first model's losses, and the correct predictions of each model in each class."""
         device = device_of(theta)
         workers = self.workers if device.type == "cpu" else 1
-        spans = self._spans(len(test), device)
-        norms = self._norms_from(device)
-        steps = len(masks) * (len(test) + (0 if norms is None else len(norms)))
+        spans, norms, done = self._spans(len(test), device), self._norms_from(device), 0
+        total = len(masks) * (len(test) + len(norms))
         losses = _LossSum(self._task.loss, test)
         rights = [torch.zeros(test.classes, dtype=torch.float64, device=device) for _ in masks]
-        done = 0
         with ExitStack() as stack:
             stack.enter_context(one_thread())
             apply: Callable[..., Iterator[Any]] = map
             if workers > 1:
                 apply = stack.enter_context(ThreadPoolExecutor(workers)).map
-
-            def prepare(number: int) -> nn.Module:
-                model = self._model(theta, masks[number], number % workers, shrink=number > 0)
-                return model.eval() if norms is None else gather_statistics(model, norms)
-
-            def predict(task: tuple[int, nn.Module, int, int]) -> Tensor:
-                number, model, start, end = task
-                # A model may keep values of a forward pass as attributes, so threads do not share one.
-                model = model if workers == 1 else _replica(model)
-                with torch.no_grad():
-                    scores: Tensor = model(test.inputs[start:end].clone())  # a model may write to its input
-                    return scores if number == 0 else correct(scores, test.labels[start:end], test.classes)
-
             for first in range(0, len(masks), workers):  # as many models at once as there are workers, to save memory
                 numbers = range(first, min(first + workers, len(masks)))
-                models = []
-                for model in apply(prepare, numbers):
-                    models.append(model)
-                    done += 0 if norms is None else len(norms)
-                    self.on_progress(done, steps)
-                tasks = [(n, model, *span) for n, model in zip(numbers, models, strict=True) for span in spans]
-                for (number, _, start, end), result in zip(tasks, apply(predict, tasks), strict=True):
-                    rights[number] += losses.add(result, start) if number == 0 else result
-                    done += end - start
-                    self.on_progress(done, steps)
+                models = [self._model(theta, masks[n], slot, shrink=n > 0) for slot, n in enumerate(numbers)]
+                for _ in apply(partial(gather_statistics, inputs=norms), models) if len(norms) else ():
+                    done += len(norms)
+                    self.on_progress(done, total)
+                passes = [_Pass(n, model, *span) for n, model in zip(numbers, models, strict=True) for span in spans]
+                for one, result in zip(passes, apply(partial(_predict, test, workers > 1), passes), strict=True):
+                    rights[one.number] += losses.add(result, one.start) if one.number == 0 else result
+                    done += one.end - one.start
+                    self.on_progress(done, total)
         return losses.total, rights
 
     def _spans(self, examples: int, device: torch.device) -> list[tuple[int, int]]:
@@ -157,10 +141,10 @@ class Evaluator:
             for start in range(first, min(first + batch, examples), chunk)
         ]
 
-    def _norms_from(self, device: torch.device) -> Tensor | None:
-        """Return the inputs over which batch norms gather statistics; None without batch norms."""
+    def _norms_from(self, device: torch.device) -> Tensor:
+        """Return the inputs over which batch norms gather statistics; no inputs without batch norms."""
         if not has_statistics(self._task.model):
-            return None
+            return torch.empty(0)
         if self._norm_inputs is None or self._norm_inputs.device != device:
             self._norm_inputs = spread_over(self._inputs, statistics_examples(self._work)).to(device)
         return self._norm_inputs
@@ -176,7 +160,7 @@ class Evaluator:
             sub = self._shrinker.shrink(mask)
             if sub.cuts:
                 put_params(sub.model, prune(sub.cut(theta), sub.mask))
-                return sub.model
+                return sub.model.eval()
         if (device, slot) not in self._scratches:
             self._scratches[device, slot] = copy.deepcopy(self._task.model).to(device)
         scratch = self._scratches[device, slot]
@@ -185,7 +169,26 @@ class Evaluator:
                 for ours, theirs in zip(scratch.buffers(), self._task.model.buffers(), strict=True):
                     ours.copy_(theirs)
         put_params(scratch, prune(theta, mask) if mask else theta)
-        return scratch
+        return scratch.eval()
+
+
+class _Pass(NamedTuple):
+    """One forward pass of one model over the examples from ``start`` to ``end``."""
+
+    number: int
+    """Number of the model; the global model is 0."""
+    model: nn.Module
+    start: int
+    end: int
+
+
+def _predict(test: Examples, replicate: bool, one: _Pass) -> Tensor:
+    """Return the scores of the global model, or the correct predictions of a sub-model in each class."""
+    # A model may keep values of a forward pass as attributes, so threads do not share one.
+    model = _replica(one.model) if replicate else one.model
+    with torch.no_grad():
+        scores: Tensor = model(test.inputs[one.start : one.end].clone())  # a model may write to its input
+        return scores if one.number == 0 else correct(scores, test.labels[one.start : one.end], test.classes)
 
 
 class _LossSum:
