@@ -117,7 +117,8 @@ def test_a_resume_with_other_data_loss_or_model_is_refused(tmp_path: Path, chang
 
     federation().run(1, out=tmp_path / "run", evaluate_on=small_data(30))
     test = small_data(31 if change == "test" else 30)
-    with pytest.raises(fc.InputError, match="the data, the loss, the initial model"):
+    reason = "the loss was" if change == "loss" else "the data or the initial model differ"
+    with pytest.raises(fc.InputError, match=reason):
         federation(change).run(2, out=tmp_path / "run", resume=True, evaluate_on=test)
     assert len(federation().run(2, out=tmp_path / "run", resume=True, evaluate_on=small_data(30))) == 2
 

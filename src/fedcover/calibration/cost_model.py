@@ -65,7 +65,7 @@ class CostModel:
 
     def at(self, keep: float) -> SubmodelCost:
         """Return the cost at a keep."""
-        counts, parameters, macs, masks = self.counts(keep), 0, 0.0, 0
+        counts, parameters, sent, macs, masks = self.counts(keep), 0, 0, 0.0, 0
         for name, shape in self._structure.shapes.items():
             left = math.prod(shape)
             if name in self._owned and counts != self.sizes:
@@ -74,8 +74,9 @@ class CostModel:
                 left *= math.prod(indices[counts[which] - 1] for which, indices in axes.values())
                 masks += _longest_encoding(left, shape, product=self._units)
             parameters += left
+            sent += left * (name not in self._structure.frozen)
             macs += left * self._structure.macs[name]
-        values = BYTES_PER_VALUE * parameters
+        values = BYTES_PER_VALUE * sent
         return SubmodelCost(parameters, macs, values + masks, values)
 
     def keep_for(

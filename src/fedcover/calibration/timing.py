@@ -133,7 +133,7 @@ def synthetic_clients(structure: ModelStructure, batch: int) -> Population:
     """Return clients 0, 1, ... with 1, 2, ... batches of random data."""
     rng, count = generator(0, "calibrate"), BATCHES * batch
     with torch.no_grad():
-        scores = copy.deepcopy(structure.model).eval()(structure.example)
+        scores = copy.deepcopy(structure.model).eval()(structure.example.clone())
     if not isinstance(scores, Tensor) or scores.ndim != 2:
         raise InputError("a model to calibrate must return one row of class scores for each example; wrap it")
     like = structure.example

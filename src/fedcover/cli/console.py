@@ -6,6 +6,7 @@ Only `fedcover/__main__.py` and the log of a Flower server app print elsewhere.
 import functools
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedcover.errors import (
@@ -34,6 +35,8 @@ OURS = (CoverageWarning, DesignWarning, StepSizeWarning, WholeLayersWarning)
 out = Console(highlight=False, soft_wrap=True, markup=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
+EVERY = 10.0
+"""Seconds between lines about a long evaluation, where the progress bar is not shown."""
 FEW = 20
 """The most rows of a long table that the console shows."""
 NUMBER = re.compile(r"[-+–]?[\d.,]*\s?[A-Za-z%]{0,3}|–|—")
@@ -134,11 +137,12 @@ class RunProgress:
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
         self._live = err.is_terminal and not quiet
+        self._tasks: dict[str, TaskID] = {}
         self._progress = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("accuracy {task.fields[accuracy]}  Γmin {task.fields[gamma]}"),
+            TextColumn("accuracy {task.fields[accuracy]}  Γmin {task.fields[gamma]}{task.fields[stage]}"),
             TimeRemainingColumn(),
             console=err,
             disable=not self._live,
@@ -156,14 +160,15 @@ class RunProgress:
 
     def follow(self, name: str, rounds: int, note: str = "") -> Callable[[RoundRecord], None]:
         """Return a callback that advances the bar of one run, and prints the note after the first round."""
-        task = self._progress.add_task(name, total=rounds, accuracy="–", gamma="–")
+        task = self._tasks[name] = self._progress.add_task(name, total=rounds, accuracy="–", gamma="–", stage="")
         notes = [] if self._quiet or not note else [note]
 
         def on_round(record: RoundRecord) -> None:
             while notes:
                 self._progress.console.print(notes.pop())
             accuracy = f"{record.accuracy:.2%}" if record.accuracy is not None else "–"
-            self._progress.update(task, completed=record.round, accuracy=accuracy, gamma=str(record.gamma_min))
+            gamma = str(record.gamma_min)
+            self._progress.update(task, completed=record.round, accuracy=accuracy, gamma=gamma, stage="")
             if not self._live and not self._quiet:
                 seconds = sum(record.seconds.values())
                 where = f"{name}  round {record.round}/{rounds}"
@@ -173,6 +178,27 @@ class RunProgress:
                 say("warning", sentence, "yellow")
 
         return on_round
+
+    def evaluating(self, name: str) -> Callable[[int, int], None]:
+        """Return a callback that shows how far the evaluation of a round is; call ``follow`` for the run first.
+
+        If not on a terminal, it prints a line every few seconds, and nothing for a quick evaluation.
+        """
+        task, since, before = self._tasks[name], time.monotonic(), 0
+
+        def on_evaluate(done: int, total: int) -> None:
+            nonlocal since, before
+            share = f"evaluating {done / total:.0%}"
+            self._progress.update(task, stage=f"  {share}")
+            now = time.monotonic()
+            if done <= before:  # another evaluation began
+                since = now
+            before = done
+            if now - since >= EVERY and not self._live and not self._quiet:
+                err.print(f"{name}  {share}")
+                since = now
+
+        return on_evaluate
 
 
 class BatchProgress:

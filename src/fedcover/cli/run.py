@@ -133,6 +133,7 @@ def train(
     budgets = describe_budgets(settings, [budget.keep for budget in federation.resolved_budgets])
     note = "\n".join(line for line in (budgets, f"engine: {federation.engine}") if line)
     on_round = progress.follow(settings.title, settings.rounds, note)
+    federation.evaluator.on_progress = progress.evaluating(settings.title)
     run = Run(federation, federation.test_set(test), on_round, folder, resume, settings_of(settings, federation))
     return run_all_rounds([run], schedule_of(settings), federation.engine)[0]
 

@@ -33,6 +33,8 @@ class Engine(ABC):
     """The number of updates that are best averaged at once."""
     ahead: int = 1
     """The number of calls of ``train`` that may run at once; with 2, one trains while the next is planned."""
+    workers: int = 1
+    """The number of CPU cores that it uses at once; the evaluation of a round uses as many."""
     keep_open: bool = False
     """True inside a ``with`` block: runs then do not close the engine."""
 

@@ -24,11 +24,13 @@ from fedcover.federation import round as walk
 from fedcover.federation.advice import remedy
 from fedcover.federation.checkpoint import State
 from fedcover.federation.cohort import resolve_budgets
+from fedcover.federation.evaluator import Evaluator
+from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound, RoundHook
 from fedcover.federation.round import Arrivals
 from fedcover.federation.runs import Run, Schedule, ScheduleOptions, run_all_rounds
-from fedcover.federation.scores import Evaluation, Evaluator
+from fedcover.federation.scores import Evaluation
 from fedcover.masks.cost import cost_of
 from fedcover.params import FULL, params_of
 from fedcover.policies.base import Policy
@@ -90,7 +92,7 @@ class Federation:
         check_whole("cohort", self.cohort, 1)
         if self.cohort > len(clients):
             raise InputError(f"cohort must be from 1 to the number of clients, {len(clients)}; got {self.cohort}")
-        self.aggregator = self.aggregator.bind(clients)
+        rule, self.aggregator = self.aggregator, self.aggregator.bind(clients)
         self.task = self.task.static(example)
         self.structure = trace(self.task.model, example)
         sizes = {clients.number_of(client): clients.size(client) for client in range(len(clients))}
@@ -102,7 +104,8 @@ class Federation:
         self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
         self.theta0 = params_of(self.task.model)
         self.full_cost = cost_of(self.structure, FULL)
-        self.evaluator = Evaluator(self.task, clients)
+        self.method = describe_method(self.task, self.policy, self.local, rule)
+        self.evaluator = Evaluator(self.task, self.structure, clients.examples.inputs)
 
     @property
     def by(self) -> str:

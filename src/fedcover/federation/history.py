@@ -55,9 +55,9 @@ class RoundRecord:
     local_accuracy: float | None
     """Mean accuracy of the clients' sub-models on test data with their own label mix; None if not measured."""
     bytes_down: int
-    """Bytes that all clients downloaded."""
+    """Bytes that all clients downloaded: kept values of trained parameters, and masks."""
     bytes_up: int
-    """Bytes that all clients uploaded."""
+    """Bytes that all clients uploaded: kept values of trained parameters, and what a policy asks for."""
     bytes_full: int
     """Bytes, both ways, had every client held the whole model."""
     macs: float

@@ -12,6 +12,7 @@ from fedcover.aggregation.base import NOT_FINITE, ClientUpdate
 from fedcover.clients import places
 from fedcover.federation.history import LayerCoverage
 from fedcover.federation.planned_round import PlannedRound
+from fedcover.federation.scores import initial_loss
 from fedcover.params import Mask, Params, numbers
 from fedcover.policies.base import RoundFeedback
 from fedcover.theory import RunCertifier, Steps, measure
@@ -156,9 +157,9 @@ class CertificateObserver(RoundObserver):
         """Return the certificate."""
         federation, state, counts = self.federation, self.planned.state, ended.feedback.counts
         facts = measure(state.theta, self._masks, self.planned.this_round.index, not federation.iid, counts)
-        initial_loss = math.nan if state.round else federation.evaluator.initial_loss(state.theta)
+        loss = math.nan if state.round else initial_loss(federation, state.theta)
         certificate, self._theory = self._certifier.close(
-            facts, counts, ended.theta, initial_loss, self._reasons(), federation.remedy
+            facts, counts, ended.theta, loss, self._reasons(), federation.remedy
         )
         return {"certificate": certificate}
 

@@ -21,7 +21,7 @@ from fedcover.federation.history import RoundRecord
 from fedcover.federation.observers import EndedRound, RoundObserver, observers_of
 from fedcover.federation.planned_round import Clock, PlannedRound, costs_of_plans
 from fedcover.federation.planning import observe_round, plan_round
-from fedcover.federation.scores import Evaluation
+from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.masks.coverage import norm_and_noise
 from fedcover.seeding import Round
 from fedcover.theory import check_coverage
@@ -99,7 +99,7 @@ def end_round(
     state = State(this_round.index, theta, policy_state, theory, aggregation.state(), before.clients)
     clock.lap("aggregate")
 
-    fields |= federation.evaluator.fields(state, planned.plans, evaluation)
+    fields |= score_fields(federation, state, planned.plans, evaluation)
     clock.lap("evaluate")
     fields["rejected"] = [*arrivals.left_out, *fields["rejected"]]
     return state, RoundRecord(**fields, seconds=clock.seconds, wire=arrivals.wire)

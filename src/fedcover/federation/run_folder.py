@@ -4,7 +4,8 @@
 
     config.toml      all settings                    history.jsonl   one record per round
     versions.json    versions of what ran            summary.json    the outcome, once finished
-    checkpoints/     round-000012.safetensors        report.html     written by `fedcover run` and `report`
+    method.json      model, loss, policy, recipe     report.html     written by `fedcover run` and `report`
+    checkpoints/     round-000012.safetensors
 """
 
 import json
@@ -23,7 +24,7 @@ from fedcover._files import write_atomically
 from fedcover.errors import InputError
 from fedcover.federation import checkpoint
 from fedcover.federation.checkpoint import State
-from fedcover.federation.fingerprint import differences
+from fedcover.federation.fingerprint import Method, differences, method_differences
 from fedcover.federation.history import History, RoundRecord
 from fedcover.params import prune, put_params
 from fedcover.policies.base import shown_in
@@ -36,6 +37,8 @@ except ImportError:  # only POSIX systems have it
     fcntl = None  # type: ignore[assignment]
 
 KEPT_CHECKPOINTS = 2
+OTHER = "the data, the loss, the initial model or the kind of engine differ"
+"""What can be said of a folder that an older version wrote, without ``method.json``."""
 
 
 def newest_checkpoint(path: Path) -> Path | None:
@@ -110,10 +113,22 @@ class RunFolder:
         resume: bool,
         rounds: int,
         trim: Callable[[RoundRecord], RoundRecord] = lambda record: record,
+        method: Method | None = None,
     ) -> tuple[State, History] | None:
         """Lock the folder for a run and return the state and history of the run that it holds; None if it is new.
 
         Nothing in the folder is changed before everything has been checked.
+
+        Args:
+            settings: The settings of the run.
+            fingerprint: The digest of what decides the run's bits.
+            resume: Whether to continue the run in the folder.
+            rounds: The number of rounds of the run.
+            trim: Returns the last record of a shorter run as this run would have made it.
+            method: What is trained, and how; a folder without ``method.json``, of an older version, fits any.
+
+        Raises:
+            InputError: If the folder cannot be used, or holds another run; the message says what differs.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; name a folder for the run")
@@ -127,7 +142,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            stored = self._stored_run(settings, fingerprint, resume, rounds) if config.exists() else None
+            stored = self._stored_run(settings, fingerprint, resume, rounds, method or {}) if config.exists() else None
         except OSError as error:
             self.close()
             raise InputError(f"{self.path} cannot be written to ({error}); name another folder") from error
@@ -138,6 +153,8 @@ class RunFolder:
             stored = stored[0], History([trim(record) for record in stored[1]])
         for draft in [*self.path.glob(".*.part"), *self.path.glob("checkpoints/.*.part")]:
             draft.unlink()  # left by a process that was killed while writing
+        if method:
+            write_atomically(self.path / "method.json", json.dumps(method, indent=1) + "\n")
         write_atomically(config, to_toml(settings))
         write_atomically(self.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
         write_atomically(self.path / "history.jsonl", stored[1].to_lines() if stored else "")
@@ -145,7 +162,7 @@ class RunFolder:
         return stored
 
     def _stored_run(
-        self, settings: Settings, fingerprint: str, resume: bool, rounds: int
+        self, settings: Settings, fingerprint: str, resume: bool, rounds: int, method: Method
     ) -> tuple[State, History] | None:
         """Return the newest state and history in the folder; raise InputError if they belong to another run."""
         newest = newest_checkpoint(self.path)
@@ -156,9 +173,15 @@ class RunFolder:
                 f" command line), or name another folder"
             )
         changed = differences(read_settings(self.path), tomllib.loads(to_toml(settings)))
+        changed = changed or method_differences(self._stored_method(), method)
         stored = checkpoint.load(newest) if newest else None
         if stored and stored[2] != fingerprint and not changed:
-            changed = ["the data, the loss, the initial model or the kind of engine differ"]
+            kinds = (
+                "the data or the initial model"
+                if self._stored_method()
+                else "the data, the loss, the model or the engine"
+            )
+            changed = [f"{kinds} differ"]
         if changed:
             raise InputError(
                 f"{self.path} was started with other settings: {'; '.join(changed)};"
@@ -167,6 +190,16 @@ class RunFolder:
         if done > rounds:
             raise InputError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
         return stored[:2] if stored else None
+
+    def _stored_method(self) -> dict[str, Any]:
+        """Return the method that the folder stores; an empty one if it was written by an older version."""
+        try:
+            stored = json.loads((self.path / "method.json").read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise InputError(f"{self.path / 'method.json'} cannot be read ({error}); name another folder") from error
+        return stored if isinstance(stored, dict) else {}
 
     def append(self, record: RoundRecord) -> None:
         """Append a round's record to the history."""

@@ -4,7 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
@@ -17,7 +17,7 @@ from fedcover.engines.base import Engine
 from fedcover.errors import InputError, check_whole
 from fedcover.federation.checkpoint import digest_of
 from fedcover.federation.evaluate import test_on
-from fedcover.federation.fingerprint import fingerprint
+from fedcover.federation.fingerprint import describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.round import Arrivals
 from fedcover.federation.run_folder import RunFolder
@@ -118,7 +118,10 @@ class Run:
         arithmetic = "serial" if engine.exact else engine.name
         self._fingerprint = fingerprint(self.settings, arithmetic, *digests(self.federation, self.test))
         self._folder = RunFolder(self.out)
-        stored = self._folder.open(self.settings, self._fingerprint, self.resume, schedule.rounds, schedule.trim)
+        method = {**self.federation.method, "engine": describe_engine(engine)}
+        stored = self._folder.open(
+            self.settings, self._fingerprint, self.resume, schedule.rounds, schedule.trim, method
+        )
         if stored:
             self.state, self.history = stored
 
@@ -165,6 +168,8 @@ def run_all_rounds(runs: Sequence[Run], schedule: Schedule, engine: Engine) -> l
         stack.enter_context(one_thread())
         stack.enter_context(engine.playing())
         _move_tests(runs, engine.device)
+        for run in runs:
+            run.federation.evaluator.workers = engine.workers
         size = -(-len(runs) // engine.ahead)
         groups = [runs[start : start + size] for start in range(0, len(runs), size)]
         in_training: deque[_GroupRound] = deque()
@@ -265,7 +270,7 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
         "model": {"name": type(federation.task.model).__name__},
         "policy": {"name": str(getattr(federation.policy, "name", federation.policy))},
         "budgets": {"by": federation.by, "items": [budget.exact for budget in federation.resolved_budgets]},
-        "local": asdict(federation.local),
+        "local": federation.local.settings(),
     }
 
 

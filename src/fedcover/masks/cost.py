@@ -19,14 +19,18 @@ class Cost:
     macs: float
     """Multiply-adds of one example's forward pass."""
     bytes_down: int
-    """Bytes that a client downloads: kept values as float32, and the mask in its cheapest encoding."""
+    """Bytes that a client downloads: kept values as float32, and the mask in its cheapest encoding.
+
+    Frozen parameters never change, so a client that has the initial model does not need their values, only their mask.
+    """
     bytes_up: int
-    """Bytes that a client uploads: only kept values, since the server has the mask."""
+    """Bytes that a client uploads: only kept values that are trained, since the server has the mask."""
     flops_per_example: float
     """Floating-point operations of one example's share of a training step.
 
     Each multiply-add counts as two operations in the forward pass, two for the gradient of the weights, and two for
-    the gradient of the input. The last two are omitted for tensors that are applied to the raw input.
+    the gradient of the input. The last two are omitted for tensors that are applied to the raw input, or to the output
+    of frozen layers only; those for the gradient of the weights are omitted for frozen tensors.
     """
     emptied: tuple[str, ...] = ()
     """Weight tensors of which no entry is kept."""
@@ -63,7 +67,7 @@ def with_extras(cost: Cost, full: Cost, gradient_report: bool, regrow: bool) -> 
     Args:
         cost: The cost of the client's sub-model.
         full: The cost of the full model.
-        gradient_report: Whether the client sends one number for each entry of the full model.
+        gradient_report: Whether the client sends one number for each trained entry of the full model.
         regrow: Whether the client sends a new mask; it is taken to be as long as the old one.
     """
     extra = (full.bytes_up if gradient_report else 0) + (cost.bytes_down - cost.bytes_up if regrow else 0)
@@ -72,12 +76,14 @@ def with_extras(cost: Cost, full: Cost, gradient_report: bool, regrow: bool) -> 
 
 def _cost(structure: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> Cost:
     """Return the cost from each masked tensor's number of kept entries and length of its encoded mask."""
-    parameters, macs, flops = 0, 0.0, 0.0
+    parameters, sent, macs, flops = 0, 0, 0.0, 0.0
     for name, shape in structure.shapes.items():
         size = masked[name][0] if name in masked else math.prod(shape)
+        trained = name not in structure.frozen
         parameters += size
+        sent += size * trained
         macs += size * structure.macs[name]
-        flops += 2 * size * structure.macs[name] * (2 if name in structure.first else 3)
-    values = BYTES_PER_VALUE * parameters
+        flops += 2 * size * structure.macs[name] * (1 + trained + (name not in structure.first))
+    values = BYTES_PER_VALUE * sent
     emptied = tuple(name for name in structure.weights if masked.get(name, (1, 0))[0] == 0)
     return Cost(parameters, macs, values + sum(length for _, length in masked.values()), values, flops, emptied)

@@ -16,8 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedcover.errors import InputError
 from fedcover.structure.trace import ModelStructure
 
-MOST_EXAMPLES = 2000
-"""Number of examples over which statistics are gathered, spread evenly over the data of all clients."""
+MOST_EXAMPLES, FEWEST_EXAMPLES = 2000, 100
+"""Limits on the number of examples over which statistics are gathered."""
+MOST_WORK = 1.5e11
+"""Multiply-adds that gathering statistics may take, if that is enough for ``FEWEST_EXAMPLES``."""
 BATCH = 500
 
 
@@ -66,7 +68,7 @@ def gather_statistics(model: nn.Module, inputs: Tensor) -> nn.Module:
     layers = _batch_norms(model.eval())
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
-        layer.track_running_stats, layer.momentum = True, None  # None: plain averages over the batches
+        layer.track_running_stats = True
         if layer.running_mean is None:
             device = next((tensor.device for tensor in layer.parameters()), inputs.device)
             layer.running_mean = torch.zeros(layer.num_features, device=device)
@@ -76,7 +78,9 @@ def gather_statistics(model: nn.Module, inputs: Tensor) -> nn.Module:
         layer.train()
     if layers:
         with torch.no_grad():
-            for batch in inputs.split(BATCH):
+            for number, batch in enumerate(inputs.split(BATCH), start=1):
+                for layer in layers:
+                    layer.momentum = 1 / number  # plain averages over the batches
                 model(batch.clone())
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
@@ -103,12 +107,27 @@ def check_batches(structure: ModelStructure, sizes: Mapping[int, int], batch: in
         return
     try:
         with torch.no_grad():
-            copy.deepcopy(structure.model).train()(structure.example[:1])
+            copy.deepcopy(structure.model).train()(structure.example[:1].clone())
     except ValueError:
         raise InputError(
             f"client {client} has {sizes[client]} examples, so in batches of {batch} the last has one example, which a"
             f" batch norm cannot normalise; use another local.batch_size, or group norm"
         ) from None
+
+
+def statistics_examples(work: float) -> int:
+    """Return the number of examples over which the statistics of a model are gathered before it is evaluated.
+
+    It is 2000, and fewer for a large model, such as 270 for ResNet-18 on images of 32 x 32 pixels: each of its examples
+    has many positions, and more of them would take longer than the training of a small round.
+
+    Args:
+        work: Multiply-adds of the forward pass of one example.
+
+    >>> statistics_examples(1e6), statistics_examples(555_422_720), statistics_examples(1e10)
+    (2000, 270, 100)
+    """
+    return max(FEWEST_EXAMPLES, min(MOST_EXAMPLES, int(MOST_WORK / work))) if work else MOST_EXAMPLES
 
 
 def spread_over(inputs: Tensor, most: int = MOST_EXAMPLES) -> Tensor:

@@ -24,7 +24,7 @@ class ModelStructure:
     model: nn.Module
     """A copy of the model, on the CPU."""
     example: Tensor
-    """Two inputs, on which the model can run."""
+    """Two inputs, on which the model can run; pass a copy, since a model may write to its input."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of each parameter, by name."""
     weights: tuple[str, ...]
@@ -39,6 +39,8 @@ class ModelStructure:
     """Weight tensors whose multiply-adds could not be counted, as in an LSTM; ``macs`` is 0 for them."""
     moving: tuple[str, ...]
     """Buffers that a forward pass in training mode changes, such as running statistics."""
+    frozen: frozenset[str] = frozenset()
+    """Parameters that are never trained, since they do not require gradients."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -102,13 +104,14 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
     """
     # Two examples, since batch norm refuses one; training mode, since evaluation may take fused paths in which
     # parameters cannot be told apart.
-    example = example[:2] if len(example) > 1 else torch.cat([example, example])
-    scratch = copy.deepcopy(model).cpu().train()
+    example = (example[:2] if len(example) > 1 else torch.cat([example, example])).detach().cpu().clone()
+    unused = copy.deepcopy(model).cpu().train()
+    scratch = copy.deepcopy(unused)  # it may keep values of the forward pass, which cannot be copied
     watch = _ParameterWatch(scratch)
     buffers = {name: buffer.clone() for name, buffer in scratch.named_buffers()}
     with torch.enable_grad(), watch:
         try:
-            scratch(example.cpu())
+            scratch(example.clone())  # a model may write to its input
         except Exception as error:
             shape = tuple(example.shape)
             raise InputError(
@@ -123,8 +126,8 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
     if not weights:
         raise InputError(f"the model {type(model).__name__} has no weight matrix; there is nothing to prune")
     return ModelStructure(
-        model=scratch,
-        example=example.cpu(),
+        model=unused,
+        example=example,
         shapes=shapes,
         weights=weights,
         output=next(reversed(watch.multiplies), weights[-1]),
@@ -132,6 +135,7 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
         first=frozenset(watch.first),
         uncounted=tuple(name for name in weights if name in watch.elsewhere and not watch.macs.get(name)),
         moving=tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name])),
+        frozen=frozenset(name for name, p in model.named_parameters() if not p.requires_grad),
     )
 
 

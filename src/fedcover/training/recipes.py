@@ -7,8 +7,8 @@ independent of each other in it, so that it can be called with one client's tens
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -76,6 +76,19 @@ class Recipe(ABC):
             theta: The tensor before the step.
             moments: Its moments before the step.
         """
+
+    def settings(self) -> dict[str, Any]:
+        """Return the recipe as settings: those of the base and of SGD always, others where they are not the default.
+
+        >>> LocalSGD(lr=0.1, clip=1.0).settings()
+        {'epochs': 5, 'batch_size': 10, 'lr': 0.1, 'clip': 1.0, 'momentum': 0.5}
+        """
+        always = ("epochs", "batch_size", "lr", "momentum")
+        optimizer = next((name for name, kind in RECIPES.items() if kind is type(self)), type(self).__name__)
+        values = {option.name: (getattr(self, option.name), option.default) for option in fields(self)}
+        chosen = {name: value for name, (value, default) in values.items() if name in always or value != default}
+        shown = {n: v if isinstance(v, bool | int | float | str) else repr(v) for n, v in chosen.items()}
+        return shown if optimizer == "SGD" else {"optimizer": optimizer, **shown}
 
     def steps(self, examples: int) -> int:
         """Return the number of steps of a client with this many examples.

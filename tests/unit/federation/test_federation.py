@@ -9,7 +9,8 @@ from tests.conftest import small_data, small_net
 
 import fedcover as fc
 from fedcover.engines.serial import Serial
-from fedcover.federation.evaluate import evaluate, local_accuracy
+from fedcover.federation.evaluate import evaluate
+from fedcover.federation.evaluator import Evaluator, LocalTest
 from fedcover.params import params_of, prune
 from fedcover.training.client import Job
 
@@ -179,8 +180,10 @@ def test_local_accuracy_is_accuracy_on_data_of_the_clients_own_mix() -> None:
                 of_label = test.subset(torch.nonzero(test.labels == label).flatten())
                 right += share * evaluate(net, torch.nn.functional.cross_entropy, model, of_label).accuracy
         by_hand += size / 40 * right
-    found = local_accuracy(net, torch.nn.functional.cross_entropy, theta, [{}, mask], mixes, [30, 10], test)
-    assert found == pytest.approx(by_hand)
+    evaluator = Evaluator(fc.Task(net), fc.trace(net, test.inputs), test.inputs)
+    clients = [LocalTest({}, mixes[0], 30), LocalTest(mask, mixes[1], 10)]
+    _, accuracy = evaluator.evaluate(theta, test, clients=clients)
+    assert accuracy == pytest.approx(by_hand)
 
 
 def test_when_it_looks(small_federation: Make) -> None:

@@ -61,11 +61,13 @@ def read_graph(structure: ModelStructure) -> tuple[list[CandidateGroup], dict[st
     import torch_pruning
 
     model = copy.deepcopy(structure.model).eval()
-
+    for parameter in model.parameters():  # the graph is that of autograd, which does not record frozen layers
+        if parameter.is_floating_point():
+            parameter.requires_grad_()
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=structure.example)
+            graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=structure.example.clone())
             limit_walk(graph, TIME_LIMIT)
             listed = [list(group) for group in graph.get_all_groups()]
     except Exception as error:
@@ -181,5 +183,5 @@ def _splits(structure: ModelStructure) -> list[Split]:
     """Return the splits of axes in a forward pass, those with the most parts first."""
     watch = _Views()
     with torch.no_grad(), watch:
-        copy.deepcopy(structure.model).eval()(structure.example)
+        copy.deepcopy(structure.model).eval()(structure.example.clone())
     return sorted((s for s in watch.splits if 1 not in s), key=len, reverse=True)

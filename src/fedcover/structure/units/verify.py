@@ -82,10 +82,10 @@ class DryRun:
                         group.restrict(mask, theta, _patterns(order)[pattern])
                     put_params(dense, prune(theta, mask))
                     small = smaller_copy(dense, cuts_of(groups, mask))
-                    expected = dense(inputs)
+                    expected = dense(inputs.clone())  # a model may write to its input
                     with warnings.catch_warnings():
                         warnings.simplefilter("error")
-                        actual = small(inputs)
+                        actual = small(inputs.clone())
                     if not _close(actual, expected, tolerance):
                         return f"{FAILS}: {MIXED}"
         except Exception as error:
@@ -98,7 +98,7 @@ class DryRun:
         model, inputs = copy.deepcopy(self._structure.model).eval(), _inputs(self._structure)
         try:
             double, precise = copy.deepcopy(model).double(), inputs.double() if inputs.is_floating_point() else inputs
-            double(precise)
+            double(precise.clone())
             return double, precise, 1e-8
         except Exception:  # such as a module that converts its input to float32
             return model, inputs, math.sqrt(max(torch.finfo(tensor.dtype).eps for tensor in model.parameters()))
@@ -141,7 +141,7 @@ def _inputs(structure: ModelStructure) -> Tensor:
     for random_inputs in drawn:
         inputs = random_inputs if blank else torch.cat([example, random_inputs])
         with suppress(Exception):  # some models refuse these, such as one that takes a logarithm of its input
-            outputs = copy.deepcopy(structure.model).eval()(inputs)
+            outputs = copy.deepcopy(structure.model).eval()(inputs.clone())
             if all(bool(scores.isfinite().all()) for scores in ([outputs] if isinstance(outputs, Tensor) else outputs)):
                 return inputs
     return example

@@ -1,0 +1,172 @@
+"""Evaluation: shrunk sub-models and threads give what whole models on one thread give."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.contracts.federations import DEVICES
+from torch import Tensor, nn
+
+import fedcover as fc
+from fedcover.federation.evaluate import evaluate
+from fedcover.federation.evaluator import Evaluator, LocalTest
+from fedcover.masks.content import content_keys
+from fedcover.models import CNN, MLP
+from fedcover.params import Mask, Params, on_device, params_of, prune
+from fedcover.structure.batch_norm import spread_over, static_form
+
+Masks = list[Mask]
+
+
+def images(count: int = 60) -> fc.Examples:
+    inputs = torch.randn(count, 1, 8, 8)
+    return fc.Examples(inputs, inputs.flatten(1)[:, :4].argmax(1), classes=4)
+
+
+def setting(model: nn.Module, count: int = 60) -> tuple[fc.Task, fc.ModelStructure, Params, fc.Examples]:
+    data = images(count)
+    model = static_form(fc.trace(model, data.inputs), model)
+    return fc.Task(model), fc.trace(model, data.inputs), params_of(model), data
+
+
+def masks_of(structure: fc.ModelStructure, theta: Params, *keeps: float) -> Masks:
+    policy = fc.heterofl().bind(structure)
+    clients = [fc.Client(slot, slot, fc.Budget(keep)) for slot, keep in enumerate(keeps)]
+    return [plan.mask for plan in policy.plan(theta, clients, fc.Round(1, 0), policy.start())[0]]
+
+
+def local(masks: Masks) -> list[LocalTest]:
+    mix = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    return [LocalTest(mask, mix.roll(number), 10 + number) for number, mask in enumerate(masks)]
+
+
+class Remembering(nn.Module):
+    """A network that keeps a value of its forward pass as an attribute, so that threads must not share it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 300), nn.Linear(300, 4)
+        self.hidden: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = torch.relu(self.first(x.flatten(1)))
+        torch.randn(200, 200) @ torch.randn(200, 200)  # time for another thread
+        scores: Tensor = self.last(self.hidden)
+        return scores
+
+
+NETWORKS: list[Callable[[], nn.Module]] = [lambda: MLP((1, 8, 8), 4, hidden=20), lambda: CNN((1, 8, 8), 4), Remembering]
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_global_model_has_the_bits_of_the_definition(
+    make: Callable[[], nn.Module], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedcover.federation.evaluate.BATCH", 16)
+    task, structure, theta, data = setting(make())
+    evaluator = Evaluator(task, structure, data.inputs)
+    evaluator.workers = workers
+    expected = evaluate(task.model, task.loss, theta, data, spread_over(data.inputs))
+    score, _ = evaluator.evaluate(theta, data, clients=local(masks_of(structure, theta, 1.0, 0.5)))
+    assert (score.loss, score.accuracy) == (expected.loss, expected.accuracy)
+    assert torch.equal(score.by_class, expected.by_class)
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+@pytest.mark.parametrize("shrink", [True, False])
+def test_local_accuracy_is_that_of_whole_masked_models(make: Callable[[], nn.Module], shrink: bool) -> None:
+    task, structure, theta, data = setting(make())
+    clients = local(masks_of(structure, theta, 1.0, 0.5, 0.25, 0.5))
+    expected = 0.0
+    for client in clients:
+        score = evaluate(task.model, task.loss, prune(theta, client.mask), data, spread_over(data.inputs))
+        expected += client.examples * float((client.mix * score.by_class).sum())
+    expected /= sum(client.examples for client in clients)
+    accuracies = []
+    for workers in (1, 2):
+        evaluator = Evaluator(task, structure, data.inputs, shrink)
+        evaluator.workers = workers
+        accuracies.append(evaluator.evaluate(theta, data, clients=clients)[1])
+    assert accuracies[0] == accuracies[1] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_devices_agree(device: str) -> None:
+    task, structure, theta, data = setting(CNN((1, 8, 8), 4))
+    masks = masks_of(structure, theta, 1.0, 0.5, 0.25)
+    there = [on_device(mask, torch.device(device)) for mask in masks]
+    evaluator = Evaluator(task, structure, data.inputs)
+    score, accuracy = evaluator.evaluate(theta, data, clients=local(masks))
+    other, other_accuracy = evaluator.evaluate(on_device(theta, torch.device(device)), data, clients=local(there))
+    assert other.loss == pytest.approx(score.loss, rel=1e-4)
+    assert other_accuracy == pytest.approx(accuracy, abs=0.05)
+
+
+def test_sub_models_are_shrunk_and_equal_masks_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, structure, theta, data = setting(MLP((1, 8, 8), 4, hidden=20))
+    half, quarter = masks_of(structure, theta, 0.5, 0.25)
+    copied = {name: kept.clone() for name, kept in half.items()}
+    whole = {"fc1.weight": torch.ones(20, 64, dtype=torch.bool)}
+    widths = []
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: widths.append(self.out_features) or linear(self, x))
+    Evaluator(task, structure, data.inputs).evaluate(theta, data, clients=local([half, whole, copied, quarter, half]))
+    assert widths == [20, 4, 10, 4, 5, 4]  # the global model, which the client with the whole model has too; two more
+
+
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    return F.linear(x, layer.weight, layer.bias)
+
+
+def test_the_global_model_may_be_pruned() -> None:
+    task, structure, theta, data = setting(MLP((1, 8, 8), 4, hidden=20))
+    (shown,) = masks_of(structure, theta, 0.5)
+    score, accuracy = Evaluator(task, structure, data.inputs).evaluate(theta, data, shown, local([shown]))
+    expected = evaluate(task.model, task.loss, prune(theta, shown), data)
+    assert score.loss == expected.loss
+    assert accuracy == pytest.approx(float((local([shown])[0].mix * expected.by_class).sum()))
+
+
+def test_large_models_are_evaluated_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But their loss is still that of a whole batch, for losses that are not means of single examples' losses."""
+    monkeypatch.setattr("fedcover.federation.evaluator.CHUNK_WORK", 1.0)
+    monkeypatch.setattr("fedcover.federation.evaluator.SMALLEST_CHUNK", 7)
+    task, structure, theta, data = setting(MLP((1, 8, 8), 4, hidden=20))
+    task = fc.Task(task.model, lambda scores, labels: F.cross_entropy(scores - scores.mean(0), labels))
+    score = Evaluator(task, structure, data.inputs).score(theta, data)
+    assert score.loss == pytest.approx(evaluate(task.model, task.loss, theta, data).loss, abs=1e-6)
+
+
+def test_progress_goes_to_the_end_and_only_forward() -> None:
+    task, structure, theta, data = setting(CNN((1, 8, 8), 4))
+    evaluator = Evaluator(task, structure, data.inputs)
+    evaluator.workers = 2
+    calls: list[tuple[int, int]] = []
+    evaluator.on_progress = lambda done, total: calls.append((done, total))
+    evaluator.evaluate(theta, data, clients=local(masks_of(structure, theta, 0.5, 0.25)))
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert {total for _, total in calls} == {3 * 2 * 60}
+    assert calls[-1][0] == 360
+
+
+def test_a_run_evaluates_with_the_workers_of_its_engine_and_reports_progress() -> None:
+    federation = fc.Federation(
+        fc.Task(MLP((1, 8, 8), 4, hidden=20)), fc.data.iid(images(), 4), fc.heterofl(), fc.by_slot("1,2x0.5"),
+        fc.LocalSGD(1), cohort=3, engine=fc.Processes(2),
+    )  # fmt: skip
+    calls: list[tuple[int, int]] = []
+    federation.evaluator.on_progress = lambda done, total: calls.append((done, total))
+    federation.run(2, evaluate_on=images(30))
+    assert federation.evaluator.workers == 2
+    assert (30, 30) in calls  # the first round: only the global model
+    assert calls[-1] == (60, 60)  # the last round: the sub-models too
+
+
+def test_different_masks_have_different_keys() -> None:
+    theta = {"a": torch.zeros(40, 30), "b": torch.zeros(40)}
+    masks = [{name: torch.rand(t.shape) < 0.5 for name, t in theta.items()} for _ in range(50)]
+    masks += [{"a": mask["a"]} for mask in masks] + [{"b": mask["b"]} for mask in masks]
+    keys = content_keys([*masks, *({n: k.clone() for n, k in mask.items()} for mask in masks)], theta)
+    assert len(set(keys)) == len(masks)
+    assert keys[: len(masks)] == keys[len(masks) :]
