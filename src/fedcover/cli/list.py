@@ -1,4 +1,4 @@
-"""``fedcover list``: policies, aggregation rules, server optimizers, models, code digits, data sets and settings."""
+"""``fedcover list``: policies and other objects that settings name, models, code digits, data sets and settings."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from fedcover.budgets import QUARTERS
 from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.data import data_rows
 from fedcover.cli.options import JsonOption
-from fedcover.config.choices import AGGREGATION, POLICY, SERVER, Section, options_of
+from fedcover.config.choices import AGGREGATION, LOCAL, POLICY, SCHEDULE, SERVER, Section, options_of
 from fedcover.config.schema import describe_keys
 from fedcover.errors import InputError
 from fedcover.models import MODELS
@@ -64,6 +64,8 @@ TOPICS: dict[str, Callable[[], Rows]] = {
     "policies": partial(_named, POLICY),
     "aggregation": partial(_named, AGGREGATION),
     "server": partial(_named, SERVER),
+    "local": partial(_named, LOCAL),
+    "schedule": partial(_named, SCHEDULE),
     "models": _models,
     "codes": _codes,
     "data": data_rows,
@@ -75,11 +77,13 @@ TOPICS: dict[str, Callable[[], Rows]] = {
 def list_(
     topic: Annotated[
         str | None,
-        typer.Argument(help="policies, aggregation, server, models, codes, data or settings; default: all."),
+        typer.Argument(
+            help="policies, aggregation, server, local, schedule, models, codes, data or settings; default: all."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List policies, aggregation rules, server optimizers, models, code digits, data sets and settings."""
+    """List policies, aggregation rules, optimizers, schedules, models, code digits, data sets and settings."""
     if topic is not None and topic not in TOPICS:
         raise InputError(f"there is no topic '{topic}'; use one of {', '.join(TOPICS)}")
     chosen = {topic: TOPICS[topic]()} if topic else {name: make() for name, make in TOPICS.items()}

@@ -25,7 +25,8 @@ from fedcover.models import build
 from fedcover.policies.base import Policy
 from fedcover.structure.trace import trace
 from fedcover.toml import Settings
-from fedcover.training.recipes import LocalSGD, Recipe
+from fedcover.training.recipes import Recipe
+from fedcover.training.schedules import constant_factor
 from fedcover.training.task import Task
 
 
@@ -50,7 +51,7 @@ def build_federation(
     split = data.load(config.data.name, folder)
     model = build(config.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, config.seed)
     clients = data.DevicePopulation(split.train, devices) if devices else population(config, split.train)
-    local, by, items = LocalSGD(**config.local.model_dump()), config.budgets.by, code_items(config, policy)
+    local, by, items = build_recipe(config), config.budgets.by, code_items(config, policy)
     cohort = cohort_of_fleet(items, by, config.cohort, devices) if devices else config.cohort
     spec: BudgetSpec = config.budgets.code
     if not unit.plain and keeps is not None:
@@ -84,6 +85,13 @@ def build_aggregator(config: Config) -> Aggregator:
     """Return the aggregation rule, inside the server optimizer."""
     aggregator: Aggregator = config.server.choice.build(aggregator=config.aggregation.choice.build())
     return aggregator
+
+
+def build_recipe(config: Config) -> Recipe:
+    """Return the recipe of local training, with the schedule of its step size."""
+    schedule = config.schedule.choice.build()
+    recipe: Recipe = config.local.choice.build(schedule=None if schedule is constant_factor else schedule)
+    return recipe
 
 
 def schedule_of(config: Config) -> Schedule:

@@ -1,4 +1,4 @@
-"""Sections of the settings that name an object: ``[policy]``, ``[aggregation]`` and ``[server]``.
+"""Sections of the settings that name an object, such as ``[policy]`` and ``[local]``.
 
 ``NAME.name`` is a name of a registry, or ``FILE.py:NAME``; the other keys of the section are the parameters of its
 factory. They are read from the signature. A parameter is a setting if TOML can express its value: true or false, a
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from fedcover.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, Aggregator
 from fedcover.config.python_file import load_factory
@@ -19,6 +19,8 @@ from fedcover.config.toml_types import convert, expected, parse_value, type_of
 from fedcover.errors import InputError
 from fedcover.policies.base import Policy
 from fedcover.policies.registry import POLICIES, find_policy
+from fedcover.training.recipes import OPTIMIZERS, Recipe
+from fedcover.training.schedules import SCHEDULES
 
 BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -65,7 +67,15 @@ SERVER = Section(
     "server", SERVER_OPTIMIZERS.noun, Aggregator, SERVER_OPTIMIZERS, SERVER_OPTIMIZERS.find,
     "a subclass of fedcover.Aggregator with @dataclass", ("aggregator",),
 )  # fmt: skip
-SECTIONS: dict[str, Section[Any]] = {section.key: section for section in (POLICY, AGGREGATION, SERVER)}
+LOCAL = Section(
+    "local", OPTIMIZERS.noun, Recipe, OPTIMIZERS, OPTIMIZERS.find, "a subclass of fedcover.Recipe with @dataclass",
+    ("schedule", "transforms"),
+)  # fmt: skip
+SCHEDULE = Section(
+    "schedule", SCHEDULES.noun, cast("type[Any]", Callable), SCHEDULES, SCHEDULES.find,
+    "a function that returns a function of the round",
+)  # fmt: skip
+SECTIONS: dict[str, Section[Any]] = {section.key: section for section in (POLICY, AGGREGATION, SERVER, LOCAL, SCHEDULE)}
 """The sections whose objects have settings of their own."""
 
 

@@ -9,7 +9,19 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedcover.config.choices import AGGREGATION, POLICY, SECTIONS, SERVER, Choice, Section, Typed, choose, options_of
+from fedcover.config.choices import (
+    AGGREGATION,
+    LOCAL,
+    POLICY,
+    SCHEDULE,
+    SECTIONS,
+    SERVER,
+    Choice,
+    Section,
+    Typed,
+    choose,
+    options_of,
+)
 from fedcover.config.toml_types import parse_value
 from fedcover.data import names
 from fedcover.errors import InputError
@@ -90,13 +102,18 @@ class BudgetsConfig(_Strict):
     calibration: str = Field("", description="for seconds: file of `fedcover calibrate steps` on the clients' device")
 
 
-class LocalConfig(_Strict):
-    """Local training."""
+class LocalConfig(_Named):
+    """Local training: the optimizer, with its own settings as further keys."""
 
-    epochs: int = Field(5, description="epochs over a client's data per round")
-    batch_size: int = Field(10, description="examples per step")
-    lr: float = Field(0.01, description="step size")
-    momentum: float = Field(0.5, description="momentum; its buffer starts at 0 in each round")
+    section = LOCAL
+    name: str = Field("SGD", description="one of `fedcover list local`, or FILE.py:NAME for your own recipe")
+
+
+class ScheduleConfig(_Named):
+    """The step size over rounds: a schedule, with its own settings as further keys."""
+
+    section = SCHEDULE
+    name: str = Field("constant", description="one of `fedcover list schedule`, or FILE.py:NAME for your own")
 
 
 class EvaluateConfig(_Strict):
@@ -145,6 +162,7 @@ class Config(_Strict):
     server: ServerConfig = ServerConfig()
     budgets: BudgetsConfig = BudgetsConfig()
     local: LocalConfig = LocalConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     flower: FlowerConfig = FlowerConfig()
 
@@ -161,6 +179,10 @@ class Config(_Strict):
         for key in SECTIONS:
             named: _Named = getattr(self, key)
             settings[key] = {"name": named.name, **named.choice.settings}
+        # As in run folders of older versions, unless something else than their settings is set.
+        settings["local"] = self.local.choice.build().settings()
+        if self.schedule == ScheduleConfig():
+            del settings["schedule"]
         return settings
 
     @property

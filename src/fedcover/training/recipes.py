@@ -13,11 +13,15 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from fedcover.errors import InputError, check_number, check_whole
+from fedcover.registry import Registry
 from fedcover.training.schedules import LrSchedule
 from fedcover.training.transforms import GradientTransform
 
 Moments = Mapping[str, Tensor]
 """The moments of one tensor, by name; they start at 0."""
+
+OPTIMIZERS: Registry["Recipe"] = Registry("optimizer")
+"""The recipes by the name of their optimizer, for settings."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +82,17 @@ class Recipe(ABC):
         """
 
     def settings(self) -> dict[str, Any]:
-        """Return the recipe as settings: those of the base and of SGD always, others where they are not the default.
+        """Return the recipe as settings; those that run folders of older versions do not have only if they are set.
 
         >>> LocalSGD(lr=0.1, clip=1.0).settings()
         {'epochs': 5, 'batch_size': 10, 'lr': 0.1, 'clip': 1.0, 'momentum': 0.5}
         """
         always = ("epochs", "batch_size", "lr", "momentum")
-        optimizer = next((name for name, kind in RECIPES.items() if kind is type(self)), type(self).__name__)
+        optimizer = next((name for name, kind in OPTIMIZERS.items() if kind is type(self)), type(self).__name__)
         values = {option.name: (getattr(self, option.name), option.default) for option in fields(self)}
         chosen = {name: value for name, (value, default) in values.items() if name in always or value != default}
         shown = {n: v if isinstance(v, bool | int | float | str) else repr(v) for n, v in chosen.items()}
-        return shown if optimizer == "SGD" else {"optimizer": optimizer, **shown}
+        return shown if optimizer == "SGD" else {"name": optimizer, **shown}
 
     def steps(self, examples: int) -> int:
         """Return the number of steps of a client with this many examples.
@@ -128,6 +132,7 @@ class Recipe(ABC):
         return 0.0
 
 
+@OPTIMIZERS.register("SGD")
 @dataclass(frozen=True)
 class LocalSGD(Recipe):
     """SGD with momentum over shuffled batches of a client's data. Momentum starts at 0 in every round.
@@ -182,6 +187,7 @@ class LocalSGD(Recipe):
         )
 
 
+@OPTIMIZERS.register("Adam")
 @dataclass(frozen=True)
 class LocalAdam(Recipe):
     """Adam over shuffled batches of a client's data. Moments start at 0 in every round.
@@ -237,7 +243,3 @@ class LocalAdam(Recipe):
         if self.decoupled and self.weight_decay:
             step = step + self.weight_decay * theta
         return step, {"mean": mean, "square": square, "count": count}
-
-
-RECIPES: dict[str, type[Recipe]] = {"SGD": LocalSGD, "Adam": LocalAdam}
-"""The recipes by the name of their optimizer, in settings and on the wire."""

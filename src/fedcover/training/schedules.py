@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedcover.errors import check_number, check_whole
+from fedcover.registry import Registry
 
 LrSchedule = Callable[[int], float]
 """A function from a round's index, from 1, to the factor of the step size in that round."""
@@ -106,3 +107,41 @@ class WarmUp:
         if index <= self.rounds:
             return index / (self.rounds + 1)
         return self.then(index - self.rounds) if self.then else 1.0
+
+
+SCHEDULES: Registry[LrSchedule] = Registry("schedule")
+"""The schedules by name, for settings."""
+
+
+def _warmed(schedule: LrSchedule | None, warmup: int) -> LrSchedule:
+    check_whole("warmup", warmup, 0)
+    return WarmUp(warmup, schedule) if warmup else schedule or constant_factor
+
+
+def constant_factor(index: int) -> float:
+    """Return 1: the factor of a step size that stays the same."""
+    return 1.0
+
+
+@SCHEDULES.register("constant")
+def constant(warmup: int = 0) -> LrSchedule:
+    """The same step size in every round, after a linear rise over ``warmup`` rounds."""
+    return _warmed(None, warmup)
+
+
+@SCHEDULES.register("step")
+def step(every: int, factor: float = 0.1, warmup: int = 0) -> LrSchedule:
+    """A step size that is multiplied by a factor after every so many rounds."""
+    return _warmed(StepDecay(every, factor), warmup)
+
+
+@SCHEDULES.register("cosine")
+def cosine(rounds: int, least: float = 0.01, warmup: int = 0) -> LrSchedule:
+    """A step size that falls along half a cosine, to the factor ``least`` in round ``rounds``."""
+    return _warmed(Cosine(rounds, least), warmup)
+
+
+@SCHEDULES.register("inverse-sqrt")
+def inverse_sqrt(scale: float = 1.0, warmup: int = 0) -> LrSchedule:
+    """A step size that falls as 1 / sqrt(1 + (q - 1) / scale) in round q."""
+    return _warmed(InverseSquareRoot(scale), warmup)

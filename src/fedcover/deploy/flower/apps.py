@@ -21,6 +21,7 @@ from fedcover.calibration.fleet_budgets import check_fleet
 from fedcover.config.build import (
     build_aggregator,
     build_federation,
+    build_recipe,
     code_items,
     keeps_in,
     population,
@@ -39,7 +40,6 @@ from fedcover.federation.history import History, RoundRecord
 from fedcover.models import build
 from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.trace import trace
-from fedcover.training.recipes import LocalSGD
 from fedcover.training.task import Task
 
 
@@ -92,7 +92,7 @@ def device_check(config: Config, train: Examples) -> Callable[[Device], None]:
 
     def check(device: Device) -> None:
         device.check_labels(train)
-        check_batches(structure, {device.number: device.examples}, config.local.batch_size)
+        check_batches(structure, {device.number: device.examples}, build_recipe(config).batch_size)
         if needs_labels and device.labels is None:
             raise InputError(
                 f"client {device.number} does not report its label counts, which the run needs; start it with"
@@ -171,7 +171,7 @@ def _capacity(context: Context) -> float | None:
     if (amount := node.get("budget")) is None:
         return None
     config, local = parse_config(_settings(context)), _load_client(context)
-    structure, recipe = trace(local.task.model, local.examples.inputs[:2]), LocalSGD(**config.local.model_dump())
+    structure, recipe = trace(local.task.model, local.examples.inputs[:2]), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
     steps, traits = recipe.steps(len(local.examples)), config.policy.choice.build().bind(structure).traits()
     return unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, traits.units)[0].keep

@@ -6,7 +6,7 @@ from typing import Any, get_args, get_type_hints
 from fedcover.deploy.wire.fields import SAME_VERSION, take_bool, take_int, take_number
 from fedcover.deploy.wire.frame import short_repr
 from fedcover.errors import InputError
-from fedcover.training.recipes import RECIPES, Recipe
+from fedcover.training.recipes import OPTIMIZERS, Recipe
 
 NOT_SENT = ("schedule", "transforms")
 """Settings that are functions: the server applies schedules, and transforms cannot be sent."""
@@ -24,7 +24,7 @@ def check_sendable(recipe: Recipe) -> None:
 def encode_recipe(recipe: Recipe) -> dict[str, Any]:
     """Return the settings of a recipe of one round."""
     check_sendable(recipe)
-    name = next(name for name, kind in RECIPES.items() if kind is type(recipe))
+    name = next(name for name, kind in OPTIMIZERS.items() if kind is type(recipe))
     values = {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in NOT_SENT}
     return {"optimizer": name, **values}
 
@@ -35,8 +35,8 @@ def decode_recipe(settings: object) -> Recipe:
         raise InputError(f"the recipe of a request must be its settings by name; got {short_repr(settings)}")
     settings = dict(settings)
     name = settings.pop("optimizer", None)
-    kind = RECIPES.get(name) if isinstance(name, str) else None
-    if kind is None:
+    kind = OPTIMIZERS.get(name) if isinstance(name, str) else None
+    if not isinstance(kind, type):
         raise InputError(f"the recipe of a request has an unknown optimizer; {SAME_VERSION}")
     hints = get_type_hints(kind)
     values = {
@@ -46,7 +46,8 @@ def decode_recipe(settings: object) -> Recipe:
     }
     if settings:
         raise InputError(f"unexpected setting {short_repr(next(iter(settings)))} in a recipe; {SAME_VERSION}")
-    return kind(**values)
+    recipe: Recipe = kind(**values)
+    return recipe
 
 
 def _take(settings: dict[str, Any], name: str, hint: Any) -> Any:
