@@ -147,7 +147,7 @@ class CertificateObserver(RoundObserver):
 
     def add(self, update: ClientUpdate) -> None:
         """Add an update to the estimates of the theorem's constants."""
-        local = self.federation.local.in_round(self.planned.this_round.index)
+        local = self.planned.recipe
         steps = Steps(local.steps(update.examples), local.lr, local.decay)
         self._certifier.add(update, steps, self._place[update.client])
         self._masks.append(update.mask)

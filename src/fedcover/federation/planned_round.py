@@ -19,6 +19,7 @@ from fedcover.policies.base import ClientPlan
 from fedcover.seeding import Round
 from fedcover.structure.trace import carries
 from fedcover.training.client import Job
+from fedcover.training.recipes import Recipe
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -51,6 +52,8 @@ class PlannedRound:
     plans: list[ClientPlan]
     policy_state: dict[str, Tensor]
     """The policy's state after planning."""
+    recipe: Recipe
+    """The recipe of this round, whose step size is that of the schedule."""
     norm2: float
     """||theta||^2."""
     noise: list[float]
@@ -93,7 +96,9 @@ def costs_of_plans(
                 f" '{plan.client.budget}', or keep at least one entry of each layer in the policy"
             )
     return [
-        with_extras(cost, federation.full_cost, bool(plan.options.report), plan.options.regrow is not None)
+        with_extras(
+            cost, federation.full_cost, plan.options.report, plan.options.regrow is not None, bool(plan.options.shifts)
+        )
         if plan.options
         else cost
         for plan, cost in ((plan, cost_of_mask[id(plan.mask)]) for plan in plans)

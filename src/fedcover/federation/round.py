@@ -16,6 +16,7 @@ from fedcover.aggregation.region_mean import step_towards
 from fedcover.errors import ClientError
 from fedcover.federation.checkpoint import State
 from fedcover.federation.cohort import draw_cohort
+from fedcover.federation.control_variates import ControlUpdates, corrected
 from fedcover.federation.feedback import FeedbackSum
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.observers import EndedRound, RoundObserver, observers_of
@@ -53,11 +54,12 @@ def begin_round(federation: "Federation", state: State, device: torch.device) ->
 
     cohort = draw_cohort(federation, this_round)
     plans, policy_state = plan_round(federation.policy, state, cohort, this_round)
+    plans = corrected(federation, state, plans)
     norm2, noise = norm_and_noise(state.theta, [plan.mask for plan in plans])
     costs = costs_of_plans(federation, state.theta, plans, this_round)
     recipe, task, clients = federation.local.in_round(this_round.index), federation.task, federation.clients
     jobs = [Job(task, clients, plan.client, state.theta, plan.mask, recipe, this_round, plan.options) for plan in plans]
-    planned = PlannedRound(this_round, state, plans, policy_state, norm2, noise, costs, jobs, clock)
+    planned = PlannedRound(this_round, state, plans, policy_state, recipe, norm2, noise, costs, jobs, clock)
     if federation.require_coverage:
         check_coverage(planned.coverage, this_round.index, federation.remedy)
     planned = federation.hook.planned(federation, planned)
@@ -77,18 +79,19 @@ def end_round(
     clock.skip()
     aggregation = federation.aggregator.start(before.theta, planned.plans, before.server)
     observers = observers_of(federation, planned)
-    feedback_sum = FeedbackSum(planned)
+    feedback_sum, controls = FeedbackSum(planned), ControlUpdates(federation, planned)
     for accepted in _accepted(federation, planned, arrivals, observers):
         aggregation.add_together(accepted)
         for update in accepted:
             feedback_sum.add(update)
+            controls.add(update)
             for observer in observers:
                 observer.add(update)
         clock.lap("aggregate")
     if not feedback_sum.clients:
         raise ClientError(
             f"every client of round {this_round.index} diverged: no trained values are finite;"
-            f" lower lr (now {federation.local.in_round(this_round.index).lr}) and start again"
+            f" lower lr (now {planned.recipe.lr}) and start again"
         )
 
     theta = step_towards(before.theta, aggregation.result(), federation.policy.server_step(this_round))
@@ -96,7 +99,7 @@ def end_round(
     policy_state = observe_round(federation.policy, theta, feedback, this_round, planned.policy_state)
     fields = _fields(observers, EndedRound(theta, feedback), aggregation)
     theory = {name: tensor for observer in observers for name, tensor in observer.state().items()}
-    state = State(this_round.index, theta, policy_state, theory, aggregation.state(), before.clients)
+    state = State(this_round.index, theta, policy_state, theory, aggregation.state(), controls.state())
     clock.lap("aggregate")
 
     fields |= score_fields(federation, state, planned.plans, evaluation)

@@ -144,6 +144,7 @@ class LocalSGD(Recipe):
         momentum: The factor by which momentum decays at each step, in [0, 1).
         weight_decay: The factor of theta that is added to the gradient.
         nesterov: Whether to step by grad + momentum v, as torch's SGD does, instead of v.
+        control_variates: Whether to correct the drift of clients by control variates (SCAFFOLD).
         local_steps: The number of steps in a round, instead of epochs.
         clip: The largest norm of a step's gradient, over all entries of the client's mask; larger ones are scaled.
         proximal: mu of FedProx: mu (theta - theta_q) is added to the gradient, inside the mask.
@@ -160,6 +161,7 @@ class LocalSGD(Recipe):
     momentum: float = 0.5
     weight_decay: float = 0.0
     nesterov: bool = False
+    control_variates: bool = False
 
     moments: ClassVar[tuple[str, ...]] = ("velocity",)
 
@@ -167,6 +169,11 @@ class LocalSGD(Recipe):
         super().__post_init__()
         check_number("momentum", self.momentum, -1e-300, 1, "a number in [0, 1)")
         check_number("weight_decay", self.weight_decay, -1e-300, math.inf, "0 or more")
+        if self.control_variates and not replace(self, control_variates=False).is_plain:
+            raise InputError(
+                "control_variates need SGD with momentum at most: a client's mean gradient follows from its update only"
+                " then; leave out weight_decay, nesterov, clip, proximal and transforms"
+            )
 
     def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
         """Return v <- momentum v + grad + weight_decay theta."""

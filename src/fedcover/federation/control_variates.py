@@ -1,0 +1,124 @@
+"""SCAFFOLD: control variates that correct the drift of clients, inside their masks.
+
+Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated learning", ICML 2020. c_n is the mean
+gradient of client n when it last trained, and c the mean of the c_n. A client adds c - c_n to its gradients.
+
+Under partial coverage every entry has its own history. c_n changes only inside the mask that the client trained under;
+outside it stays as it was. c is the mean over the clients that have ever held an entry, and an entry that a client
+trains for the first time is not corrected. The server keeps all c_n, so clients receive c - c_n and send nothing more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedcover.aggregation.base import ClientUpdate
+from fedcover.errors import InputError
+from fedcover.federation.checkpoint import State
+from fedcover.params import Mask
+from fedcover.policies.base import ClientPlan
+from fedcover.training.options import TrainingOptions
+from fedcover.training.recipes import LocalSGD
+
+if TYPE_CHECKING:
+    from fedcover.federation.federation import Federation
+    from fedcover.federation.planned_round import PlannedRound
+
+CPU = torch.device("cpu")
+
+
+def uses_control_variates(federation: "Federation") -> bool:
+    """Return whether the recipe of a federation asks for control variates."""
+    return isinstance(federation.local, LocalSGD) and federation.local.control_variates
+
+
+def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[ClientPlan]:
+    """Return the plans, with c - c_n added to the clients' gradients."""
+    if not uses_control_variates(federation):
+        return list(plans)
+    new = []
+    for plan in plans:
+        options = plan.options or TrainingOptions()
+        if options.has_beyond("regrow", "report"):
+            raise InputError(
+                f"control variates need plain masked SGD, but policy {federation.policy} changes local training; use"
+                f" another policy, or control_variates=False"
+            )
+        shifts = {
+            name: _shift(state, plan, name)
+            for name in state.theta
+            if f"control/{plan.client.id}/{name}" in state.clients
+        }
+        new.append(replace(plan, options=replace(options, shifts=shifts)) if shifts else plan)
+    return new
+
+
+def _shift(state: State, plan: ClientPlan, name: str) -> Tensor:
+    """Return c - c_n of one tensor, 0 where the client has never held an entry and outside its mask."""
+    held, control = (state.clients[f"{kind}/{plan.client.id}/{name}"] for kind in ("held", "control"))
+    mean = (state.clients[f"sum/{name}"] / state.clients[f"holders/{name}"].clamp_min(1)).to(control.dtype)
+    shift = torch.where(held, mean - control, 0.0).to(state.theta[name].device)
+    return torch.where(plan.mask[name], shift, 0.0) if name in plan.mask else shift
+
+
+def total_weight(steps: int, decay: float) -> float:
+    """Return the sum of the weights with which the gradients of all steps move a client: v decays by ``decay``.
+
+    >>> total_weight(4, 0.0), total_weight(2, 0.5)
+    (4.0, 2.5)
+    """
+    return (steps - decay * (1 - decay**steps) / (1 - decay)) / (1 - decay)
+
+
+class ControlUpdates:
+    """The control variates after a round, from its updates as they arrive."""
+
+    def __init__(self, federation: "Federation", planned: "PlannedRound") -> None:
+        self._on, self._planned, self._federation = uses_control_variates(federation), planned, federation
+        self._plans = {plan.client.id: plan for plan in planned.plans} if self._on else {}
+        self._state = dict(planned.state.clients)
+
+    def add(self, update: ClientUpdate) -> None:
+        """Set c_n to the mean gradient of the client's steps, inside its mask."""
+        if not self._on:
+            return
+        plan, recipe = self._plans[update.client], self._planned.recipe
+        scale = recipe.lr * total_weight(recipe.steps(update.examples), recipe.decay)
+        shifts = plan.options.shifts if plan.options else {}
+        for name, before in self._planned.state.theta.items():
+            if name in self._federation.structure.frozen:
+                continue
+            mean = ((before - update.theta[name].to(before)) / scale).to(CPU)
+            if name in shifts:
+                mean = mean - shifts[name].to(CPU)
+            self._set(update.client, name, mean, _stays(plan.mask, update.mask, name, before))
+
+    def _set(self, client: int, name: str, mean: Tensor, inside: Tensor) -> None:
+        """Set c_n of one tensor, and keep the sum and the number of holders of every entry."""
+        state, key = self._state, f"{client}/{name}"
+        zeros = torch.zeros_like(mean)
+        control, held = state.get(f"control/{key}", zeros), state.get(f"held/{key}", torch.zeros_like(inside))
+        new = torch.where(inside, mean, control)
+        total, holders = (
+            state.get(f"sum/{name}", zeros.double()),
+            state.get(f"holders/{name}", torch.zeros_like(inside, dtype=torch.int32)),
+        )
+        state[f"sum/{name}"] = total + (new.double() - control.double())
+        state[f"holders/{name}"] = holders + (inside & ~held).to(torch.int32)
+        state[f"control/{key}"], state[f"held/{key}"] = new, held | inside
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state of clients for the next round."""
+        return self._state
+
+
+def _stays(planned: Mask, returned: Mask, name: str, like: Tensor) -> Tensor:
+    """Return the entries that a client held during the whole round; it may have readjusted its mask."""
+    inside = torch.ones(like.shape, dtype=torch.bool)
+    for mask in (planned, returned):
+        if name in mask:
+            inside = inside & mask[name].to(CPU)
+    return inside
