@@ -52,6 +52,7 @@ from fedcover.structure.batch_norm import gather_statistics
 from fedcover.structure.submodel import SubModel, shrink
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training import schedules
+from fedcover.training.check import check_transform
 from fedcover.training.options import Regrow, TrainingOptions
 from fedcover.training.recipes import LocalAdam, LocalSGD, Recipe
 from fedcover.training.task import Task
@@ -117,6 +118,7 @@ __all__ = [
     "by_slot",
     "check_aggregator",
     "check_policy",
+    "check_transform",
     "cost_of",
     "coverage_of",
     "data",

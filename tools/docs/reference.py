@@ -86,7 +86,8 @@ def _public_names() -> list[str]:
     for name in sorted((name for name in fc.__all__ if not name.startswith("_")), key=str.lower):
         value = getattr(fc, name)
         if inspect.ismodule(value):
-            link = f"[`fc.{name}`]({value.__name__}.md)"
+            room = ".".join(value.__name__.split(".")[:2])
+            link = f"[`fc.{name}`]({room}.md)"
         else:
             link = f"[`fc.{name}`][{value.__module__}.{value.__qualname__}]"
         first = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())

@@ -20,7 +20,7 @@ class BatchTable:
     index: Tensor
     """The index of the example at (step, client, position in the batch); -1 for padding."""
     full: bool
-    """True if there is no padding."""
+    """True if every batch is full, apart from the steps of clients that have finished."""
     last_epoch: Tensor
     """True at (step, client) if the step belongs to the client's last epoch."""
 
@@ -54,7 +54,8 @@ def batch_table(jobs: Sequence[Job], device: torch.device) -> BatchTable:
     most = max(recipe.steps(size) for size in sizes)  # fewer than the rows if local_steps cuts the last epoch
     index = index.reshape(len(jobs), -1, batch)[:, :most].transpose(0, 1).contiguous()
     last = (epoch.reshape(len(jobs), -1)[:, :most] == passed - 1).transpose(0, 1)
-    return BatchTable(index, min(sizes) == columns, last & (index >= 0).any(2))
+    full = all(size % batch == 0 for size in sizes)
+    return BatchTable(index, full, last & (index >= 0).any(2))
 
 
 def to_device(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:

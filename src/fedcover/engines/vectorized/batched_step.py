@@ -21,6 +21,9 @@ from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
 
+LOOKED_AT = 64
+"""The number of examples, and of labels, with which a loss is tried."""
+
 
 class TrainedStacks(NamedTuple):
     """The result of training clients together; the first axis of each stack is the client."""
@@ -62,6 +65,8 @@ class BatchedStep:
         self._model, stream = with_keyed_dropout(jobs[0].task.model)
         _refuse_randomness(self._model.train(), jobs[0])
         _refuse_short_batches(self._model, jobs[0], table)
+        if not table.full:
+            _refuse_joint_losses(self._model, jobs[0])
         self._model.to(device)
         if compiled and device.type == "cuda":  # uncompiled, unfolding costs more than it saves
             use_stacked_convolutions(self._model)
@@ -191,6 +196,32 @@ def _refuse_short_batches(model: nn.Module, job: Job, table: BatchTable) -> None
             f"engine=vectorized needs full batches of {size} examples for a model with batch norm; give every client"
             f" a multiple of {size} examples, or use engine=processes"
         )
+
+
+def _refuse_joint_losses(model: nn.Module, job: Job) -> None:
+    """Raise InputError unless the loss of a batch is the mean over its examples: padding could not be left out."""
+    examples, loss = job.population.examples, job.task.loss
+    chosen = _one_of_each_label(examples.labels)
+    with ambient(0, "look"), torch.no_grad():
+        scores, labels = model(examples.inputs[chosen].clone()), examples.labels[chosen]
+        together = loss(scores, labels)
+        alone = torch.stack([loss(scores[i : i + 1], labels[i : i + 1]) for i in range(len(chosen))]).mean(0)
+    if together.shape != alone.shape or not torch.allclose(together, alone, rtol=1e-3, atol=1e-5):
+        size, name = job.recipe.batch_size, getattr(loss, "__name__", type(loss).__name__)
+        raise InputError(
+            f"the loss {name} of a batch is not the mean of its examples' losses, so engine=vectorized cannot leave out"
+            f" the padding of short batches; give every client a multiple of {size} examples, or use engine=processes"
+        )
+
+
+def _one_of_each_label(labels: Tensor) -> Tensor:
+    """Return the indices of some examples, among them one with each label."""
+    first = torch.arange(min(len(labels), LOOKED_AT))
+    rows = labels.flatten(1) if labels.ndim > 1 else labels.unsqueeze(1)
+    if labels.is_floating_point():
+        return first
+    values = rows.unique()[:LOOKED_AT]
+    return torch.cat([first, torch.stack([(rows == value).any(1).to(torch.int8).argmax() for value in values])])
 
 
 def _distinct(objects: Sequence[Any]) -> tuple[list[Any], list[int]]:
