@@ -37,6 +37,33 @@ class StepDecay:
 
 
 @dataclass(frozen=True)
+class Milestones:
+    """Multiply the step size by a factor after each of certain rounds.
+
+    Args:
+        rounds: The rounds after which the step size falls.
+        factor: The factor, in (0, 1].
+
+    >>> schedule = Milestones((3, 5), factor=0.5)
+    >>> [schedule(index) for index in range(1, 8)]
+    [1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    """
+
+    rounds: tuple[int, ...]
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", tuple(self.rounds))
+        for index in self.rounds:
+            check_whole("rounds", index, 1)
+        check_number("factor", self.factor, 0, 1 + 1e-12, "a number in (0, 1]")
+
+    def __call__(self, index: int) -> float:
+        """Return the factor of a round."""
+        return float(self.factor ** sum(index > milestone for milestone in self.rounds))
+
+
+@dataclass(frozen=True)
 class Cosine:
     """Lower the step size along half a cosine, from 1 in the first round to ``least`` in the last.
 
@@ -133,6 +160,12 @@ def constant(warmup: int = 0) -> LrSchedule:
 def step(every: int, factor: float = 0.1, warmup: int = 0) -> LrSchedule:
     """A step size that is multiplied by a factor after every so many rounds."""
     return _warmed(StepDecay(every, factor), warmup)
+
+
+@SCHEDULES.register("milestones")
+def milestones(rounds: list[int], factor: float = 0.1, warmup: int = 0) -> LrSchedule:
+    """A step size that is multiplied by a factor after each of certain rounds."""
+    return _warmed(Milestones(tuple(rounds), factor), warmup)
 
 
 @SCHEDULES.register("cosine")

@@ -42,11 +42,12 @@ def experiments() -> list[Experiment]:
 
 
 @cache
-def _task(data: str, seed: int) -> Task:
+def task_of(data: str, seed: int) -> Task:
+    """Return HeteroFL's model for a data set, with the parameters of a seed."""
     return Task(build(MODEL, IMAGES[data], CLASSES, seed))
 
 
 def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """Return the federation of a run, with HeteroFL's model and recipe in place of the paper's."""
-    replaced = {"task": _task(run.experiment.data, run.seed), "local": LOCAL}
+    replaced = {"task": task_of(run.experiment.data, run.seed), "local": LOCAL}
     return Federation(policy=named_policy(run.experiment.policy), **{**settings, **replaced})

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedcover_experiments.runner import Experiment, FederationFactory
-from fedcover_experiments.studies import coverage, labels, methods
+from fedcover_experiments.studies import coverage, labels, methods, recipes
 
 SEEDS = 5
 
@@ -59,6 +59,16 @@ STUDIES = {
         "full",
         methods.BUDGETS,
         {"of all data": tuple(methods.BUDGETS)},
+        separate=True,
+    ),
+    "recipes": Study(
+        "What is a published recipe of local training worth?",
+        recipes.experiments,
+        recipes.federation_of,
+        "constant",
+        "published",
+        {methods.WIDTHS: methods.BUDGETS[methods.WIDTHS]},
+        {"of all data": (methods.WIDTHS,)},
         separate=True,
     ),
 }
