@@ -224,3 +224,18 @@ def test_a_step_with_masks_replaces_one_without_and_serves_all_jobs(monkeypatch:
         (update,), (expected,) = engine.train([job]), Serial().train([job])
         assert max(float((update.theta[name] - expected.theta[name]).abs().max()) for name in theta) < TOLERANCE
     assert len(sizes) == 2
+
+
+def test_a_schedule_of_the_step_size_needs_no_new_step() -> None:
+    """A compiled step takes tens of seconds to build; clients with different step sizes share one, too."""
+    engine = Vectorized("cpu")
+    schedule = fc.schedules.Cosine(rounds=3)
+    playing = federation(engine)
+    playing = fc.Federation(playing.task, playing.clients, cohort=6, local=fc.LocalSGD(1, 8, 0.1, schedule=schedule))
+    with engine:
+        fc.run_many([playing], 3, engine=engine)
+        assert len(engine._batched_steps) <= 1
+    jobs = playing.begin_round(playing.start()).jobs
+    jobs = [replace(job, recipe=fc.LocalSGD(1, 8, 0.05 * (1 + slot))) for slot, job in enumerate(jobs)]
+    for a, b in zip(Serial().train(jobs), engine.train(jobs), strict=True):
+        assert max(float((a.theta[name] - b.theta[name]).abs().max()) for name in a.theta) < TOLERANCE

@@ -95,7 +95,7 @@ def test_clipping_bounds_the_step(seed: int, most: float) -> None:
     theta = prune(theta, kept)
     recipe = fc.LocalSGD(lr=0.5, momentum=0.0, clip=most)
     grads = {name: torch.randn(tensor.shape, generator=rng) * 10 for name, tensor in theta.items()}
-    data = StepData({}, kept, *({} for _ in StepData._fields[2:]))
+    data = StepData(recipe.lr, {}, kept, *({} for _ in StepData._fields[3:]))
     state, _ = take_step(
         recipe, lambda shown: (grads, torch.tensor(0.0)), start_state(recipe, theta, False, False), data, 0
     )

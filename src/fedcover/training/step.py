@@ -36,9 +36,11 @@ class StepState(NamedTuple):
 class StepData(NamedTuple):
     """What a step reads and does not change: the tensors and numbers of one client in one round.
 
-    Each is a dict by tensor; names are left out where a tensor needs nothing.
+    Dicts are by tensor; names are left out where a tensor needs nothing.
     """
 
+    lr: float | Tensor
+    """The step size, as a number or as a tensor of no axes."""
     frozen: Params
     """The tensors that are not trained."""
     kept: Params
@@ -94,15 +96,21 @@ def take_step(
     moments: dict[str, dict[str, Tensor]] = {}
     for name, before in state.theta.items():
         direction, moments[name] = recipe.direction(grads[name], before, state.moments[name])
-        if name in data.kept:
-            after = torch.addcmul(before, direction, data.kept[name].to(before.dtype), value=-recipe.lr)
-        else:
-            after = before.sub(direction, alpha=recipe.lr)
+        after = _descend(before, direction, data.kept.get(name), data.lr)
         if name in inside:  # outside the width neither values nor moments change
             after = torch.where(inside[name], after, before)
             moments[name] = {m: torch.where(inside[name], t, state.moments[name][m]) for m, t in moments[name].items()}
         theta[name] = after
     return StepState(theta, moments, squares), loss
+
+
+def _descend(theta: Tensor, direction: Tensor, kept: Tensor | None, lr: float | Tensor) -> Tensor:
+    """Return theta - lr direction, inside the mask."""
+    if isinstance(lr, Tensor):
+        return theta - direction * (lr if kept is None else lr * kept.to(theta.dtype))
+    if kept is None:
+        return theta.sub(direction, alpha=lr)
+    return torch.addcmul(theta, direction, kept.to(theta.dtype), value=-lr)
 
 
 def shown_values(theta: Params, inside: Mapping[str, Tensor], gains: Params) -> Params:

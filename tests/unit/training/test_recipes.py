@@ -14,7 +14,6 @@ from fedcover.training.recipes import Recipe
 from fedcover.training.step import StepData, start_state, take_step
 from tests.conftest import small_data, small_net
 
-NO_DATA = StepData(*({} for _ in StepData._fields))
 STEPS = 50
 
 OPTIMIZERS: dict[str, tuple[Recipe, Callable[..., torch.optim.Optimizer]]] = {
@@ -44,10 +43,10 @@ OPTIMIZERS: dict[str, tuple[Recipe, Callable[..., torch.optim.Optimizer]]] = {
 def test_each_optimizer_is_that_of_torch_over_fifty_steps(name: str, clip: float | None) -> None:
     recipe, make = OPTIMIZERS[name]
     recipe = type(recipe)(**{**vars(recipe), "clip": clip})
-    model, data = small_net().double().eval(), small_data()
-    x, y = data.inputs.double(), data.labels
+    model, examples = small_net().double().eval(), small_data()
+    x, y = examples.inputs.double(), examples.labels
     optimizer, state = make(model.parameters()), start_state(recipe, params_of(model), widths=False, report=False)
-    copy = small_net().double().eval()
+    copy, data = small_net().double().eval(), StepData(recipe.lr, *({} for _ in StepData._fields[1:]))
 
     def gradients(theta: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         leaves = {key: tensor.clone().requires_grad_() for key, tensor in theta.items()}
@@ -60,7 +59,7 @@ def test_each_optimizer_is_that_of_torch_over_fifty_steps(name: str, clip: float
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-        state, _ = take_step(recipe, gradients, state, NO_DATA, step)
+        state, _ = take_step(recipe, gradients, state, data, step)
         for key, tensor in model.named_parameters():
             assert float((tensor.detach() - state.theta[key]).abs().max()) < 1e-6
 

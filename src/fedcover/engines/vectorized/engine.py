@@ -7,6 +7,7 @@ rounding a client's result does not depend on the clients that are trained with 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -208,8 +209,11 @@ def _module_key(module: nn.Module) -> Any:
 
 
 def _job_key(job: Job) -> Any:
-    """Return what jobs must share, apart from their tasks, to be trained as one batch."""
-    return job.recipe, id(job.population.examples.inputs), id(job.population.examples.labels)
+    """Return what jobs must share, apart from their tasks, to be trained as one batch.
+
+    The step size is not part of it: a schedule changes it in every round, and a new step would have to be compiled.
+    """
+    return replace(job.recipe, lr=1.0), id(job.population.examples.inputs), id(job.population.examples.labels)
 
 
 def _updates(jobs: Sequence[Job], trained: _Trained) -> list[ClientUpdate]:

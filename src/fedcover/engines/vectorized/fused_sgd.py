@@ -41,12 +41,15 @@ class FusedSGD:
         self.theta, self.masks = theta, masks
         self._recipe, self._trained, self._gradients = recipe, tuple(trained), gradients
         self._velocity = stack_like(theta, trained)
+        first = next(iter(theta.values()))
+        self._lr = torch.zeros(len(first), device=first.device)
         # Frozen tensors have gains in forward passes too.
         self._gains = {name: stack.new_zeros(len(stack)) for name, stack in theta.items() if gains}
         self._frozen: Params = {}
 
     def load(self, jobs: Sequence[Job]) -> None:
         """Multiply theta by the gains, and set momenta to 0."""
+        self._lr.copy_(torch.tensor([job.recipe.lr for job in jobs]))
         # Multiplying by a gain and dividing by it may round, but tensors that are not trained must not change.
         self._frozen = {name: self.theta[name].clone() for name in self._gains if name not in self._trained}
         for name, gains in self._gains.items():
@@ -57,15 +60,15 @@ class FusedSGD:
 
     def arguments(self, step: Tensor) -> tuple[Any, ...]:
         """Return all stacks."""
-        return self.theta, self._velocity, self.masks, self._gains
+        return self.theta, self._velocity, self.masks, self._gains, self._lr
 
     def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
         """Take one step: v <- momentum v + g o m, theta <- theta - lr v."""
-        theta, velocity, masks, gains = tensors
+        theta, velocity, masks, gains, step_size = tensors
         parameters = {name: theta[name] for name in self._trained}
         fixed = {name: stack for name, stack in theta.items() if name not in parameters}
         grads, losses = self._gradients(parameters, fixed, *batch, keys, step)
-        lr = batch[2].any(1) * self._recipe.lr  # 0 for a client that has finished its steps
+        lr = batch[2].any(1) * step_size  # 0 for a client that has finished its steps
         for name in self._trained:
             grad = torch.where(masks[name], grads[name], 0.0) if name in masks else grads[name]
             scale = lr.to(velocity[name].dtype)

@@ -23,7 +23,7 @@ class MappedSteps:
     """Stacks of everything that ``take_step`` reads and writes.
 
     Args:
-        recipe: The recipe, which all clients share.
+        recipe: The recipe, which all clients share, apart from the step size.
         kind: The training options that need stacks.
         theta: The stacks of all parameters.
         masks: The stacks of all masks; empty if no client has one.
@@ -52,7 +52,9 @@ class MappedSteps:
             )
         self._state = StepState(values, moments, stack_like(theta, trained if kind.report else ()))
         numbers = {name: stack.new_zeros(len(stack)) for name, stack in theta.items()}
+        first = next(iter(theta.values()))
         self._data = StepData(
+            lr=first.new_zeros(len(first)),
             frozen={name: stack for name, stack in theta.items() if name not in values},
             kept={name: masks[name] for name in trained if masks},
             start=stack_like(theta, trained if reads_start(recipe) else ()),
@@ -61,7 +63,6 @@ class MappedSteps:
             levels=stack_like(theta, list(theta) if kind.widths else (), torch.uint8),
             shifts=stack_like(theta, trained if kind.shifts else ()),
         )
-        first = next(iter(theta.values()))
         self._least_level = torch.zeros((num_steps, len(first)), dtype=torch.uint8, device=first.device)
 
     def load(self, jobs: Sequence[Job]) -> None:
@@ -69,6 +70,8 @@ class MappedSteps:
         options = [job.options or PLAIN for job in jobs]
         for stack in pytree.tree_leaves((self._state.moments, self._state.squares)):
             stack.zero_()
+        assert isinstance(self._data.lr, Tensor)
+        self._data.lr.copy_(torch.tensor([job.recipe.lr for job in jobs]))
         for name, stack in self._data.start.items():
             stack.copy_(self.theta[name])
         for name, gains in self._data.gains.items():

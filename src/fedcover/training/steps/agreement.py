@@ -46,7 +46,8 @@ def defined_steps(
     """
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     state = start_state(RECIPE, {name: theta[name] for name in names}, widths=False, report=False)
-    data = StepData({name: t for name, t in theta.items() if name not in names}, *({} for _ in StepData._fields[1:]))
+    frozen = {name: tensor for name, tensor in theta.items() if name not in names}
+    data = StepData(RECIPE.lr, frozen, *({} for _ in StepData._fields[2:]))
     losses = []
     for number, (x, y) in enumerate(batches):
         stream.step = STEP + number

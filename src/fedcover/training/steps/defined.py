@@ -28,6 +28,7 @@ def client_data(job: Job, trained: Sequence[str]) -> tuple[Params, StepData]:
     first = next(iter(theta.values()))
     masked = bool(job.mask or options.widths)
     data = StepData(
+        lr=job.recipe.lr,
         frozen={name: tensor for name, tensor in theta.items() if name not in start},
         kept={n: job.mask[n] if n in job.mask else torch.ones_like(t, dtype=torch.bool) for n, t in start.items()}
         if masked
