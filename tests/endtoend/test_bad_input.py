@@ -202,7 +202,7 @@ def test_resume_without_a_run(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_misspelt_config_key(cli: Cli, tmp_path: Path) -> None:
-    refuses(cli, ["run", "--set", "local.lrr=1"], "there is no setting 'local.lrr'; did you mean 'local.lr'?")
+    refuses(cli, ["run", "--set", "local.lrr=1"], "optimizer SGD does not take local.lrr; did you mean 'local.lr'?")
     refuses(cli, ["run", "--set", "lr=1"], "there is no setting 'lr'; did you mean 'local.lr'?")
     config = tmp_path / "c.toml"
     config.write_text("[data]\nclient = 5\n")

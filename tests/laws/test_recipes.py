@@ -71,7 +71,7 @@ def test_control_variates_are_mean_gradients_inside_masks() -> None:
             control = state.clients[f"control/{job.client.id}/{name}"]
             torch.testing.assert_close(control[inside], ((before - update.theta[name]) / 0.1)[inside])
             assert not bool(control[~inside].any())
-            assert torch.equal(state.clients[f"held/{job.client.id}/{name}"], inside)
+            assert torch.equal(state.clients[f"trained/{job.client.id}/{name}"], inside)
     for name in playing.theta0:
         controls = [state.clients[f"control/{client.id}/{name}"].double() for client in planned.cohort]
         torch.testing.assert_close(state.clients[f"sum/{name}"], torch.stack(controls).sum(0))

@@ -78,22 +78,25 @@ def _point(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def studies() -> dict[str, Any]:
-    """Return how the policies of the studies compare with each other, and the rows of the study of methods."""
+    """Return how the policies of the studies compare with each other, and the rows of studies of single policies."""
     from fedcover_experiments.results import load
     from fedcover_experiments.studies import STUDIES
     from fedcover_experiments.studies.report import data_titles, rows
 
     results = {name: load(STUDY / f"{name}.json") for name in STUDIES}
-    study = STUDIES["methods"]
-    methods = {
-        _key(title): dict(sorted((row["policy"], _numbers(row)) for row in rows(study, results["methods"], title)))
-        for title in data_titles(study, results["methods"])
+    separate = {
+        name: {
+            _key(title): dict(sorted((row["policy"], _numbers(row)) for row in rows(study, results[name], title)))
+            for title in data_titles(study, results[name])
+        }
+        for name, study in STUDIES.items()
+        if study.separate
     }
     return {
         "runs": {name: sum(entry["runs"] for entry in result.provenance) for name, result in results.items()},
         "coverage": _compared(STUDIES["coverage"], results["coverage"]),
         "labels": _compared(STUDIES["labels"], results["labels"]),
-        "methods": methods,
+        **separate,
     }
 
 

@@ -75,7 +75,7 @@ SCHEDULE = Section(
     "schedule", SCHEDULES.noun, cast("type[Any]", Callable), SCHEDULES, SCHEDULES.find,
     "a function that returns a function of the round",
 )  # fmt: skip
-SECTIONS: dict[str, Section[Any]] = {section.key: section for section in (POLICY, AGGREGATION, SERVER, LOCAL, SCHEDULE)}
+SECTIONS: dict[str, Section[Any]] = {section.key: section for section in (POLICY, LOCAL, SCHEDULE, AGGREGATION, SERVER)}
 """The sections whose objects have settings of their own."""
 
 

@@ -58,9 +58,9 @@ def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan
 
 def _shift(state: State, plan: ClientPlan, name: str) -> Tensor:
     """Return c - c_n of one tensor, 0 where the client has never held an entry and outside its mask."""
-    held, control = (state.clients[f"{kind}/{plan.client.id}/{name}"] for kind in ("held", "control"))
+    trained, control = (state.clients[f"{kind}/{plan.client.id}/{name}"] for kind in ("trained", "control"))
     mean = (state.clients[f"sum/{name}"] / state.clients[f"holders/{name}"].clamp_min(1)).to(control.dtype)
-    shift = torch.where(held, mean - control, 0.0).to(state.theta[name].device)
+    shift = torch.where(trained, mean - control, 0.0).to(state.theta[name].device)
     return torch.where(plan.mask[name], shift, 0.0) if name in plan.mask else shift
 
 
@@ -100,15 +100,15 @@ class ControlUpdates:
         """Set c_n of one tensor, and keep the sum and the number of holders of every entry."""
         state, key = self._state, f"{client}/{name}"
         zeros = torch.zeros_like(mean)
-        control, held = state.get(f"control/{key}", zeros), state.get(f"held/{key}", torch.zeros_like(inside))
+        control, trained = state.get(f"control/{key}", zeros), state.get(f"trained/{key}", torch.zeros_like(inside))
         new = torch.where(inside, mean, control)
         total, holders = (
             state.get(f"sum/{name}", zeros.double()),
             state.get(f"holders/{name}", torch.zeros_like(inside, dtype=torch.int32)),
         )
         state[f"sum/{name}"] = total + (new.double() - control.double())
-        state[f"holders/{name}"] = holders + (inside & ~held).to(torch.int32)
-        state[f"control/{key}"], state[f"held/{key}"] = new, held | inside
+        state[f"holders/{name}"] = holders + (inside & ~trained).to(torch.int32)
+        state[f"control/{key}"], state[f"trained/{key}"] = new, trained | inside
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of clients for the next round."""

@@ -152,29 +152,29 @@ def constant_factor(index: int) -> float:
 
 @SCHEDULES.register("constant")
 def constant(warmup: int = 0) -> LrSchedule:
-    """The same step size in every round, after a linear rise over ``warmup`` rounds."""
+    """Keep the step size, after a linear rise over ``warmup`` rounds."""
     return _warmed(None, warmup)
 
 
 @SCHEDULES.register("step")
 def step(every: int, factor: float = 0.1, warmup: int = 0) -> LrSchedule:
-    """A step size that is multiplied by a factor after every so many rounds."""
+    """Multiply the step size by a factor after every so many rounds."""
     return _warmed(StepDecay(every, factor), warmup)
 
 
 @SCHEDULES.register("milestones")
 def milestones(rounds: list[int], factor: float = 0.1, warmup: int = 0) -> LrSchedule:
-    """A step size that is multiplied by a factor after each of certain rounds."""
+    """Multiply the step size by a factor after each of certain rounds."""
     return _warmed(Milestones(tuple(rounds), factor), warmup)
 
 
 @SCHEDULES.register("cosine")
 def cosine(rounds: int, least: float = 0.01, warmup: int = 0) -> LrSchedule:
-    """A step size that falls along half a cosine, to the factor ``least`` in round ``rounds``."""
+    """Lower the step size along half a cosine, to the factor ``least`` in round ``rounds``."""
     return _warmed(Cosine(rounds, least), warmup)
 
 
 @SCHEDULES.register("inverse-sqrt")
 def inverse_sqrt(scale: float = 1.0, warmup: int = 0) -> LrSchedule:
-    """A step size that falls as 1 / sqrt(1 + (q - 1) / scale) in round q."""
+    """Lower the step size as 1 / sqrt(1 + (q - 1) / scale) in round q."""
     return _warmed(InverseSquareRoot(scale), warmup)
