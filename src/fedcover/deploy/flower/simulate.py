@@ -137,7 +137,7 @@ def simulated_client(config: Config, folder: str | None) -> Any:
     from fedcover.deploy.flower.apps import local_client
     from fedcover.deploy.flower.client import LocalClient, build_client_app, number_of
 
-    text = to_toml(config.model_dump())
+    text = to_toml(config.complete())
 
     def load(context: Context) -> LocalClient:
         return local_client(text, folder, number_of(context))
