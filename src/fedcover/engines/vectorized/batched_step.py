@@ -45,8 +45,7 @@ class BatchedStep:
         table: The batches of the jobs.
         masked: Whether to have masks, which are then there for every tensor: one step for all masks of a policy.
         kind: The training options for which there are buffers.
-        inputs: The inputs of all examples, on the device.
-        labels: The labels of all examples, on the device.
+        data: The inputs and the labels of all examples, on the device.
         device: The device to train on.
         compiled: Whether to compile the step.
     """
@@ -57,8 +56,7 @@ class BatchedStep:
         table: BatchTable,
         masked: bool,
         kind: OptionsKind,
-        inputs: Tensor,
-        labels: Tensor,
+        data: tuple[Tensor, Tensor],
         device: torch.device,
         compiled: bool,
     ) -> None:
@@ -70,7 +68,8 @@ class BatchedStep:
         self._model.to(device)
         if compiled and device.type == "cuda":  # uncompiled, unfolding costs more than it saves
             use_stacked_convolutions(self._model)
-        self._inputs, self._labels, self._device, self.masked = inputs, labels, device, masked
+        self._inputs, self._labels = data
+        self._device, self.masked = device, masked
         self._trained = tuple(name for name, p in self._model.named_parameters() if p.requires_grad)
         steps, clients = table.index.shape[:2]
         self._index, self._losses = torch.zeros_like(table.index), torch.zeros((steps, clients), device=device)

@@ -175,8 +175,7 @@ class Vectorized(Engine):
             steps.pop(key, None)
             while len(steps) >= self.ahead:  # not more than needed: each has stacks of whole models
                 del steps[next(iter(steps))]
-            data = self._data_of(jobs[0])
-            steps[key] = BatchedStep(jobs, table, masked, kind, *data, self.device, self._compile)
+            steps[key] = BatchedStep(jobs, table, masked, kind, self._data_of(jobs[0]), self.device, self._compile)
         return steps[key]
 
     def _data_of(self, job: Job) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,52 @@
+"""Runs with moments, control variates and schedules, killed at random times: they resume to the same bits."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedcover as fc
+from tests.endtoend.deploy.conftest import slow
+from tests.endtoend.test_resume import final_theta
+from tests.laws.strategies import same
+
+KILLS = 5
+SETTINGS = (
+    "data.name=digits", "data.clients=20", "data.partition=dirichlet", "policy.name=WP", "budgets.code=1111223344",
+    "rounds=8", "local.local_steps=200", "schedule.name=cosine", "schedule.rounds=8", "schedule.warmup=2", "workers=2",
+)  # fmt: skip
+RECIPES = {
+    "Adam": ("local.name=Adam", "local.lr=0.003", "local.clip=1.0", "server.name=FedAdam", "server.lr=0.02"),
+    "SCAFFOLD": ("local.lr=0.05", "local.control_variates=true", "server.name=FedAvgM", "server.momentum=0.5"),
+}
+
+
+@slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_kill_9_at_random_times(recipe: str, engine: str, tmp_path: Path) -> None:
+    settings = (*SETTINGS, *RECIPES[recipe], f"engine={engine}")
+    run = [sys.executable, "-m", "fedcover", "run", *(part for one in settings for part in ("--set", one)), "--resume"]
+    run += ["--quiet", "--no-report", "--out"]
+    whole, killed, kills = tmp_path / "whole", tmp_path / "killed", 0
+    subprocess.run([*run, str(whole)], check=True, timeout=300)
+    rng = random.Random(f"{recipe} {engine}")
+    while kills < KILLS:
+        process = subprocess.Popen([*run, str(killed)], env=dict(os.environ))
+        try:
+            assert process.wait(timeout=rng.uniform(2.0, 6.0)) == 0
+            pytest.fail(f"the run ended after {kills} kills; make it longer")
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+    subprocess.run([*run, str(killed)], check=True, timeout=300)
+    assert fc.History.load(killed / "history.jsonl") == fc.History.load(whole / "history.jsonl")
+    assert same(final_theta(killed), final_theta(whole))
+    kinds = {name.partition("/")[0] for name in final_theta(killed)}
+    assert kinds >= ({"theta", "server"} if recipe == "Adam" else {"theta", "server", "clients"})
