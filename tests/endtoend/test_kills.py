@@ -31,8 +31,21 @@ RECIPES = {
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_kill_9_at_random_times(recipe: str, engine: str, tmp_path: Path) -> None:
     settings = (*SETTINGS, *RECIPES[recipe], f"engine={engine}")
-    run = [sys.executable, "-m", "fedcover", "run", *(part for one in settings for part in ("--set", one)), "--resume"]
-    run += ["--quiet", "--no-report", "--out"]
+    config = tmp_path / "config.toml"  # with a file, --resume begins a run where there is none
+    config.write_text("")
+    changes = [part for one in settings for part in ("--set", one)]
+    run = [
+        sys.executable,
+        "-m",
+        "fedcover",
+        "run",
+        str(config),
+        *changes,
+        "--resume",
+        "--quiet",
+        "--no-report",
+        "--out",
+    ]
     whole, killed, kills = tmp_path / "whole", tmp_path / "killed", 0
     subprocess.run([*run, str(whole)], check=True, timeout=300)
     rng = random.Random(f"{recipe} {engine}")
