@@ -97,7 +97,7 @@ def test_clipping_bounds_the_step(seed: int, most: float) -> None:
     grads = {name: torch.randn(tensor.shape, generator=rng) * 10 for name, tensor in theta.items()}
     data = StepData(recipe.lr, {}, kept, *({} for _ in StepData._fields[3:]))
     state, _ = take_step(
-        recipe, lambda shown: (grads, torch.tensor(0.0)), start_state(recipe, theta, False, False), data, 0
+        recipe, lambda shown: (grads, torch.tensor(0.0)), start_state(recipe, theta, False, False), data, 0, {}
     )
     moved = sum(float((state.theta[name] - theta[name]).square().sum()) for name in theta) ** 0.5
     assert moved <= 0.5 * most * (1 + 1e-5)

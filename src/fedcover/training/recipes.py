@@ -178,7 +178,7 @@ class LocalSGD(Recipe):
     def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
         """Return v <- momentum v + grad + weight_decay theta."""
         grad = grad + self.weight_decay * theta if self.weight_decay else grad
-        velocity = moments["velocity"] * self.momentum + grad
+        velocity = (moments["velocity"] * self.momentum).add_(grad)
         return grad + self.momentum * velocity if self.nesterov else velocity, {"velocity": velocity}
 
     @property

@@ -44,15 +44,13 @@ class StepData(NamedTuple):
     frozen: Params
     """The tensors that are not trained."""
     kept: Params
-    """The mask, 1 where an entry is kept and 0 elsewhere: for every trained tensor, or for none if all is kept."""
+    """The mask of every trained tensor, bool or from ``as_bits``; empty if all is kept."""
     start: Params
     """The values at the start of the round; empty if no transform reads them."""
     gains: Params
     """The factor of a tensor in forward passes, as a tensor of no axes."""
     taus: Params
     """FIARSE's threshold of a tensor, as a tensor of no axes."""
-    levels: Params
-    """For each entry the number of the client's widths that contain it; empty without widths."""
     shifts: Params
     """What is added to the gradient of a tensor, as SCAFFOLD's correction."""
 
@@ -75,7 +73,12 @@ def start_state(recipe: Recipe, theta: Params, widths: bool, report: bool) -> St
 
 
 def take_step(
-    recipe: Recipe, gradients: Gradients, state: StepState, data: StepData, step: int | Tensor, width: int | Tensor = 0
+    recipe: Recipe,
+    gradients: Gradients,
+    state: StepState,
+    data: StepData,
+    step: int | Tensor,
+    inside: Mapping[str, Tensor],
 ) -> tuple[StepState, Tensor]:
     """Return the state after one step, and the loss before it.
 
@@ -85,9 +88,8 @@ def take_step(
         state: The state before the step.
         data: The client's tensors.
         step: The number of steps taken before.
-        width: With widths, the least level of an entry that is inside the drawn width.
+        inside: The entries inside the drawn width, as masks like ``data.kept``; empty without widths.
     """
-    inside = {name: level >= width for name, level in data.levels.items()}
     grads, loss = gradients(shown_values({**data.frozen, **state.theta}, inside, data.gains))
     grads = {name: grad * data.gains[name] if name in data.gains else grad for name, grad in grads.items()}
     squares = {name: total + grads[name] * grads[name] for name, total in state.squares.items()}
@@ -96,26 +98,48 @@ def take_step(
     moments: dict[str, dict[str, Tensor]] = {}
     for name, before in state.theta.items():
         direction, moments[name] = recipe.direction(grads[name], before, state.moments[name])
-        after = _descend(before, direction, data.kept.get(name), data.lr)
+        # Outside the mask the direction is 0. The two forms round differently; each client keeps to one of them.
+        if data.kept or isinstance(data.lr, Tensor):
+            after = (direction * -data.lr).add_(before)
+        else:
+            after = before.sub(direction, alpha=data.lr)
         if name in inside:  # outside the width neither values nor moments change
-            after = torch.where(inside[name], after, before)
-            moments[name] = {m: torch.where(inside[name], t, state.moments[name][m]) for m, t in moments[name].items()}
+            after = choose(inside[name], after, before)
+            moments[name] = {m: choose(inside[name], t, state.moments[name][m]) for m, t in moments[name].items()}
         theta[name] = after
     return StepState(theta, moments, squares), loss
 
 
-def _descend(theta: Tensor, direction: Tensor, kept: Tensor | None, lr: float | Tensor) -> Tensor:
-    """Return theta - lr direction, inside the mask."""
-    if isinstance(lr, Tensor):
-        return theta - direction * (lr if kept is None else lr * kept.to(theta.dtype))
-    if kept is None:
-        return theta.sub(direction, alpha=lr)
-    return torch.addcmul(theta, direction, kept.to(theta.dtype), value=-lr)
+def as_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask as integers with all bits set where it is True, as wide as numbers of a type.
+
+    On a CPU, selecting by bits takes a tenth of the time of ``torch.where``.
+    """
+    return -mask.to({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+
+
+def select(mask: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor inside a mask, and 0 outside, even in place of NaN.
+
+    >>> values = torch.tensor([1.0, float("nan"), 3.0])
+    >>> select(as_bits(torch.tensor([True, False, True]), values.dtype), values).tolist()
+    [1.0, 0.0, 3.0]
+    """
+    if mask.dtype == torch.bool:
+        return torch.where(mask, tensor, 0.0)
+    return (tensor.view(mask.dtype) & mask).view(tensor.dtype)
+
+
+def choose(mask: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
+    """Return one tensor inside a mask, and another outside."""
+    if mask.dtype == torch.bool:
+        return torch.where(mask, inside, outside)
+    return ((inside.view(mask.dtype) & mask) | (outside.view(mask.dtype) & ~mask)).view(inside.dtype)
 
 
 def shown_values(theta: Params, inside: Mapping[str, Tensor], gains: Params) -> Params:
     """Return the parameters of a forward pass: inside the drawn width, times their gains."""
-    shown = {name: torch.where(inside[name], t, 0.0) if name in inside else t for name, t in theta.items()}
+    shown = {name: select(inside[name], t) if name in inside else t for name, t in theta.items()}
     return {name: t * gains[name] if name in gains else t for name, t in shown.items()}
 
 
@@ -124,13 +148,14 @@ def _transformed(
 ) -> Params:
     """Return the gradients that the optimizer takes: transformed, and 0 outside the mask and the drawn width."""
 
+    masks = {**data.kept, **inside}  # a width is inside the mask
+
     def masked(grads: Params) -> Params:
-        grads = {n: torch.where(data.kept[n] != 0, g, 0.0) if n in data.kept else g for n, g in grads.items()}
-        return {n: torch.where(inside[n], g, 0.0) if n in inside else g for n, g in grads.items()}
+        return {name: select(masks[name], grad) if name in masks else grad for name, grad in grads.items()}
 
     grads = masked(grads)
     for name, tau in data.taus.items():
-        grads[name] = grads[name] * boost(theta[name], tau)
+        grads[name] = boost(theta[name], tau).mul_(grads[name])
     for name, shift in data.shifts.items():
         grads[name] = grads[name] + shift
     if recipe.proximal:

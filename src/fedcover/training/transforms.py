@@ -77,7 +77,7 @@ def boost(theta: Tensor, tau: Tensor | float) -> Tensor:
     """
     size = theta.abs()
     denominator = (size + tau).square().clamp_min(torch.finfo(theta.dtype).tiny)
-    return (size * (2 * tau)) / denominator + 1
+    return size.mul(2 * tau).div_(denominator).add_(1)
 
 
 def clip(gradients: Params, most: float) -> Params:

@@ -59,7 +59,7 @@ def test_each_optimizer_is_that_of_torch_over_fifty_steps(name: str, clip: float
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-        state, _ = take_step(recipe, gradients, state, data, step)
+        state, _ = take_step(recipe, gradients, state, data, step, {})
         for key, tensor in model.named_parameters():
             assert float((tensor.detach() - state.theta[key]).abs().max()) < 1e-6
 

@@ -60,9 +60,10 @@ class MappedSteps:
             start=stack_like(theta, trained if reads_start(recipe) else ()),
             gains=dict(numbers) if kind.gains else {},
             taus={name: numbers[name].clone() for name in trained if kind.thresholds},
-            levels=stack_like(theta, list(theta) if kind.widths else (), torch.uint8),
             shifts=stack_like(theta, trained if kind.shifts else ()),
         )
+        # For each entry the number of the client's widths that contain it.
+        self._levels = stack_like(theta, list(theta) if kind.widths else (), torch.uint8)
         self._least_level = torch.zeros((num_steps, len(first)), dtype=torch.uint8, device=first.device)
 
     def load(self, jobs: Sequence[Job]) -> None:
@@ -86,7 +87,7 @@ class MappedSteps:
     def _load_widths(self, jobs: Sequence[Job]) -> None:
         """Fill the levels of entries, and the table of the least level that is inside the width drawn at each step."""
         levels = {id(job.options): levels_of(job.options.widths) for job in jobs if job.options and job.options.widths}
-        for name, stack in self._data.levels.items():
+        for name, stack in self._levels.items():
             stack.fill_(MOST_WIDTHS)
             for row, job in zip(stack, jobs, strict=True):
                 if name in levels.get(id(job.options), {}):
@@ -98,19 +99,26 @@ class MappedSteps:
                 self._least_level[: len(draws), client] = (len(job.options.widths) - draws).to(self._least_level)
 
     def arguments(self, step: Tensor) -> tuple[Any, ...]:
-        """Return the state, what steps read, and the width thresholds of this step."""
-        return self._state, self._data, self._least_level.index_select(0, step.view(1)).squeeze(0)
+        """Return the state, what steps read, the levels of entries, and the width thresholds of this step."""
+        return self._state, self._data, self._levels, self._least_level.index_select(0, step.view(1)).squeeze(0)
 
     def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
         """Take one step of every client that has not finished."""
-        take_steps: Any = vmap(self._step, in_dims=(0, 0, 0, 0, 0, None), randomness="different")
+        take_steps: Any = vmap(self._step, in_dims=(0, 0, 0, 0, 0, 0, None), randomness="different")
         state, losses = take_steps(*tensors, batch, keys, step)
         for before, after in zip(pytree.tree_leaves(tensors[0]), pytree.tree_leaves(state), strict=True):
             before.copy_(after)
         return cast(Tensor, losses)
 
     def _step(
-        self, state: StepState, data: StepData, width: Tensor, batch: tuple[Tensor, ...], key: Tensor, step: Tensor
+        self,
+        state: StepState,
+        data: StepData,
+        levels: Params,
+        width: Tensor,
+        batch: tuple[Tensor, ...],
+        key: Tensor,
+        step: Tensor,
     ) -> tuple[StepState, Tensor]:
         """Take one step of one client; a client that has finished its steps stays as it is."""
 
@@ -118,7 +126,8 @@ class MappedSteps:
             trained = {name: shown[name] for name in self._trained}
             return self._gradients(trained, {n: shown[n] for n in data.frozen}, *batch, key, step)
 
-        after, loss = take_step(self._recipe, gradients, state, data, step, width)
+        inside = {name: level >= width for name, level in levels.items()}
+        after, loss = take_step(self._recipe, gradients, state, data, step, inside)
         active = batch[2].any()
         return pytree.tree_map(lambda new, old: torch.where(active, new, old), after, state), loss
 

@@ -59,7 +59,7 @@ def defined_steps(
                 grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
             return dict(zip(names, grads, strict=True)), value.detach()
 
-        state, value = take_step(RECIPE, gradients, state, data, STEP + number)
+        state, value = take_step(RECIPE, gradients, state, data, STEP + number, {})
         losses.append(value)
     return [torch.stack(losses), *(t for name in names for t in (state.theta[name], state.moments[name]["velocity"]))]
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedcover.params import Mask, Params, prune
 from fedcover.training.client import Job, dropout_key, width_draws
-from fedcover.training.options import TrainingOptions, levels_of
-from fedcover.training.step import StepData, StepState, reads_start, shown_values, start_state, take_step
+from fedcover.training.options import TrainingOptions
+from fedcover.training.step import StepData, StepState, as_bits, reads_start, shown_values, start_state, take_step
 from fedcover.training.steps.stepper import Loss, Stepper
 
 PLAIN = TrainingOptions()
@@ -36,7 +36,6 @@ def client_data(job: Job, trained: Sequence[str]) -> tuple[Params, StepData]:
         start=start if reads_start(job.recipe) else {},
         gains={name: first.new_tensor(gain) for name, gain in options.gains.items()},
         taus={name: first.new_tensor(tau) for name, tau in options.thresholds.items() if name in start and tau},
-        levels=levels_of(options.widths),
         shifts={name: shift for name, shift in options.shifts.items() if name in start},
     )
     return start, data
@@ -55,9 +54,9 @@ class DefinedSteps:
         options = job.options or PLAIN
         stepper.start(job.theta, job.mask, 0.0, 0.0, dropout_key(job))
         trained, data = client_data(job, stepper.trained)
-        self._data = data._replace(kept={name: kept.to(trained[name].dtype) for name, kept in data.kept.items()})
+        self._data = data._replace(kept=self._bits(data.kept))
         self._state: StepState = start_state(job.recipe, trained, bool(options.widths), options.report)
-        self._distil, self._num_widths = options.distil, len(options.widths)
+        self._distil, self._inside = options.distil, [self._bits(mask) for mask in options.widths]
         self._widths = width_draws(job, job.examples).tolist() if options.widths else []
 
     def epochs(self, inputs: Tensor, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
@@ -80,7 +79,7 @@ class DefinedSteps:
             leaves = ~(old[name] & new[name])
             theta[name] = theta[name].masked_fill(leaves, 0.0)
             moments[name] = {m: t.masked_fill(leaves, 0.0) if t.ndim else t for m, t in moments[name].items()}
-            kept[name] = new[name].to(theta[name].dtype)
+            kept |= self._bits({name: new[name]})
         self._state, self._data = self._state._replace(theta=theta, moments=moments), self._data._replace(kept=kept)
 
     def finish(self) -> tuple[Params, Params | None]:
@@ -92,15 +91,19 @@ class DefinedSteps:
             return parameters, None
         return parameters, {name: report.get(name, torch.zeros_like(tensor)) for name, tensor in parameters.items()}
 
+    def _bits(self, masks: Mask) -> Params:
+        """Return masks as bits."""
+        return {name: as_bits(mask, self._theta[name].dtype) for name, mask in masks.items()}
+
     @property
     def _whole(self) -> Params:
         return {**self._data.frozen, **self._state.theta}
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
         number = self._stepper.number
-        width = self._num_widths - self._widths[number] if self._widths else 0
+        inside = self._inside[self._widths[number]] if self._widths else {}
         gradients = self._gradients(x, y, self._loss(x) if self._distil else None)
-        self._state, loss = take_step(self._recipe, gradients, self._state, self._data, number, width)
+        self._state, loss = take_step(self._recipe, gradients, self._state, self._data, number, inside)
         self._stepper.number += 1
         return loss
 
@@ -115,8 +118,7 @@ class DefinedSteps:
     def _loss(self, x: Tensor) -> Loss:
         """Return the loss (1 - a) loss + a KL(scores of the widest || scores), with a the weight of distillation."""
         stepper, share = self._stepper, self._distil
-        widest = {name: level >= 1 for name, level in self._data.levels.items()}
-        stepper.show(shown_values(self._whole, widest, self._data.gains))
+        stepper.show(shown_values(self._whole, self._inside[-1], self._data.gains))
         stepper.stream.step = stepper.number
         teacher = F.log_softmax(stepper.model(x.clone()), 1)
 
