@@ -30,6 +30,8 @@ class Registry(Mapping[str, Callable[..., Product]]):
     def __init__(self, noun: str) -> None:
         self.noun = noun
         self._factories: dict[str, Callable[..., Product]] = {}
+        self._names: dict[str, str] = {}
+        """The registered name for every name and alias, without case, hyphens and underscores."""
 
     def __getitem__(self, name: str) -> Callable[..., Product]:
         return self._factories[name]
@@ -40,16 +42,22 @@ class Registry(Mapping[str, Callable[..., Product]]):
     def __len__(self) -> int:
         return len(self._factories)
 
-    def register(self, name: str) -> Callable[[Factory], Factory]:
+    def register(self, name: str, *aliases: str) -> Callable[[Factory], Factory]:
         """Return a decorator that registers a factory under a name.
 
+        Args:
+            name: The name that lists and records show.
+            aliases: Other names under which users may ask for it.
+
         Raises:
-            InputError: If the name is already registered.
+            InputError: If the name or an alias is already registered.
         """
 
         def decorate(factory: Factory) -> Factory:
-            if _normalise(name) in map(_normalise, self):
-                raise InputError(f"the {self.noun} '{name}' is already registered; choose another name")
+            for key in (name, *aliases):
+                if _normalise(key) in self._names:
+                    raise InputError(f"the {self.noun} '{key}' is already registered; choose another name")
+                self._names[_normalise(key)] = name
             self._factories[name] = factory  # type: ignore[assignment]
             return factory
 
@@ -61,10 +69,9 @@ class Registry(Mapping[str, Callable[..., Product]]):
         Raises:
             InputError: If there is none; the message suggests the nearest one.
         """
-        names = {_normalise(key): key for key in self}
-        if (key := names.get(_normalise(name))) is None:
-            near = get_close_matches(_normalise(name), names, n=1)
-            hint = f"; did you mean '{names[near[0]]}'?" if near else ""
+        if (key := self._names.get(_normalise(name))) is None:
+            near = get_close_matches(_normalise(name), map(_normalise, self), n=1)
+            hint = f"; did you mean '{self._names[near[0]]}'?" if near else ""
             raise InputError(f"there is no {self.noun} '{name}'; use one of {', '.join(self)}{hint}")
         return key, self._factories[key]
 

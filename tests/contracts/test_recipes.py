@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized.engine import Vectorized

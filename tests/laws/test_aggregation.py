@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcover.aggregation.region_mean import ClientUpdate, RegionSum, average
+from fedcover.aggregation.base import ClientUpdate
+from fedcover.aggregation.region_mean import RegionSum, average
 from fedcover.params import Params
 from tests.laws.strategies import kept_of, same, theta_and_updates
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedcover as fc
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.label_weights import assign_patterns, chance, nearest_weights, noisy_counts, region_weights
 from fedcover.aggregation.label_weights.batch_solver import SetSolver
-from fedcover.aggregation.region_mean import ClientUpdate, RegionSum, average
+from fedcover.aggregation.region_mean import RegionSum, average
 from fedcover.masks.coverage import regions
 from fedcover.params import Mask, Params
 from fedcover.seeding import generator

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedcover as fc
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import InputError
 from fedcover.masks.coverage import coverage_of
 from fedcover.theory import (

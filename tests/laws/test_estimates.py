@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedcover.aggregation.region_mean import ClientUpdate, average
+from fedcover.aggregation.base import ClientUpdate
+from fedcover.aggregation.region_mean import average
 from fedcover.errors import InputError
 from fedcover.theory import (
     Estimate,

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 
 import fedcover as fc
-from fedcover.aggregation.region_mean import ClientUpdate, average
+from fedcover.aggregation.base import ClientUpdate
+from fedcover.aggregation.region_mean import average
 from fedcover.aggregation.robust import RobustRegions
 from fedcover.params import Params
 from tests.contracts.federations import federation

@@ -13,10 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedcover.aggregation.base import NOT_FINITE, Aggregation, ClientUpdate
+from fedcover.aggregation.base import Aggregation, ClientUpdate
 from fedcover.params import Params
-
-__all__ = ["NOT_FINITE", "ClientUpdate", "RegionSum", "average", "step_towards"]
 
 
 class RegionSum(Aggregation):

@@ -18,7 +18,7 @@ from fedcover.config.python_file import load_factory
 from fedcover.config.toml_types import convert, expected, parse_value, type_of
 from fedcover.errors import InputError
 from fedcover.policies.base import Policy
-from fedcover.policies.registry import POLICIES, find_policy
+from fedcover.policies.registry import POLICIES
 from fedcover.training.recipes import OPTIMIZERS, Recipe
 from fedcover.training.schedules import SCHEDULES
 
@@ -57,7 +57,7 @@ class Section(Generic[Product]):
 
 
 POLICY = Section(
-    "policy", "policy", Policy, POLICIES, find_policy, "a function (theta, client, this_round) with @fedcover.policy"
+    "policy", "policy", Policy, POLICIES, POLICIES.find, "a function (theta, client, this_round) with @fedcover.policy"
 )
 AGGREGATION = Section(
     "aggregation", AGGREGATORS.noun, Aggregator, AGGREGATORS, AGGREGATORS.find,

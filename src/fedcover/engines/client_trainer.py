@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import ClientError
 from fedcover.params import all_finite
 from fedcover.structure.dropout import Stream, with_keyed_dropout

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from fedcover._threads import one_thread
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import ClientTrainer, failure
 from fedcover.training.client import Job

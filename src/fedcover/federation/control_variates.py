@@ -18,9 +18,9 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
-from fedcover.params import Mask
+from fedcover.params import Mask, Params
 from fedcover.policies.base import ClientPlan
-from fedcover.training.options import TrainingOptions
+from fedcover.training.options import PLAIN
 from fedcover.training.recipes import LocalSGD
 
 if TYPE_CHECKING:
@@ -39,28 +39,33 @@ def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan
     """Return the plans, with c - c_n added to the clients' gradients."""
     if not uses_control_variates(federation):
         return list(plans)
-    new = []
+    means, new = _means(state), []
     for plan in plans:
-        options = plan.options or TrainingOptions()
+        options = plan.options or PLAIN
         if options.has_beyond("regrow", "report"):
             raise InputError(
                 f"control variates need plain masked SGD, but policy {federation.policy} changes local training; use"
                 f" another policy, or control_variates=False"
             )
         shifts = {
-            name: _shift(state, plan, name)
-            for name in state.theta
+            name: _shift(state, plan, name, mean)
+            for name, mean in means.items()
             if f"control/{plan.client.id}/{name}" in state.clients
         }
         new.append(replace(plan, options=replace(options, shifts=shifts)) if shifts else plan)
     return new
 
 
-def _shift(state: State, plan: ClientPlan, name: str) -> Tensor:
+def _means(state: State) -> Params:
+    """Return c: for each entry the mean of c_n over the clients that have ever held it."""
+    names = [name for name in state.theta if f"sum/{name}" in state.clients]
+    return {name: state.clients[f"sum/{name}"] / state.clients[f"holders/{name}"].clamp_min(1) for name in names}
+
+
+def _shift(state: State, plan: ClientPlan, name: str, mean: Tensor) -> Tensor:
     """Return c - c_n of one tensor, 0 where the client has never held an entry and outside its mask."""
     trained, control = (state.clients[f"{kind}/{plan.client.id}/{name}"] for kind in ("trained", "control"))
-    mean = (state.clients[f"sum/{name}"] / state.clients[f"holders/{name}"].clamp_min(1)).to(control.dtype)
-    shift = torch.where(trained, mean - control, 0.0).to(state.theta[name].device)
+    shift = torch.where(trained, mean.to(control.dtype) - control, 0.0).to(state.theta[name].device)
     return torch.where(plan.mask[name], shift, 0.0) if name in plan.mask else shift
 
 

@@ -1,12 +1,13 @@
 """Watching the operations of a forward pass, one by one."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Watch(TorchDispatchMode):
-    """A context in which ``seen`` is called with every operation that torch runs."""
+class Watch(TorchDispatchMode, ABC):
+    """A context in which ``seen`` is called with every operation that torch runs; subclasses implement it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -21,6 +22,7 @@ class Watch(TorchDispatchMode):
         self.seen(func, args, kwargs or {}, out)
         return out
 
+    @abstractmethod
     def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Handle one operation, after it has run.
 
@@ -30,4 +32,3 @@ class Watch(TorchDispatchMode):
             kwargs: Its keyword arguments.
             out: Its result.
         """
-        raise NotImplementedError

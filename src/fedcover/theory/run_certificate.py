@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import InputError
 from fedcover.params import Params
 from fedcover.theory.bounds import Constants, Steps

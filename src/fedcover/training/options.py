@@ -109,6 +109,10 @@ class TrainingOptions:
         return replace(self, widths=widths, shifts=on_device(self.shifts, device))
 
 
+PLAIN = TrainingOptions()
+"""No options."""
+
+
 def regrown(theta: Tensor, kept: Tensor, grad: Tensor, share: float) -> Tensor:
     """Return a tensor's mask after readjustment, with as many active entries as before.
 

@@ -82,7 +82,9 @@ class Recipe(ABC):
         """
 
     def settings(self) -> dict[str, Any]:
-        """Return the recipe as settings; those that run folders of older versions do not have only if they are set.
+        """Return the recipe as settings.
+
+        Newer settings are left out at their defaults, so that older run folders can be resumed.
 
         >>> LocalSGD(lr=0.1, clip=1.0).settings()
         {'epochs': 5, 'batch_size': 10, 'lr': 0.1, 'clip': 1.0, 'momentum': 0.5}

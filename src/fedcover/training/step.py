@@ -55,7 +55,7 @@ class StepData(NamedTuple):
     """What is added to the gradient of a tensor, as SCAFFOLD's correction."""
 
 
-def start_state(recipe: Recipe, theta: Params, widths: bool, report: bool) -> StepState:
+def start_state(recipe: Recipe, theta: Params, widths: bool, report: bool, stacked: bool = False) -> StepState:
     """Return the state before the first step, with moments of 0.
 
     Args:
@@ -63,12 +63,13 @@ def start_state(recipe: Recipe, theta: Params, widths: bool, report: bool) -> St
         theta: The tensors that are trained, masked.
         widths: Whether steps draw widths: then each entry counts its own steps.
         report: Whether the client reports its squared gradients.
+        stacked: Whether the tensors are stacks of many clients'.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for name, tensor in theta.items():
         moments[name] = {moment: torch.zeros_like(tensor) for moment in recipe.moments}
         if recipe.counts:
-            moments[name]["count"] = torch.zeros_like(tensor) if widths else tensor.new_zeros(())
+            moments[name]["count"] = torch.zeros_like(tensor) if widths else tensor.new_zeros(tensor.shape[:stacked])
     return StepState(theta, moments, {n: torch.zeros_like(t) for n, t in theta.items()} if report else {})
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.deploy.wire import (
     InvalidReplyError,
     Limits,

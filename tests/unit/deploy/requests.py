@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.deploy.wire import TrainRequest
 from fedcover.params import Mask, Params, prune
 from fedcover.training.options import Regrow, TrainingOptions

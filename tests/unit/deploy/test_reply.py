@@ -12,7 +12,8 @@ from hypothesis import given
 from torch import Tensor
 
 import fedcover as fc
-from fedcover.aggregation.region_mean import ClientUpdate, RegionSum
+from fedcover.aggregation.base import ClientUpdate
+from fedcover.aggregation.region_mean import RegionSum
 from fedcover.deploy.wire import (
     InvalidReplyError,
     Limits,

@@ -9,7 +9,7 @@ from flwr.app import Message, MessageType, Metadata
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.deploy.flower.messages import ERROR, Notify, body_content, body_of, facts_of, one_line
 from fedcover.deploy.wire import (
     InvalidReplyError,

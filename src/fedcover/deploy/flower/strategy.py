@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcover._threads import one_thread
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.deploy.flower.exchange import RoundExchange, exchange, match_replies, wait_until
 from fedcover.deploy.flower.messages import Notify, one_line
 from fedcover.deploy.flower.registry import ClientRegistry

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.aggregation.region_mean import NOT_FINITE, ClientUpdate
+from fedcover.aggregation.base import NOT_FINITE, ClientUpdate
 from fedcover.deploy.wire.fields import check_nothing_left, take_int, take_number
 from fedcover.deploy.wire.frame import open_frame, pack_frame, short_repr
 from fedcover.deploy.wire.request import TrainRequest

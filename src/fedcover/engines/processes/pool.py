@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedcover._threads import usable_cores
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.clients import Client
 from fedcover.data import Population
 from fedcover.engines.base import Engine

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedcover.aggregation.region_mean import ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import failure
 from fedcover.engines.vectorized.batch_table import BatchTable, batch_table

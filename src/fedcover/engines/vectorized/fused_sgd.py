@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.engines.vectorized.stacks import PLAIN, OptionsKind, column, stack_like
+from fedcover.engines.vectorized.stacks import OptionsKind, column, stack_like
 from fedcover.params import Params
 from fedcover.training.client import Job
+from fedcover.training.options import PLAIN
 from fedcover.training.recipes import LocalSGD, Recipe
 
 Gradients = Callable[..., tuple[Params, Tensor]]

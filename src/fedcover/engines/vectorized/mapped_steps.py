@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from fedcover.engines.vectorized.stacks import PLAIN, OptionsKind, column, stack_like
+from fedcover.engines.vectorized.stacks import OptionsKind, column, stack_like
 from fedcover.params import Params
 from fedcover.training.client import Job, width_draws
-from fedcover.training.options import MOST_WIDTHS, levels_of
+from fedcover.training.options import MOST_WIDTHS, PLAIN, levels_of
 from fedcover.training.recipes import Recipe
-from fedcover.training.step import StepData, StepState, reads_start, shown_values, take_step
+from fedcover.training.step import StepData, StepState, reads_start, shown_values, start_state, take_step
 
 ClientGradients = Callable[..., tuple[Params, Tensor]]
 """(trained, frozen, x, y, real, key, step) -> (gradients, loss), of one client."""
@@ -45,12 +45,7 @@ class MappedSteps:
         self.theta, self.masks = theta, masks
         self._recipe, self._trained, self._gradients = recipe, tuple(trained), gradients
         values = {name: theta[name] for name in trained}
-        moments = {name: {m: torch.zeros_like(t) for m in recipe.moments} for name, t in values.items()}
-        for name in trained if recipe.counts else ():
-            moments[name]["count"] = (
-                torch.zeros_like(values[name]) if kind.widths else values[name].new_zeros(len(values[name]))
-            )
-        self._state = StepState(values, moments, stack_like(theta, trained if kind.report else ()))
+        self._state = start_state(recipe, values, kind.widths, kind.report, stacked=True)
         numbers = {name: stack.new_zeros(len(stack)) for name, stack in theta.items()}
         first = next(iter(theta.values()))
         self._data = StepData(

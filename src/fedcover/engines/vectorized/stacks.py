@@ -9,9 +9,7 @@ from torch import Tensor
 from fedcover.errors import InputError
 from fedcover.params import Params
 from fedcover.training.client import Job
-from fedcover.training.options import TrainingOptions
-
-PLAIN = TrainingOptions()
+from fedcover.training.options import PLAIN, TrainingOptions
 
 
 class OptionsKind(NamedTuple):

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from fedcover.params import Mask, Params, prune
 from fedcover.training.client import Job, dropout_key, width_draws
-from fedcover.training.options import TrainingOptions
+from fedcover.training.options import PLAIN
 from fedcover.training.step import StepData, StepState, as_bits, reads_start, shown_values, start_state, take_step
 from fedcover.training.steps.stepper import Loss, Stepper
-
-PLAIN = TrainingOptions()
 
 
 def client_data(job: Job, trained: Sequence[str]) -> tuple[Params, StepData]:

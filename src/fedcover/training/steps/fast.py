@@ -7,11 +7,9 @@ from torch import Tensor
 
 from fedcover.params import Mask, Params
 from fedcover.training.client import Job, dropout_key
-from fedcover.training.options import TrainingOptions
+from fedcover.training.options import PLAIN, TrainingOptions
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.steps.stepper import Stepper
-
-PLAIN = TrainingOptions()
 
 
 def try_fast_steps(stepper: Stepper, job: Job) -> "FastSteps | None":
