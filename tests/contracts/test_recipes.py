@@ -91,6 +91,17 @@ def test_engines_take_the_steps_of_the_definition(recipe: str, options: str) -> 
         assert_agree(expected, list(engine.train(jobs)))
 
 
+@pytest.mark.parametrize("options", ["gains", "shifts"])
+def test_smaller_sub_models_take_the_same_steps(options: str) -> None:
+    """Masks of whole units, so that engines with ``shrink`` cut everything that has the shape of a tensor."""
+    planned = jobs_for(RECIPES["SGD"], options, "residual")  # without dropout, which draws for fewer units
+    units = fc.heterofl(scaler=False, label_aware=False).bind(fc.trace(planned[0].task.model, torch.zeros(2, 1, 6, 6)))
+    plans, _ = units.plan(planned[0].theta, [job.client for job in planned], planned[0].this_round, {})
+    jobs = [replace(job, mask=plan.mask) for job, plan in zip(planned, plans, strict=True)]
+    assert any(job.mask for job in jobs)
+    assert_agree([by_definition(job) for job in jobs], list(Serial(shrink=True).train(jobs)))
+
+
 @pytest.mark.parametrize("network", ["lenet", "residual"])
 def test_convolutions_too(network: str) -> None:
     jobs = jobs_for(RECIPES["transform"], "none", network)

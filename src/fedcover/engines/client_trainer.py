@@ -54,7 +54,9 @@ class ClientTrainer:
         if scratch.shrinker is None:
             scratch.shrinker = Shrinker(trace(scratch.model, job.population.examples.inputs[:2]))
         sub = scratch.shrinker.shrink(job.mask)
-        small = train_job(self._stepper(scratch, job, sub), replace(job, theta=sub.cut(job.theta), mask=sub.mask))
+        options = job.options and replace(job.options, shifts=sub.cut(job.options.shifts))
+        cut = replace(job, theta=sub.cut(job.theta), mask=sub.mask, options=options)
+        small = train_job(self._stepper(scratch, job, sub), cut)
         return replace(small, theta=sub.restore(small.theta, job.theta), mask=job.mask)
 
     def _stepper(self, scratch: _Scratch, job: Job, sub: SubModel | None = None) -> Stepper:
