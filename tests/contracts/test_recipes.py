@@ -11,7 +11,7 @@ from fedcover.aggregation.base import ClientUpdate
 from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized.engine import Vectorized
-from fedcover.params import Mask, Params
+from fedcover.params import Mask, Params, device_of, on_device, prune
 from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.client import Job, train_client
 from fedcover.training.recipes import Recipe
@@ -35,7 +35,11 @@ RECIPES: dict[str, Recipe] = {
     "Nesterov": fc.LocalSGD(2, 4, 0.05, nesterov=True),
     "Adam": fc.LocalAdam(2, 4, 0.01, eps=EPS),
     "AdamW": fc.LocalAdam(2, 4, 0.01, eps=EPS, weight_decay=0.1, decoupled=True),
+    "kept Adam": fc.LocalAdam(2, 4, 0.01, eps=EPS, keep_moments=True),
+    "kept momentum": fc.LocalSGD(2, 4, 0.05, keep_moments=True),
     "local steps": fc.LocalSGD(batch_size=4, lr=0.05, local_steps=7),
+    "epochs of each client": fc.LocalSGD((3, 1, 2), 4, 0.05),
+    "steps of each client": fc.LocalAdam(batch_size=4, lr=0.01, eps=EPS, local_steps=(9, 2)),
     "clip": fc.LocalSGD(2, 4, 0.05, clip=0.5),
     "FedProx": fc.LocalSGD(2, 4, 0.05, proximal=0.3),
     "transform": fc.LocalSGD(2, 4, 0.05, transforms=(halved,)),
@@ -62,7 +66,10 @@ def jobs_for(recipe: Recipe, options: str, network: str = "mlp", device: str = "
     """Return the jobs of a round of unequal clients, with masks of two sizes unless widths are drawn."""
     playing = images(Serial(), network, "full" if options == "widths" else "WP")
     jobs = playing.begin_round(playing.start(), torch.device(device)).jobs
-    return [replace(job, recipe=recipe, options=OPTIONS[options](job.theta, slot)) for slot, job in enumerate(jobs)]
+    return [
+        replace(job, recipe=recipe.of_client(job.client.number), options=OPTIONS[options](job.theta, slot))
+        for slot, job in enumerate(jobs)
+    ]
 
 
 def by_definition(job: Job) -> ClientUpdate:
@@ -80,6 +87,10 @@ def assert_agree(expected: Sequence[ClientUpdate], actual: Sequence[ClientUpdate
         assert (a.report is None) == (b.report is None)
         for name, squares in (a.report or {}).items():
             torch.testing.assert_close((b.report or {})[name].cpu(), squares, rtol=1e-3, atol=1e-5)
+        assert (a.moments or {}).keys() == (b.moments or {}).keys()
+        for moment, tensors in (a.moments or {}).items():
+            actual = prune(on_device((b.moments or {})[moment], torch.device("cpu")), a.mask)
+            torch.testing.assert_close(actual, prune(tensors, a.mask), rtol=1e-3, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -91,14 +102,46 @@ def test_engines_take_the_steps_of_the_definition(recipe: str, options: str) -> 
         assert_agree(expected, list(engine.train(jobs)))
 
 
-@pytest.mark.parametrize("options", ["gains", "shifts"])
+def continued(jobs: Sequence[Job], updates: Sequence[ClientUpdate]) -> list[Job]:
+    """Return jobs that start with the moments of updates, inside their masks."""
+    return [
+        replace(
+            job,
+            options=fc.TrainingOptions(
+                moments={
+                    moment: prune(on_device(tensors, device_of(job.theta)), job.mask)
+                    for moment, tensors in (update.moments or {}).items()
+                }
+            ),
+        )
+        for job, update in zip(jobs, updates, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("recipe", ["kept Adam", "kept momentum"])
+def test_engines_continue_with_kept_moments(recipe: str) -> None:
+    jobs = jobs_for(RECIPES[recipe], "none")
+    jobs = continued(jobs, [by_definition(job) for job in jobs])
+    expected, serial = [by_definition(job) for job in jobs], list(Serial().train(jobs))
+    for updates in (serial, list(Serial(shrink=True).train(jobs)), list(Vectorized("cpu").train(jobs))):
+        assert_agree(expected, updates)
+    with Processes(2) as engine:
+        for a, b in zip(serial, engine.train(jobs), strict=True):
+            assert same(a.theta, b.theta)
+            assert all(same(tensors, (b.moments or {})[moment]) for moment, tensors in (a.moments or {}).items())
+
+
+@pytest.mark.parametrize("options", ["gains", "shifts", "none"])
 def test_smaller_sub_models_take_the_same_steps(options: str) -> None:
     """Masks of whole units, so that engines with ``shrink`` cut everything that has the shape of a tensor."""
-    planned = jobs_for(RECIPES["SGD"], options, "residual")  # without dropout, which draws for fewer units
+    recipe = "kept Adam" if options == "none" else "SGD"
+    planned = jobs_for(RECIPES[recipe], options, "residual")  # without dropout, which draws for fewer units
     units = fc.heterofl(scaler=False, label_aware=False).bind(fc.trace(planned[0].task.model, torch.zeros(2, 1, 6, 6)))
     plans, _ = units.plan(planned[0].theta, [job.client for job in planned], planned[0].this_round, {})
     jobs = [replace(job, mask=plan.mask) for job, plan in zip(planned, plans, strict=True)]
     assert any(job.mask for job in jobs)
+    if recipe == "kept Adam":
+        jobs = continued(jobs, [by_definition(job) for job in planned])
     assert_agree([by_definition(job) for job in jobs], list(Serial(shrink=True).train(jobs)))
 
 
@@ -119,6 +162,15 @@ def test_steps_on_a_gpu_cuda(recipe: str, options: str) -> None:
     for network in ("mlp", "lenet") if options == "none" else ("mlp",):  # gains on five layers would amplify rounding
         expected = [by_definition(job) for job in jobs_for(RECIPES[recipe], options, network)]
         assert_agree(expected, list(Vectorized("cuda").train(jobs_for(RECIPES[recipe], options, network, "cuda"))))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_kept_moments_continue_on_a_gpu_cuda() -> None:
+    first = [by_definition(job) for job in jobs_for(RECIPES["kept Adam"], "none")]
+    expected = [by_definition(job) for job in continued(jobs_for(RECIPES["kept Adam"], "none"), first)]
+    jobs = continued(jobs_for(RECIPES["kept Adam"], "none", device="cuda"), first)
+    assert_agree(expected, list(Vectorized("cuda").train(jobs)))
 
 
 def test_processes_equal_serial_bit_for_bit() -> None:

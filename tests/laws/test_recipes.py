@@ -118,8 +118,9 @@ def resumable(**changes: Any) -> fc.Federation:
         {"local": fc.LocalSGD(2, 8, 0.1, schedule=fc.schedules.WarmUp(2, fc.schedules.Cosine(6)))},
         {"local": fc.LocalAdam(2, 8, 0.01), "aggregator": fc.FedAdam(fc.mean())},
         {"local": fc.LocalSGD(2, 8, 0.1, control_variates=True), "aggregator": fc.FedAvgM(fc.mean(), momentum=0.9)},
+        {"local": fc.LocalAdam((2, 1), 8, 0.01, keep_moments=True)},
     ],
-    ids=["schedule", "Adam", "SCAFFOLD"],
+    ids=["schedule", "Adam", "SCAFFOLD", "kept moments"],
 )
 def test_a_run_resumed_in_the_middle_continues_to_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
     expected = resumable(**changes).run(5)
@@ -131,6 +132,42 @@ def test_a_run_resumed_in_the_middle_continues_to_the_same_bits(changes: dict[st
     assert list(actual) == list(expected)
 
 
+@pytest.mark.parametrize("policy", [fc.weight_pruning(), fc.fedrolex(), fc.feddst(every=1)], ids=repr)
+def test_kept_moments_change_only_inside_the_mask(policy: fc.Policy) -> None:
+    """And a client's moments after a round are those with which it starts the next time, whatever its mask then is."""
+    playing = resumable(policy=policy, local=fc.LocalAdam(1, 8, 0.01, keep_moments=True), cohort=4)
+    state = playing.start()
+    for _ in range(4):
+        planned, before = playing.begin_round(state), state.clients
+        updates = {update.client: update for update in Serial().train(planned.jobs)}
+        state, _ = playing.end_round(planned, updates.values())
+        for job in planned.jobs:
+            update, client = updates[job.client.id], job.client.id
+            for moment in ("mean", "square", "count"):
+                for name, tensor in playing.theta0.items():
+                    key, inside = f"{client}/{moment}/{name}", torch.ones_like(tensor, dtype=torch.bool)
+                    old, new = before.get(key, torch.zeros_like(tensor)), state.clients[key]
+                    held = update.mask.get(name, inside)
+                    assert torch.equal(new[~held], old[~held])
+                    assert torch.equal(new[held], (update.moments or {})[moment][name][held])
+                    if key in before:
+                        assert job.options is not None
+                        planned_for = job.mask.get(name, inside)
+                        started = job.options.moments[moment][name]
+                        assert torch.equal(started, torch.where(planned_for, old, 0.0))
+    assert any(float(count.max()) > 1 for key, count in state.clients.items() if "/count/" in key)
+
+
+def test_one_round_with_kept_moments_is_one_with_fresh_ones() -> None:
+    fresh, kept = (played(1, local=fc.LocalAdam(2, 8, 0.01, keep_moments=keep)) for keep in (False, True))
+    assert furthest(fresh, kept) == 0
+
+
+def test_epochs_that_are_all_equal_are_one_number() -> None:
+    one, several = (played(local=fc.LocalSGD(epochs, 8, 0.1)) for epochs in (2, [2, 2]))
+    assert furthest(one, several) == 0
+
+
 def test_control_variates_are_refused_where_the_mean_gradient_is_unknown() -> None:
     with pytest.raises(fc.InputError, match="leave out weight_decay"):
         fc.LocalSGD(control_variates=True, clip=1.0)
@@ -140,6 +177,8 @@ def test_control_variates_are_refused_where_the_mean_gradient_is_unknown() -> No
 
 
 def test_the_certificate_says_when_the_theorem_does_not_apply() -> None:
-    history = resumable(local=fc.LocalSGD(1, 8, 0.1, weight_decay=0.1), certify=True).run(1)
-    assert history.last.certificate is not None
-    assert "recipe of local training is another" in str(history.last.certificate)
+    for local in (fc.LocalSGD(1, 8, 0.1, weight_decay=0.1), fc.LocalSGD(1, 8, 0.1, keep_moments=True)):
+        history = resumable(local=local, certify=True).run(1)
+        assert "recipe of local training is another" in str(history.last.certificate)
+    unequal = resumable(local=fc.LocalSGD((1, 2), 8, 0.1), certify=True).run(1)
+    assert "equally many local steps" in str(unequal.last.certificate)

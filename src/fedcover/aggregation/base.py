@@ -43,9 +43,14 @@ class ClientUpdate:
     """The gradient report: the sum over steps of the squared gradient of every entry, if the training options request
     one."""
 
+    moments: Mapping[str, Params] | None = None
+    """The moments of the client's optimizer by name, if the recipe keeps them; only those inside the mask count."""
+
     def is_finite(self) -> bool:
-        """Return whether all values inside the mask are finite."""
-        return all_finite(self.theta, self.mask) if self.finite is None else self.finite
+        """Return whether all values inside the mask, and all moments, are finite."""
+        if self.finite is not None:
+            return self.finite
+        return all(all_finite(tensors, self.mask) for tensors in (self.theta, *(self.moments or {}).values()))
 
 
 class PlannedClient(Protocol):

@@ -12,6 +12,7 @@ from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.structure.submodel import Shrinker, SubModel
 from fedcover.structure.trace import trace
 from fedcover.training.client import Job, train_client
+from fedcover.training.options import TrainingOptions
 from fedcover.training.steps.defined import DefinedSteps
 from fedcover.training.steps.fast import try_fast_steps
 from fedcover.training.steps.stepper import Stepper
@@ -54,10 +55,14 @@ class ClientTrainer:
         if scratch.shrinker is None:
             scratch.shrinker = Shrinker(trace(scratch.model, job.population.examples.inputs[:2]))
         sub = scratch.shrinker.shrink(job.mask)
-        options = job.options and replace(job.options, shifts=sub.cut(job.options.shifts))
+        options = job.options and _cut_options(sub, job.options)
         cut = replace(job, theta=sub.cut(job.theta), mask=sub.mask, options=options)
         small = train_job(self._stepper(scratch, job, sub), cut)
-        return replace(small, theta=sub.restore(small.theta, job.theta), mask=job.mask)
+        moments = small.moments and {
+            moment: sub.restore(tensors, {name: job.theta[name] for name in tensors})
+            for moment, tensors in small.moments.items()
+        }
+        return replace(small, theta=sub.restore(small.theta, job.theta), mask=job.mask, moments=moments)
 
     def _stepper(self, scratch: _Scratch, job: Job, sub: SubModel | None = None) -> Stepper:
         """Return the cached stepper for a job's loss on the whole model, or on sub-models of one shape."""
@@ -74,6 +79,12 @@ class ClientTrainer:
     def clear(self) -> None:
         """Release all scratch models."""
         self._scratches.clear()
+
+
+def _cut_options(sub: SubModel, options: TrainingOptions) -> TrainingOptions:
+    """Return the options of a smaller model: what has the shape of a parameter is cut like it."""
+    moments = {moment: sub.cut(tensors) for moment, tensors in options.moments.items()}
+    return replace(options, shifts=sub.cut(options.shifts), moments=moments)
 
 
 def train_job(stepper: Stepper, job: Job) -> ClientUpdate:

@@ -37,8 +37,6 @@ def uses_control_variates(federation: "Federation") -> bool:
 
 def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[ClientPlan]:
     """Return the plans, with c - c_n added to the clients' gradients."""
-    if not uses_control_variates(federation):
-        return list(plans)
     means, new = _means(state), []
     for plan in plans:
         options = plan.options or PLAIN
@@ -82,15 +80,13 @@ class ControlUpdates:
     """The control variates after a round, from its updates as they arrive."""
 
     def __init__(self, federation: "Federation", planned: "PlannedRound") -> None:
-        self._on, self._planned, self._federation = uses_control_variates(federation), planned, federation
-        self._plans = {plan.client.id: plan for plan in planned.plans} if self._on else {}
+        self._planned, self._federation = planned, federation
+        self._plans = {plan.client.id: plan for plan in planned.plans}
         self._state = dict(planned.state.clients)
 
     def add(self, update: ClientUpdate) -> None:
         """Set c_n to the mean gradient of the client's steps, inside its mask."""
-        if not self._on:
-            return
-        plan, recipe = self._plans[update.client], self._planned.recipe
+        plan, recipe = self._plans[update.client], self._planned.recipes[update.client]
         scale = recipe.lr * total_weight(recipe.steps(update.examples), recipe.decay)
         shifts = plan.options.shifts if plan.options else {}
         for name, before in self._planned.state.theta.items():

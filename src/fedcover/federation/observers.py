@@ -138,7 +138,8 @@ class CertificateObserver(RoundObserver):
     def __init__(self, federation: "Federation", planned: PlannedRound) -> None:
         super().__init__(federation, planned)
         state, clients = planned.state, federation.clients
-        passes = federation.local.passes(min(clients.size(client) for client in range(len(clients))))
+        numbered = [(clients.number_of(client), clients.size(client)) for client in range(len(clients))]
+        passes = max(federation.local.of_client(number).passes(size) for number, size in numbered)
         self._certifier = RunCertifier(state.theta, state.theory, passes, federation.iid)
         self._place = places(planned.cohort)
         self._masks: list[Mask] = []
@@ -147,7 +148,7 @@ class CertificateObserver(RoundObserver):
 
     def add(self, update: ClientUpdate) -> None:
         """Add an update to the estimates of the theorem's constants."""
-        local = self.planned.recipe
+        local = self.planned.recipes[update.client]
         steps = Steps(local.steps(update.examples), local.lr, local.decay)
         self._certifier.add(update, steps, self._place[update.client])
         self._masks.append(update.mask)

@@ -12,13 +12,14 @@ from fedcover.aggregation.base import ClientUpdate
 from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
-from fedcover.masks.cost import Cost, costs_of, with_extras
+from fedcover.masks.cost import Cost, Extras, costs_of, with_extras
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params, prune
 from fedcover.policies.base import ClientPlan
 from fedcover.seeding import Round
 from fedcover.structure.trace import carries
 from fedcover.training.client import Job
+from fedcover.training.options import PLAIN
 from fedcover.training.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -74,9 +75,28 @@ class PlannedRound:
         return [plan.mask for plan in self.plans]
 
     @cached_property
+    def recipes(self) -> dict[int, Recipe]:
+        """The recipe of each client, by its id."""
+        return {job.client.id: job.recipe for job in self.jobs}
+
+    @cached_property
     def coverage(self) -> Mapping[str, Tensor]:
         """The coverage by the planned masks, computed on first access."""
         return coverage_of(self.masks, self.state.theta)
+
+
+def job_of(federation: "Federation", plan: ClientPlan, theta: Params, recipe: Recipe, this_round: Round) -> Job:
+    """Return the job of a planned client.
+
+    Args:
+        federation: The federation.
+        plan: The client's plan.
+        theta: The global parameters.
+        recipe: The recipe of this round.
+        this_round: The round.
+    """
+    own = recipe.of_client(plan.client.number)
+    return Job(federation.task, federation.clients, plan.client, theta, plan.mask, own, this_round, plan.options)
 
 
 def costs_of_plans(
@@ -95,14 +115,15 @@ def costs_of_plans(
                 f"{whose} keeps nothing of '{empty[0]}', so no input reaches the output; raise the budget"
                 f" '{plan.client.budget}', or keep at least one entry of each layer in the policy"
             )
-    return [
-        with_extras(
-            cost, federation.full_cost, plan.options.report, plan.options.regrow is not None, bool(plan.options.shifts)
-        )
-        if plan.options
-        else cost
-        for plan, cost in ((plan, cost_of_mask[id(plan.mask)]) for plan in plans)
-    ]
+    local = federation.local
+    returned = len(local.moment_names) if local.keep_moments else 0
+    costs = []
+    for plan in plans:
+        options = plan.options or PLAIN
+        received = bool(options.shifts) + len(options.moments)
+        extras = Extras(options.report, options.regrow is not None, received, returned)
+        costs.append(with_extras(cost_of_mask[id(plan.mask)], federation.full_cost, extras))
+    return costs
 
 
 class RoundHook:

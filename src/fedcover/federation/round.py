@@ -15,18 +15,17 @@ from fedcover.aggregation.base import Aggregation, ClientUpdate
 from fedcover.aggregation.region_mean import step_towards
 from fedcover.errors import ClientError
 from fedcover.federation.checkpoint import State
+from fedcover.federation.client_states import client_states, with_client_states
 from fedcover.federation.cohort import draw_cohort
-from fedcover.federation.control_variates import ControlUpdates, corrected
 from fedcover.federation.feedback import FeedbackSum
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.observers import EndedRound, RoundObserver, observers_of
-from fedcover.federation.planned_round import Clock, PlannedRound, costs_of_plans
+from fedcover.federation.planned_round import Clock, PlannedRound, costs_of_plans, job_of
 from fedcover.federation.planning import observe_round, plan_round
 from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.masks.coverage import norm_and_noise
 from fedcover.seeding import Round
 from fedcover.theory import check_coverage
-from fedcover.training.client import Job
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -54,11 +53,11 @@ def begin_round(federation: "Federation", state: State, device: torch.device) ->
 
     cohort = draw_cohort(federation, this_round)
     plans, policy_state = plan_round(federation.policy, state, cohort, this_round)
-    plans = corrected(federation, state, plans)
+    plans = with_client_states(federation, state, plans)
     norm2, noise = norm_and_noise(state.theta, [plan.mask for plan in plans])
     costs = costs_of_plans(federation, state.theta, plans, this_round)
-    recipe, task, clients = federation.local.in_round(this_round.index), federation.task, federation.clients
-    jobs = [Job(task, clients, plan.client, state.theta, plan.mask, recipe, this_round, plan.options) for plan in plans]
+    recipe = federation.local.in_round(this_round.index)
+    jobs = [job_of(federation, plan, state.theta, recipe, this_round) for plan in plans]
     planned = PlannedRound(this_round, state, plans, policy_state, recipe, norm2, noise, costs, jobs, clock)
     if federation.require_coverage:
         check_coverage(planned.coverage, this_round.index, federation.remedy)
@@ -79,12 +78,12 @@ def end_round(
     clock.skip()
     aggregation = federation.aggregator.start(before.theta, planned.plans, before.server)
     observers = observers_of(federation, planned)
-    feedback_sum, controls = FeedbackSum(planned), ControlUpdates(federation, planned)
+    feedback_sum, clients = FeedbackSum(planned), client_states(federation, planned)
     for accepted in _accepted(federation, planned, arrivals, observers):
         aggregation.add_together(accepted)
         for update in accepted:
             feedback_sum.add(update)
-            controls.add(update)
+            clients.add(update)
             for observer in observers:
                 observer.add(update)
         clock.lap("aggregate")
@@ -99,7 +98,7 @@ def end_round(
     policy_state = observe_round(federation.policy, theta, feedback, this_round, planned.policy_state)
     fields = _fields(observers, EndedRound(theta, feedback), aggregation)
     theory = {name: tensor for observer in observers for name, tensor in observer.state().items()}
-    state = State(this_round.index, theta, policy_state, theory, aggregation.state(), controls.state())
+    state = State(this_round.index, theta, policy_state, theory, aggregation.state(), clients.state())
     clock.lap("aggregate")
 
     fields |= score_fields(federation, state, planned.plans, evaluation)

@@ -61,18 +61,31 @@ def costs_of(structure: ModelStructure, masks: Sequence[Mask]) -> list[Cost]:
     return [_cost(structure, {name: next(sizes) for name in mask}) for mask in masks]
 
 
-def with_extras(cost: Cost, full: Cost, gradient_report: bool, regrow: bool, shifts: bool = False) -> Cost:
+@dataclass(frozen=True)
+class Extras:
+    """What a client downloads and uploads in addition to its values."""
+
+    report: bool = False
+    """Whether the client sends one number for each trained entry of the full model."""
+    regrow: bool = False
+    """Whether the client sends a new mask; it is taken to be as long as the old one."""
+    received: int = 0
+    """The further numbers that the client receives for each of its trained entries, such as moments."""
+    returned: int = 0
+    """The further numbers that it returns for each of them."""
+
+
+def with_extras(cost: Cost, full: Cost, extras: Extras) -> Cost:
     """Return the cost with what a client downloads and uploads in addition to its values.
 
     Args:
         cost: The cost of the client's sub-model.
         full: The cost of the full model.
-        gradient_report: Whether the client sends one number for each trained entry of the full model.
-        regrow: Whether the client sends a new mask; it is taken to be as long as the old one.
-        shifts: Whether the client receives a number that is added to each of its gradients.
+        extras: What is added.
     """
-    extra = (full.bytes_up if gradient_report else 0) + (cost.bytes_down - cost.bytes_up if regrow else 0)
-    return replace(cost, bytes_up=cost.bytes_up + extra, bytes_down=cost.bytes_down + (cost.bytes_up if shifts else 0))
+    values, mask = cost.bytes_up, cost.bytes_down - cost.bytes_up
+    up = values * extras.returned + full.bytes_up * extras.report + mask * extras.regrow
+    return replace(cost, bytes_up=cost.bytes_up + up, bytes_down=cost.bytes_down + values * extras.received)
 
 
 def _cost(structure: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> Cost:

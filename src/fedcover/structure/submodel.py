@@ -71,11 +71,11 @@ class SubModel:
 
         Args:
             small: Parameters of the smaller module.
-            like: Tensors of the whole shapes, such as theta.
+            like: Tensors of the whole shapes, such as theta; those that it does not name are left out.
         """
         full = {name: small[name].clone() for name in like}
         for name, axes in self.cuts.items():
-            for axis, kept in axes.items():
+            for axis, kept in axes.items() if name in full else ():
                 values, shape = full[name], list(full[name].shape)
                 shape[axis] = like[name].shape[axis]
                 full[name] = values.new_zeros(shape).index_copy_(axis, kept.to(values.device), values)

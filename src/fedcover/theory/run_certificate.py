@@ -23,7 +23,7 @@ REASONS = {
     "training_options": "the theorem covers plain masked SGD, and this policy changes local training",
     "recipe": "the theorem covers SGD, with momentum at most, and the recipe of local training is another",
     "unequal_steps": "the theorem covers clients that all take equally many local steps in every round, and these do"
-    " not; give them equally many examples",
+    " not; give them equally many examples, or set local.local_steps to one number",
 }
 """Reasons why the theorem may not cover a run, by name; one round is enough. Others are sentences of their own."""
 SUMMARY_SCALARS = ("places", "each", "averaged", "largest", "averaging", "shared")

@@ -1,8 +1,8 @@
 """The training of one client: the steps of its recipe on its data, taken by a fast path or by their definition."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +39,17 @@ class Job:
         return self.population.size(self.client.id)
 
 
+class TrainedClient(NamedTuple):
+    """What a client's steps end with."""
+
+    theta: Params
+    """All parameters."""
+    report: Params | None = None
+    """The gradient report, if there is one."""
+    moments: Mapping[str, Params] | None = None
+    """The moments by name, if the recipe keeps them."""
+
+
 class ClientSteps(Protocol):
     """The steps of one client in one round, from theta o m on; ``FastSteps`` and ``DefinedSteps`` take them."""
 
@@ -51,8 +62,8 @@ class ClientSteps(Protocol):
     def remask(self, old: Mask, new: Mask) -> None:
         """Continue with another mask; entries that it drops or adds become 0, with moments of 0."""
 
-    def finish(self) -> tuple[Params, Params | None]:
-        """Return all parameters, and the gradient report if there is one."""
+    def finish(self) -> TrainedClient:
+        """Return the results."""
 
 
 def shuffle_draws(job: Job, examples: int) -> Tensor:
@@ -102,5 +113,5 @@ def train_client(steps: ClientSteps, job: Job) -> ClientUpdate:
         last = len(epochs[-1])
         sizes = (last - torch.arange(0, last, batch_size)).clamp(max=batch_size)
         train_loss = float((losses * sizes).sum()) / last
-    theta, report = steps.finish()
-    return ClientUpdate(client, theta, mask, len(owned), train_loss, report=report)
+    theta, report, moments = steps.finish()
+    return ClientUpdate(client, theta, mask, len(owned), train_loss, report=report, moments=moments)

@@ -57,6 +57,8 @@ class TrainingOptions:
         distil: With widths, the weight a in the loss (1 - a) loss + a KL(scores of the widest || scores of the
             drawn width).
         shifts: For tensors by name, a tensor that is added to its gradient in every step (SCAFFOLD).
+        moments: By the name of a moment, the tensors with which it starts, 0 outside the mask. A federation sets them
+            if the recipe keeps moments.
         regrow: A readjustment of the mask during training (FedDST). It cannot be combined with widths.
         report: Whether the client reports the sum over its steps of the squared gradients of all entries, pruned
             ones included (PruneFL).
@@ -73,6 +75,7 @@ class TrainingOptions:
     widths: tuple[Mask, ...] = ()
     distil: float = 0.0
     shifts: Mapping[str, Tensor] = field(default_factory=dict)
+    moments: Mapping[str, Params] = field(default_factory=dict)
     regrow: Regrow | None = None
     report: bool = False
 
@@ -106,7 +109,8 @@ class TrainingOptions:
     def on_device(self, device: torch.device) -> "TrainingOptions":
         """Return these options with their tensors on a device."""
         widths = tuple(on_device(mask, device) for mask in self.widths)
-        return replace(self, widths=widths, shifts=on_device(self.shifts, device))
+        moments = {moment: on_device(tensors, device) for moment, tensors in self.moments.items()}
+        return replace(self, widths=widths, shifts=on_device(self.shifts, device), moments=moments)
 
 
 PLAIN = TrainingOptions()
@@ -184,15 +188,16 @@ def check_options(options: object, theta: Params, mask: Mask, whose: str) -> Non
         raise InputError(
             f"{whose} must be a fedcover.TrainingOptions, or None for plain training; got a {type(options).__name__}"
         )
-    for name in (*options.gains, *options.thresholds, *options.shifts):
+    tensors = {"shift": options.shifts, **options.moments}
+    for name in (*options.gains, *options.thresholds, *(name for named in tensors.values() for name in named)):
         if name not in theta:
             raise InputError(
                 f"{whose} names '{name}', which is not a parameter of the model; it has {', '.join(theta)}"
             )
-    for name, shift in options.shifts.items():
-        if shift.shape != theta[name].shape:
+    for kind, name, tensor in ((kind, name, t) for kind, named in tensors.items() for name, t in named.items()):
+        if tensor.shape != theta[name].shape:
             raise InputError(
-                f"{whose} have a shift of shape {tuple(shift.shape)} for '{name}', whose shape is"
+                f"{whose} have a {kind} of shape {tuple(tensor.shape)} for '{name}', whose shape is"
                 f" {tuple(theta[name].shape)}; give one number for each entry"
             )
     wider = [*options.widths[1:], mask]

@@ -6,9 +6,9 @@ independent of each other in it, so that it can be called with one client's tens
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor
 
@@ -29,10 +29,13 @@ class Recipe(ABC):
     """The base of recipes: what every optimizer has in common.
 
     Args:
-        epochs: The number of passes over the client's data in a round.
+        epochs: The number of passes over a client's data in a round, or several numbers, which clients take in turn:
+            client i takes number i modulo their count.
         batch_size: The number of examples per step. The last batch of an epoch may be smaller.
         lr: The step size.
-        local_steps: The number of steps in a round, instead of epochs.
+        local_steps: The number of steps in a round, or several numbers, instead of epochs.
+        keep_moments: Whether a client continues with the moments of its last round instead of moments of 0. Moments of
+            entries that it does not hold stay as they are.
         clip: The largest norm of a step's gradient, over all entries of the client's mask; larger ones are scaled.
         proximal: mu of FedProx: mu (theta - theta_q) is added to the gradient, inside the mask.
         schedule: A factor of ``lr`` for each round: a schedule of ``fedcover.schedules``, or a function of the
@@ -40,10 +43,11 @@ class Recipe(ABC):
         transforms: Functions of the gradients, from ``gradient_transform``, in the order in which they are applied.
     """
 
-    epochs: int = 5
+    epochs: int | tuple[int, ...] = 5
     batch_size: int = 10
     lr: float = 0.01
-    local_steps: int | None = field(default=None, kw_only=True)
+    local_steps: int | tuple[int, ...] | None = field(default=None, kw_only=True)
+    keep_moments: bool = field(default=False, kw_only=True)
     clip: float | None = field(default=None, kw_only=True)
     proximal: float = field(default=0.0, kw_only=True)
     schedule: LrSchedule | None = field(default=None, kw_only=True)
@@ -52,14 +56,14 @@ class Recipe(ABC):
     moments: ClassVar[tuple[str, ...]]
     """The names of the optimizer's moments."""
     counts: ClassVar[bool] = False
-    """Whether the moment ``count``, the number of steps, is one number for each tensor."""
+    """Whether there is a further moment ``count``, the number of steps."""
 
     def __post_init__(self) -> None:
-        check_whole("epochs", self.epochs, 1)
+        object.__setattr__(self, "epochs", _checked("epochs", self.epochs))
         check_whole("batch_size", self.batch_size, 1)
         check_number("lr", self.lr, 0, math.inf, "a positive number")
         if self.local_steps is not None:
-            check_whole("local_steps", self.local_steps, 1)
+            object.__setattr__(self, "local_steps", _checked("local_steps", self.local_steps))
         if self.clip is not None:
             check_number("clip", self.clip, 0, math.inf, "a positive number")
         check_number("proximal", self.proximal, -1e-300, math.inf, "0 or more")
@@ -93,16 +97,23 @@ class Recipe(ABC):
         optimizer = next((name for name, kind in OPTIMIZERS.items() if kind is type(self)), type(self).__name__)
         values = {option.name: (getattr(self, option.name), option.default) for option in fields(self)}
         chosen = {name: value for name, (value, default) in values.items() if name in always or value != default}
-        shown = {n: v if isinstance(v, bool | int | float | str) else repr(v) for n, v in chosen.items()}
+        shown = {name: _setting(value) for name, value in chosen.items()}
         return shown if optimizer == "SGD" else {"name": optimizer, **shown}
 
     def steps(self, examples: int) -> int:
         """Return the number of steps of a client with this many examples.
 
+        Raises:
+            InputError: If clients have different numbers of epochs or steps; ``of_client`` returns one client's recipe.
+
         >>> LocalSGD(epochs=5, batch_size=10).steps(examples=25), LocalSGD(local_steps=7).steps(examples=25)
         (15, 7)
         """
-        return self.local_steps or self.epochs * self.steps_per_epoch(examples)
+        if isinstance(self.local_steps, int):
+            return self.local_steps
+        if self.local_steps is None and isinstance(self.epochs, int):
+            return self.epochs * self.steps_per_epoch(examples)
+        raise InputError("clients have different numbers of steps; call of_client(number) before steps(examples)")
 
     def steps_per_epoch(self, examples: int) -> int:
         """Return the number of batches of an epoch."""
@@ -111,6 +122,16 @@ class Recipe(ABC):
     def passes(self, examples: int) -> int:
         """Return the number of epochs that are begun, of which the last may be cut short by ``local_steps``."""
         return -(-self.steps(examples) // self.steps_per_epoch(examples))
+
+    def of_client(self, number: int) -> Self:
+        """Return the recipe of the client with this number, which has one number of epochs or steps.
+
+        >>> LocalSGD(epochs=(5, 1)).of_client(3).epochs
+        1
+        """
+        several = {name: v for name in ("epochs", "local_steps") if isinstance(v := getattr(self, name), tuple)}
+        own = {name: values[number % len(values)] for name, values in several.items()}
+        return replace(self, **own) if own else self
 
     def in_round(self, index: int) -> Self:
         """Return the recipe of one round, whose step size is that of the schedule."""
@@ -122,6 +143,11 @@ class Recipe(ABC):
                 f"the schedule returned {factor!r} for round {index}; return a positive number, the factor of lr"
             )
         return replace(self, lr=self.lr * factor, schedule=None)
+
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        """The names of the optimizer's moments, with the count of steps."""
+        return (*self.moments, "count") if self.counts else self.moments
 
     @property
     def is_plain(self) -> bool:
@@ -137,17 +163,20 @@ class Recipe(ABC):
 @OPTIMIZERS.register("SGD")
 @dataclass(frozen=True)
 class LocalSGD(Recipe):
-    """SGD with momentum over shuffled batches of a client's data. Momentum starts at 0 in every round.
+    """SGD with momentum over shuffled batches of a client's data. Momentum starts at 0 in every round, or is kept.
 
     Args:
-        epochs: The number of passes over the client's data in a round.
+        epochs: The number of passes over a client's data in a round, or several numbers, which clients take in turn:
+            client i takes number i modulo their count.
         batch_size: The number of examples per step. The last batch of an epoch may be smaller.
         lr: The step size.
         momentum: The factor by which momentum decays at each step, in [0, 1).
         weight_decay: The factor of theta that is added to the gradient.
         nesterov: Whether to step by grad + momentum v, as torch's SGD does, instead of v.
         control_variates: Whether to correct the drift of clients by control variates (SCAFFOLD).
-        local_steps: The number of steps in a round, instead of epochs.
+        local_steps: The number of steps in a round, or several numbers, instead of epochs.
+        keep_moments: Whether a client continues with the moments of its last round instead of moments of 0. Moments of
+            entries that it does not hold stay as they are.
         clip: The largest norm of a step's gradient, over all entries of the client's mask; larger ones are scaled.
         proximal: mu of FedProx: mu (theta - theta_q) is added to the gradient, inside the mask.
         schedule: A factor of ``lr`` for each round.
@@ -174,7 +203,7 @@ class LocalSGD(Recipe):
         if self.control_variates and not replace(self, control_variates=False).is_plain:
             raise InputError(
                 "control_variates need SGD with momentum at most: a client's mean gradient follows from its update only"
-                " then; leave out weight_decay, nesterov, clip, proximal and transforms"
+                " then; leave out weight_decay, nesterov, keep_moments, clip, proximal and transforms"
             )
 
     def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
@@ -199,10 +228,11 @@ class LocalSGD(Recipe):
 @OPTIMIZERS.register("Adam")
 @dataclass(frozen=True)
 class LocalAdam(Recipe):
-    """Adam over shuffled batches of a client's data. Moments start at 0 in every round.
+    """Adam over shuffled batches of a client's data. Moments start at 0 in every round, or are kept.
 
     Args:
-        epochs: The number of passes over the client's data in a round.
+        epochs: The number of passes over a client's data in a round, or several numbers, which clients take in turn:
+            client i takes number i modulo their count.
         batch_size: The number of examples per step. The last batch of an epoch may be smaller.
         lr: The step size.
         beta1: The decay of the mean of gradients, in [0, 1).
@@ -210,7 +240,9 @@ class LocalAdam(Recipe):
         eps: What is added to the root of the mean of squared gradients.
         weight_decay: The factor of theta that is added to the gradient, or with ``decoupled`` to the step.
         decoupled: Whether weight decay is decoupled from the gradient, as in AdamW.
-        local_steps: The number of steps in a round, instead of epochs.
+        local_steps: The number of steps in a round, or several numbers, instead of epochs.
+        keep_moments: Whether a client continues with the moments of its last round instead of moments of 0. Moments of
+            entries that it does not hold stay as they are.
         clip: The largest norm of a step's gradient, over all entries of the client's mask; larger ones are scaled.
         proximal: mu of FedProx: mu (theta - theta_q) is added to the gradient, inside the mask.
         schedule: A factor of ``lr`` for each round.
@@ -252,3 +284,22 @@ class LocalAdam(Recipe):
         if self.decoupled and self.weight_decay:
             step = step + self.weight_decay * theta
         return step, {"mean": mean, "square": square, "count": count}
+
+
+def _checked(name: str, value: int | Sequence[int]) -> int | tuple[int, ...]:
+    """Return a number of 1 or more, or several as a tuple; raise InputError if it is neither."""
+    if not isinstance(value, list | tuple):
+        check_whole(name, value, 1)
+        return cast("int", value)
+    if not value:
+        raise InputError(f"{name} must be a whole number, or a list of at least one; got {value!r}")
+    for number in value:
+        check_whole(name, number, 1)
+    return tuple(value)
+
+
+def _setting(value: object) -> Any:
+    """Return a value as TOML can express it, or as text."""
+    if isinstance(value, tuple) and value and all(isinstance(item, int) for item in value):
+        return list(value)
+    return value if isinstance(value, bool | int | float | str) else repr(value)

@@ -1,6 +1,7 @@
 """The definition of a training step, which every engine and every fast path must agree with.
 
-From theta_{q,n,0} = theta_q o m and moments of 0, with the gradient g of the loss on a batch:
+From theta_{q,n,0} = theta_q o m and moments of 0, or those of the client's last round, with the gradient g of the loss
+on a batch:
 
     g <- the transforms of g, inside the mask
     d, moments <- optimizer(g, theta, moments)
@@ -61,15 +62,15 @@ def start_state(recipe: Recipe, theta: Params, widths: bool, report: bool, stack
     Args:
         recipe: The recipe.
         theta: The tensors that are trained, masked.
-        widths: Whether steps draw widths: then each entry counts its own steps.
+        widths: Whether steps draw widths. Then each entry counts its own steps, as it does if moments are kept.
         report: Whether the client reports its squared gradients.
         stacked: Whether the tensors are stacks of many clients'.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for name, tensor in theta.items():
-        moments[name] = {moment: torch.zeros_like(tensor) for moment in recipe.moments}
-        if recipe.counts:
-            moments[name]["count"] = torch.zeros_like(tensor) if widths else tensor.new_zeros(tensor.shape[:stacked])
+        moments[name] = {moment: torch.zeros_like(tensor) for moment in recipe.moment_names}
+        if recipe.counts and not (widths or recipe.keep_moments):
+            moments[name]["count"] = tensor.new_zeros(tensor.shape[:stacked])
     return StepState(theta, moments, {n: torch.zeros_like(t) for n, t in theta.items()} if report else {})
 
 

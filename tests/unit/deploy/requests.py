@@ -75,12 +75,15 @@ def random_request(seed: int) -> TrainRequest:
     recipe = LocalSGD(
         1 + _below(9, rng), 1 + _below(99, rng), lr + 1e-9, momentum,
         local_steps=1 + _below(9, rng) if _below(2, rng) else None, clip=lr + 1e-9 if _below(2, rng) else None,
-        proximal=lr * _below(2, rng),
+        proximal=lr * _below(2, rng), keep_moments=bool(_below(2, rng)),
     )  # fmt: skip
     options = random_options(theta, mask, rng)
     if options is not None and _below(2, rng):
-        shifts = {name: torch.rand(t.shape, generator=rng).to(t.dtype) for name, t in theta.items() if _below(2, rng)}
-        options = replace(options, shifts=prune(shifts, mask))
+        shifts, velocity = (
+            {name: torch.rand(t.shape, generator=rng).to(t.dtype) for name, t in theta.items() if _below(2, rng)}
+            for _ in range(2)
+        )
+        options = replace(options, shifts=prune(shifts, mask), moments={"velocity": prune(velocity, mask)})
     numbers = _below(99, rng), _below(9, rng), 1 + _below(999, rng), _below(2**40, rng) - 2**39
     return TrainRequest(*numbers, recipe, bool(_below(2, rng)), theta, mask, options)
 
@@ -99,8 +102,11 @@ def reply_to(request: TrainRequest, seed: int = 0) -> ClientUpdate:
     report = None
     if request.options and request.options.report:
         report = {name: torch.rand(t.shape, generator=rng).to(t.dtype) for name, t in request.theta.items()}
+    moments = None
+    if request.recipe.keep_moments:
+        moments = {moment: prune(theta, mask) for moment in request.recipe.moment_names}
     loss = float(torch.rand((), generator=rng))
-    return ClientUpdate(request.client, theta, mask, 1 + _below(50, rng), loss, report=report)
+    return ClientUpdate(request.client, theta, mask, 1 + _below(50, rng), loss, report=report, moments=moments)
 
 
 def _shuffled(kept: Tensor, rng: torch.Generator) -> Tensor:

@@ -77,6 +77,7 @@ MASK = {"a": torch.tensor([[True, False, True], [False, False, True]])}
 PLAIN = TrainRequest(4, 1, 5, 0, LocalSGD(), True, THETA, MASK)
 REGROW = replace(PLAIN, options=TrainingOptions(regrow=Regrow(0.5)))
 REPORT = replace(PLAIN, options=TrainingOptions(report=True))
+KEPT = replace(PLAIN, recipe=LocalSGD(keep_moments=True))
 
 Change = Callable[[dict[str, Any], dict[str, bytes]], None]
 
@@ -162,6 +163,13 @@ TABLE = [["a", "float32", [2, 3]], ["b", "float32", [4]]]
         (REPORT, part("report/b", floats(1, 2, 3, -1)), "gradient report has values that are negative"),
         (REPORT, part("report/b", floats(1, 2, 3, math.inf)), "gradient report has values that are negative"),
         (REPORT, head(report=TABLE[:1]), "gradient report is of another model: it does not have 'b'"),
+        (PLAIN, head(moments={}), "moments, which were not requested"),
+        (KEPT, drop("moments"), "moments must be names of tensors by moment; got None"),
+        (KEPT, head(moments={"velocity": ["c"]}), "moments must be of parameters of the model"),
+        (KEPT, head(moments={}), "other moments than velocity"),
+        (KEPT, drop("moment/velocity/a"), "the message has no moment/velocity/a"),
+        (KEPT, part("moment/velocity/a", floats(1, 2)), "has 8 bytes of moment/velocity/a, not 12"),
+        (KEPT, part("moment/velocity/b", floats(1, 2, 3, math.inf)), "^its moments are not all finite$"),
     ],
 )  # fmt: skip
 def test_an_invalid_reply_is_rejected_with_its_reason(train_request: TrainRequest, change: Change, why: str) -> None:

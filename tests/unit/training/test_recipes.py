@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,35 @@ def test_each_optimizer_is_that_of_torch_over_fifty_steps(name: str, clip: float
             assert float((tensor.detach() - state.theta[key]).abs().max()) < 1e-6
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_client_with_kept_moments_trains_on_as_torch_does(name: str) -> None:
+    """One client with the whole model and one batch: five rounds of ten steps are fifty steps of torch's optimizer."""
+    recipe, make = OPTIMIZERS[name]
+    recipe = replace(recipe, local_steps=10, batch_size=1000, keep_moments=True)
+    model, examples = small_net().double(), small_data()
+    model[2].p = 0.0  # no dropout
+    data = fc.Examples(examples.inputs.double(), examples.labels, classes=3)
+    clients = fc.data.from_parts(data, [torch.arange(len(data))])
+    history = fc.Federation(fc.Task(model), clients, local=recipe, cohort=1).run(5)
+    optimizer = make(model.parameters())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(data.inputs), data.labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert history.theta is not None
+    for key, tensor in model.named_parameters():
+        assert float((tensor.detach() - history.theta[key]).abs().max()) < 1e-6
+
+
+def test_clients_take_numbers_in_turn() -> None:
+    recipe = fc.LocalSGD(epochs=[4, 1], batch_size=10)
+    assert [recipe.of_client(number).steps(20) for number in range(3)] == [8, 2, 8]
+    assert fc.LocalAdam(local_steps=(3, 5, 7)).of_client(5).steps(20) == 7
+    assert recipe.settings()["epochs"] == [4, 1]
+    with pytest.raises(fc.InputError, match=r"call of_client\(number\) before"):
+        recipe.steps(20)
+
+
 def test_schedules() -> None:
     assert [fc.schedules.StepDecay(2, 0.5)(index) for index in range(1, 6)] == [1, 1, 0.5, 0.5, 0.25]
     cosine = fc.schedules.Cosine(rounds=5, least=0.2)
@@ -85,6 +115,9 @@ def test_schedules() -> None:
         ({"clip": 0}, "clip must be a positive number; got 0"),
         ({"proximal": -0.1}, "proximal must be 0 or more"),
         ({"local_steps": 0}, "local_steps must be a whole number"),
+        ({"local_steps": (3, 0)}, "local_steps must be a whole number of 1 or more; got 0"),
+        ({"epochs": []}, "epochs must be a whole number, or a list of at least one"),
+        ({"epochs": 1.5}, "epochs must be a whole number of 1 or more; got 1.5"),
         ({"transforms": (print,)}, "decorate the function with @fedcover.gradient_transform"),
         ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\)"),
     ],

@@ -173,7 +173,8 @@ def _capacity(context: Context) -> float | None:
     config, local = parse_config(_settings(context)), _load_client(context)
     structure, recipe = trace(local.task.model, local.examples.inputs[:2]), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
-    steps, traits = recipe.steps(len(local.examples)), config.policy.choice.build().bind(structure).traits()
+    steps = recipe.of_client(number_of(context)).steps(len(local.examples))
+    traits = config.policy.choice.build().bind(structure).traits()
     return unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, traits.units)[0].keep
 
 

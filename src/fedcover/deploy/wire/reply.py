@@ -16,8 +16,10 @@ from fedcover.deploy.wire.request import TrainRequest
 from fedcover.deploy.wire.tensors import (
     Parts,
     decode_mask,
+    decode_moments,
     decode_values,
     encode_mask,
+    encode_moments,
     encode_values,
     max_head_bytes,
     max_mask_bytes,
@@ -63,13 +65,18 @@ class PendingRequest:
     mask: Mask
     theta: Params
     options: TrainingOptions | None = None
+    moments: tuple[str, ...] = ()
+    """The names of the moments that the client returns."""
     examples: int | None = None
     """The client's number of examples by the client registry; None to accept any."""
 
     @staticmethod
     def of(request: TrainRequest, examples: int | None = None) -> "PendingRequest":
         """Return the record of a request."""
-        return PendingRequest(request.client, request.round, request.mask, request.theta, request.options, examples)
+        moments = request.recipe.moment_names if request.recipe.keep_moments else ()
+        return PendingRequest(
+            request.client, request.round, request.mask, request.theta, request.options, moments, examples
+        )
 
     @property
     def regrows(self) -> bool:
@@ -84,8 +91,13 @@ class PendingRequest:
     @property
     def max_bytes(self) -> int:
         """The size limit of the reply."""
-        values, masks = num_bytes(self.theta) * (1 + self.reports), max_mask_bytes(self.theta) * self.regrows
-        return max_head_bytes(self.theta) + values + masks
+        values = num_bytes(self.theta) * (1 + self.reports + len(self.moments))
+        return self.max_head_bytes + values + max_mask_bytes(self.theta) * self.regrows
+
+    @property
+    def max_head_bytes(self) -> int:
+        """The size limit of the reply's head, which names the tensors of each moment."""
+        return max_head_bytes(self.theta) * (1 + len(self.moments))
 
 
 def encode_reply(update: ClientUpdate, request: TrainRequest) -> bytes:
@@ -108,6 +120,8 @@ def encode_reply(update: ClientUpdate, request: TrainRequest) -> bytes:
     if pending.reports and update.report is not None:
         head["report"] = tensor_table(update.report)
         parts |= {f"report/{name}": encode_values(tensor, None) for name, tensor in update.report.items()}
+    if update.moments is not None:
+        head["moments"] = encode_moments(update.moments, update.mask, parts)
     return pack_frame(head, parts)
 
 
@@ -126,7 +140,7 @@ def decode_reply(data: bytes | memoryview, pending: PendingRequest, limits: Limi
         InvalidReplyError: If the frame is not a valid reply to this request.
     """
     with _input_errors_as_invalid_replies():
-        head, parts = open_frame(data, pending.max_bytes, max_head_bytes(pending.theta))
+        head, parts = open_frame(data, pending.max_bytes, pending.max_head_bytes)
         _check_address(head, pending)
         if difference := model_difference(head.pop("tensors", None), pending.theta):
             raise InvalidReplyError(f"it trained another model: {difference}")
@@ -142,10 +156,10 @@ def decode_reply(data: bytes | memoryview, pending: PendingRequest, limits: Limi
         if head.get("train_loss", 0) is None:
             raise InvalidReplyError("its training loss is not finite")
         train_loss = float(take_number(head, "train_loss"))
-        report = _decode_report(head, parts, pending)
+        report, moments = _decode_report(head, parts, pending), _decode_moments(head, parts, pending, mask)
         check_nothing_left(head, parts)
         _check_change(theta, pending, limits)
-    return ClientUpdate(pending.client, theta, mask, examples, train_loss, finite=True, report=report)
+    return ClientUpdate(pending.client, theta, mask, examples, train_loss, finite=True, report=report, moments=moments)
 
 
 @contextmanager
@@ -200,6 +214,21 @@ def _decode_report(head: dict[str, Any], parts: Parts, pending: PendingRequest) 
     if not all_finite(report) or any(bool((tensor < 0).any()) for tensor in report.values()):
         raise InvalidReplyError("its gradient report has values that are negative or not finite")
     return report
+
+
+def _decode_moments(
+    head: dict[str, Any], parts: Parts, pending: PendingRequest, mask: Mask
+) -> dict[str, Params] | None:
+    if not pending.moments:
+        if "moments" in head:
+            raise InvalidReplyError("it sent moments, which were not requested")
+        return None
+    moments = decode_moments(parts, head.pop("moments", None), pending.theta, mask)
+    if set(moments) != set(pending.moments):
+        raise InvalidReplyError(f"it sent other moments than {', '.join(pending.moments)}, which were requested")
+    if not all(all_finite(tensors) for tensors in moments.values()):
+        raise InvalidReplyError("its moments are not all finite")
+    return moments
 
 
 def _check_change(theta: Params, pending: PendingRequest, limits: Limits) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedcover.deploy.wire.frame import MAX_HEAD_BYTES, short_repr
 from fedcover.errors import InputError
 from fedcover.masks.encoding import pack, unpack
-from fedcover.params import Mask
+from fedcover.params import Mask, Params
 
 DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -122,6 +122,27 @@ def decode_values(parts: Parts, part: str, name: str, like: Tensor, kept: Tensor
     else:
         dense[selected] = raw
     return torch.from_numpy(dense).view(like.dtype)
+
+
+def encode_moments(moments: Mapping[str, Params], mask: Mask, parts: dict[str, bytes]) -> dict[str, list[str]]:
+    """Return the names of the tensors of each moment, for the head; add their kept values to ``parts``."""
+    for moment, tensors in moments.items():
+        for name, tensor in tensors.items():
+            parts[f"moment/{moment}/{name}"] = encode_values(tensor, mask.get(name))
+    return {moment: list(tensors) for moment, tensors in moments.items()}
+
+
+def decode_moments(parts: Parts, names: object, like: Mapping[str, Tensor], mask: Mask) -> dict[str, Params]:
+    """Return the moments that ``encode_moments`` wrote; raise InputError if they are not of this model."""
+    if not isinstance(names, dict):
+        raise InputError(f"moments must be names of tensors by moment; got {short_repr(names)}")
+    for named in names.values():
+        if not isinstance(named, list) or not all(isinstance(name, str) and name in like for name in named):
+            raise InputError(f"moments must be of parameters of the model; got {short_repr(named)}")
+    return {
+        moment: {name: decode_values(parts, f"moment/{moment}", name, like[name], mask.get(name)) for name in named}
+        for moment, named in names.items()
+    }
 
 
 def encode_mask(mask: Mask, parts: dict[str, bytes]) -> list[str]:

@@ -7,7 +7,14 @@ from torch import Tensor
 
 from fedcover.deploy.wire.fields import SAME_VERSION, take_bool, take_int, take_number
 from fedcover.deploy.wire.frame import short_repr
-from fedcover.deploy.wire.tensors import Parts, decode_kept, decode_values, encode_values
+from fedcover.deploy.wire.tensors import (
+    Parts,
+    decode_kept,
+    decode_moments,
+    decode_values,
+    encode_moments,
+    encode_values,
+)
 from fedcover.errors import InputError
 from fedcover.masks.encoding import pack
 from fedcover.params import Mask, Params
@@ -20,7 +27,7 @@ SUBJECT = "the training options of a request"
 def encode_options(
     options: TrainingOptions | None, theta: Params, mask: Mask, parts: dict[str, bytes]
 ) -> dict[str, Any] | None:
-    """Return training options as a field of the head; add the masks of their widths to ``parts``."""
+    """Return training options as a field of the head; add their tensors to ``parts``."""
     if options is None:
         return None
     check_options(options, theta, mask, SUBJECT)
@@ -41,6 +48,7 @@ def encode_options(
         "in_widths": {name: sum(name in width for width in options.widths) for name in narrowest},
         "distil": options.distil,
         "shifts": list(options.shifts),
+        "moments": encode_moments(options.moments, mask, parts),
         "regrow": [options.regrow.share, options.regrow.after] if options.regrow else None,
         "report": options.report,
     }
@@ -58,6 +66,7 @@ def decode_options(fields: object, like: Params, mask: Mask, parts: Parts) -> Tr
         widths=_take_widths(fields, like, mask, parts),
         distil=take_number(fields, "distil"),
         shifts=_take_shifts(fields, like, mask, parts),
+        moments=decode_moments(parts, fields.pop("moments", None), like, mask),
         regrow=_take_regrow(fields),
         report=take_bool(fields, "report"),
     )

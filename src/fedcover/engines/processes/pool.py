@@ -9,7 +9,7 @@ import ctypes
 import multiprocessing
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import ClientTrainer, failure
 from fedcover.engines.processes.shared_memory import BufferLayout, shared_bytes
 from fedcover.errors import InputError, check_whole
+from fedcover.params import Params
 from fedcover.seeding import Round
 from fedcover.training.client import Job
 from fedcover.training.options import TrainingOptions, levels_of, widths_of
@@ -109,10 +110,13 @@ class _SharedBuffers:
     """The trained values."""
     report: torch.Tensor
     """The gradient report."""
+    moments: tuple[torch.Tensor, ...]
+    """One buffer for each moment that a recipe keeps, before and after training."""
 
     @classmethod
-    def of(cls, size: int, entries: int) -> "_SharedBuffers":
-        return cls(shared_bytes(entries), shared_bytes(entries), shared_bytes(size), shared_bytes(size))
+    def of(cls, size: int, entries: int, num_moments: int) -> "_SharedBuffers":
+        moments = tuple(shared_bytes(size) for _ in range(num_moments))
+        return cls(shared_bytes(entries), shared_bytes(entries), shared_bytes(size), shared_bytes(size), moments)
 
 
 @dataclass
@@ -139,7 +143,9 @@ class _Message(NamedTuple):
     """The recipe without its transforms, which are functions and part of the site."""
     this_round: Round
     options: TrainingOptions | None
-    """The training options without their widths."""
+    """The training options without their widths and moments."""
+    moments: tuple[str, ...]
+    """The names of the tensors that have moments from an earlier round."""
     levels: tuple[str, ...]
     """The names of the tensors that widths mask."""
     num_widths: int
@@ -151,6 +157,8 @@ class _Reply(NamedTuple):
 
     examples: int
     train_loss: float
+    moments: tuple[str, ...] = ()
+    """The names of the tensors whose moments are kept."""
     error: str | None = None
 
 
@@ -165,13 +173,14 @@ class _Pool:
         self._sites = list({_site_key(job): _site(job) for job in jobs}.values())
         self._layouts = [BufferLayout(dict(task.model.named_parameters())) for task, _, _ in self._sites]
         self._max_thetas = len({id(job.theta) for job in jobs})
+        self._num_moments = max(map(_num_moments, jobs))
         size, entries = (max(getattr(layout, key) for layout in self._layouts) for key in ("size", "entries"))
         self._thetas = [shared_bytes(size) for _ in range(self._max_thetas)]
         context = multiprocessing.get_context("fork")
         self._workers: list[_Worker] = []
         for _ in range(workers):
             parent_end, worker_end = context.Pipe()
-            buffers = _SharedBuffers.of(size, entries)
+            buffers = _SharedBuffers.of(size, entries, self._num_moments)
             unused = [parent_end, *(worker.pipe for worker in self._workers)]
             inherited = (worker_end, unused, self._sites, self._layouts, self._thetas, buffers, trainer)
             process = context.Process(target=_work, args=inherited, daemon=True)
@@ -184,6 +193,7 @@ class _Pool:
         sites = {(id(task), id(population), transforms) for task, population, transforms in self._sites}
         alive = all(worker.process.is_alive() for worker in self._workers)
         enough = len({id(job.theta) for job in jobs}) <= self._max_thetas
+        enough = enough and max(map(_num_moments, jobs)) <= self._num_moments
         return alive and enough and all(_site_key(job) in sites for job in jobs)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
@@ -214,8 +224,7 @@ class _Pool:
         for job, site in zip(jobs, sites, strict=True):
             if id(job.theta) not in indices:
                 index = indices[id(job.theta)] = len(indices)
-                for name, view in self._layouts[site].params(self._thetas[index]).items():
-                    view.copy_(job.theta[name])
+                self._layouts[site].put_params(self._thetas[index], job.theta)
         return indices
 
     def _send(self, worker: _Worker, number: int, job: Job, site: int, theta: int) -> None:
@@ -226,6 +235,10 @@ class _Pool:
             levels = layout.put_levels(worker.buffers.levels, levels_of(options.widths))
             num_widths, distil = len(options.widths), options.distil
             options = replace(options, widths=(), distil=0.0)
+        moments = tuple[str, ...]()
+        if options is not None and options.moments:
+            moments = _put_moments(layout, worker.buffers, job.recipe, options.moments)
+            options = replace(options, moments={})
         worker.job = number
         message = _Message(
             site,
@@ -235,6 +248,7 @@ class _Pool:
             replace(job.recipe, transforms=()),
             job.this_round,
             options,
+            moments,
             levels,
             num_widths,
             distil,
@@ -268,8 +282,13 @@ class _Pool:
             mask = {name: kept.clone() for name, kept in layout.mask(buffers.mask, tuple(mask)).items()}
         if job.options is not None and job.options.report:
             report = {name: view.clone() for name, view in layout.params(buffers.report).items()}
-        theta = layout.kept(buffers.theta, mask)
-        return ClientUpdate(job.client.id, theta, mask, reply.examples, reply.train_loss, report=report)
+        theta, moments = layout.kept(buffers.theta, mask), None
+        if reply.moments:
+            views = _moments(layout, buffers, job.recipe, reply.moments)
+            moments = {moment: {name: view.clone() for name, view in named.items()} for moment, named in views.items()}
+        return ClientUpdate(
+            job.client.id, theta, mask, reply.examples, reply.train_loss, report=report, moments=moments
+        )
 
     def close(self) -> None:
         """Kill the workers, whatever they are doing."""
@@ -323,9 +342,9 @@ def _work(
             site, layout = sites[message.site], layouts[message.site]
             reply = _train(message, site, layout, layout.params(thetas[message.theta]), buffers, trainer)
         except MemoryError:
-            reply = _Reply(0, 0.0, "its worker ran out of memory; use fewer workers")
+            reply = _Reply(0, 0.0, error="its worker ran out of memory; use fewer workers")
         except Exception as error:
-            reply = _Reply(0, 0.0, str(error) or type(error).__name__)
+            reply = _Reply(0, 0.0, error=str(error) or type(error).__name__)
         pipe.send(reply)
 
 
@@ -344,15 +363,39 @@ def _train(
         options = replace(options, widths=widths, distil=message.distil)
     task, population, transforms = site
     recipe = replace(message.recipe, transforms=transforms)
+    if options is not None and message.moments:
+        options = replace(options, moments=_moments(layout, buffers, recipe, message.moments))
     job = Job(task, population, message.client, theta, mask, recipe, message.this_round, options)
     update = trainer.train(job)
     layout.put_kept(buffers.theta, update.theta, update.mask)
     if update.mask is not mask:
         layout.put_mask(buffers.mask, update.mask)
     if update.report is not None:
-        for name, view in layout.params(buffers.report).items():
-            view.copy_(update.report[name])
-    return _Reply(update.examples, update.train_loss)
+        layout.put_params(buffers.report, update.report)
+    kept = _put_moments(layout, buffers, recipe, update.moments) if update.moments else ()
+    return _Reply(update.examples, update.train_loss, kept)
+
+
+def _num_moments(job: Job) -> int:
+    """Return the number of moments that a job's recipe keeps."""
+    return len(job.recipe.moment_names) if job.recipe.keep_moments else 0
+
+
+def _put_moments(
+    layout: BufferLayout, buffers: _SharedBuffers, recipe: Recipe, moments: Mapping[str, Params]
+) -> tuple[str, ...]:
+    """Write moments into the shared buffers, in the order of their names in the recipe; return the tensors' names."""
+    for memory, moment in zip(buffers.moments, recipe.moment_names, strict=False):
+        layout.put_params(memory, moments[moment])
+    return tuple(moments[recipe.moment_names[0]])
+
+
+def _moments(
+    layout: BufferLayout, buffers: _SharedBuffers, recipe: Recipe, names: tuple[str, ...]
+) -> dict[str, Params]:
+    """Return the moments that ``_put_moments`` wrote, as views of the buffers."""
+    stored = zip(recipe.moment_names, map(layout.params, buffers.moments), strict=False)
+    return {moment: {name: views[name] for name in names} for moment, views in stored}
 
 
 def _die_with_parent() -> None:

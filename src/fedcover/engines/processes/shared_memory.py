@@ -38,6 +38,12 @@ class BufferLayout:
             views[name] = memory[at : at + count * dtype.itemsize].view(dtype).view(shape)
         return views
 
+    def put_params(self, memory: Tensor, theta: Mapping[str, Tensor]) -> None:
+        """Write some of the parameters, or tensors of their shapes, into a buffer of ``size`` bytes."""
+        views = self.params(memory)
+        for name, tensor in theta.items():
+            views[name].copy_(tensor)
+
     def put_mask(self, memory: Tensor, mask: Mask) -> tuple[str, ...]:
         """Write a mask into a buffer of ``entries`` bytes and return its names."""
         for name, kept in mask.items():

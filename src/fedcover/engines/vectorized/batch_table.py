@@ -26,10 +26,12 @@ class BatchTable:
 
 
 def batch_table(jobs: Sequence[Job], device: torch.device) -> BatchTable:
-    """Return the table of jobs that share a recipe; the order of examples is that of ``train_client``."""
-    recipe = jobs[0].recipe
-    batch, sizes = recipe.batch_size, [job.examples for job in jobs]
-    steps, passes = [recipe.steps_per_epoch(size) for size in sizes], [recipe.passes(size) for size in sizes]
+    """Return the table of jobs that share a batch size; the order of examples is that of ``train_client``."""
+    batch, sizes = jobs[0].recipe.batch_size, [job.examples for job in jobs]
+    sized = [(job.recipe, size) for job, size in zip(jobs, sizes, strict=True)]
+    steps = [recipe.steps_per_epoch(size) for recipe, size in sized]
+    passes = [recipe.passes(size) for recipe, size in sized]
+    totals = [recipe.steps(size) for recipe, size in sized]
     columns, epochs = max(steps) * batch, max(passes)
     # Padding sorts behind all examples.
     pin = device.type == "cuda"
@@ -51,8 +53,12 @@ def batch_table(jobs: Sequence[Job], device: torch.device) -> BatchTable:
         flat = index.view(len(jobs), -1, batch)
         index = flat.gather(1, close.unsqueeze(2).expand_as(flat)).view_as(index)
         epoch = epoch.reshape(len(jobs), -1).gather(1, close).view(len(jobs), epochs, -1)
-    most = max(recipe.steps(size) for size in sizes)  # fewer than the rows if local_steps cuts the last epoch
-    index = index.reshape(len(jobs), -1, batch)[:, :most].transpose(0, 1).contiguous()
+    most = max(totals)  # fewer than the rows if local_steps cuts the last epoch
+    index = index.reshape(len(jobs), -1, batch)[:, :most]
+    if min(totals) < most:
+        taken = torch.arange(most, device=device) < to_device(totals, device).unsqueeze(1)
+        index = index.masked_fill(~taken.unsqueeze(2), -1)
+    index = index.transpose(0, 1).contiguous()
     last = (epoch.reshape(len(jobs), -1)[:, :most] == passed - 1).transpose(0, 1)
     full = all(size % batch == 0 for size in sizes)
     return BatchTable(index, full, last & (index >= 0).any(2))

@@ -13,7 +13,7 @@ from fedcover.engines.vectorized.convolutions import use_stacked_convolutions
 from fedcover.engines.vectorized.fused_sgd import try_fused
 from fedcover.engines.vectorized.mapped_steps import MappedSteps
 from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, readjustments, regrow_rows
-from fedcover.engines.vectorized.stacks import OptionsKind, Stacks
+from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks
 from fedcover.errors import InputError
 from fedcover.params import Params
 from fedcover.seeding import ambient
@@ -28,11 +28,9 @@ LOOKED_AT = 64
 class TrainedStacks(NamedTuple):
     """The result of training clients together; the first axis of each stack is the client."""
 
-    theta: Params
+    results: StackResults
     losses: Tensor
     """The loss of each (step, client)."""
-    reports: Params
-    """The gradient reports; empty if there are none."""
     masks: Params
     """The masks, if clients readjusted them; empty otherwise."""
 
@@ -106,12 +104,11 @@ class BatchedStep:
             self._regrow(step, by_step.get(step, []))
             take_step()
         self._regrow(steps, by_step.get(steps, []))
-        theta, reports = self._stacks.results()
         masks = {name: stack.clone() for name, stack in self._stacks.masks.items()} if by_step else {}
-        return TrainedStacks(theta, self._losses.clone(), reports, masks)
+        return TrainedStacks(self._stacks.results(), self._losses.clone(), masks)
 
     def _load(self, jobs: Sequence[Job], table: BatchTable) -> None:
-        """Reset the stacks to the start of these jobs: theta o m with moments of 0."""
+        """Reset the stacks to the start of these jobs: theta o m with its moments."""
         stacks = self._stacks
         thetas, theta_of = _distinct([job.theta for job in jobs])
         for name, stack in stacks.theta.items():

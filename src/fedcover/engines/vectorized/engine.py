@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.engines.base import Engine
@@ -139,8 +140,7 @@ class Vectorized(Engine):
             trained = self._named_run(key, jobs)
             done = torch.cuda.Event()
             done.record()
-        theta, _, reports, masks = trained.stacks
-        for tensor in (*theta.values(), trained.mean_losses, trained.finite, *reports.values(), *masks.values()):
+        for tensor in pytree.tree_leaves(trained):
             tensor.record_stream(current)
 
         def finish() -> list[ClientUpdate]:
@@ -164,7 +164,8 @@ class Vectorized(Engine):
         stacks = self._batched_step(key, jobs, table).run(jobs, table)
         counts = (table.index >= 0).sum(2) * table.last_epoch
         means = (stacks.losses * counts).sum(0) / counts.sum(0)
-        finite = torch.stack([torch.isfinite(s).flatten(1).all(1) for s in stacks.theta.values()]).all(0)
+        values = pytree.tree_leaves((stacks.results.theta, stacks.results.moments))
+        finite = torch.stack([torch.isfinite(stack).flatten(1).all(1) for stack in values]).all(0)
         return _Trained(stacks, means, finite)
 
     def _batched_step(self, key: Any, jobs: Sequence[Job], table: BatchTable) -> BatchedStep:
@@ -211,13 +212,15 @@ def _job_key(job: Job) -> Any:
     """Return what jobs must share, apart from their tasks, to be trained as one batch.
 
     The step size is not part of it: a schedule changes it in every round, and a new step would have to be compiled.
+    Nor is the number of steps: a client that has finished stays as it is.
     """
-    return replace(job.recipe, lr=1.0), id(job.population.examples.inputs), id(job.population.examples.labels)
+    recipe = replace(job.recipe, lr=1.0, epochs=1, local_steps=None)
+    return recipe, id(job.population.examples.inputs), id(job.population.examples.labels)
 
 
 def _updates(jobs: Sequence[Job], trained: _Trained) -> list[ClientUpdate]:
     """Return one update per client of a batch; their tensors are views of the stacks."""
-    theta, _, reports, masks = trained.stacks
+    (theta, reports, moments), _, masks = trained.stacks
     losses, finite = trained.mean_losses.tolist(), trained.finite.tolist()
     return [
         ClientUpdate(
@@ -228,6 +231,7 @@ def _updates(jobs: Sequence[Job], trained: _Trained) -> list[ClientUpdate]:
             loss,
             all_finite,
             report={name: stack[i] for name, stack in reports.items()} or None,
+            moments={m: {name: stack[i] for name, stack in stacks.items()} for m, stacks in moments.items()} or None,
         )
         for i, (job, loss, all_finite) in enumerate(zip(jobs, losses, finite, strict=True))
     ]

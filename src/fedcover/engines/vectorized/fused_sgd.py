@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.engines.vectorized.stacks import OptionsKind, column, stack_like
+from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, column, stack_like
 from fedcover.params import Params
 from fedcover.training.client import Job
 from fedcover.training.options import PLAIN
@@ -86,10 +86,10 @@ class FusedSGD:
         """Return the momenta of a tensor."""
         return [self._velocity[name]]
 
-    def results(self) -> tuple[Params, Params]:
+    def results(self) -> StackResults:
         """Return the parameters, divided by their gains."""
         theta = {
             name: stack / column(self._gains[name], stack) if name in self._gains else stack.clone()
             for name, stack in self.theta.items()
         }
-        return theta | self._frozen, {}
+        return StackResults(theta | self._frozen, {}, {})

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from fedcover.engines.vectorized.stacks import OptionsKind, column, stack_like
+from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, column, stack_like
 from fedcover.params import Params
 from fedcover.training.client import Job, width_draws
 from fedcover.training.options import MOST_WIDTHS, PLAIN, levels_of
@@ -62,7 +62,7 @@ class MappedSteps:
         self._least_level = torch.zeros((num_steps, len(first)), dtype=torch.uint8, device=first.device)
 
     def load(self, jobs: Sequence[Job]) -> None:
-        """Fill the stacks with the clients' options, and set moments and reports to 0."""
+        """Fill the stacks with the clients' options; reports, and moments that are not kept, become 0."""
         options = [job.options or PLAIN for job in jobs]
         for stack in pytree.tree_leaves((self._state.moments, self._state.squares)):
             stack.zero_()
@@ -77,6 +77,10 @@ class MappedSteps:
         for name, shifts in self._data.shifts.items():
             for row, one in zip(shifts, options, strict=True):
                 row.copy_(one.shifts[name]) if name in one.shifts else row.zero_()
+        for row, one in enumerate(options):
+            for moment, tensors in one.moments.items():
+                for name, tensor in tensors.items():
+                    self._state.moments[name][moment][row].copy_(tensor)
         self._load_widths(jobs)
 
     def _load_widths(self, jobs: Sequence[Job]) -> None:
@@ -135,11 +139,14 @@ class MappedSteps:
         """Return the moments of a tensor that have a number for each entry."""
         return [stack for stack in self._state.moments[name].values() if stack.shape == self.theta[name].shape]
 
-    def results(self) -> tuple[Params, Params]:
-        """Return copies of the parameters and of the gradient reports, with 0 for sums that are not finite."""
-        theta = {name: stack.clone() for name, stack in self.theta.items()}
-        if not self._state.squares:
-            return theta, {}
-        zeros = {name: torch.zeros_like(stack) for name, stack in self._data.frozen.items()}
-        squares = {**zeros, **self._state.squares}
-        return theta, {name: torch.where(squares[name].isfinite(), squares[name], 0.0) for name in theta}
+    def results(self) -> StackResults:
+        """Return copies of the results; sums of squared gradients that are not finite become 0."""
+        theta, reports, moments = {name: stack.clone() for name, stack in self.theta.items()}, {}, {}
+        if self._state.squares:
+            zeros = {name: torch.zeros_like(stack) for name, stack in self._data.frozen.items()}
+            squares = {**zeros, **self._state.squares}
+            reports = {name: torch.where(squares[name].isfinite(), squares[name], 0.0) for name in theta}
+        if self._recipe.keep_moments:
+            kept = self._state.moments
+            moments = {m: {name: kept[name][m].clone() for name in kept} for m in self._recipe.moment_names}
+        return StackResults(theta, reports, moments)

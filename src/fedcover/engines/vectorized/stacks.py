@@ -22,6 +22,17 @@ class OptionsKind(NamedTuple):
     report: bool
 
 
+class StackResults(NamedTuple):
+    """Copies of what stacks hold after the last step."""
+
+    theta: Params
+    """All parameters."""
+    reports: Params
+    """The gradient reports; empty if there are none."""
+    moments: dict[str, Params]
+    """The moments by name; empty unless the recipe keeps them."""
+
+
 class Stacks(Protocol):
     """The stacks of clients that are trained together, and one step of all of them."""
 
@@ -45,8 +56,8 @@ class Stacks(Protocol):
     def moments(self, name: str) -> list[Tensor]:
         """Return the moments of a tensor that have a number for each of its entries."""
 
-    def results(self) -> tuple[Params, Params]:
-        """Return copies of all parameters, and of the gradient reports, if there are any."""
+    def results(self) -> StackResults:
+        """Return copies of the results."""
 
 
 def option_kinds(jobs: Sequence[Job]) -> list[OptionsKind]:

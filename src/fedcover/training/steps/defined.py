@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcover.params import Mask, Params, prune
-from fedcover.training.client import Job, dropout_key, width_draws
+from fedcover.training.client import Job, TrainedClient, dropout_key, width_draws
 from fedcover.training.options import PLAIN
 from fedcover.training.step import StepData, StepState, as_bits, reads_start, shown_values, start_state, take_step
 from fedcover.training.steps.stepper import Loss, Stepper
@@ -54,6 +54,9 @@ class DefinedSteps:
         trained, data = client_data(job, stepper.trained)
         self._data = data._replace(kept=self._bits(data.kept))
         self._state: StepState = start_state(job.recipe, trained, bool(options.widths), options.report)
+        for moment, tensors in options.moments.items():
+            for name in tensors:
+                self._state.moments[name][moment] = tensors[name]
         self._distil, self._inside = options.distil, [self._bits(mask) for mask in options.widths]
         self._widths = width_draws(job, job.examples).tolist() if options.widths else []
 
@@ -80,14 +83,16 @@ class DefinedSteps:
             kept |= self._bits({name: new[name]})
         self._state, self._data = self._state._replace(theta=theta, moments=moments), self._data._replace(kept=kept)
 
-    def finish(self) -> tuple[Params, Params | None]:
-        """Return all parameters, and the gradient report if there is one, with 0 for sums that are not finite."""
-        theta, squares = self._whole, self._state.squares
-        report = {n: torch.where(squares[n].isfinite(), squares[n], 0.0) for n in squares}
-        parameters = {name: theta[name] for name in self._theta}
-        if not report:
-            return parameters, None
-        return parameters, {name: report.get(name, torch.zeros_like(tensor)) for name, tensor in parameters.items()}
+    def finish(self) -> TrainedClient:
+        """Return all parameters, the gradient report, with 0 for sums that are not finite, and kept moments."""
+        theta, squares, moments = self._whole, self._state.squares, self._state.moments
+        parameters, report, kept = {name: theta[name] for name in self._theta}, None, None
+        if squares:
+            finite = {n: torch.where(squares[n].isfinite(), squares[n], 0.0) for n in squares}
+            report = {name: finite.get(name, torch.zeros_like(tensor)) for name, tensor in parameters.items()}
+        if self._recipe.keep_moments:
+            kept = {moment: {name: moments[name][moment] for name in moments} for moment in self._recipe.moment_names}
+        return TrainedClient(parameters, report, kept)
 
     def _bits(self, masks: Mask) -> Params:
         """Return masks as bits."""

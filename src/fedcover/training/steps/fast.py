@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedcover.params import Mask, Params
-from fedcover.training.client import Job, dropout_key
+from fedcover.training.client import Job, TrainedClient, dropout_key
 from fedcover.training.options import PLAIN, TrainingOptions
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.steps.stepper import Stepper
@@ -50,6 +50,6 @@ class FastSteps:
         """Continue with another mask."""
         self._stepper.remask(old, new)
 
-    def finish(self) -> tuple[Params, Params | None]:
-        """Return all parameters; there is no gradient report."""
-        return self._stepper.params(), None
+    def finish(self) -> TrainedClient:
+        """Return all parameters; there is no gradient report, and no moment is kept."""
+        return TrainedClient(self._stepper.params())
