@@ -5,36 +5,33 @@ numbers; theta, masks, trained values and gradient reports are in shared memory.
 so results are bit-identical to those of ``Serial`` for any number of workers.
 """
 
-import ctypes
 import multiprocessing
 import signal
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from fedcover._threads import usable_cores
 from fedcover.aggregation.base import ClientUpdate
-from fedcover.clients import Client
-from fedcover.data import Population
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import ClientTrainer, failure
 from fedcover.engines.processes.shared_memory import BufferLayout, shared_bytes
+from fedcover.engines.processes.worker import (
+    JobMessage,
+    JobReply,
+    SharedBuffers,
+    Site,
+    moments_in,
+    num_moments,
+    put_moments,
+    work,
+)
 from fedcover.errors import InputError, check_whole
-from fedcover.params import Params
-from fedcover.seeding import Round
 from fedcover.training.client import Job
-from fedcover.training.options import TrainingOptions, levels_of, widths_of
-from fedcover.training.recipes import Recipe
+from fedcover.training.options import levels_of
 from fedcover.training.steps.native import library
-from fedcover.training.task import Task
 from fedcover.training.transforms import GradientTransform
-
-Site = tuple[Task, Population, tuple[GradientTransform, ...]]
-"""A task, its data, and gradient transforms: what workers inherit, since it may contain functions of any kind."""
 
 
 class Processes(Engine):
@@ -99,67 +96,15 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods()
 
 
-@dataclass(frozen=True)
-class _SharedBuffers:
-    """The memory that a worker shares with its parent; pages that are never touched take no memory."""
-
-    mask: torch.Tensor
-    levels: torch.Tensor
-    """For each entry, the number of width masks that contain it."""
-    theta: torch.Tensor
-    """The trained values."""
-    report: torch.Tensor
-    """The gradient report."""
-    moments: tuple[torch.Tensor, ...]
-    """One buffer for each moment that a recipe keeps, before and after training."""
-
-    @classmethod
-    def of(cls, size: int, entries: int, num_moments: int) -> "_SharedBuffers":
-        moments = tuple(shared_bytes(size) for _ in range(num_moments))
-        return cls(shared_bytes(entries), shared_bytes(entries), shared_bytes(size), shared_bytes(size), moments)
-
-
 @dataclass
 class _Worker:
     """A worker process, as its parent sees it."""
 
     process: Any
     pipe: Connection
-    buffers: _SharedBuffers
+    buffers: SharedBuffers
     job: int | None = None
     """The index of the job that it is training; None if it is idle."""
-
-
-class _Message(NamedTuple):
-    """A job as it is sent to a worker; its tensors are in shared memory."""
-
-    site: int
-    theta: int
-    """The index of the shared buffer with the job's theta."""
-    mask: tuple[str, ...]
-    """The names of the tensors in the mask."""
-    client: Client
-    recipe: Recipe
-    """The recipe without its transforms, which are functions and part of the site."""
-    this_round: Round
-    options: TrainingOptions | None
-    """The training options without their widths and moments."""
-    moments: tuple[str, ...]
-    """The names of the tensors that have moments from an earlier round."""
-    levels: tuple[str, ...]
-    """The names of the tensors that widths mask."""
-    num_widths: int
-    distil: float
-
-
-class _Reply(NamedTuple):
-    """A worker's reply; the trained values are in shared memory."""
-
-    examples: int
-    train_loss: float
-    moments: tuple[str, ...] = ()
-    """The names of the tensors whose moments are kept."""
-    error: str | None = None
 
 
 class _Pool:
@@ -173,17 +118,17 @@ class _Pool:
         self._sites = list({_site_key(job): _site(job) for job in jobs}.values())
         self._layouts = [BufferLayout(dict(task.model.named_parameters())) for task, _, _ in self._sites]
         self._max_thetas = len({id(job.theta) for job in jobs})
-        self._num_moments = max(map(_num_moments, jobs))
+        self._num_moments = max(map(num_moments, jobs))
         size, entries = (max(getattr(layout, key) for layout in self._layouts) for key in ("size", "entries"))
         self._thetas = [shared_bytes(size) for _ in range(self._max_thetas)]
         context = multiprocessing.get_context("fork")
         self._workers: list[_Worker] = []
         for _ in range(workers):
             parent_end, worker_end = context.Pipe()
-            buffers = _SharedBuffers.of(size, entries, self._num_moments)
+            buffers = SharedBuffers.of(size, entries, self._num_moments)
             unused = [parent_end, *(worker.pipe for worker in self._workers)]
             inherited = (worker_end, unused, self._sites, self._layouts, self._thetas, buffers, trainer)
-            process = context.Process(target=_work, args=inherited, daemon=True)
+            process = context.Process(target=work, args=inherited, daemon=True)
             process.start()
             worker_end.close()
             self._workers.append(_Worker(process, parent_end, buffers))
@@ -193,7 +138,7 @@ class _Pool:
         sites = {(id(task), id(population), transforms) for task, population, transforms in self._sites}
         alive = all(worker.process.is_alive() for worker in self._workers)
         enough = len({id(job.theta) for job in jobs}) <= self._max_thetas
-        enough = enough and max(map(_num_moments, jobs)) <= self._num_moments
+        enough = enough and max(map(num_moments, jobs)) <= self._num_moments
         return alive and enough and all(_site_key(job) in sites for job in jobs)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
@@ -237,10 +182,10 @@ class _Pool:
             options = replace(options, widths=(), distil=0.0)
         moments = tuple[str, ...]()
         if options is not None and options.moments:
-            moments = _put_moments(layout, worker.buffers, job.recipe, options.moments)
+            moments = put_moments(layout, worker.buffers, job.recipe, options.moments)
             options = replace(options, moments={})
         worker.job = number
-        message = _Message(
+        message = JobMessage(
             site,
             theta,
             mask,
@@ -272,7 +217,7 @@ class _Pool:
 
     def _receive(self, worker: _Worker, job: Job, site: int) -> ClientUpdate:
         try:
-            reply: _Reply = worker.pipe.recv()
+            reply: JobReply = worker.pipe.recv()
         except (EOFError, OSError) as error:
             raise failure(job, _death(worker)) from error
         if reply.error is not None:
@@ -284,7 +229,7 @@ class _Pool:
             report = {name: view.clone() for name, view in layout.params(buffers.report).items()}
         theta, moments = layout.kept(buffers.theta, mask), None
         if reply.moments:
-            views = _moments(layout, buffers, job.recipe, reply.moments)
+            views = moments_in(layout, buffers, job.recipe, reply.moments)
             moments = {moment: {name: view.clone() for name, view in named.items()} for moment, named in views.items()}
         return ClientUpdate(
             job.client.id, theta, mask, reply.examples, reply.train_loss, report=report, moments=moments
@@ -316,90 +261,3 @@ def _death(worker: _Worker) -> str:
         hint = "; the machine may be out of memory: use fewer workers" if -code == signal.SIGKILL else ""
         return f"its worker process was killed by signal {-code}{hint}"
     return f"its worker process ended with exit code {code}"
-
-
-def _work(
-    pipe: Connection,
-    unused: Sequence[Connection],
-    sites: Sequence[Site],
-    layouts: Sequence[BufferLayout],
-    thetas: Sequence[torch.Tensor],
-    buffers: _SharedBuffers,
-    trainer: ClientTrainer,
-) -> None:
-    """Train the jobs that arrive through the pipe until it closes: the main function of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
-    _die_with_parent()
-    torch.set_num_threads(1)
-    for connection in unused:
-        connection.close()
-    while True:
-        try:
-            message: _Message = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            site, layout = sites[message.site], layouts[message.site]
-            reply = _train(message, site, layout, layout.params(thetas[message.theta]), buffers, trainer)
-        except MemoryError:
-            reply = _Reply(0, 0.0, error="its worker ran out of memory; use fewer workers")
-        except Exception as error:
-            reply = _Reply(0, 0.0, error=str(error) or type(error).__name__)
-        pipe.send(reply)
-
-
-def _train(
-    message: _Message,
-    site: Site,
-    layout: BufferLayout,
-    theta: dict[str, torch.Tensor],
-    buffers: _SharedBuffers,
-    trainer: ClientTrainer,
-) -> _Reply:
-    """Train the job of a message and write its update into the shared buffers."""
-    mask, options = layout.mask(buffers.mask, message.mask), message.options
-    if options is not None and message.num_widths:
-        widths = widths_of(layout.levels(buffers.levels, message.levels), message.num_widths)
-        options = replace(options, widths=widths, distil=message.distil)
-    task, population, transforms = site
-    recipe = replace(message.recipe, transforms=transforms)
-    if options is not None and message.moments:
-        options = replace(options, moments=_moments(layout, buffers, recipe, message.moments))
-    job = Job(task, population, message.client, theta, mask, recipe, message.this_round, options)
-    update = trainer.train(job)
-    layout.put_kept(buffers.theta, update.theta, update.mask)
-    if update.mask is not mask:
-        layout.put_mask(buffers.mask, update.mask)
-    if update.report is not None:
-        layout.put_params(buffers.report, update.report)
-    kept = _put_moments(layout, buffers, recipe, update.moments) if update.moments else ()
-    return _Reply(update.examples, update.train_loss, kept)
-
-
-def _num_moments(job: Job) -> int:
-    """Return the number of moments that a job's recipe keeps."""
-    return len(job.recipe.moment_names) if job.recipe.keep_moments else 0
-
-
-def _put_moments(
-    layout: BufferLayout, buffers: _SharedBuffers, recipe: Recipe, moments: Mapping[str, Params]
-) -> tuple[str, ...]:
-    """Write moments into the shared buffers, in the order of their names in the recipe; return the tensors' names."""
-    for memory, moment in zip(buffers.moments, recipe.moment_names, strict=False):
-        layout.put_params(memory, moments[moment])
-    return tuple(moments[recipe.moment_names[0]])
-
-
-def _moments(
-    layout: BufferLayout, buffers: _SharedBuffers, recipe: Recipe, names: tuple[str, ...]
-) -> dict[str, Params]:
-    """Return the moments that ``_put_moments`` wrote, as views of the buffers."""
-    stored = zip(recipe.moment_names, map(layout.params, buffers.moments), strict=False)
-    return {moment: {name: views[name] for name in names} for moment, views in stored}
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, even by ``kill -9``, so that no orphans remain."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
