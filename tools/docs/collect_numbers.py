@@ -159,13 +159,13 @@ def _key(title: str) -> str:
 
 
 def _numbers(row: dict[str, str]) -> dict[str, float]:
-    """Return the numbers of a row; those in percent are numbers of percent.
+    """Return the numbers of a row; those in percent are numbers of percent, and a mean ± its deviation is the mean.
 
-    >>> _numbers({"policy": "WP", "accuracy, %": "71.4", "MB up": "1.7", "uncovered": "0.2%"})
+    >>> _numbers({"policy": "WP", "accuracy, %": "71.4 ± 0.3", "MB up": "1.7", "uncovered": "0.2%"})
     {'accuracy': 71.4, 'mb_up': 1.7, 'uncovered': 0.2}
     """
     names = {head: head.partition(",")[0].lower().replace(" ", "_") for head in row}
-    cells = {names[head]: text.removesuffix("%") for head, text in row.items()}
+    cells = {names[head]: text.partition(" ± ")[0].removesuffix("%") for head, text in row.items()}
     return {name: float(text) for name, text in cells.items() if text.replace(".", "", 1).isdigit()}
 
 
