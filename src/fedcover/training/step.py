@@ -101,14 +101,13 @@ def take_step(
     for name, before in state.theta.items():
         direction, moments[name] = recipe.direction(grads[name], before, state.moments[name])
         # Outside the mask the direction is 0. The two forms round differently; each client keeps to one of them.
-        if data.kept or isinstance(data.lr, Tensor):
-            after = (direction * -data.lr).add_(before)
-        else:
-            after = before.sub(direction, alpha=data.lr)
         if name in inside:  # outside the width neither values nor moments change
-            after = choose(inside[name], after, before)
+            theta[name] = select(inside[name], direction * -data.lr).add_(before)
             moments[name] = {m: choose(inside[name], t, state.moments[name][m]) for m, t in moments[name].items()}
-        theta[name] = after
+        elif data.kept or isinstance(data.lr, Tensor):
+            theta[name] = (direction * -data.lr).add_(before)
+        else:
+            theta[name] = before.sub(direction, alpha=data.lr)
     return StepState(theta, moments, squares), loss
 
 
@@ -136,7 +135,8 @@ def choose(mask: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
     """Return one tensor inside a mask, and another outside."""
     if mask.dtype == torch.bool:
         return torch.where(mask, inside, outside)
-    return ((inside.view(mask.dtype) & mask) | (outside.view(mask.dtype) & ~mask)).view(inside.dtype)
+    bits = outside.view(mask.dtype)
+    return (inside.view(mask.dtype) ^ bits).bitwise_and_(mask).bitwise_xor_(bits).view(inside.dtype)
 
 
 def shown_values(theta: Params, inside: Mapping[str, Tensor], gains: Params) -> Params:

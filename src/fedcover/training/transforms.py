@@ -76,8 +76,8 @@ def boost(theta: Tensor, tau: Tensor | float) -> Tensor:
     [1.0, 1.5, 1.375]
     """
     size = theta.abs()
-    denominator = (size + tau).square().clamp_min(torch.finfo(theta.dtype).tiny)
-    return size.mul(2 * tau).div_(denominator).add_(1)
+    denominator = (size + tau).square().clamp_min_(torch.finfo(theta.dtype).tiny)
+    return size.mul_(2 * tau).div_(denominator).add_(1)
 
 
 def clip(gradients: Params, most: float) -> Params:

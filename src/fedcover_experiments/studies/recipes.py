@@ -1,7 +1,7 @@
 """The study of local recipes: HeteroFL on CIFAR-10 with its published recipe, and with parts of it.
 
-published     lr 0.1, momentum 0.9, weight decay 5e-4, and lr times 0.1 after 3/8 and again after 5/8 of the rounds, as in
-              HeteroFL's code, which decays after 300 and 500 of 800 rounds
+published     lr 0.1, momentum 0.9, weight decay 5e-4, and lr times 0.1 after 3/8 and again after 5/8 of the rounds, as
+              in HeteroFL's code, which decays after 300 and 500 of 800 rounds
 constant      lr 0.1 and momentum 0.9: no weight decay, no decay of the step size
 weight_decay  constant, with the weight decay
 step_decay    constant, with the decay of the step size
