@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch.nn.functional as F
+from torch import nn
+
 from fedcover._threads import usable_cores
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.engines.base import Engine
@@ -30,6 +33,7 @@ from fedcover.engines.processes.worker import (
 from fedcover.errors import InputError, check_whole
 from fedcover.training.client import Job
 from fedcover.training.options import levels_of
+from fedcover.training.recipes import LocalSGD
 from fedcover.training.steps.native import library
 from fedcover.training.transforms import GradientTransform
 
@@ -111,9 +115,9 @@ class _Pool:
     """Workers forked for certain sites and for a maximum number of different thetas per call."""
 
     def __init__(self, jobs: Sequence[Job], workers: int, trainer: ClientTrainer) -> None:
-        import torch._inductor  # noqa: F401 - tracing needs it; each worker would spend seconds on the import
-
-        library()  # compiled if necessary, and loaded once for all workers
+        in_c = library() is not None  # compiled if necessary, and loaded once for all workers
+        if not (in_c and all(_is_chain(job) for job in jobs)):
+            import torch._inductor  # noqa: F401 - tracing needs it; each worker would spend seconds on the import
 
         self._sites = list({_site_key(job): _site(job) for job in jobs}.values())
         self._layouts = [BufferLayout(dict(task.model.named_parameters())) for task, _, _ in self._sites]
@@ -243,6 +247,16 @@ class _Pool:
         for worker in self._workers:
             worker.process.join()
         self._workers = []
+
+
+def _is_chain(job: Job) -> bool:
+    """Return whether a job looks like one for the C library, so that its steps need not be traced.
+
+    If that is wrong, a worker imports what tracing needs by itself.
+    """
+    layers = [module for module in job.task.model.modules() if module._parameters]
+    linear = all(isinstance(layer, nn.Linear) for layer in layers) and job.task.loss is F.cross_entropy
+    return linear and job.options is None and isinstance(job.recipe, LocalSGD) and job.recipe.is_plain
 
 
 def _site(job: Job) -> Site:
