@@ -35,7 +35,7 @@ SETTINGS = """
 rounds = {rounds}
 cohort = 4
 [data]
-name = "{data}"
+name = "digits"
 clients = 4
 [policy]
 name = "NP"
@@ -47,6 +47,8 @@ code = "1111"
 deadline = {deadline}
 quorum = 0.25
 """
+HEAD = 1000
+"""The most bytes of a message that are not values of the model."""
 pytestmark = [pytest.mark.timeout(900)]
 
 
@@ -83,7 +85,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, marked: Marked) -> Iter
         nodes: list[SuperNode] = []
         deployment = Deployment(folder, link, nodes)
         try:
-            link.register(server_keys(folder / "keys" / "server").nodes)
+            link.register(server_keys(folder / "keys" / "server").nodes[: len(CAPACITIES)])
             for number, capacity in enumerate(CAPACITIES):
                 keys = node_keys(folder / "keys" / f"node-{number}")
                 nodes.append(SuperNode(link.address, keys, node_config(number, "", capacity, [], share_labels=True)))
@@ -123,27 +125,23 @@ def outcome(folder: Path) -> tuple[History, Params]:
     return History.load(folder / "history.jsonl"), checkpoint.load(newest)[0].theta
 
 
-@pytest.mark.skipif("FEDCOVER_DATA" not in os.environ, reason="needs MNIST: set FEDCOVER_DATA")
 def test_four_unequal_nodes_train_what_the_serial_engine_trains(deployment: Deployment) -> None:
     wait_for_nodes(deployment.link.control, 4, 60)
-    settings, out = SETTINGS.format(rounds=3, data="mnist", deadline=240), deployment.folder / "plain"
+    settings, out = SETTINGS.format(rounds=2, deadline=240), deployment.folder / "plain"
     state = submit(deployment.link.control, settings, out, quiet=True)
     assert state.completed, state.details
     history, theta = outcome(out)
-    expected, expected_theta = serial_run(parse_config(settings), [[], [], []])
+    expected, expected_theta = serial_run(parse_config(settings), [[], []])
     assert list(history) == expected
     assert same(theta, expected_theta)
-    assert [record.rejected for record in history] == [[], [], []]
+    assert [record.rejected for record in history] == [[], []]
     assert clients_by_node(out) == {node.node: number for number, node in enumerate(deployment.nodes)}
     assert set(clients_by_node(out)) <= {node.id for node in deployment.link.control.nodes()}
     wire = history.last.wire
     assert wire is not None
-    shares = {client: (down + up) / (2 * wire["full"]) for client, down, up in zip(
-        history.last.cohort, wire["down"], wire["up"], strict=True
-    )}  # fmt: skip
-    print("bytes of the full model's, by client:", {client: round(shares[client], 3) for client in sorted(shares)})
-    for client, capacity in enumerate(CAPACITIES):
-        assert shares[client] == pytest.approx(capacity, abs=0.01)
+    for client, *sizes in zip(history.last.cohort, wire["down"], wire["up"], strict=True):
+        values = CAPACITIES[client] * wire["full"]
+        assert all(values <= size < values + HEAD for size in sizes), f"client {client}: {sizes}, not {values}"
 
 
 @slow
@@ -161,8 +159,9 @@ def test_whatever_clients_and_servers_do_the_run_continues_or_resumes(deployment
             "client 0 round 3": "pause",  # meanwhile the server is killed
         }
     )
-    settings, out = SETTINGS.format(rounds=3, data="digits", deadline=45), deployment.folder / "faulty"
+    settings, out = SETTINGS.format(rounds=3, deadline=45), deployment.folder / "faulty"
     same_client = node_config(0, "", 1.0, [], share_labels=True)
+    deployment.link.register(server_keys(deployment.keys / "server").nodes)
     twin = SuperNode(deployment.link.address, node_keys(deployment.keys / "node-4"), same_client)
     deployment.nodes.append(twin)
     twin.join()

@@ -129,13 +129,13 @@ class Control:
         command = [find_program("flwr"), "log", str(run), CONNECTION, "--stream"]
         return ChildProcess(command, self._folder / f"run-{run}.log", self._environment)
 
-    def follow(self, run: int, on_line: Callable[[str], None] = lambda line: None, every: float = 5.0) -> RunState:
+    def follow(self, run: int, on_line: Callable[[str], None] = lambda line: None, every: float = 20.0) -> RunState:
         """Wait until a run ends, pass the lines of its log to ``on_line``, and return its final state.
 
         Args:
             run: The id of the run.
             on_line: Called with each line of the log.
-            every: Seconds between queries of the state.
+            every: Seconds between queries of the state while the log goes on; it ends with the run.
         """
         failures = 0
         with closing(self.logs(run)) as log:
