@@ -12,6 +12,7 @@ import pytest
 from filelock import FileLock
 
 from tests.endtoend.installed import ROOT, Installed, build
+from tests.endtoend.installed import install as install_wheel
 
 OPTIONAL = ("typer", "rich", "pydantic", "matplotlib", "PIL", "torch_pruning", "flwr", "ray", "cryptography")
 TWO_ROUNDS = ["run", "--set", "data.name=digits", "--set", "data.clients=20", "--set", "rounds=2", "--out", "run"]
@@ -29,21 +30,21 @@ Install = Callable[..., Installed]
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sdist and the wheel, built once for all test processes."""
+    """The sdist and the wheel, built and installed once for all test processes."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             folder.mkdir()
-            build(folder)
+            install_wheel(build(folder)[1], folder / "installed")
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
 
 
 @pytest.fixture
 def install(built: tuple[Path, Path], tmp_path: Path) -> Install:
-    """A function that installs the wheel with some extras."""
-    return lambda *extras: Installed(built[1], extras, tmp_path)
+    """A function that returns the installed wheel with the packages of some extras."""
+    return lambda *extras: Installed(built[1].parent / "installed", extras, tmp_path)
 
 
 def data_files() -> set[str]:
@@ -88,23 +89,23 @@ tried(lambda: importlib.import_module("fedcover.audit"))
         "matplotlib; install it with: pip install 'fedcover[report]'",
         "pydantic; install it with: pip install 'fedcover[cli]'",
     ]
-    command = core.fedcover("--help")
+    (command,) = core.fedcover(["--help"])
     assert (command.returncode, command.stdout, command.stderr.count("\n")) == (2, "", 1)
     assert command.stderr.endswith("needs typer; install it with: pip install 'fedcover[cli]'\n")
 
 
 def test_the_command_line_needs_only_its_own_extra(install: Install) -> None:
     installed = install("cli")
-    assert installed.fedcover("--help").returncode == 0
-    run = installed.fedcover(*TWO_ROUNDS, "--set", "policy.name=WP")
-    assert run.returncode == 0, run.stderr
-    assert len((installed.folder / "run" / "history.jsonl").read_text().splitlines()) == 2
-    for extra, command in {
+    refused = {
         "report": ["report", "run"],
         "units": ["run", "--set", "data.name=digits", "--set", "policy.name=NP", "--set", "rounds=1"],
         "flower": ["run", "--set", "data.name=digits", "--set", "engine=flower-sim"],
-    }.items():
-        done = installed.fedcover(*command)
+    }
+    shown, run, *others = installed.fedcover(["--help"], [*TWO_ROUNDS, "--set", "policy.name=WP"], *refused.values())
+    assert shown.returncode == 0
+    assert run.returncode == 0, run.stderr
+    assert len((installed.folder / "run" / "history.jsonl").read_text().splitlines()) == 2
+    for extra, done in zip(refused, others, strict=True):
         assert done.returncode == 2, done.stderr
         assert done.stderr.endswith(f"pip install 'fedcover[{extra}]'\n")
         assert "Traceback" not in done.stderr
@@ -112,11 +113,12 @@ def test_the_command_line_needs_only_its_own_extra(install: Install) -> None:
 
 def test_with_all_extras_the_command_line_runs_and_reports(install: Install) -> None:
     installed = install("all")
-    assert "Usage" in installed.fedcover("--help").stdout
-    run = installed.fedcover(*TWO_ROUNDS, "--set", "policy.name=NP", "--set", "budgets.code=1111444444")
+    np_run = [*TWO_ROUNDS, "--set", "policy.name=NP", "--set", "budgets.code=1111444444"]
+    shown, run, audit = installed.fedcover(["--help"], np_run, ["paper", "audit", "--json"])
+    assert "Usage" in shown.stdout
     assert run.returncode == 0, run.stderr
     assert {path.name for path in (installed.folder / "run").iterdir()} >= {"summary.json", "report.html"}
-    assert installed.fedcover("paper", "audit", "--json").returncode == 0  # reads the published tables
+    assert audit.returncode == 0  # reads the published tables
 
 
 @pytest.mark.slow
