@@ -136,15 +136,15 @@ def test_demo(fedcover_cli: Callable[..., subprocess.CompletedProcess[str]], tmp
     assert str(tmp_path / "d" / "comparison.html") in done.stdout
 
 
-def test_demo_without_any_source_uses_the_digits(
-    fedcover_cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_demo_without_any_source_uses_the_digits(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a folder, a cache, a mirror or npm, the demo continues with real, smaller data."""
     nowhere = {
         "FEDCOVER_DATA": str(tmp_path / "none"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": str(tmp_path),
         "https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9",
     }  # fmt: skip
-    done = fedcover_cli("demo", "--rounds", "1", "--out", "d", env=nowhere)
-    assert done.returncode == 0, done.stderr
-    assert "8x8 digits" in done.stderr
+    for name, value in nowhere.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = cli("demo", "--rounds", "1", "--out", str(tmp_path / "d"))
+    assert code == 0, err
+    assert "8x8 digits" in err
     assert (tmp_path / "d" / "comparison.html").exists()
