@@ -1,4 +1,4 @@
-"""Worker processes: bit-identical to the serial engine, and robust when a worker or its parent dies."""
+"""Worker processes: kept while they are needed, and gone when a worker, its parent or a run dies."""
 
 import multiprocessing
 import os
@@ -16,44 +16,7 @@ import torch.nn.functional as F
 import fedcover as fc
 from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
-from fedcover.policies import POLICIES
-from tests.conftest import small_data
 from tests.contracts.federations import federation
-from tests.laws.strategies import same
-
-FEWER_OR_MORE_WORKERS = (1, 4)
-UNIT_POLICIES = (
-    "NP", "FS", "optimal_units", "HeteroFL", "random_submodels", "FedRolex", "FedEcover", "weight_complete", "FjORD",
-)  # fmt: skip
-"""Policies whose masks leave whole units to remove: models of the others are not shrunk."""
-
-
-def assert_equal(actual: fc.History, expected: fc.History) -> None:
-    assert actual == expected
-    assert actual.theta is not None
-    assert expected.theta is not None
-    assert same(actual.theta, expected.theta)
-
-
-@pytest.mark.filterwarnings("ignore::fedcover.CoverageWarning")
-@pytest.mark.parametrize(
-    ("policy", "shrink"),
-    [*((policy, False) for policy in POLICIES), *((policy, True) for policy in ("WP", *UNIT_POLICIES))],
-)
-def test_processes_equal_serial_bit_for_bit(policy: str, shrink: bool) -> None:
-    test = small_data(40, seed=9)
-    expected = federation(Serial(shrink), policy).run(3, evaluate_on=test)
-    assert_equal(federation(Processes(2, shrink), policy).run(3, evaluate_on=test), expected)
-
-
-@pytest.mark.filterwarnings("ignore::fedcover.CoverageWarning")
-@pytest.mark.parametrize("workers", FEWER_OR_MORE_WORKERS)
-@pytest.mark.parametrize("policy", ["WP", "HeteroFL", "FjORD"])
-def test_the_number_of_workers_does_not_change_a_bit(policy: str, workers: int) -> None:
-    """One policy of weights, one of units, and one whose clients draw while they train."""
-    test = small_data(40, seed=9)
-    expected = federation(Serial(True), policy).run(3, evaluate_on=test)
-    assert_equal(federation(Processes(workers, True), policy).run(3, evaluate_on=test), expected)
 
 
 def test_one_engine_serves_several_federations_one_after_another() -> None:

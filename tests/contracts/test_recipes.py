@@ -17,7 +17,7 @@ from fedcover.training.client import Job, train_client
 from fedcover.training.recipes import Recipe
 from fedcover.training.steps.defined import DefinedSteps
 from fedcover.training.steps.stepper import Stepper
-from tests.contracts.federations import TOLERANCE, images
+from tests.contracts.federations import TOLERANCE, images, serial
 from tests.laws.strategies import same
 
 
@@ -64,7 +64,7 @@ def nested(theta: Params) -> tuple[Mask, ...]:
 
 def jobs_for(recipe: Recipe, options: str, network: str = "mlp", device: str = "cpu") -> list[Job]:
     """Return the jobs of a round of unequal clients, with masks of two sizes unless widths are drawn."""
-    playing = images(Serial(), network, "full" if options == "widths" else "WP")
+    playing = images(Serial(), network, "full" if options == "widths" else "WP", shared=True)
     jobs = playing.begin_round(playing.start(), torch.device(device)).jobs
     return [
         replace(job, recipe=recipe.of_client(job.client.number), options=OPTIONS[options](job.theta, slot))
@@ -98,7 +98,7 @@ def assert_agree(expected: Sequence[ClientUpdate], actual: Sequence[ClientUpdate
 def test_engines_take_the_steps_of_the_definition(recipe: str, options: str) -> None:
     jobs = jobs_for(RECIPES[recipe], options)
     expected = [by_definition(job) for job in jobs]
-    for engine in (Serial(), Serial(shrink=True), Vectorized("cpu")):
+    for engine in (serial(), serial(shrink=True), Vectorized("cpu")):
         assert_agree(expected, list(engine.train(jobs)))
 
 
@@ -122,8 +122,8 @@ def continued(jobs: Sequence[Job], updates: Sequence[ClientUpdate]) -> list[Job]
 def test_engines_continue_with_kept_moments(recipe: str) -> None:
     jobs = jobs_for(RECIPES[recipe], "none")
     jobs = continued(jobs, [by_definition(job) for job in jobs])
-    expected, serial = [by_definition(job) for job in jobs], list(Serial().train(jobs))
-    for updates in (serial, list(Serial(shrink=True).train(jobs)), list(Vectorized("cpu").train(jobs))):
+    expected, serial = [by_definition(job) for job in jobs], list(serial().train(jobs))
+    for updates in (serial, list(serial(shrink=True).train(jobs)), list(Vectorized("cpu").train(jobs))):
         assert_agree(expected, updates)
     with Processes(2) as engine:
         for a, b in zip(serial, engine.train(jobs), strict=True):
@@ -142,14 +142,14 @@ def test_smaller_sub_models_take_the_same_steps(options: str) -> None:
     assert any(job.mask for job in jobs)
     if recipe == "kept Adam":
         jobs = continued(jobs, [by_definition(job) for job in planned])
-    assert_agree([by_definition(job) for job in jobs], list(Serial(shrink=True).train(jobs)))
+    assert_agree([by_definition(job) for job in jobs], list(serial(shrink=True).train(jobs)))
 
 
 @pytest.mark.parametrize("network", ["lenet", "residual"])
 def test_convolutions_too(network: str) -> None:
     jobs = jobs_for(RECIPES["transform"], "none", network)
     expected = [by_definition(job) for job in jobs]
-    for engine in (Serial(), Vectorized("cpu")):
+    for engine in (serial(), Vectorized("cpu")):
         assert_agree(expected, list(engine.train(jobs)))
 
 
@@ -176,5 +176,5 @@ def test_kept_moments_continue_on_a_gpu_cuda() -> None:
 def test_processes_equal_serial_bit_for_bit() -> None:
     jobs = [job for recipe in RECIPES.values() for job in jobs_for(recipe, "none")]
     with Processes(2) as engine:
-        for a, b in zip(Serial().train(jobs), engine.train(jobs), strict=True):
+        for a, b in zip(serial().train(jobs), engine.train(jobs), strict=True):
             assert same(a.theta, b.theta)

@@ -13,7 +13,7 @@ from fedcover.engines.vectorized import batched_step
 from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.policies.base import shown_in
 from fedcover.training.client import Job
-from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, images
+from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, images, serial
 
 UNEQUAL, EQUAL = (5, 16, 3, 9, 20), (8, 8, 8, 8, 8)
 """In batches of 4: short batches and epochs of one to five steps; or two full batches for every client."""
@@ -26,7 +26,7 @@ def jobs_of(
     sizes: tuple[int, ...] = UNEQUAL,
 ) -> list[Job]:
     """Return a job per element of the options, each with its own random mask; the last keeps its first tensor whole."""
-    playing = images(Serial(), network, "full", sizes)
+    playing = images(Serial(), network, "full", sizes, shared=True)
     theta, rng = playing.start().theta, torch.Generator().manual_seed(7)
     weights = [name for name, tensor in theta.items() if tensor.ndim > 1]
     masks = [{name: torch.rand(theta[name].shape, generator=rng) < 0.4 for name in weights} for _ in training_options]
@@ -39,7 +39,7 @@ def jobs_of(
 
 def assert_alike(jobs: Sequence[Job], engine: Vectorized) -> list[ClientUpdate]:
     """Assert that an engine agrees with the serial one, in its masks exactly; return the serial updates."""
-    expected, actual = list(Serial().train(jobs)), list(engine.train(jobs))
+    expected, actual = list(serial().train(jobs)), list(engine.train(jobs))
     for job, a, b in zip(jobs, expected, actual, strict=True):
         assert list(a.mask) == list(b.mask)
         for name, kept in a.mask.items():
@@ -117,10 +117,11 @@ def test_regrowth_between_compiled_steps() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_feddst_agrees_with_serial_over_rounds_that_readjust(network: str, device: str) -> None:
-    serial, batch = (images(engine, network, fc.feddst(every=2)) for engine in (Serial(), Vectorized(device)))
-    states = [serial.start(), batch.start()]
+    engines = serial(), Vectorized(device)
+    one_by_one, batch = (images(engine, network, fc.feddst(every=2), shared=True) for engine in engines)
+    states = [one_by_one.start(), batch.start()]
     for _ in range(4):
-        (states[0], a), (states[1], b) = serial.play_round(states[0]), batch.play_round(states[1])
+        (states[0], a), (states[1], b) = one_by_one.play_round(states[0]), batch.play_round(states[1])
         assert (a.cohort, a.gamma_min, a.kept, a.bytes_up) == (b.cohort, b.gamma_min, b.kept, b.bytes_up)
         for name, tensor in states[0].theta.items():
             assert float((tensor - states[1].theta[name].cpu()).abs().max()) < TOLERANCE

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from fedcover.params import Mask, Params
 from fedcover.policies.base import shown_in
 from fedcover.seeding import ambient
 from tests.conftest import small_data
-from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images
+from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images, serial
 from tests.laws.strategies import same
 
 State = dict[str, Tensor]
@@ -67,12 +68,11 @@ ONE_BY_ONE = ("FjORD, distilled",)
 
 
 @pytest.mark.parametrize("shrink", [False, True])
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "FIARSE"])  # test_processes.py has it as it is
-def test_processes_equal_serial_bit_for_bit(name: str, shrink: bool) -> None:
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "FIARSE"])  # test_processes_bits.py has it
+def test_processes_equal_serial_bit_for_bit(name: str, shrink: bool, processes: dict[bool, Processes]) -> None:
     test = small_data(40, seed=9)
-    serial = federation(Serial(shrink), POLICIES[name]())
-    expected = serial.run(4, evaluate_on=test)
-    actual = federation(Processes(3, shrink), POLICIES[name]()).run(4, evaluate_on=test)
+    expected = federation(serial(shrink), POLICIES[name](), shared=True).run(4, evaluate_on=test)
+    actual = federation(processes[shrink], POLICIES[name](), shared=True).run(4, evaluate_on=test)
     assert actual == expected
     assert actual.theta is not None
     assert expected.theta is not None
@@ -81,19 +81,20 @@ def test_processes_equal_serial_bit_for_bit(name: str, shrink: bool) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_options_agree_traced_shrunk_and_by_autograd(name: str) -> None:
-    expected = images(Serial(), "mlp", POLICIES[name]()).run(3)
-    for engine in (Serial(traced=False), Serial(shrink=True)):
-        assert furthest(expected, images(engine, "mlp", POLICIES[name]()).run(3)) < TOLERANCE
+    expected = images(serial(), "mlp", POLICIES[name](), shared=True).run(3)
+    for engine in (Serial(traced=False), serial(shrink=True)):
+        assert furthest(expected, images(engine, "mlp", POLICIES[name](), shared=True).run(3)) < TOLERANCE
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", [name for name in POLICIES if name not in ONE_BY_ONE])
 def test_vectorized_agrees_with_serial(name: str, network: str, device: str) -> None:
-    serial, batch = (images(engine, network, POLICIES[name]()) for engine in (Serial(), Vectorized(device)))
-    states = [serial.start(), batch.start()]
+    engines = serial(), Vectorized(device)
+    one_by_one, batch = (images(engine, network, POLICIES[name](), shared=True) for engine in engines)
+    states = [one_by_one.start(), batch.start()]
     for _ in range(2):
-        (states[0], a), (states[1], b) = serial.play_round(states[0]), batch.play_round(states[1])
+        (states[0], a), (states[1], b) = one_by_one.play_round(states[0]), batch.play_round(states[1])
         assert (a.cohort, a.gamma_min, a.kept, a.bytes_up) == (b.cohort, b.gamma_min, b.kept, b.bytes_up)
         for key, tensor in states[0].theta.items():
             assert float((tensor - states[1].theta[key].cpu()).abs().max()) < TOLERANCE
@@ -104,7 +105,7 @@ def test_vectorized_agrees_with_serial(name: str, network: str, device: str) -> 
 @pytest.mark.filterwarnings("default")  # of the compiler
 @pytest.mark.parametrize("name", ["mixed", "FjORD"])
 def test_vectorized_compiled(name: str) -> None:
-    expected = images(Serial(), "mlp", POLICIES[name]()).run(1)
+    expected = images(serial(), "mlp", POLICIES[name](), shared=True).run(1)
     assert furthest(expected, images(Vectorized("cpu", compile=True), "mlp", POLICIES[name]()).run(1)) < TOLERANCE
 
 
@@ -119,8 +120,9 @@ def test_vectorized_refuses_distillation(name: str) -> None:
 
 @pytest.mark.parametrize("engine", [Serial, lambda: Processes(2), lambda: Vectorized("cpu")])
 def test_federations_in_lockstep_agree_with_separate_runs(engine: Callable[[], fc.Engine]) -> None:
+    """With those of the serial engine, with which other engines agree run by run."""
     names = [name for name in POLICIES if name not in ONE_BY_ONE or engine is Serial]
-    separate = [images(engine(), "mlp", POLICIES[name]()).run(2) for name in names]
+    separate = [images(serial(), "mlp", POLICIES[name](), shared=True).run(2) for name in names]
     together = fc.run_many([images(Serial(), "mlp", POLICIES[name]()) for name in names], 2, engine=engine())
     close = TOLERANCE if isinstance(engine(), Vectorized) else 0.0
     assert all(furthest(a, b) <= close for a, b in zip(separate, together, strict=True))
@@ -128,7 +130,9 @@ def test_federations_in_lockstep_agree_with_separate_runs(engine: Callable[[], f
 
 @pytest.mark.parametrize("stop", [2])
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_stopped_run_resumes_to_the_same_bits(name: str, stop: int, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits(
+    name: str, stop: int, tmp_path: Path, processes: dict[bool, Processes]
+) -> None:
     class Stop(Exception):
         pass
 
@@ -136,11 +140,15 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, stop: int, tmp_path: 
         if record.round == stop:
             raise Stop
 
+    def play(engine: fc.Engine, folder: str, **options: Any) -> fc.History:
+        playing = federation(engine, POLICIES[name](), shared=True)
+        return playing.run(5, evaluate_on=test, out=tmp_path / folder, **options)
+
     test = small_data(40, seed=9)
-    whole = federation(Serial(), POLICIES[name]()).run(5, evaluate_on=test, out=tmp_path / "whole")
+    whole = play(serial(), "whole")
     with pytest.raises(Stop):
-        federation(Serial(), POLICIES[name]()).run(5, evaluate_on=test, out=tmp_path / "cut", on_round=stop_there)
-    again = federation(Processes(2), POLICIES[name]()).run(5, evaluate_on=test, out=tmp_path / "cut", resume=True)
+        play(serial(), "cut", on_round=stop_there)
+    again = play(processes[False], "cut", resume=True)
     assert again == whole
     assert again.theta is not None
     assert whole.theta is not None

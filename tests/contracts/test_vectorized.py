@@ -19,7 +19,7 @@ from fedcover.policies import POLICIES
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.client import Job
-from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images
+from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images, serial
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -27,8 +27,8 @@ from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation
 @pytest.mark.parametrize("policy", [name for name, make in POLICIES.items() if not make().traits().one_by_one])
 def test_vectorized_agrees_with_serial(policy: str, network: str, device: str) -> None:
     """Unequal clients, short batches and dropout included: only rounding may differ."""
-    expected = images(Serial(), network, policy).run(2)
-    actual = images(Vectorized(device), network, policy).run(2)
+    expected = images(serial(), network, policy, shared=True).run(2)
+    actual = images(Vectorized(device), network, policy, shared=True).run(2)
     assert furthest(expected, actual) < TOLERANCE
     for a, b in zip(expected, actual, strict=True):
         assert (a.cohort, a.gamma_min, a.kept, a.bytes_down) == (b.cohort, b.gamma_min, b.kept, b.bytes_down)
@@ -118,9 +118,9 @@ def test_an_error_in_a_batch_names_a_client() -> None:
 
 
 def test_vectorized_splits_a_cohort_that_is_too_large() -> None:
-    expected = images(Serial(), "mlp", "NP").run(2)
+    expected = images(serial(), "mlp", "NP", shared=True).run(2)
     for most in (1, 2, 3):
-        assert furthest(expected, images(Vectorized("cpu", most=most), "mlp", "NP").run(2)) < TOLERANCE
+        assert furthest(expected, images(Vectorized("cpu", most=most), "mlp", "NP", shared=True).run(2)) < TOLERANCE
 
 
 def test_vectorized_splits_a_cohort_that_does_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ from fedcover.deploy.wire import (
 )
 from fedcover.deploy.wire.frame import open_frame, pack_frame
 from fedcover.deploy.wire.recipe import encode_recipe
-from fedcover.engines import Serial
 from fedcover.engines.client_trainer import ClientTrainer
 from fedcover.errors import InputError
 from fedcover.masks.cost import cost_of
@@ -35,7 +34,7 @@ from fedcover.structure.trace import trace
 from fedcover.training.options import TrainingOptions
 from fedcover.training.recipes import LocalSGD
 from tests.conftest import plan_masks
-from tests.contracts.federations import federation, images
+from tests.contracts.federations import federation, images, serial
 from tests.unit.deploy.requests import random_request, requests, same_bits, same_masks
 
 
@@ -118,21 +117,21 @@ def test_a_client_on_its_own_trains_what_serial_trains(name: str) -> None:
 
     The test of the strategy does the same with shrunk models, for every policy.
     """
-    _follow(federation(Serial(), "full" if name == "full" else MAKERS[name]()), False, 3, apart=True)
+    policy = "full" if name == "full" else MAKERS[name]()
+    _follow(federation(serial(), policy, shared=True), False, 3, apart=True)
 
 
 @pytest.mark.parametrize("name", ["NP", "WP", "HeteroFL", "FjORD, distilled", "FedDST, every round", "FIARSE"])
 def test_convolutions_are_trained_as_serial_trains_them(name: str) -> None:
-    _follow(images(Serial(True), "residual", MAKERS[name]()), True, 2, apart=False)
+    _follow(images(serial(True), "residual", MAKERS[name](), shared=True), True, 2, apart=False)
 
 
 def _follow(playing: fc.Federation, shrink: bool, rounds: int, apart: bool) -> None:
-    engine, trainers = Serial(shrink), {}
-    state = playing.start()
+    state, trainers = playing.start(), {}
     for _ in range(rounds):
         with one_thread():
             begun = playing.begin_round(state)
-            updates = list(engine.train(begun.jobs))
+            updates = list(playing.engine.train(begun.jobs))
             back = []
             for job, update in zip(begun.jobs, updates, strict=True):
                 train_request = request_from_job(job, shrink)

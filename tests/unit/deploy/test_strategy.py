@@ -18,7 +18,7 @@ from fedcover.engines.serial import Serial
 from fedcover.federation.round import Arrivals
 from fedcover.policies import POLICIES
 from tests.conftest import small_data
-from tests.contracts.federations import federation
+from tests.contracts.federations import federation, serial
 from tests.laws.strategies import same
 from tests.unit.deploy.loop import LoopGrid, failed, grid_of
 from tests.unit.deploy.playing import QUICK, play, remote
@@ -30,9 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning
 def test_a_run_on_the_wire_is_bit_identical_to_the_serial_engine(name: str) -> None:
     """Every policy, unequal clients, weights by examples, replies in another sequence."""
     options = {"every": 1} if name == "FedDST" else {}
-    serial = federation(Serial(shrink=True), POLICIES[name](**options))
-    expected = serial.run(3, evaluate_on=small_data(40, seed=9))
-    history = play(grid_of(serial), remote(serial, POLICIES[name](**options)), 3)
+    playing = federation(serial(shrink=True), POLICIES[name](**options), shared=True)
+    expected = playing.run(3, evaluate_on=small_data(40, seed=9))
+    history = play(grid_of(playing), remote(playing, POLICIES[name](**options)), 3)
     assert history == expected
     assert history.theta is not None
     assert expected.theta is not None
@@ -44,11 +44,11 @@ def test_a_run_on_the_wire_is_bit_identical_to_the_serial_engine(name: str) -> N
 )
 def test_aggregators_on_the_wire_are_those_of_the_serial_engine(aggregator: fc.Aggregator, tmp_path: Path) -> None:
     """Also after the run was stopped and resumed."""
-    serial = replace(federation(Serial(shrink=True), fc.weight_pruning()), aggregator=aggregator)
-    expected = serial.run(3, evaluate_on=small_data(40, seed=9))
-    far = remote(serial, fc.weight_pruning())
-    play(grid_of(serial), far, 2, out=tmp_path / "run")
-    history = play(grid_of(serial), far, 3, out=tmp_path / "run", resume=True)
+    playing = replace(federation(serial(shrink=True), fc.weight_pruning(), shared=True), aggregator=aggregator)
+    expected = playing.run(3, evaluate_on=small_data(40, seed=9))
+    far = remote(playing, fc.weight_pruning())
+    play(grid_of(playing), far, 2, out=tmp_path / "run")
+    history = play(grid_of(playing), far, 3, out=tmp_path / "run", resume=True)
     assert history.theta is not None
     assert expected.theta is not None
     assert same(history.theta, expected.theta)
