@@ -1,6 +1,7 @@
 """Slicing: the indices that a mask keeps, and a copy of a model with only those."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -51,6 +52,9 @@ def smaller_copy(model: nn.Module, cuts: Cuts) -> nn.Module:
         id(tensor): nn.Parameter(cut(tensor.detach(), cuts.get(name)), tensor.requires_grad)
         for name, tensor in model.named_parameters()
     }
+    for module in model.modules():  # most objects of a model are empty dicts of hooks, which are quicker to make new
+        empty = [value for value in vars(module).values() if type(value) in (dict, OrderedDict) and not value]
+        memo |= {id(value): type(value)() for value in empty}
     layers = {name.rpartition(".")[0]: None for name in cuts}
     for name in layers:
         for buffer in statistics_of(model.get_submodule(name)).values():
