@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedcover.audit.named_structure import named_structure
 from fedcover.budgets import Budget, parse_code
 from fedcover.clients import cohort_of
 from fedcover.config.choices import POLICY, choose
@@ -14,11 +15,10 @@ from fedcover.errors import InputError
 from fedcover.masks.cost import Cost, cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.masks.holders import distinct_masks
-from fedcover.models import default_model
 from fedcover.params import Mask, Params, params_of
 from fedcover.policies.base import Policy
 from fedcover.seeding import Round
-from fedcover.structure.trace import ModelStructure, trace
+from fedcover.structure.trace import ModelStructure
 
 MOST_BANDS = 64
 """The most bands for which coverage is listed; quarters are used beyond it."""
@@ -128,12 +128,11 @@ def audit_code(
     >>> audit_code("1111223344").gamma_min, audit_code("1111444444").gamma_min
     (8, 4)
     """
-    module, example = default_model(model, seed)
-    structure = trace(module, example)
+    structure = named_structure(model, seed)
     choice = choose(POLICY, policy, settings)
     bound = choice.build().bind(structure)
     budgets = parse_code(code, bound.codebook)
-    theta = params_of(module)
+    theta = params_of(structure.model)
     cohort = cohort_of(range(len(budgets)), [1] * len(budgets), budgets, "slot")
     plans, _ = bound.plan(theta, cohort, Round(1, seed), bound.start())
     if len(plans) < len(cohort):

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcover.audit.named_structure import named_structure
 from fedcover.audit.tally import Tally, own_traits, tally_of
 from fedcover.budgets import BudgetSpec, budgets_of
 from fedcover.clients import cohort_of
 from fedcover.config.choices import POLICY, Choice, choose
 from fedcover.errors import InputError, check_whole
-from fedcover.models import default_model
 from fedcover.policies.base import Policy
 from fedcover.seeding import Round
-from fedcover.structure.trace import ModelStructure, trace
+from fedcover.structure.trace import ModelStructure
 
 EXACT = 2**24
 """Counts below this value are exact in single precision."""
@@ -108,7 +108,7 @@ def audit_rounds(
     check_whole("window", window, 1)
     if window > rounds:
         raise InputError(f"window must be at most rounds, {rounds}; got {window}; lower it, or raise rounds")
-    structure = model if isinstance(model, ModelStructure) else trace(*default_model(model, seed))
+    structure = model if isinstance(model, ModelStructure) else named_structure(model, seed)
     choice = (
         choose(POLICY, policy, settings) if isinstance(policy, str) else Choice(POLICY, str(policy), lambda: policy, {})
     )

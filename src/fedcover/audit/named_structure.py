@@ -1,0 +1,20 @@
+"""The structures of named models: audits of several codes or policies share a model, and with it what is cached."""
+
+from functools import lru_cache
+
+from fedcover.models import default_model
+from fedcover.structure.trace import ModelStructure, trace
+
+
+@lru_cache(maxsize=4)
+def named_structure(model: str, seed: int) -> ModelStructure:
+    """Return the structure of a named model, for the inputs for which it was designed; nothing may change the model.
+
+    Args:
+        model: The name of the model.
+        seed: The seed of its initial parameters.
+
+    Raises:
+        InputError: If there is no model of this name.
+    """
+    return trace(*default_model(model, seed))
