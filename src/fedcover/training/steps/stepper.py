@@ -32,7 +32,9 @@ Tracing takes tenths of a second for each batch shape, more for deeper models; w
 operations, which matters only where they are small. Deeper models are left to autograd.
 """
 AHEAD = 1 << 16
-"""The approximate number of dropout entries that are drawn at once."""
+"""The approximate number of dropout entries that are drawn at once, at most."""
+FIRST = 16
+"""The number of steps for which dropout is drawn at first; each later draw is twice as long, up to ``AHEAD``."""
 
 
 @dataclass
@@ -269,7 +271,7 @@ class Stepper:
         """Return the multipliers of a dropout layer at this step; they are drawn for many steps at once."""
         first, drawn = self._dropout.get(call, (0, ()))
         if not first <= self.number < first + len(drawn):
-            ahead = max(1, AHEAD // torch.Size(call.shape).numel())
+            ahead = max(1, min(AHEAD // torch.Size(call.shape).numel(), max(FIRST, 2 * len(drawn))))
             first = self.number
             steps = torch.arange(first, first + ahead, device=device)
             drawn = scales(self.stream.key, steps, call, device).unbind()
