@@ -86,7 +86,7 @@ def test_a_resumed_run_has_the_same_keeps_when_the_calibration_changes(cli: Cli,
     assert code == 2
     assert "budgets.keeps was [1.0, 1.0, 0.5, 0.5] and is [0.6" in " ".join(err.split())
     device.unlink()
-    code, _, err = cli("run", "--resume", "--out", str(tmp_path / "parts"), "--set", "rounds=2")
+    code, _, err = cli("run", "--resume", "--out", str(tmp_path / "parts"), "--set", "rounds=2", "--no-report")
     assert code == 0, err
     assert "2 x 4 keep 0.5" in err
     assert fc.History.load(tmp_path / "whole/history.jsonl") == fc.History.load(tmp_path / "parts/history.jsonl")

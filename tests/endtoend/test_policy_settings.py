@@ -19,10 +19,13 @@ def sets(*changes: str) -> list[str]:
     return [part for change in changes for part in ("--set", change)]
 
 
-SHORT = sets(
-    "data.name=digits", "data.clients=20", "local.epochs=1", "engine=serial", "cohort=3", "rounds=2",
-    "budgets.code=1,0.5,0.25",
-)  # fmt: skip
+SHORT = [
+    *sets(
+        "data.name=digits", "data.clients=20", "local.epochs=1", "engine=serial", "cohort=3", "rounds=2",
+        "budgets.code=1,0.5,0.25",
+    ),
+    "--no-report",
+]  # fmt: skip
 MINE = '''
 import fedcover as fc
 
@@ -52,7 +55,8 @@ def test_a_policys_settings_from_the_command_line_and_from_toml(cli: Cli, tmp_pa
     code, _, err = cli("run", str(config), *SHORT, "--out", str(tmp_path / "b"), "--quiet")
     assert code == 0, err
     assert policy_in(tmp_path / "b") == recorded
-    code, _, err = cli("run", str(tmp_path / "a" / "config.toml"), "--out", str(tmp_path / "c"), "--quiet")
+    again = ["run", str(tmp_path / "a" / "config.toml"), "--out", str(tmp_path / "c"), "--quiet", "--no-report"]
+    code, _, err = cli(*again)
     assert code == 0, err
     assert history(tmp_path / "a") == history(tmp_path / "b") == history(tmp_path / "c")
     code, _, err = cli("run", *SHORT, *sets("policy.name=HeteroFL"), "--out", str(tmp_path / "plain"), "--quiet")
@@ -66,7 +70,7 @@ def test_a_resumed_run_refuses_other_settings_of_its_policy(cli: Cli, tmp_path: 
     assert cli(*gap, str(folder))[0] == 0
     assert cli(*gap, str(tmp_path / "whole"), "--set", "rounds=3")[0] == 0
     before = snapshot(folder)
-    resume = ["run", "--resume", "--out", str(folder), "--quiet"]
+    resume = ["run", "--resume", "--out", str(folder), "--quiet", "--no-report"]
     refuses(cli, [*resume, *sets("policy.kappa=3")], "policy.kappa was 2 and is 3")
     refuses(cli, [*resume, *sets("policy.every=2")], "policy.every was 1 and is 2")
     refuses(cli, [*resume, *sets("policy.kappa=0")], "policy.kappa must be a whole number of 1 or more; got 0")

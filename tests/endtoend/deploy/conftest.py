@@ -9,7 +9,7 @@ import pytest
 
 from fedcover.deploy.processes.child import ChildProcess
 from fedcover.deploy.processes.keys import make_keys
-from fedcover.deploy.processes.superlink_cli import Control
+from fedcover.deploy.processes.superlink_cli import Control, Node
 
 SKIP = pytest.mark.skipif(not os.environ.get("FEDCOVER_SLOW"), reason="takes minutes: make test-slow")
 
@@ -27,10 +27,14 @@ def close_all(programs: Sequence[ChildProcess]) -> None:
         program.close()
 
 
-def wait_for_nodes(control: Control, count: int, seconds: float) -> None:
-    """Wait until so many nodes are online; fail if they are not after so many seconds."""
+def wait_for_nodes(control: Control, count: int, seconds: float) -> list[Node]:
+    """Return all nodes when so many are online; fail if they are not after so many seconds."""
     until = time.monotonic() + seconds
-    while (online := sum(node.online for node in control.nodes())) < count:
+    while True:
+        nodes = control.nodes()
+        online = sum(node.online for node in nodes)
+        if online >= count:
+            return nodes
         assert time.monotonic() < until, f"{online} of {count} nodes are online after {seconds:.0f} s"
         time.sleep(0.3)
 

@@ -126,7 +126,7 @@ def outcome(folder: Path) -> tuple[History, Params]:
 
 
 def test_four_unequal_nodes_train_what_the_serial_engine_trains(deployment: Deployment) -> None:
-    wait_for_nodes(deployment.link.control, 4, 60)
+    nodes = wait_for_nodes(deployment.link.control, 4, 60)
     settings, out = SETTINGS.format(rounds=2, deadline=240), deployment.folder / "plain"
     state = submit(deployment.link.control, settings, out, quiet=True)
     assert state.completed, state.details
@@ -136,7 +136,7 @@ def test_four_unequal_nodes_train_what_the_serial_engine_trains(deployment: Depl
     assert same(theta, expected_theta)
     assert [record.rejected for record in history] == [[], []]
     assert clients_by_node(out) == {node.node: number for number, node in enumerate(deployment.nodes)}
-    assert set(clients_by_node(out)) <= {node.id for node in deployment.link.control.nodes()}
+    assert set(clients_by_node(out)) <= {node.id for node in nodes}
     wire = history.last.wire
     assert wire is not None
     for client, *sizes in zip(history.last.cohort, wire["down"], wire["up"], strict=True):

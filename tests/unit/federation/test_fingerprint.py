@@ -239,7 +239,7 @@ def test_descriptions_are_equal_in_every_process() -> None:
 
 
 def all_methods() -> Iterator[Any]:
+    task, example = federation().task, small_data().inputs
     for policy in fc.policies.POLICIES.values():
-        task, example = federation().task, small_data().inputs
         yield describe_method(task, policy().bind(fc.trace(task.model, example)), fc.LocalSGD(), fc.mean())
     yield describe(Recipe((shifted(1.0), lambda x: x in {"a", "b", "c"})))
