@@ -122,11 +122,11 @@ def continued(jobs: Sequence[Job], updates: Sequence[ClientUpdate]) -> list[Job]
 def test_engines_continue_with_kept_moments(recipe: str) -> None:
     jobs = jobs_for(RECIPES[recipe], "none")
     jobs = continued(jobs, [by_definition(job) for job in jobs])
-    expected, serial = [by_definition(job) for job in jobs], list(serial().train(jobs))
-    for updates in (serial, list(serial(shrink=True).train(jobs)), list(Vectorized("cpu").train(jobs))):
+    expected, trained = [by_definition(job) for job in jobs], list(serial().train(jobs))
+    for updates in (trained, list(serial(shrink=True).train(jobs)), list(Vectorized("cpu").train(jobs))):
         assert_agree(expected, updates)
     with Processes(2) as engine:
-        for a, b in zip(serial, engine.train(jobs), strict=True):
+        for a, b in zip(trained, engine.train(jobs), strict=True):
             assert same(a.theta, b.theta)
             assert all(same(tensors, (b.moments or {})[moment]) for moment, tensors in (a.moments or {}).items())
 
