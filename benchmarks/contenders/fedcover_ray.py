@@ -18,7 +18,7 @@ from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.simulate import simulated_client
 from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
 from fedcover.federation.evaluate import evaluate
-from fedcover.federation.runs import Run, Schedule
+from fedcover.federation.runs import Run, RunSchedule
 
 
 def config_of(workload: str, policy: str, code: str) -> Config:
@@ -52,7 +52,7 @@ def main() -> None:
         registry = ClientRegistry()
         registry.gather(grid, config.data.clients, 120, lambda line: print(line, file=sys.stderr))
         federation, test = build_federation(config, devices=list(registry.devices.values()))
-        schedule = Schedule(10**6, 10**6, 0, 10**6)
+        schedule = RunSchedule(10**6, 10**6, 0, 10**6)
 
         def score() -> float:
             return evaluate(federation.task.model, federation.task.loss, run.state.theta, test).accuracy

@@ -9,7 +9,7 @@ import fedcover as fc
 from fedcover.data import DevicePopulation
 from fedcover.deploy.flower.client import client_app, number_of
 from fedcover.deploy.flower.server import FederationSetup, play
-from fedcover.federation.runs import Schedule
+from fedcover.federation.runs import RunSchedule
 
 torch.manual_seed(0)
 task = fc.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10)))
@@ -36,5 +36,5 @@ def main(grid: Grid, context: Context) -> None:
         clients = DevicePopulation(split.train, devices)
         return fc.Federation(task, clients, fc.neuron_pruning(), budgets, cohort=nodes), split.test, None
 
-    history = play(grid, make, Schedule(rounds), least=nodes)
+    history = play(grid, make, RunSchedule(rounds), least=nodes)
     print(f"accuracy {history.last.accuracy:.2%}, least coverage {history.gamma_min}", flush=True)

@@ -20,7 +20,7 @@ from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
 from fedcover.federation.federation import Federation
 from fedcover.federation.run_folder import read_settings
-from fedcover.federation.runs import Schedule
+from fedcover.federation.runs import RunSchedule
 from fedcover.models import build
 from fedcover.policies.base import Policy
 from fedcover.structure.trace import trace
@@ -94,9 +94,9 @@ def build_recipe(config: Config) -> Recipe:
     return recipe
 
 
-def schedule_of(config: Config) -> Schedule:
+def schedule_of(config: Config) -> RunSchedule:
     """Return the rounds, and when the run evaluates and stores."""
-    return Schedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
+    return RunSchedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
 
 
 def population(config: Config, train: Examples) -> Population:

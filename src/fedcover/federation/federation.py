@@ -29,7 +29,7 @@ from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound, RoundHook
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, Schedule, ScheduleOptions, run_all_rounds
+from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, run_all_rounds
 from fedcover.federation.scores import Evaluation
 from fedcover.masks.cost import cost_of
 from fedcover.params import FULL, params_of
@@ -173,14 +173,14 @@ class Federation:
             out: Folder for the run: settings, history, checkpoints and summary.
             resume: Continue the run in ``out``, bit-identical to an uninterrupted run.
             on_round: Called with the record of each round.
-            schedule: ``evaluate_every``, ``local_every`` and ``checkpoint_every``; see ``Schedule``.
+            schedule: ``evaluate_every``, ``local_every`` and ``checkpoint_every``; see ``RunSchedule``.
 
         Raises:
             InputError: If the folder cannot be used, or holds another run.
             ClientError: If a client fails, or all clients of a round diverge.
         """
         run = Run(self, self.test_set(evaluate_on), on_round, out, resume)
-        return run_all_rounds([run], Schedule(rounds, **schedule), self.engine)[0]
+        return run_all_rounds([run], RunSchedule(rounds, **schedule), self.engine)[0]
 
     def remedy(self, index: int) -> str:
         """Return what to change if the masks of a round leave part of the model to no client."""

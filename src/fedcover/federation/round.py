@@ -94,6 +94,7 @@ def end_round(
         )
 
     theta = step_towards(before.theta, aggregation.result(), federation.policy.server_step(this_round))
+    theta |= {name: before.theta[name] for name in federation.structure.frozen}  # an average may round
     feedback = feedback_sum.feedback()
     policy_state = observe_round(federation.policy, theta, feedback, this_round, planned.policy_state)
     fields = _fields(observers, EndedRound(theta, feedback), aggregation)

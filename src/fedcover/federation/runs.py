@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RunSchedule:
     """The number of rounds, and how often a run evaluates and stores. The last round is always evaluated."""
 
     rounds: int
@@ -68,7 +68,7 @@ class Schedule:
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """The fields of ``Schedule`` that are keyword options of ``Federation.run`` and ``run_many``."""
+    """The fields of ``RunSchedule`` that are keyword options of ``Federation.run`` and ``run_many``."""
 
     evaluate_every: int
     local_every: int
@@ -108,7 +108,7 @@ class Run:
             raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
         warn_of_whole_layers(self.federation)
 
-    def open(self, schedule: Schedule, engine: Engine) -> None:
+    def open(self, schedule: RunSchedule, engine: Engine) -> None:
         """Lock the folder, if there is one, and restore the run that it holds."""
         if self.out is None:
             return
@@ -125,7 +125,7 @@ class Run:
         if stored:
             self.state, self.history = stored
 
-    def store(self, record: RoundRecord, schedule: Schedule) -> None:
+    def store(self, record: RoundRecord, schedule: RunSchedule) -> None:
         """Store a record, and warn if it shows something unexpected."""
         self.history.append(record)
         if self._folder:
@@ -151,7 +151,7 @@ class Run:
             self._folder.close()
 
 
-def run_all_rounds(runs: Sequence[Run], schedule: Schedule, engine: Engine) -> list[History]:
+def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -> list[History]:
     """Play runs in lockstep and return their histories: one call of the engine per round for all their clients.
 
     An engine that works ahead gets the runs in ``engine.ahead`` groups, and trains one while the next is planned.
@@ -204,7 +204,7 @@ def run_many(
         engine: What trains all clients.
         on_round: Called with the federation's position in the list and the record of each round.
         options: ``resume``, to continue the runs in ``out``, and ``evaluate_every``, ``local_every`` and
-            ``checkpoint_every``; see ``Schedule``.
+            ``checkpoint_every``; see ``RunSchedule``.
 
     Returns:
         One history per federation.
@@ -224,7 +224,7 @@ def run_many(
         )
         for number, federation in enumerate(federations)
     ]
-    return run_all_rounds(runs, Schedule(rounds, **cast(ScheduleOptions, options)), engine or federations[0].engine)
+    return run_all_rounds(runs, RunSchedule(rounds, **cast(ScheduleOptions, options)), engine or federations[0].engine)
 
 
 class _GroupRound:
@@ -235,7 +235,7 @@ class _GroupRound:
         self._rounds = [run.federation.begin_round(run.state, engine.device) for run in runs]
         self._updates = engine.train([job for planned in self._rounds for job in planned.jobs])
 
-    def end(self, schedule: Schedule) -> None:
+    def end(self, schedule: RunSchedule) -> None:
         """Average the updates and store the records."""
         evaluates, local = schedule.evaluates(self._index), schedule.evaluates_locally(self._index)
         for run, planned in zip(self._runs, self._rounds, strict=True):

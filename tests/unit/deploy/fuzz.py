@@ -71,8 +71,8 @@ def targets() -> list[Target]:
         pending = PendingRequest.of(request, update.examples if seed % 2 else None)
         limits = Limits(10.0 if seed % 3 else float("inf"))
 
-        def decode(data: bytes, like: Params = request.theta) -> None:
-            request = decode_request(data, like)
+        def decode(data: bytes, like: Params = request.theta, frozen: tuple[str, ...] = request.frozen) -> None:
+            request = decode_request(data, like, frozen)
             try:
                 check_request(request, like)
             except InputError as error:  # which would pass for a refusal

@@ -8,7 +8,7 @@ from fedcover.data import Device, DevicePopulation
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
-from fedcover.federation.runs import Run, Schedule
+from fedcover.federation.runs import Run, RunSchedule
 from tests.conftest import small_data
 from tests.unit.deploy.loop import LoopGrid
 
@@ -36,7 +36,7 @@ def play(
     on_round: Callable[[fc.RoundRecord], None] = lambda record: None,
 ) -> fc.History:
     notify = (lines if lines is not None else []).append
-    registry, schedule = ClientRegistry(), Schedule(rounds)
+    registry, schedule = ClientRegistry(), RunSchedule(rounds)
     registry.gather(grid, len(playing.clients), 5, notify)
     run = Run(playing, small_data(40, seed=9), on_round, out, resume)
     try:

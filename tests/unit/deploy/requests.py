@@ -85,7 +85,8 @@ def random_request(seed: int) -> TrainRequest:
         )
         options = replace(options, shifts=prune(shifts, mask), moments={"velocity": prune(velocity, mask)})
     numbers = _below(99, rng), _below(9, rng), 1 + _below(999, rng), _below(2**40, rng) - 2**39
-    return TrainRequest(*numbers, recipe, bool(_below(2, rng)), theta, mask, options)
+    frozen = tuple(name for name in theta if not _below(4, rng))
+    return TrainRequest(*numbers, recipe, bool(_below(2, rng)), theta, mask, options, frozen)
 
 
 def reply_to(request: TrainRequest, seed: int = 0) -> ClientUpdate:
@@ -97,7 +98,7 @@ def reply_to(request: TrainRequest, seed: int = 0) -> ClientUpdate:
     theta = {}
     for name, tensor in request.theta.items():
         kept = request.mask.get(name, torch.ones_like(tensor, dtype=torch.bool)) & mask.get(name, torch.tensor(True))
-        moved = tensor + (torch.rand(tensor.shape, generator=rng) / 100).to(tensor.dtype)
+        moved = tensor + (torch.rand(tensor.shape, generator=rng) / 100).to(tensor.dtype) * (name not in request.frozen)
         theta[name] = torch.where(kept, moved, torch.zeros_like(tensor))
     report = None
     if request.options and request.options.report:

@@ -11,7 +11,7 @@ import fedcover as fc
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
 from fedcover.engines.serial import Serial
-from fedcover.federation.runs import Run, Schedule
+from fedcover.federation.runs import Run, RunSchedule
 from fedcover.policies import POLICIES
 from tests.contracts.federations import federation
 from tests.laws.strategies import same
@@ -26,7 +26,7 @@ def by_flower(
 ) -> tuple[fc.History, dict[str, torch.Tensor]]:
     """Return the history and the model of a run in Flower's own loop."""
     notify = (lines if lines is not None else []).append
-    registry, schedule = ClientRegistry(), Schedule(rounds)
+    registry, schedule = ClientRegistry(), RunSchedule(rounds)
     registry.gather(grid, len(playing.clients), 5, notify)
     run = Run(playing, None, lambda record: None, out)
     try:
@@ -78,7 +78,7 @@ def test_rounds_that_flowers_own_loop_could_not_play_are_played_after_it() -> No
     assert sum(record.wire["attempts"] for record in history) > 2
     assert {client for record in history for client in record.cohort} == {c for r in expected for c in r.cohort}
     strategy = FedCover(
-        Run(remote(playing, fc.weight_pruning()), None, lambda record: None), Schedule(1), ClientRegistry()
+        Run(remote(playing, fc.weight_pruning()), None, lambda record: None), RunSchedule(1), ClientRegistry()
     )
     with pytest.raises(fc.InputError, match=r"num_rounds must be 1"):
         strategy.start(grid, ArrayRecord())

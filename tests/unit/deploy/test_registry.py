@@ -20,7 +20,7 @@ from fedcover.deploy.flower.registry_file import clients_by_node
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FedCover
 from fedcover.engines.serial import Serial
-from fedcover.federation.runs import Run, Schedule
+from fedcover.federation.runs import Run, RunSchedule
 from fedcover.toml import to_toml
 from tests.contracts.federations import federation
 from tests.unit.deploy.loop import LoopGrid, failed, grid_of
@@ -309,7 +309,7 @@ def test_a_device_that_fails_reports_its_own_number() -> None:
     population = DevicePopulation(playing.clients.examples, list(registry.devices.values()))
     remote = fc.Federation(playing.task, population, fc.weight_pruning(), fc.by_slot("1" * 8), playing.local, 8)
     run, rules = Run(remote, None, lambda record: None), RoundRules(deadline=1.0)
-    record = FedCover(run, Schedule(1), registry, rules, notify=lines.append).run(grid).last
+    record = FedCover(run, RunSchedule(1), registry, rules, notify=lines.append).run(grid).last
     (left,) = record.rejected
     assert left["client"] == 45
     assert "client 45 failed in round 1 while training" in left["reason"]

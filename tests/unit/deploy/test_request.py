@@ -40,8 +40,8 @@ from tests.unit.deploy.requests import random_request, requests, same_bits, same
 
 @given(requests)
 def test_a_request_is_decoded_as_it_was_encoded(train_request: TrainRequest) -> None:
-    decoded = decode_request(encode_request(train_request), train_request.theta)
-    for name in ("client", "slot", "round", "seed", "recipe", "shrink"):
+    decoded = decode_request(encode_request(train_request), train_request.theta, train_request.frozen)
+    for name in ("client", "slot", "round", "seed", "recipe", "shrink", "frozen"):
         assert getattr(decoded, name) == getattr(train_request, name)
     assert same_masks(decoded.mask, train_request.mask)
     pruned = prune(train_request.theta, train_request.mask)
@@ -208,6 +208,8 @@ def test_another_and_much_larger_model_is_named_too() -> None:
         ({"options": {}}, "gains in the training options"),
         ({"tensors": [["a"]]}, "not listed by name, type and shape"),
         ({"more": 1}, "unexpected field 'more'"),
+        ({"frozen": ["a"]}, r"the request freezes a list, and this client \[\]"),
+        ({"frozen_digest": "0"}, "the frozen tensors have other values on the server"),
     ],
 )
 def test_invalid_requests_are_refused(changes: dict[str, object], why: str) -> None:
@@ -217,7 +219,18 @@ def test_invalid_requests_are_refused(changes: dict[str, object], why: str) -> N
         decode_request(data, REQUEST.theta)
 
 
-@pytest.mark.parametrize("name", ["theta/a", "theta/b", "round", "seed", "mask", "tensors"])
+def test_frozen_values_are_not_sent_but_must_be_the_same() -> None:
+    request = replace(REQUEST, frozen=("a",), mask={"a": torch.eye(2, 3, dtype=torch.bool)})
+    data, other = encode_request(request), {**REQUEST.theta, "a": torch.ones(2, 3) * 2}
+    assert "theta/a" not in open_frame(data, 1 << 20)[1]
+    assert torch.equal(decode_request(data, REQUEST.theta, ("a",)).theta["a"], torch.eye(2, 3))
+    with pytest.raises(InputError, match="load the same pre-trained model"):
+        decode_request(data, other, ("a",))
+    with pytest.raises(InputError, match="server and client must freeze the same tensors"):
+        decode_request(data, REQUEST.theta)
+
+
+@pytest.mark.parametrize("name", ["theta/a", "theta/b", "round", "seed", "mask", "tensors", "frozen"])
 def test_no_field_may_be_missing(name: str) -> None:
     head, parts = open_frame(encode_request(REQUEST), 1 << 20)
     head.pop(name, None)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import fedcover as fc
+from fedcover.deploy.flower.client import client_app
 from fedcover.deploy.flower.messages import body_content, body_of, facts_content
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FlowerEngine
@@ -22,6 +24,7 @@ from tests.contracts.federations import federation, serial
 from tests.laws.strategies import same
 from tests.unit.deploy.loop import LoopGrid, failed, grid_of
 from tests.unit.deploy.playing import QUICK, play, remote
+from tests.unit.structure.test_frozen import LowRank
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning")
 
@@ -91,6 +94,33 @@ def test_bytes_on_the_wire_are_counted_beside_the_whole_models(local: fc.Recipe)
     # Beyond values, masks and moments there is a head of at most two kilobytes each.
     assert 0 < sum(down) - record.bytes_down < 6 * 2000
     assert 0 < sum(up) - record.bytes_up < 6 * 2000
+
+
+def low_rank(seed: int) -> fc.Task:
+    torch.manual_seed(seed)
+    return fc.Task(LowRank())
+
+
+def test_frozen_values_are_not_sent() -> None:
+    """And bits are those of the serial engine; a device with other frozen values is left out."""
+    serial = replace(federation(Serial(shrink=True), fc.weight_pruning()), task=low_rank(0))
+    expected = serial.run(2, evaluate_on=small_data(40, seed=9))
+    grid = grid_of(serial)
+    history = play(grid, remote(serial, fc.weight_pruning()), 2)
+    assert history == expected
+    assert history.theta is not None
+    assert expected.theta is not None
+    assert same(history.theta, expected.theta)
+    wire = history.last.wire
+    assert wire is not None
+    assert 0 < sum(wire["down"]) - history.last.bytes_down < 6 * 2000
+    assert 0 < sum(wire["up"]) - history.last.bytes_up < 6 * 2000
+
+    examples = serial.clients.examples_of(2)
+    grid._apps[2] = client_app(low_rank(1), lambda context: examples, None, True)
+    record = play(grid, remote(serial, fc.weight_pruning()), 1).last
+    assert [left_out["client"] for left_out in record.rejected] == [2]
+    assert "the same pre-trained model" in record.rejected[0]["reason"]
 
 
 def edited(reply: Message, change: Callable[[dict, dict], None]) -> Message:  # type: ignore[type-arg]

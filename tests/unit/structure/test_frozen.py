@@ -87,3 +87,14 @@ def test_policies_prune_frozen_layers_and_leave_their_values(policy: str, engine
     assert all(torch.equal(history.theta[name], federation.theta0[name]) for name in ("0.weight", "0.bias"))
     assert not torch.equal(history.theta["2.weight"], federation.theta0["2.weight"])
     assert history.last.coverage["0.weight"].mean == 2.5  # the whole of it for one client, half of it for three
+
+
+@pytest.mark.parametrize("aggregator", [fc.zero_padded(), fc.FedAdam(fc.mean()), fc.median()], ids=repr)
+def test_no_aggregator_changes_frozen_values(aggregator: fc.Aggregator) -> None:
+    federation = fc.Federation(
+        fc.Task(LowRank()), fc.data.iid(small_data(), 8, seed=1), fc.heterofl(), fc.by_slot("1,3x0.5"), cohort=4,
+        aggregator=aggregator,
+    )  # fmt: skip
+    theta = federation.run(3).theta
+    assert theta is not None
+    assert all(torch.equal(theta[name], federation.theta0[name]) for name in ("base.weight", "base.bias"))

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from fedcover.data import Examples, SingleClientPopulation
 from fedcover.deploy.flower.messages import ERROR, body_content, body_of, facts_content, one_line
-from fedcover.deploy.wire import decode_request, encode_reply, job_from_request
+from fedcover.deploy.wire import decode_request, encode_reply, frozen_in, job_from_request
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
 from fedcover.params import params_of
@@ -80,7 +80,7 @@ def build_client_app(
 def train_reply(body: bytes, local: LocalClient, number: int | None = None) -> bytes:
     """Train as a request asks and return the reply; errors name the client by its ``number``."""
     task = local.task.static(local.examples.inputs[:2])
-    request = decode_request(body, params_of(task.model))
+    request = decode_request(body, params_of(task.model), frozen_in(task))
     population = SingleClientPopulation(request.client, local.examples, number)
     (update,) = _engine(request.shrink).train([job_from_request(request, task, population)])
     return encode_reply(update, request)

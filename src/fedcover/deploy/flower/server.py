@@ -2,7 +2,7 @@
 
     @app.main()
     def main(grid, context):
-        play(grid, make, Schedule(rounds=3), least=4)
+        play(grid, make, RunSchedule(rounds=3), least=4)
 
 ``make`` receives the devices that have joined, and returns their federation, a test set or None, and settings or None.
 """
@@ -20,7 +20,7 @@ from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
-from fedcover.federation.runs import Run, Schedule
+from fedcover.federation.runs import Run, RunSchedule
 from fedcover.toml import Settings
 
 FederationSetup = tuple[Federation, Examples | None, Settings | None]
@@ -35,7 +35,7 @@ def print_line(line: str) -> None:
 def play(
     grid: Grid,
     make: Callable[[Sequence[Device]], FederationSetup],
-    schedule: Schedule,
+    schedule: RunSchedule,
     least: int,
     rules: RoundRules | None = None,
     out: Path | None = None,

@@ -19,7 +19,7 @@ from fedcover.errors import ClientError, InputError
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, Schedule
+from fedcover.federation.runs import Run, RunSchedule
 from fedcover.params import Params
 from fedcover.training.client import Job
 
@@ -55,7 +55,7 @@ class FedCover(Strategy):
     def __init__(
         self,
         run: Run,
-        schedule: Schedule,
+        schedule: RunSchedule,
         registry: ClientRegistry,
         rules: RoundRules | None = None,
         shrink: bool = True,

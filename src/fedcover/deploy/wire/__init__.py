@@ -6,6 +6,7 @@ from fedcover.deploy.wire.request import (
     TrainRequest,
     decode_request,
     encode_request,
+    frozen_in,
     job_from_request,
     request_from_job,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "decode_request",
     "encode_reply",
     "encode_request",
+    "frozen_in",
     "job_from_request",
     "open_frame",
     "pack_frame",

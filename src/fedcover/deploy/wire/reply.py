@@ -67,6 +67,8 @@ class PendingRequest:
     options: TrainingOptions | None = None
     moments: tuple[str, ...] = ()
     """The names of the moments that the client returns."""
+    frozen: tuple[str, ...] = ()
+    """The names of the tensors that are not trained and not returned."""
     examples: int | None = None
     """The client's number of examples by the client registry; None to accept any."""
 
@@ -75,7 +77,14 @@ class PendingRequest:
         """Return the record of a request."""
         moments = request.recipe.moment_names if request.recipe.keep_moments else ()
         return PendingRequest(
-            request.client, request.round, request.mask, request.theta, request.options, moments, examples
+            request.client,
+            request.round,
+            request.mask,
+            request.theta,
+            request.options,
+            moments,
+            request.frozen,
+            examples,
         )
 
     @property
@@ -106,7 +115,8 @@ def encode_reply(update: ClientUpdate, request: TrainRequest) -> bytes:
     It has the kept values, and a mask or a gradient report only if the request asks for it.
     """
     pending = PendingRequest.of(request)
-    parts = {f"theta/{name}": encode_values(tensor, update.mask.get(name)) for name, tensor in update.theta.items()}
+    sent = {name: tensor for name, tensor in update.theta.items() if name not in request.frozen}
+    parts = {f"theta/{name}": encode_values(tensor, update.mask.get(name)) for name, tensor in sent.items()}
     head: dict[str, Any] = {
         "kind": "reply",
         "client": request.client,
@@ -120,7 +130,7 @@ def encode_reply(update: ClientUpdate, request: TrainRequest) -> bytes:
     if pending.reports and update.report is not None:
         head["report"] = tensor_table(update.report)
         parts |= {f"report/{name}": encode_values(tensor, None) for name, tensor in update.report.items()}
-    if update.moments is not None:
+    if pending.moments and update.moments is not None:
         head["moments"] = encode_moments(update.moments, update.mask, parts)
     return pack_frame(head, parts)
 
@@ -197,8 +207,12 @@ def _decode_mask(head: dict[str, Any], parts: Parts, pending: PendingRequest) ->
 
 
 def _decode_params(parts: Parts, part: str, pending: PendingRequest, mask: Mask) -> Params:
-    """Return a tensor of full shape for each of the model's, on the same device."""
-    return {n: decode_values(parts, part, n, t, mask.get(n)).to(t.device) for n, t in pending.theta.items()}
+    """Return a tensor of full shape for each of the model's, on the same device; frozen ones are the request's."""
+    frozen = pending.frozen if part == "theta" else ()
+    return {
+        n: _masked(t, mask.get(n)) if n in frozen else decode_values(parts, part, n, t, mask.get(n)).to(t.device)
+        for n, t in pending.theta.items()
+    }
 
 
 def _decode_report(head: dict[str, Any], parts: Parts, pending: PendingRequest) -> Params | None:

@@ -19,7 +19,8 @@ from fedcover.deploy.wire.tensors import (
 )
 from fedcover.deploy.wire.training_options import decode_options, encode_options
 from fedcover.errors import InputError
-from fedcover.params import Mask, Params, check_mask
+from fedcover.federation.checkpoint import digest_of
+from fedcover.params import Mask, Params, check_mask, prune
 from fedcover.seeding import Round
 from fedcover.training.client import Job
 from fedcover.training.options import TrainingOptions
@@ -45,14 +46,30 @@ class TrainRequest:
     """In the shapes of the whole model; values outside the mask are not sent, and are 0 on arrival."""
     mask: Mask
     options: TrainingOptions | None = None
+    frozen: tuple[str, ...] = ()
+    """The names of the tensors that are not trained. The client has their values; only a digest of them is sent."""
 
 
 def request_from_job(job: Job, shrink: bool) -> TrainRequest:
     """Return the request that asks a client to do a job."""
     client, this_round = job.client, job.this_round
     return TrainRequest(
-        client.id, client.slot, this_round.index, this_round.seed, job.recipe, shrink, job.theta, job.mask, job.options
+        client.id,
+        client.slot,
+        this_round.index,
+        this_round.seed,
+        job.recipe,
+        shrink,
+        job.theta,
+        job.mask,
+        job.options,
+        frozen_in(job.task),
     )
+
+
+def frozen_in(task: Task) -> tuple[str, ...]:
+    """Return the names of the tensors of a task's model that are not trained."""
+    return tuple(name for name, parameter in task.model.named_parameters() if not parameter.requires_grad)
 
 
 def job_from_request(request: TrainRequest, task: Task, clients: Population) -> Job:
@@ -68,7 +85,8 @@ def encode_request(request: TrainRequest) -> bytes:
     check_mask(request.mask, request.theta, "the mask of a request")
     if not -INT_LIMIT < request.seed < INT_LIMIT:
         raise InputError(f"the seed of a request must fit into 64 bits; got {request.seed}; choose a smaller one")
-    parts = {f"theta/{name}": encode_values(tensor, request.mask.get(name)) for name, tensor in request.theta.items()}
+    sent = {name: tensor for name, tensor in request.theta.items() if name not in request.frozen}
+    parts = {f"theta/{name}": encode_values(tensor, request.mask.get(name)) for name, tensor in sent.items()}
     head: dict[str, Any] = {
         "kind": "request",
         "client": request.client,
@@ -78,18 +96,21 @@ def encode_request(request: TrainRequest) -> bytes:
         "recipe": encode_recipe(request.recipe),
         "shrink": request.shrink,
         "tensors": tensor_table(request.theta),
+        "frozen": list(request.frozen),
+        "frozen_digest": digest_of({name: request.theta[name] for name in request.frozen}),
         "mask": encode_mask(request.mask, parts),
         "options": encode_options(request.options, request.theta, request.mask, parts),
     }
     return pack_frame(head, parts)
 
 
-def decode_request(data: bytes | memoryview, like: Params) -> TrainRequest:
+def decode_request(data: bytes | memoryview, like: Params, frozen: tuple[str, ...] = ()) -> TrainRequest:
     """Return the request in a frame.
 
     Args:
         data: The frame.
         like: The parameters of the client's own model, with which the request's must agree.
+        frozen: The names of the tensors that the client does not train, whose values are not sent.
 
     Raises:
         InputError: If the frame is not a valid request for this model.
@@ -100,7 +121,12 @@ def decode_request(data: bytes | memoryview, like: Params) -> TrainRequest:
     if difference := model_difference(head.pop("tensors", None), like):
         raise InputError(f"the request is for another model: {difference}; server and client must use the same model")
     mask = decode_mask(parts, head.pop("mask", None), like)
-    theta = {name: decode_values(parts, "theta", name, tensor, mask.get(name)) for name, tensor in like.items()}
+    _check_frozen(head, like, frozen)
+    kept = prune({name: like[name] for name in frozen}, mask)
+    theta = {
+        name: kept[name] if name in kept else decode_values(parts, "theta", name, tensor, mask.get(name))
+        for name, tensor in like.items()
+    }
     request = TrainRequest(
         client=take_int(head, "client", 0),
         slot=take_int(head, "slot", 0),
@@ -111,6 +137,22 @@ def decode_request(data: bytes | memoryview, like: Params) -> TrainRequest:
         theta=theta,
         mask=mask,
         options=decode_options(head.pop("options", None), theta, mask, parts),
+        frozen=frozen,
     )
     check_nothing_left(head, parts)
     return request
+
+
+def _check_frozen(head: dict[str, Any], like: Params, frozen: tuple[str, ...]) -> None:
+    """Raise InputError unless the server freezes the same tensors, with the same values."""
+    names, digest = head.pop("frozen", None), head.pop("frozen_digest", None)
+    if names != list(frozen):
+        raise InputError(
+            f"the request freezes {short_repr(names)}, and this client {list(frozen)}; server and client must freeze"
+            f" the same tensors"
+        )
+    if digest != digest_of({name: like[name] for name in frozen}):
+        raise InputError(
+            "the frozen tensors have other values on the server; server and client must load the same pre-trained"
+            " model, or build it from the same seed"
+        )
