@@ -96,8 +96,7 @@ def encode_request(request: TrainRequest) -> bytes:
         "recipe": encode_recipe(request.recipe),
         "shrink": request.shrink,
         "tensors": tensor_table(request.theta),
-        "frozen": list(request.frozen),
-        "frozen_digest": digest_of({name: request.theta[name] for name in request.frozen}),
+        "frozen": _frozen_field(request.theta, request.frozen),
         "mask": encode_mask(request.mask, parts),
         "options": encode_options(request.options, request.theta, request.mask, parts),
     }
@@ -121,7 +120,7 @@ def decode_request(data: bytes | memoryview, like: Params, frozen: tuple[str, ..
     if difference := model_difference(head.pop("tensors", None), like):
         raise InputError(f"the request is for another model: {difference}; server and client must use the same model")
     mask = decode_mask(parts, head.pop("mask", None), like)
-    _check_frozen(head, like, frozen)
+    _check_frozen(head.pop("frozen", None), like, frozen)
     kept = prune({name: like[name] for name in frozen}, mask)
     theta = {
         name: kept[name] if name in kept else decode_values(parts, "theta", name, tensor, mask.get(name))
@@ -143,15 +142,20 @@ def decode_request(data: bytes | memoryview, like: Params, frozen: tuple[str, ..
     return request
 
 
-def _check_frozen(head: dict[str, Any], like: Params, frozen: tuple[str, ...]) -> None:
+def _frozen_field(theta: Params, frozen: tuple[str, ...]) -> dict[str, Any]:
+    """Return the names of the frozen tensors with a digest of their values; nothing if there are none."""
+    return {"names": list(frozen), "digest": digest_of({name: theta[name] for name in frozen})} if frozen else {}
+
+
+def _check_frozen(field: object, like: Params, frozen: tuple[str, ...]) -> None:
     """Raise InputError unless the server freezes the same tensors, with the same values."""
-    names, digest = head.pop("frozen", None), head.pop("frozen_digest", None)
-    if names != list(frozen):
+    expected = _frozen_field(like, frozen)
+    if not isinstance(field, dict) or field.get("names") != expected.get("names"):
         raise InputError(
-            f"the request freezes {short_repr(names)}, and this client {list(frozen)}; server and client must freeze"
-            f" the same tensors"
+            f"the request does not freeze what this client freezes ({', '.join(frozen) or 'nothing'}); server and"
+            f" client must freeze the same tensors"
         )
-    if digest != digest_of({name: like[name] for name in frozen}):
+    if field != expected:
         raise InputError(
             "the frozen tensors have other values on the server; server and client must load the same pre-trained"
             " model, or build it from the same seed"
