@@ -41,8 +41,9 @@ class Certificate:
     step_holds: bool | None
     """Condition: gamma <= 1/(6 L T)."""
     step_size: float
+    """gamma of the client whose local steps reach furthest in one of these rounds."""
     steps: int
-    """T: the largest number of local steps of any client in these rounds."""
+    """T, its number of local steps."""
     largest_step: float | None
     rounds_needed: int | None
     """The least number of rounds for which the theorem's own step size is small enough."""
@@ -142,8 +143,13 @@ def certificate(
     )
 
 
-def not_applicable(original: Certificate, reason: str) -> Certificate:
+def not_applicable(original: Certificate, reason: str, step_judged: bool = False) -> Certificate:
     """Return the certificate of rounds that the theorem does not cover: without a bound, but with its coverage.
+
+    Args:
+        original: The certificate, had the theorem covered the rounds.
+        reason: Why it does not.
+        step_judged: Whether to keep the condition on the step size.
 
     >>> original = certificate(Facts(1, 4, 2, 0.5, {}), Steps(5, 0.01), Constants(1.0, 1.0, 1.0, 1.0))
     >>> weighted = not_applicable(original, "this run weights its clients")
@@ -153,8 +159,8 @@ def not_applicable(original: Certificate, reason: str) -> Certificate:
     covered = f"{coverage_sentence(original.gamma_min)}, but {reason}"
     return replace(
         original,
-        step_holds=None,
-        largest_step=None,
+        step_holds=original.step_holds if step_judged else None,
+        largest_step=original.largest_step if step_judged else None,
         rounds_needed=None,
         holds=None if original.covered else False,
         terms=None,

@@ -24,8 +24,12 @@ REASONS = {
     "recipe": "the theorem covers SGD, with momentum at most, and the recipe of local training is another",
     "unequal_steps": "the theorem covers clients that all take equally many local steps in every round, and these do"
     " not; give them equally many examples, or set local.local_steps to one number",
+    "step_sizes": "the theorem covers one step size in all rounds, and a schedule changes it; use"
+    " schedule.name=constant without a warm-up",
 }
 """Reasons why the theorem may not cover a run, by name; one round is enough. Others are sentences of their own."""
+STEP_JUDGED = {"step_sizes"}
+"""Reasons that leave the condition on the step size meaningful: it is judged by the largest step of all rounds."""
 SUMMARY_SCALARS = ("places", "each", "averaged", "largest", "averaging", "shared")
 """The fields of ``Summary`` that are not tensors."""
 
@@ -45,7 +49,7 @@ class Totals:
     regions: int | None = None
     """The largest number of regions of any round, if counted."""
     steps: Steps | None = None
-    """The local steps of the client that took the most."""
+    """The local steps with the longest reach of any client in any round."""
     reasons: set[str] = field(default_factory=set)
     """The reasons that apply to at least one round: names in ``REASONS``, or sentences."""
     uncovered: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -53,11 +57,11 @@ class Totals:
 
     def add(self, facts: Facts, steps: Sequence[Steps], reasons: Iterable[str] = ()) -> None:
         """Add a round, its clients' steps, and the reasons why the theorem may not cover it."""
-        counts = {each.count for each in steps} | ({self.steps.count} if self.steps else set())
-        self.reasons |= {*reasons, *(["unequal_steps"] if len(counts) > 1 else [])}
-        longest = max(steps, key=lambda each: each.count)
-        if self.steps is None or longest.count > self.steps.count:
-            self.steps = longest
+        seen = [*([self.steps] if self.steps else []), *steps]
+        self.reasons |= set(reasons)
+        self.reasons |= {"unequal_steps"} if len({each.count for each in seen}) > 1 else set()
+        self.reasons |= {"step_sizes"} if len({each.size for each in seen}) > 1 else set()
+        self.steps = max(seen, key=lambda each: each.reach)
         self.error += facts.error
         self.clients = max(self.clients, facts.clients)
         self.gamma_min = facts.gamma_min if self.gamma_min is None else min(self.gamma_min, facts.gamma_min)
@@ -128,7 +132,8 @@ class RunCertifier:
             totals.facts(facts.round), totals.steps, constants, facts.round, self._iid, self._ages, estimates, remedy
         )
         if totals.reasons:
-            result = not_applicable(result, "; ".join(REASONS.get(why, why) for why in sorted(totals.reasons)))
+            reason = "; ".join(REASONS.get(why, why) for why in sorted(totals.reasons))
+            result = not_applicable(result, reason, step_judged=totals.reasons <= STEP_JUDGED)
         return result.to_dict(), self._state()
 
     def _state(self) -> dict[str, Tensor]:

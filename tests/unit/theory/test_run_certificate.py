@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -179,6 +180,42 @@ def test_runs_that_the_theorem_does_not_cover_are_not_certified(small_federation
     assert set(negative["constants"]) == {"smoothness", "variance", "gradient", "estimated"}
     assert "F(theta_1) - F_inf is not known yet" in negative["sentence"]  # a negative loss does not bound the gap
     assert negative["total"] is None
+
+
+def scheduled(schedule: Callable[[int], float] | None, rounds: int) -> list[dict[str, Any]]:
+    """Return the certificates of a run with a schedule; clients have the same examples, so that there is no noise."""
+    net = small_net()
+    net[2].p = 0.0
+    data = small_data(100)
+    clients = fc.data.from_parts(
+        fc.Examples(data.inputs.repeat(4, 1), data.labels.repeat(4), classes=3), list(torch.arange(400).split(100))
+    )
+    local = fc.LocalSGD(2, 100, 0.05, schedule=schedule)
+    federation = fc.Federation(fc.Task(net), clients, local=local, cohort=4, certify=True)
+    return [record.certificate or {} for record in federation.run(rounds)]
+
+
+def test_the_theorem_covers_one_step_size_and_the_largest_is_judged() -> None:
+    with pytest.warns(fc.StepSizeWarning, match="after round 4 the step size 5 is") as caught:
+        raised = scheduled(lambda index: 1.0 if index <= 3 else 100.0, 5)
+    assert len(caught) == 1
+    assert [found["step_size"] for found in raised] == [0.05, 0.05, 0.05, 5.0, 5.0]
+    assert [found["step_holds"] for found in raised] == [None, True, True, False, False]
+    assert [found["holds"] for found in raised] == [None, True, True, None, None]
+    assert raised[-1]["total"] is None
+    assert "the theorem covers one step size in all rounds" in raised[-1]["sentence"]
+
+
+@pytest.mark.parametrize("schedule", [fc.schedules.WarmUp(99), fc.schedules.Milestones((1,), 0.5)], ids=repr)
+def test_a_schedule_is_seen_as_soon_as_the_step_size_differs(schedule: Callable[[int], float]) -> None:
+    first, second, _ = scheduled(schedule, 3)
+    assert "one step size" not in first["sentence"]
+    assert "use schedule.name=constant without a warm-up" in second["sentence"]
+    assert second["holds"] is None
+
+
+def test_a_schedule_that_changes_nothing_is_covered() -> None:
+    assert scheduled(fc.schedules.StepDecay(every=9), 3) == scheduled(None, 3)
 
 
 def test_a_weighting_does_not_hide_a_hole(small_federation: Make) -> None:
