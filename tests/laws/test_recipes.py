@@ -182,3 +182,26 @@ def test_the_certificate_says_when_the_theorem_does_not_apply() -> None:
         assert "recipe of local training is another" in str(history.last.certificate)
     unequal = resumable(local=fc.LocalSGD((1, 2), 8, 0.1), certify=True).run(1)
     assert "equally many local steps" in str(unequal.last.certificate)
+
+
+@pytest.mark.parametrize(
+    "local", [fc.LocalSGD(1, 8, 0.1, control_variates=True), fc.LocalAdam(1, 8, keep_moments=True)]
+)
+def test_what_a_federation_sends_for_its_recipe_is_no_option_of_the_policy(local: fc.Recipe) -> None:
+    certificate = str(
+        resumable(local=local, cohort=8, budgets=fc.by_slot("11111247"), certify=True).run(2).last.certificate
+    )
+    assert "recipe of local training is another" in certificate
+    assert "this policy changes local training" not in certificate
+
+
+def test_shifts_of_a_policy_are_an_option_of_the_policy() -> None:
+    class Shifted(fc.Policy):
+        """Whole models whose gradients are shifted."""
+
+        def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
+            shift = fc.TrainingOptions(shifts={name: torch.ones_like(tensor) for name, tensor in theta.items()})
+            return [fc.ClientPlan(client, {}, shift) for client in cohort], state
+
+    history = resumable(policy=Shifted(), budgets=fc.by_slot("1111"), certify=True).run(1)
+    assert "this policy changes local training" in str(history.last.certificate)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedcover.aggregation.base import NOT_FINITE, ClientUpdate
 from fedcover.clients import places
+from fedcover.federation.control_variates import uses_control_variates
 from fedcover.federation.history import LayerCoverage
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.federation.scores import initial_loss
@@ -175,9 +176,14 @@ class CertificateObserver(RoundObserver):
             reasons.append("server_step")
         if not self.federation.local.is_plain:
             reasons.append("recipe")
-        if any(plan.options and not plan.options.plain for plan in self.planned.plans):
+        if any(plan.options and plan.options.has_beyond("report", *self._own()) for plan in self.planned.plans):
             reasons.append("training_options")
         return [reason for reason in reasons if reason]
+
+    def _own(self) -> list[str]:
+        """Return the training options that the federation sets for its recipe, whatever the policy."""
+        shifts = ["shifts"] if uses_control_variates(self.federation) else []
+        return [*shifts, "moments"] if self.federation.local.keep_moments else shifts
 
 
 OBSERVERS: tuple[type[RoundObserver], ...] = (
