@@ -55,11 +55,13 @@ class RoundRecord:
     local_accuracy: float | None
     """Mean accuracy of the clients' sub-models on test data with their own label mix; None if not measured."""
     bytes_down: int
-    """Bytes that all clients downloaded: kept values of trained parameters, and masks."""
+    """Bytes that all clients downloaded: kept values of trained parameters, with their moments or control variates if
+    the recipe keeps some, and masks."""
     bytes_up: int
-    """Bytes that all clients uploaded: kept values of trained parameters, and what a policy asks for."""
+    """Bytes that all clients uploaded: kept values of trained parameters, with their moments if the recipe keeps them,
+    and what a policy asks for."""
     bytes_full: int
-    """Bytes, both ways, had every client held the whole model."""
+    """Bytes, both ways, had every client held the whole model, with moments and control variates."""
     macs: float
     """Multiply-adds of one example's forward pass, mean over the cohort."""
     macs_full: float

@@ -12,7 +12,7 @@ from fedcover.aggregation.base import NOT_FINITE, ClientUpdate
 from fedcover.clients import places
 from fedcover.federation.control_variates import uses_control_variates
 from fedcover.federation.history import LayerCoverage
-from fedcover.federation.planned_round import PlannedRound
+from fedcover.federation.planned_round import PlannedRound, costs_of_full_models
 from fedcover.federation.scores import initial_loss
 from fedcover.params import Mask, Params, numbers
 from fedcover.policies.base import RoundFeedback
@@ -59,13 +59,14 @@ class CostObserver(RoundObserver):
     def fields(self, ended: EndedRound) -> dict[str, Any]:
         """Return the fields about costs, as they were planned."""
         costs, full = self.planned.costs, self.federation.full_cost
+        whole = costs_of_full_models(self.federation, self.planned.plans)
         return {
             "round": self.planned.this_round.index,
             "cohort": [client.number for client in self.planned.cohort],
             "kept": [cost.parameters / full.parameters for cost in costs],
             "bytes_down": sum(cost.bytes_down for cost in costs),
             "bytes_up": sum(cost.bytes_up for cost in costs),
-            "bytes_full": len(costs) * (full.bytes_down + full.bytes_up),
+            "bytes_full": sum(cost.bytes_down + cost.bytes_up for cost in whole),
             "macs": sum(cost.macs for cost in costs) / len(costs),
             "macs_full": full.macs,
         }

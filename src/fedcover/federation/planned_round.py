@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,14 +12,14 @@ from fedcover.aggregation.base import ClientUpdate
 from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
-from fedcover.masks.cost import Cost, Extras, costs_of, with_extras
+from fedcover.federation.extras import extras_of_plan
+from fedcover.masks.cost import Cost, costs_of, with_extras
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params, prune
 from fedcover.policies.base import ClientPlan
 from fedcover.seeding import Round
 from fedcover.structure.trace import carries
 from fedcover.training.client import Job
-from fedcover.training.options import PLAIN
 from fedcover.training.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -115,15 +115,18 @@ def costs_of_plans(
                 f"{whose} keeps nothing of '{empty[0]}', so no input reaches the output; raise the budget"
                 f" '{plan.client.budget}', or keep at least one entry of each layer in the policy"
             )
-    local = federation.local
-    returned = len(local.moment_names) if local.keep_moments else 0
-    costs = []
-    for plan in plans:
-        options = plan.options or PLAIN
-        received = bool(options.shifts) + len(options.moments)
-        extras = Extras(options.report, options.regrow is not None, received, returned)
-        costs.append(with_extras(cost_of_mask[id(plan.mask)], federation.full_cost, extras))
-    return costs
+    local, full = federation.local, federation.full_cost
+    return [with_extras(cost_of_mask[id(plan.mask)], full, extras_of_plan(local, plan)) for plan in plans]
+
+
+def costs_of_full_models(federation: "Federation", plans: Sequence[ClientPlan]) -> list[Cost]:
+    """Return what each client would cost with the whole model, its moments and control variates among it.
+
+    What a policy asks for, such as reports of gradients, is not needed then.
+    """
+    every = (extras_of_plan(federation.local, plan) for plan in plans)
+    full = federation.full_cost
+    return [with_extras(full, full, replace(extras, report=False, regrow=False)) for extras in every]
 
 
 class RoundHook:

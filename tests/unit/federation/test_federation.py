@@ -56,6 +56,30 @@ def test_records_add_up(small_federation: Make) -> None:
     assert record.local_accuracy is not None  # the last round looks at it
 
 
+@pytest.mark.parametrize(
+    ("local", "first", "later"),
+    [
+        (fc.LocalSGD(1, 8, 0.1), 2, 2),
+        (fc.LocalSGD(1, 8, 0.1, control_variates=True), 2, 3),
+        (fc.LocalSGD(1, 8, 0.1, keep_moments=True), 3, 4),
+        (fc.LocalAdam(1, 8, keep_moments=True), 5, 8),
+    ],
+)
+def test_full_models_are_compared_with_their_moments_and_control_variates(
+    small_federation: Make, local: fc.Recipe, first: int, later: int
+) -> None:
+    """So many numbers are sent for each entry, both ways, by full models and by others."""
+    pruned, whole = (
+        small_federation(local=local, cohort=8, budgets=fc.by_slot(code)).run(2) for code in ("11112247", "11111111")
+    )
+    parameters = sum(t.numel() for t in small_net().parameters())
+    for records in (pruned, whole):
+        assert records.column("bytes_full") == [8 * 4 * numbers * parameters for numbers in (first, later)]
+    assert [r.bytes_down + r.bytes_up for r in whole] == whole.column("bytes_full")
+    for record in pruned:
+        assert record.bytes_down + record.bytes_up < record.bytes_full
+
+
 def test_an_uncovered_part_is_reported_and_untouched(small_federation: Make) -> None:
     federation = small_federation(policy=fc.fixed_subnetwork(), budgets=fc.by_slot("4x0.5"))
     state = federation.start()
