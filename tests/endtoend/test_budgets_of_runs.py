@@ -3,16 +3,19 @@
 import json
 import shutil
 import tomllib
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import fedcover as fc
-from fedcover.calibration import Calibration, CostModel
+from fedcover.calibration import Calibration, CostModel, keep_for
 from fedcover.config.build import build_federation
 from fedcover.config.schema import check_config
+from fedcover.federation.extras import extras_of_recipe
 from fedcover.models import build
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -59,6 +62,43 @@ def test_no_client_gets_more_than_its_budget(policy: str, unit: str) -> None:
         spent = cost.bytes_down + cost.bytes_up if unit == "bytes" else float(getattr(cost, unit))
         assert 0.97 * amount < spent <= amount
     assert federation.resolved_budgets[0].full
+
+
+RECIPES = {
+    "SGD": {"name": "SGD"},
+    "kept SGD": {"name": "SGD", "keep_moments": True},
+    "kept Adam": {"name": "Adam", "keep_moments": True},
+    "SCAFFOLD": {"name": "SGD", "control_variates": True},
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("policy", ["WP", "NP"])
+def test_moments_and_control_variates_are_within_a_budget_of_bytes(recipe: str, policy: str) -> None:
+    settings = {
+        "cohort": 3, "data": {"name": "digits", "clients": 3}, "policy": {"name": policy}, "engine": "serial",
+        "budgets": {"code": "3x90000", "unit": "bytes"}, "local": {"epochs": 1, **RECIPES[recipe]},
+    }  # fmt: skip
+    federation, _ = build_federation(check_config(settings))
+    state, spent = federation.start(), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fc.CoverageWarning)
+        for _ in range(3):
+            planned = federation.begin_round(state)
+            assert all(cost.bytes_down + cost.bytes_up <= 90_000 for cost in planned.costs)
+            state, record = federation.end_round(planned, federation.engine.train(planned.jobs))
+            spent.append(record.bytes_down + record.bytes_up)
+    assert spent[0] <= spent[1] == spent[2] <= 3 * 90_000
+    assert spent[1] > 0.9 * 3 * 90_000
+
+
+def test_seconds_count_the_transfer_of_moments() -> None:
+    linked = replace(DEVICE, down=1000.0, up=500.0)
+    extras, steps = extras_of_recipe(fc.LocalAdam(keep_moments=True)), 2
+    keep = keep_for(NETWORK, "seconds", 400, linked, steps=steps, extras=extras)
+    cost = CostModel(NETWORK).at(keep)
+    down, up = cost.bytes_down + 3 * cost.bytes_up, 4 * cost.bytes_up
+    assert 0.99 * 400 < linked.seconds_of_round(keep, steps, down, up) <= 400
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from fedcover.budgets import MOST_CLIENTS, Budget, parse_code
 from fedcover.calibration.calibration import Calibration
-from fedcover.calibration.cost_model import UNITS, CostModel
+from fedcover.calibration.cost_model import NO_EXTRAS, UNITS, CostModel
 from fedcover.errors import InputError
+from fedcover.masks.cost import Extras
 from fedcover.structure.trace import ModelStructure
 
 StepsOf = Callable[[int, int], int]
@@ -39,7 +40,13 @@ class BudgetUnit:
         return self.unit == "fraction"
 
     def budgets(
-        self, text: str, structure: ModelStructure, steps_of: StepsOf, batch: int | None = None, units: bool = False
+        self,
+        text: str,
+        structure: ModelStructure,
+        steps_of: StepsOf,
+        batch: int | None = None,
+        units: bool = False,
+        extras: Extras = NO_EXTRAS,
     ) -> tuple[Budget, ...]:
         """Return the budgets of a text as fractions of a model.
 
@@ -49,6 +56,7 @@ class BudgetUnit:
             steps_of: The local steps of each client in a round, for seconds.
             batch: The clients' batch size, which must be that of the calibration; None if unknown.
             units: Whether whole units are pruned instead of single weights.
+            extras: What clients exchange in addition to their values.
         """
         if self.plain:
             return parse_code(text)
@@ -58,7 +66,7 @@ class BudgetUnit:
                 f"{self.calibration} timed batches of {device.batch}, and these clients train on batches of {batch};"
                 f" create another with `fedcover calibrate steps --batch {batch}`"
             )
-        costs, values = CostModel(structure, units), amounts(text)
+        costs, values = CostModel(structure, units, extras), amounts(text)
         distinct: dict[tuple[float, int | None], Budget] = {}
         budgets = []
         for index, amount in enumerate(values):

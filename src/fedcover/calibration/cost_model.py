@@ -9,11 +9,12 @@ import torch
 from fedcover.budgets import Budget, share
 from fedcover.calibration.calibration import REMEDY, Calibration
 from fedcover.errors import InputError, check_number, check_whole
-from fedcover.masks.cost import BYTES_PER_VALUE
+from fedcover.masks.cost import BYTES_PER_VALUE, Extras
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import find_groups
 
 UNITS = ("fraction", "parameters", "macs", "bytes", "seconds")
+NO_EXTRAS = Extras()
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,13 @@ class CostModel:
     Args:
         structure: The traced model.
         units: Whether whole units are pruned instead of single weights.
+        extras: What clients exchange in addition to their values, such as the moments that a recipe keeps.
     """
 
-    def __init__(self, structure: ModelStructure, units: bool = False) -> None:
-        self._structure, self._units = structure, units
+    def __init__(self, structure: ModelStructure, units: bool = False, extras: Extras = NO_EXTRAS) -> None:
+        self._structure, self._units, self._extras = structure, units, extras
+        trained = structure.shapes.keys() - structure.frozen
+        self._full = BYTES_PER_VALUE * sum(math.prod(structure.shapes[name]) for name in trained)
         # For each tensor and axis: the list that decides, and the number of indices of its first 1, 2, ... items.
         self._owned: dict[str, dict[int, tuple[int, Sequence[int]]]] = {}
         sizes: list[int] = []
@@ -77,7 +81,8 @@ class CostModel:
             sent += left * (name not in self._structure.frozen)
             macs += left * self._structure.macs[name]
         values = BYTES_PER_VALUE * sent
-        return SubmodelCost(parameters, macs, values + masks, values)
+        down, up = self._extras.bytes_of(values, masks, self._full)
+        return SubmodelCost(parameters, macs, values + masks + down, values + up)
 
     def keep_for(
         self, unit: str, amount: float, calibration: Calibration | None = None, steps: int | None = None
@@ -150,6 +155,7 @@ def keep_for(
     calibration: Calibration | None = None,
     units: bool = False,
     steps: int | None = None,
+    extras: Extras = NO_EXTRAS,
 ) -> float:
     """Return the largest keep in (0, 1] whose sub-model costs at most ``amount``.
 
@@ -164,6 +170,7 @@ def keep_for(
         calibration: The calibration of the device, for seconds.
         units: Whether whole units are pruned instead of single weights.
         steps: The number of local steps in a round, for seconds.
+        extras: What clients exchange in addition to their values, for bytes, and for seconds if the link was measured.
 
     Raises:
         InputError: If not even the smallest sub-model fits the budget, or the calibration does not fit the model.
@@ -174,4 +181,4 @@ def keep_for(
     >>> keep_for(structure, "parameters", 80_610), keep_for(structure, "macs", 1e9)
     (0.5, 1.0)
     """
-    return CostModel(structure, units).keep_for(unit, amount, calibration, steps)
+    return CostModel(structure, units, extras).keep_for(unit, amount, calibration, steps)

@@ -18,6 +18,7 @@ from fedcover.data import Device, Examples, Population
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
+from fedcover.federation.extras import extras_of_recipe
 from fedcover.federation.federation import Federation
 from fedcover.federation.run_folder import read_settings
 from fedcover.federation.runs import RunSchedule
@@ -169,7 +170,7 @@ def _resolved(
     structure = trace(model, clients.examples.inputs[:2])
     units = policy.bind(structure).traits().units
     steps_of = _most_steps(clients, local, config.budgets.by)
-    return unit.budgets(config.budgets.code, structure, steps_of, local.batch_size, units)
+    return unit.budgets(config.budgets.code, structure, steps_of, local.batch_size, units, extras_of_recipe(local))
 
 
 def _most_steps(clients: Population, local: Recipe, by: str) -> StepsOf:

@@ -74,6 +74,16 @@ class Extras:
     returned: int = 0
     """The further numbers that it returns for each of them."""
 
+    def bytes_of(self, values: int, mask: int, full: int) -> tuple[int, int]:
+        """Return the bytes that are added to the download and to the upload.
+
+        Args:
+            values: The bytes of the client's trained values.
+            mask: The bytes of its mask.
+            full: The bytes of the full model's trained values.
+        """
+        return values * self.received, values * self.returned + full * self.report + mask * self.regrow
+
 
 def with_extras(cost: Cost, full: Cost, extras: Extras) -> Cost:
     """Return the cost with what a client downloads and uploads in addition to its values.
@@ -83,9 +93,8 @@ def with_extras(cost: Cost, full: Cost, extras: Extras) -> Cost:
         full: The cost of the full model.
         extras: What is added.
     """
-    values, mask = cost.bytes_up, cost.bytes_down - cost.bytes_up
-    up = values * extras.returned + full.bytes_up * extras.report + mask * extras.regrow
-    return replace(cost, bytes_up=cost.bytes_up + up, bytes_down=cost.bytes_down + values * extras.received)
+    down, up = extras.bytes_of(cost.bytes_up, cost.bytes_down - cost.bytes_up, full.bytes_up)
+    return replace(cost, bytes_down=cost.bytes_down + down, bytes_up=cost.bytes_up + up)
 
 
 def _cost(structure: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> Cost:

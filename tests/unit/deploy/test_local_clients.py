@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedcover as fc
+from fedcover.calibration import CostModel
 from fedcover.data.loading import source_of
 from fedcover.deploy.flower.apps import client as stock_client
 from fedcover.deploy.flower.apps import local_client
@@ -52,6 +53,15 @@ def test_a_nodes_budget_buys_a_share_of_the_runs_model() -> None:
     half, full = registry.devices[0].capacity, registry.devices[1].capacity
     assert half == pytest.approx(0.5, abs=0.01)
     assert full == 1.0
+
+
+def test_a_nodes_budget_in_bytes_pays_for_moments() -> None:
+    text = '[data]\nname = "digits"\nclients = 2\n[policy]\nname = "NP"\n[local]\nname = "Adam"\nkeep_moments = true'
+    structure = fc.trace(local_client(text, None, 0).task.model, torch.zeros(2, 1, 8, 8))
+    amount = 4.0 * CostModel(structure, units=True).at(0.5).bytes  # each value with three moments, both ways
+    grid = LoopGrid({0: stock_client}, {0: {"budget": amount, "budget-unit": "bytes"}}, {"settings": text})
+    registry, _ = gathered(grid, 1)
+    assert registry.devices[0].capacity == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize(

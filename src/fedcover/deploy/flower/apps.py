@@ -36,6 +36,7 @@ from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.server import FederationSetup, play, print_line
 from fedcover.deploy.wire import Limits
 from fedcover.errors import InputError, MissingExtraError
+from fedcover.federation.extras import extras_of_recipe
 from fedcover.federation.history import History, RoundRecord
 from fedcover.models import build
 from fedcover.structure.batch_norm import check_batches
@@ -174,8 +175,9 @@ def _capacity(context: Context) -> float | None:
     structure, recipe = trace(local.task.model, local.examples.inputs[:2]), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
     steps = recipe.of_client(number_of(context)).steps(len(local.examples))
-    traits = config.policy.choice.build().bind(structure).traits()
-    return unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, traits.units)[0].keep
+    units, extras = config.policy.choice.build().bind(structure).traits().units, extras_of_recipe(recipe)
+    (budget,) = unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, units, extras)
+    return budget.keep
 
 
 def _settings(context: Context) -> str:
