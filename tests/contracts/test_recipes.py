@@ -1,10 +1,11 @@
 """One table: every engine, recipe and option against the definition of a step, ``training/step.py``."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedcover as fc
 from fedcover.aggregation.base import ClientUpdate
@@ -14,7 +15,7 @@ from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.params import Mask, Params, device_of, on_device, prune
 from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.client import Job, train_client
-from fedcover.training.recipes import Recipe
+from fedcover.training.recipes import Moments, Recipe
 from fedcover.training.steps.defined import DefinedSteps
 from fedcover.training.steps.stepper import Stepper
 from tests.contracts.federations import TOLERANCE, images, serial
@@ -29,7 +30,21 @@ def halved(gradients: Params, at: fc.StepView) -> Params:
 
 EPS = 1e-3
 """Adam divides gradients by their size: with a small eps, rounding would decide the steps where gradients are tiny."""
+
+
+def own() -> Recipe:
+    """Return a recipe of a local class, which cannot be pickled."""
+
+    @dataclass(frozen=True)
+    class Halved(fc.LocalSGD):
+        def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
+            return super().direction(grad / 2, theta, moments)
+
+    return Halved(2, 4, 0.05)
+
+
 RECIPES: dict[str, Recipe] = {
+    "own": own(),
     "SGD": fc.LocalSGD(2, 4, 0.05),
     "weight decay": fc.LocalSGD(2, 4, 0.05, weight_decay=0.1),
     "Nesterov": fc.LocalSGD(2, 4, 0.05, nesterov=True),

@@ -1,6 +1,7 @@
 """The federation that a configuration describes."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,8 @@ def build_aggregator(config: Config) -> Aggregator:
 def build_recipe(config: Config) -> Recipe:
     """Return the recipe of local training, with the schedule of its step size."""
     schedule = config.schedule.choice.build()
-    recipe: Recipe = config.local.choice.build(schedule=None if schedule is constant_factor else schedule)
-    return recipe
+    recipe: Recipe = config.local.choice.build()
+    return recipe if schedule is constant_factor else replace(recipe, schedule=schedule)
 
 
 def schedule_of(config: Config) -> RunSchedule:

@@ -1,11 +1,16 @@
 """Objects from a user's own Python file, such as policies and aggregators, for the command line."""
 
 import importlib.util
+import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedcover.errors import InputError
+
+PREFIX = "fedcover_file_"
+"""The beginning of the names of modules from files, which keeps them apart from modules that are imported by name."""
 
 
 def load_factory(location: str, noun: str, kind: type[Any], decorator: str) -> Callable[..., Any]:
@@ -24,10 +29,11 @@ def load_factory(location: str, noun: str, kind: type[Any], decorator: str) -> C
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
         raise InputError(f"{noun} '{location}' must be FILE.py:NAME, and there is no file '{file}'; check the path")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"{PREFIX}{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be loaded as Python; check the file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look up the module of a class there
     try:
         spec.loader.exec_module(module)
         factory = getattr(module, name, None)
@@ -35,7 +41,7 @@ def load_factory(location: str, noun: str, kind: type[Any], decorator: str) -> C
         raise InputError(
             f"{path} fails when it is loaded ({type(error).__name__}: {error}); fix the file and try again"
         ) from error
-    if isinstance(factory, kind):
+    if isinstance(factory, kind) and not isinstance(factory, type) and not _is_factory(factory, kind):
         return lambda: factory
     if not callable(factory):
         problem = f"is of type {type(factory).__name__}" if hasattr(module, name) else "does not exist"
@@ -44,3 +50,11 @@ def load_factory(location: str, noun: str, kind: type[Any], decorator: str) -> C
             f" that returns one, or decorate {decorator}"
         )
     return factory  # type: ignore[no-any-return]
+
+
+def _is_factory(function: Any, kind: type[Any]) -> bool:
+    """Return whether a function makes objects of a kind that are functions themselves: it needs no arguments."""
+    if not inspect.isfunction(function) or not isinstance(function, kind):
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)

@@ -180,7 +180,8 @@ class Config(_Strict):
             named: _Named = getattr(self, key)
             settings[key] = {"name": named.name, **named.choice.settings}
         # As in run folders of older versions, unless something else than their settings is set.
-        settings["local"] = self.local.choice.build().settings()
+        if ":" not in self.local.name:
+            settings["local"] = self.local.choice.build().settings()
         if self.schedule == ScheduleConfig():
             del settings["schedule"]
         return settings

@@ -27,6 +27,10 @@ class Engine(ABC):
     """True if the results are bit-identical to those of ``Serial``."""
     trains_one_by_one: bool = True
     """True if each client is trained on its own, not as a row of a batch; the trait ``one_by_one`` requires it."""
+    shrink: bool = False
+    """True if sub-models are made physically smaller before they are trained, which changes the last bits."""
+    traced: bool = True
+    """False if every step goes through autograd, which may change the last bits."""
     device: torch.device = torch.device("cpu")
     """The device of the whole round: theta and masks are moved to it, and updates are on it."""
     together: int = 1

@@ -38,7 +38,7 @@ class State:
     server: dict[str, Tensor] = field(default_factory=dict)
     """State of the aggregator, such as the moments of a server optimizer."""
     clients: dict[str, Tensor] = field(default_factory=dict)
-    """State of single clients, by "ID/NAME"."""
+    """What is kept of single clients: control variates or moments; see ``federation/client_states.py``."""
 
     def on_device(self, device: torch.device) -> "State":
         """Return the state with the model, the certificates and the aggregator on a device."""

@@ -241,8 +241,10 @@ def _home(value: object) -> str:
 
 
 @functools.cache
-def _of_library(module: str) -> bool:
+def _of_library(module: str | None) -> bool:
     """Return whether a module belongs to a library, whose code is described by its version and not by its contents."""
+    if module is None:
+        return False
     if module.partition(".")[0] in LIBRARIES:
         return True
     file = getattr(sys.modules.get(module), "__file__", None)

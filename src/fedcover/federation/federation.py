@@ -104,7 +104,7 @@ class Federation:
         self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
         self.theta0 = params_of(self.task.model)
         self.full_cost = cost_of(self.structure, FULL)
-        self.method = describe_method(self.task, self.policy, self.local, rule)
+        self.method = describe_method(self.task, self.policy, self.local, rule, self.hook)
         self.evaluator = Evaluator(self.task, self.structure, clients.examples.inputs)
 
     @property

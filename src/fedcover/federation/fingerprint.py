@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from fedcover.aggregation.base import Aggregator
@@ -39,7 +40,7 @@ def differences(old: Settings, new: Settings) -> list[str]:
     ]
 
 
-def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggregator) -> Method:
+def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggregator, hook: object = None) -> Method:
     """Return what is trained, and how, as text that JSON can store.
 
     Args:
@@ -47,13 +48,19 @@ def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggre
         policy: The policy, bound to the model.
         local: The recipe of local training.
         aggregator: The aggregator, not yet bound to clients.
+        hook: The changes to rounds.
     """
+    recipe = describe(local)
+    if isinstance(recipe, dict):  # settings at their defaults are left out, so that a later version may add settings
+        default = {field.name for field in fields(local) if getattr(local, field.name) == field.default}
+        recipe = {name: text for name, text in recipe.items() if name not in default}
     return {
         "model": {name: str(text) for name, text in describe_layers(task.model).items()},
         "loss": dict(_flat(describe(task.loss))),
         "policy": dict(_flat(describe(policy))),
-        "recipe": dict(_flat(describe(local))),
+        "recipe": dict(_flat(recipe)),
         "aggregator": dict(_flat(describe(aggregator))),
+        "hook": dict(_flat(describe(hook))),
     }
 
 
@@ -63,7 +70,8 @@ def describe_engine(engine: Engine) -> dict[str, str]:
     Private attributes of a user's engine may be caches, so only public ones are compared.
     """
     if type(engine).__module__.partition(".")[0] == "fedcover":
-        return {"": "serial" if engine.exact else engine.name}
+        name = "serial" if engine.exact else engine.name
+        return {"": name, "shrink": str(engine.shrink), "traced": str(engine.traced)}
     attributes = {n: v for n, v in vars(engine).items() if not n.startswith("_") and not hasattr(Engine, n)}
     code = digest(describe(type(engine)))
     return {"": type(engine).__name__, "code": code, **dict(_flat({n: describe(v) for n, v in attributes.items()}))}

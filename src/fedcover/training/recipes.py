@@ -133,6 +133,11 @@ class Recipe(ABC):
         own = {name: values[number % len(values)] for name, values in several.items()}
         return replace(self, **own) if own else self
 
+    @property
+    def template(self) -> Self:
+        """The recipe without what differs between rounds and clients: the step size and the number of steps."""
+        return replace(self, lr=1.0, epochs=1, local_steps=None)
+
     def in_round(self, index: int) -> Self:
         """Return the recipe of one round, whose step size is that of the schedule."""
         if self.schedule is None:

@@ -248,6 +248,7 @@ def test_what_cannot_be_sent_is_refused_by_the_sender() -> None:
         (replace(REQUEST, mask={"c": torch.ones(1).bool()}), "names 'c'"),
         (replace(REQUEST, options=nested), "give nested masks"),
         (replace(REQUEST, theta={"a": torch.ones(2, dtype=torch.complex64)}), "cannot be sent"),
+        (replace(REQUEST, recipe=type("Mine", (LocalSGD,), {})()), "the recipe Mine is a class of your own"),
     ):
         with pytest.raises(InputError, match=why):
             encode_request(train_request)

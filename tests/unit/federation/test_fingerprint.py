@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 import fedcover as fc
 from fedcover.config.python_file import load_factory
+from fedcover.federation.checkpoint import State
 from fedcover.federation.description import describe
 from fedcover.federation.fingerprint import describe_method
+from fedcover.federation.planned_round import RoundHook
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning")
 Changes = dict[str, Any]
@@ -76,6 +78,13 @@ class Halving(fc.Engine):
         yield from self._inner.train(jobs)
 
 
+class Doubling(RoundHook):
+    """A hook that changes the state before each round."""
+
+    def begun(self, state: State) -> State:
+        return replace(state, theta={name: 2 * tensor for name, tensor in state.theta.items()})
+
+
 def loaded(file: Path) -> Any:
     """Return the policy of a user's file."""
     return load_factory(f"{file}:mine", "policy", fc.Policy, "@fedcover.policy")()
@@ -88,14 +97,16 @@ def federation(
     dropout: float = 0.2,
     engine: fc.Engine | None = None,
     frozen: bool = False,
+    hook: RoundHook | None = None,
 ) -> fc.Federation:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 8), activation or nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 3))
     net[0].bias.requires_grad_(not frozen)
     clients = fc.data.iid(small_data(), 4, seed=1)
     return fc.Federation(
-        fc.Task(net, loss), clients, policy or fc.full(), cohort=2, local=fc.LocalSGD(1), engine=engine or fc.Serial()
-    )
+        fc.Task(net, loss), clients, policy or fc.full(), cohort=2, local=fc.LocalSGD(1), engine=engine or fc.Serial(),
+        hook=hook or RoundHook(),
+    )  # fmt: skip
 
 
 def weighted(*weights: float) -> nn.Module:
@@ -129,6 +140,9 @@ CASES: dict[str, tuple[Changes, Changes, str]] = {
     "a frozen tensor": ({}, {"frozen": True}, "layer '0' of the model was"),
     "an engine of one's own": ({}, {"engine": Halving(1.0)}, "the engine was serial and is Halving"),
     "its attributes": ({"engine": Halving(1.0)}, {"engine": Halving(0.5)}, "the engine's factor was 1.0 and is 0.5"),
+    "shrunk models": ({}, {"engine": fc.Serial(shrink=True)}, "the engine's shrink was False and is True"),
+    "untraced steps": ({}, {"engine": fc.Serial(traced=False)}, "the engine's traced was True and is False"),
+    "a hook": ({}, {"hook": Doubling()}, "the hook was RoundHook and is Doubling"),
     "another arithmetic": ({}, {"engine": fc.Vectorized("cpu")}, "the engine was serial and is vectorized"),
 }  # fmt: skip
 
@@ -155,9 +169,12 @@ def test_a_federation_that_has_run_resumes_itself(tmp_path: Path) -> None:
 
 def test_folders_of_older_versions_are_resumed(tmp_path: Path) -> None:
     federation().run(1, out=tmp_path / "run")
-    (tmp_path / "run" / "method.json").unlink()
+    method = tmp_path / "run" / "method.json"
+    # A version without this setting would have written the same.
+    assert "keep_moments" not in json.loads(method.read_text())["recipe"]
+    method.unlink()
     assert len(federation().run(2, out=tmp_path / "run", resume=True)) == 2
-    assert (tmp_path / "run" / "method.json").exists()
+    assert method.exists()
 
 
 FILE = """

@@ -18,6 +18,7 @@ from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.registry_file import FILE
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
+from fedcover.deploy.wire.recipe import check_sendable
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.runs import Run, RunSchedule
@@ -79,9 +80,11 @@ def play(
     federation, test, settings = make([registry.devices[number] for number in sorted(registry.devices)])
     on_round = on_round or (lambda record: notify(round_line(record, schedule.rounds)))
     run = Run(federation, federation.test_set(test), on_round, out, resume, settings)
-    run.check(FlowerEngine())
+    check_sendable(federation.local)
+    engine = FlowerEngine(shrink)
+    run.check(engine)
     try:
-        run.open(schedule, FlowerEngine())
+        run.open(schedule, engine)
         if out is not None:
             registry.save(out)
         return FedCover(run, schedule, registry, rules, shrink, notify).run(grid)

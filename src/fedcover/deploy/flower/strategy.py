@@ -25,9 +25,16 @@ from fedcover.training.client import Job
 
 
 class FlowerEngine(Engine):
-    """The engine in the settings of a run over Flower: clients train on their own devices, as ``Serial`` would."""
+    """The engine in the settings of a run over Flower: clients train on their own devices, as ``Serial`` would.
+
+    Args:
+        shrink: Whether clients make sub-models physically smaller before they train.
+    """
 
     name = "flower"
+
+    def __init__(self, shrink: bool = True) -> None:
+        self.shrink = shrink
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
         """Raise InputError: the clients' examples are not on this machine."""

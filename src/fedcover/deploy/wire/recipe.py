@@ -19,6 +19,11 @@ def check_sendable(recipe: Recipe) -> None:
             f"the gradient transform {recipe.transforms[0]!r} is a Python function, which is not sent to other devices;"
             f" use engine=processes, serial or vectorized"
         )
+    if type(recipe) not in OPTIMIZERS.values():
+        raise InputError(
+            f"the recipe {type(recipe).__name__} is a class of your own, which is not sent to other devices; use"
+            f" engine=processes, serial or vectorized"
+        )
 
 
 def encode_recipe(recipe: Recipe) -> dict[str, Any]:

@@ -33,9 +33,8 @@ from fedcover.engines.processes.worker import (
 from fedcover.errors import InputError, check_whole
 from fedcover.training.client import Job
 from fedcover.training.options import levels_of
-from fedcover.training.recipes import LocalSGD
+from fedcover.training.recipes import LocalSGD, Recipe
 from fedcover.training.steps.native import library
-from fedcover.training.transforms import GradientTransform
 
 
 class Processes(Engine):
@@ -64,6 +63,7 @@ class Processes(Engine):
         check_whole("workers", self.workers, 1)
         if not can_fork():
             raise InputError("engine 'processes' needs a system that can fork, such as Linux; use engine 'serial'")
+        self.shrink, self.traced = shrink, traced
         self._trainer = ClientTrainer(shrink, traced)
 
     def __repr__(self) -> str:
@@ -139,7 +139,7 @@ class _Pool:
 
     def fits(self, jobs: Sequence[Job]) -> bool:
         """Return whether all workers live and have the sites of these jobs and enough buffers for their thetas."""
-        sites = {(id(task), id(population), transforms) for task, population, transforms in self._sites}
+        sites = {(id(task), id(population), template) for task, population, template in self._sites}
         alive = all(worker.process.is_alive() for worker in self._workers)
         enough = len({id(job.theta) for job in jobs}) <= self._max_thetas
         enough = enough and max(map(num_moments, jobs)) <= self._num_moments
@@ -147,7 +147,7 @@ class _Pool:
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
         """Yield one update per job, in the order of the jobs."""
-        keys = [(id(task), id(population), transforms) for task, population, transforms in self._sites]
+        keys = [(id(task), id(population), template) for task, population, template in self._sites]
         sites = [keys.index(_site_key(job)) for job in jobs]
         thetas = self._share_thetas(jobs, sites)
         ready: dict[int, ClientUpdate] = {}
@@ -194,7 +194,7 @@ class _Pool:
             theta,
             mask,
             job.client,
-            replace(job.recipe, transforms=()),
+            {name: getattr(job.recipe, name) for name in ("lr", "epochs", "local_steps")},
             job.this_round,
             options,
             moments,
@@ -260,11 +260,11 @@ def _is_chain(job: Job) -> bool:
 
 
 def _site(job: Job) -> Site:
-    return job.task, job.population, job.recipe.transforms
+    return job.task, job.population, job.recipe.template
 
 
-def _site_key(job: Job) -> tuple[int, int, tuple[GradientTransform, ...]]:
-    return id(job.task), id(job.population), job.recipe.transforms
+def _site_key(job: Job) -> tuple[int, int, Recipe]:
+    return id(job.task), id(job.population), job.recipe.template
 
 
 def _death(worker: _Worker) -> str:

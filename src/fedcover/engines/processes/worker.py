@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,10 +20,9 @@ from fedcover.training.client import Job
 from fedcover.training.options import TrainingOptions, widths_of
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
-from fedcover.training.transforms import GradientTransform
 
-Site = tuple[Task, Population, tuple[GradientTransform, ...]]
-"""A task, its data, and gradient transforms: what workers inherit, since it may contain functions of any kind."""
+Site = tuple[Task, Population, Recipe]
+"""A task, its data and the template of a recipe: what workers inherit, since it may contain functions and classes."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ class JobMessage(NamedTuple):
     mask: tuple[str, ...]
     """The names of the tensors in the mask."""
     client: Client
-    recipe: Recipe
-    """The recipe without its transforms, which are functions and part of the site."""
+    numbers: dict[str, Any]
+    """The step size and the number of epochs or steps, which complete the template of the site's recipe."""
     this_round: Round
     options: TrainingOptions | None
     """The training options without their widths and moments."""
@@ -122,8 +121,8 @@ def _train(
     if options is not None and message.num_widths:
         widths = widths_of(layout.levels(buffers.levels, message.levels), message.num_widths)
         options = replace(options, widths=widths, distil=message.distil)
-    task, population, transforms = site
-    recipe = replace(message.recipe, transforms=transforms)
+    task, population, template = site
+    recipe = replace(template, **message.numbers)
     if options is not None and message.moments:
         options = replace(options, moments=moments_in(layout, buffers, recipe, message.moments))
     job = Job(task, population, message.client, theta, mask, recipe, message.this_round, options)

@@ -7,7 +7,6 @@ rounding a client's result does not depend on the clients that are trained with 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -214,8 +213,7 @@ def _job_key(job: Job) -> Any:
     The step size is not part of it: a schedule changes it in every round, and a new step would have to be compiled.
     Nor is the number of steps: a client that has finished stays as it is.
     """
-    recipe = replace(job.recipe, lr=1.0, epochs=1, local_steps=None)
-    return recipe, id(job.population.examples.inputs), id(job.population.examples.labels)
+    return job.recipe.template, id(job.population.examples.inputs), id(job.population.examples.labels)
 
 
 def _updates(jobs: Sequence[Job], trained: _Trained) -> list[ClientUpdate]:
