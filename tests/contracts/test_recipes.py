@@ -82,7 +82,7 @@ def jobs_for(recipe: Recipe, options: str, network: str = "mlp", device: str = "
     playing = images(Serial(), network, "full" if options == "widths" else "WP", shared=True)
     jobs = playing.begin_round(playing.start(), torch.device(device)).jobs
     return [
-        replace(job, recipe=recipe.of_client(job.client.number), options=OPTIONS[options](job.theta, slot))
+        replace(job, recipe=recipe.of_client(job.client.id), options=OPTIONS[options](job.theta, slot))
         for slot, job in enumerate(jobs)
     ]
 

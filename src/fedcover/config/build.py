@@ -176,8 +176,7 @@ def _resolved(
 
 def _most_steps(clients: Population, local: Recipe, by: str) -> StepsOf:
     """Return the most local steps of a client by budget; any client may be drawn into any slot."""
-    numbers = [clients.number_of(client) for client in range(len(clients))]
-    steps = [local.of_client(number).steps(clients.size(client)) for client, number in enumerate(numbers)]
+    steps = [local.of_client(client).steps(clients.size(client)) for client in range(len(clients))]
     most = max(steps)
     return lambda index, count: most if by == "slot" else max(steps[index::count], default=most)
 

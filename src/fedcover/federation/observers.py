@@ -140,8 +140,7 @@ class CertificateObserver(RoundObserver):
     def __init__(self, federation: "Federation", planned: PlannedRound) -> None:
         super().__init__(federation, planned)
         state, clients = planned.state, federation.clients
-        numbered = [(clients.number_of(client), clients.size(client)) for client in range(len(clients))]
-        passes = max(federation.local.of_client(number).passes(size) for number, size in numbered)
+        passes = max(federation.local.of_client(i).passes(clients.size(i)) for i in range(len(clients)))
         self._certifier = RunCertifier(state.theta, state.theory, passes, federation.iid)
         self._place = places(planned.cohort)
         self._masks: list[Mask] = []

@@ -95,7 +95,7 @@ def job_of(federation: "Federation", plan: ClientPlan, theta: Params, recipe: Re
         recipe: The recipe of this round.
         this_round: The round.
     """
-    own = recipe.of_client(plan.client.number)
+    own = recipe.of_client(plan.client.id)
     return Job(federation.task, federation.clients, plan.client, theta, plan.mask, own, this_round, plan.options)
 
 

@@ -97,11 +97,6 @@ class TrainingOptions:
         """Whether training needs entries outside the mask or changes it, so that the model cannot be shrunk."""
         return bool(self.widths or self.regrow or self.report)
 
-    @property
-    def plain(self) -> bool:
-        """Whether training is plain masked SGD, at most with a gradient report."""
-        return not self.has_beyond("report")
-
     def has_beyond(self, *names: str) -> bool:
         """Return whether any option other than those named is set."""
         return any(bool(getattr(self, option.name)) for option in fields(self) if option.name not in names)

@@ -113,7 +113,7 @@ class Recipe(ABC):
             return self.local_steps
         if self.local_steps is None and isinstance(self.epochs, int):
             return self.epochs * self.steps_per_epoch(examples)
-        raise InputError("clients have different numbers of steps; call of_client(number) before steps(examples)")
+        raise InputError("clients have different numbers of steps; call of_client(index) before steps(examples)")
 
     def steps_per_epoch(self, examples: int) -> int:
         """Return the number of batches of an epoch."""
@@ -123,15 +123,24 @@ class Recipe(ABC):
         """Return the number of epochs that are begun, of which the last may be cut short by ``local_steps``."""
         return -(-self.steps(examples) // self.steps_per_epoch(examples))
 
-    def of_client(self, number: int) -> Self:
-        """Return the recipe of the client with this number, which has one number of epochs or steps.
+    def of_client(self, index: int) -> Self:
+        """Return the recipe of the client at this index of the population, with one number of epochs or steps.
 
         >>> LocalSGD(epochs=(5, 1)).of_client(3).epochs
         1
         """
         several = {name: v for name in ("epochs", "local_steps") if isinstance(v := getattr(self, name), tuple)}
-        own = {name: values[number % len(values)] for name, values in several.items()}
+        own = {name: values[index % len(values)] for name, values in several.items()}
         return replace(self, **own) if own else self
+
+    def most_steps(self, examples: int) -> int:
+        """Return the number of steps of a client with this many examples, the most if clients have different ones.
+
+        >>> LocalSGD(epochs=(5, 1), batch_size=10).most_steps(examples=25)
+        15
+        """
+        counts = [len(values) for values in (self.epochs, self.local_steps) if isinstance(values, tuple)]
+        return max(self.of_client(index).steps(examples) for index in range(max(counts, default=1)))
 
     @property
     def template(self) -> Self:

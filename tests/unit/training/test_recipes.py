@@ -87,10 +87,11 @@ def test_a_client_with_kept_moments_trains_on_as_torch_does(name: str) -> None:
 
 def test_clients_take_numbers_in_turn() -> None:
     recipe = fc.LocalSGD(epochs=[4, 1], batch_size=10)
-    assert [recipe.of_client(number).steps(20) for number in range(3)] == [8, 2, 8]
+    assert [recipe.of_client(index).steps(20) for index in range(3)] == [8, 2, 8]
     assert fc.LocalAdam(local_steps=(3, 5, 7)).of_client(5).steps(20) == 7
     assert recipe.settings()["epochs"] == [4, 1]
-    with pytest.raises(fc.InputError, match=r"call of_client\(number\) before"):
+    assert recipe.most_steps(20) == 8
+    with pytest.raises(fc.InputError, match=r"call of_client\(index\) before"):
         recipe.steps(20)
 
 

@@ -174,7 +174,7 @@ def _capacity(context: Context) -> float | None:
     config, local = parse_config(_settings(context)), _load_client(context)
     structure, recipe = trace(local.task.model, local.examples.inputs[:2]), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
-    steps = recipe.of_client(number_of(context)).steps(len(local.examples))
+    steps = recipe.most_steps(len(local.examples))  # a node does not know its index
     units, extras = config.policy.choice.build().bind(structure).traits().units, extras_of_recipe(recipe)
     (budget,) = unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, units, extras)
     return budget.keep

@@ -18,6 +18,7 @@ from fedcover.engines.base import Engine
 from fedcover.errors import ClientError, InputError
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.planned_round import PlannedRound, costs_of_full_models
 from fedcover.federation.round import Arrivals
 from fedcover.federation.runs import Run, RunSchedule
 from fedcover.params import Params
@@ -223,7 +224,7 @@ class FedCover(Strategy):
         """Average the updates of a round into the run's state, and return its record."""
         run, index = self.played_run, current.planned.this_round.index
         updates = (current.updates[client] for client in current.cohort if client in current.updates)
-        wire = {**current.traffic(), "full": num_bytes(run.state.theta), "attempts": self._attempts}
+        wire = {**current.traffic(), "full": self._full_bytes(current.planned), "attempts": self._attempts}
         current.planned.clock.lap("train")
         test = run.test if self.schedule.evaluates(index) else None
         with one_thread():
@@ -235,6 +236,14 @@ class FedCover(Strategy):
             )
         self._round, self._attempts = None, 0
         return record
+
+    def _full_bytes(self, planned: PlannedRound) -> int:
+        """Return the bytes of the whole model in one direction, with what the recipe adds; a mean over clients."""
+        federation, theta = self.federation, planned.state.theta
+        trained = num_bytes({name: t for name, t in theta.items() if name not in federation.structure.frozen})
+        whole = costs_of_full_models(federation, planned.plans)
+        numbers = sum(cost.bytes_down + cost.bytes_up for cost in whole) / (2 * federation.full_cost.bytes_up)
+        return round(trained * numbers / len(whole))
 
     def _no_reply(self) -> str:
         return f"it did not reply within {self._seconds:g} s"

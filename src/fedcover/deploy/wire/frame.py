@@ -1,7 +1,7 @@
 """Frames: named byte strings in one message, without pickle; everything is checked before it is used.
 
-A frame is the magic word ``MAGIC``, which ends with a newline, the length of its head and a CRC-32 of that length and of
-all that follows (4 bytes each, little-endian), the head as JSON, and the parts one after another. The head is
+A frame is ``MAGIC``, which ends with a newline, the length of its head and a CRC-32 of that length and of all that
+follows (4 bytes each, little-endian), the head as JSON, and the parts one after another. The head is
 ``{"head": ..., "parts": [[name, length], ...]}``.
 """
 
