@@ -15,6 +15,8 @@ import torch.nn.functional as F
 
 import fedcover as fc
 from fedcover.engines.processes.pool import Processes
+from fedcover.engines.processes.shared_memory import BufferLayout
+from fedcover.engines.processes.worker import SharedBuffers, moments_in, put_moments
 from fedcover.engines.serial import Serial
 from tests.contracts.federations import federation
 
@@ -23,6 +25,20 @@ def test_one_engine_serves_several_federations_one_after_another() -> None:
     with Processes(2) as engine:
         for policy in ("WP", "NP", "WP"):
             assert federation(engine, policy).run(2) == federation(Serial(), policy).run(2)
+
+
+def test_counts_of_half_precision_stay_whole_in_shared_memory() -> None:
+    theta = {"w": torch.ones(3, dtype=torch.bfloat16), "v": torch.ones(2, dtype=torch.float64)}
+    counts = {"w": torch.tensor([257.0, 1.0, 1001.0]), "v": torch.tensor([3.0, 4.0], dtype=torch.float64)}
+    moments = {"mean": theta, "square": theta, "count": counts}
+    layout, recipe = BufferLayout(theta), fc.LocalAdam(keep_moments=True)
+    buffers = SharedBuffers.of([layout], num_moments=4)  # another recipe of the pool has one more
+    names = put_moments(layout, buffers, recipe, moments)
+    read = moments_in(layout, buffers, recipe, names)
+    assert {m: {n: t.dtype for n, t in named.items()} for m, named in read.items()} == {
+        m: {n: t.dtype for n, t in named.items()} for m, named in moments.items()
+    }
+    assert all(torch.equal(read[m][n], t) for m, named in moments.items() for n, t in named.items())
 
 
 def test_workers_are_kept_between_rounds() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, cast
 
+import torch
 from torch import Tensor
 
 from fedcover.errors import InputError, check_number, check_whole
@@ -290,14 +291,26 @@ class LocalAdam(Recipe):
         """Return the corrected mean of gradients, divided by the root of the corrected mean of their squares."""
         if not self.decoupled:
             grad = grad + self.weight_decay * theta if self.weight_decay else grad
-        count = moments["count"] + 1
+        wide = moment_dtype("count", grad.dtype)
+        count = moments["count"].to(wide) + 1
         mean = moments["mean"] * self.beta1 + grad * (1 - self.beta1)
         square = moments["square"] * self.beta2 + grad * grad * (1 - self.beta2)
-        root = (square / (1 - self.beta2**count)).sqrt() + self.eps
-        step = mean / (1 - self.beta1**count) / root
+        root = (square.to(wide) / (1 - self.beta2**count)).sqrt() + self.eps
+        step = mean.to(wide) / (1 - self.beta1**count) / root
         if self.decoupled and self.weight_decay:
             step = step + self.weight_decay * theta
-        return step, {"mean": mean, "square": square, "count": count}
+        return step.to(theta.dtype), {"mean": mean, "square": square, "count": count}
+
+
+def moment_dtype(moment: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of a moment of a tensor of some type: a count has at least 32 bits, others have the tensor's.
+
+    In 16 bits a count stops growing at 256 or 2048, and decays such as 0.999 become 1.
+
+    >>> moment_dtype("count", torch.bfloat16), moment_dtype("mean", torch.bfloat16)
+    (torch.float32, torch.bfloat16)
+    """
+    return torch.promote_types(dtype, torch.float32) if moment == "count" else dtype
 
 
 def _checked(name: str, value: int | Sequence[int]) -> int | tuple[int, ...]:

@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from fedcover.params import Params
-from fedcover.training.recipes import Recipe
+from fedcover.training.recipes import Recipe, moment_dtype
 from fedcover.training.transforms import StepView, boost, clip
+
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer types by the bytes of a number."""
 
 Gradients = Callable[[Params], tuple[Params, Tensor]]
 """A function from all parameters of the model to the gradients of those that are trained, and the loss."""
@@ -68,9 +71,10 @@ def start_state(recipe: Recipe, theta: Params, widths: bool, report: bool, stack
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for name, tensor in theta.items():
-        moments[name] = {moment: torch.zeros_like(tensor) for moment in recipe.moment_names}
+        kinds = {moment: moment_dtype(moment, tensor.dtype) for moment in recipe.moment_names}
+        moments[name] = {moment: torch.zeros_like(tensor, dtype=dtype) for moment, dtype in kinds.items()}
         if recipe.counts and not (widths or recipe.keep_moments):
-            moments[name]["count"] = tensor.new_zeros(tensor.shape[:stacked])
+            moments[name]["count"] = tensor.new_zeros(tensor.shape[:stacked], dtype=kinds["count"])
     return StepState(theta, moments, {n: torch.zeros_like(t) for n, t in theta.items()} if report else {})
 
 
@@ -116,7 +120,7 @@ def as_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
     On a CPU, selecting by bits takes a tenth of the time of ``torch.where``.
     """
-    return -mask.to({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+    return -mask.to(BITS[dtype.itemsize])
 
 
 def select(mask: Tensor, tensor: Tensor) -> Tensor:
@@ -132,9 +136,10 @@ def select(mask: Tensor, tensor: Tensor) -> Tensor:
 
 
 def choose(mask: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
-    """Return one tensor inside a mask, and another outside."""
+    """Return one tensor inside a mask, and another outside, which may have more bits than the mask."""
     if mask.dtype == torch.bool:
         return torch.where(mask, inside, outside)
+    mask = mask.to(BITS[inside.dtype.itemsize])
     bits = outside.view(mask.dtype)
     return (inside.view(mask.dtype) ^ bits).bitwise_and_(mask).bitwise_xor_(bits).view(inside.dtype)
 

@@ -20,6 +20,7 @@ from fedcover.deploy.wire import (
     PendingRequest,
     TrainRequest,
     decode_reply,
+    decode_request,
     encode_reply,
     encode_request,
 )
@@ -27,7 +28,7 @@ from fedcover.deploy.wire.frame import open_frame, pack_frame
 from fedcover.errors import InputError
 from fedcover.masks.encoding import pack
 from fedcover.training.options import Regrow, TrainingOptions
-from fedcover.training.recipes import LocalSGD
+from fedcover.training.recipes import LocalAdam, LocalSGD
 from tests.unit.deploy.requests import reply_to, requests, same_bits, same_masks
 
 FREE = Limits(norm=math.inf)
@@ -70,6 +71,20 @@ def test_replies_are_averaged_as_the_updates_are() -> None:
         [decode_reply(encode_reply(u, o), PendingRequest.of(o), FREE) for u, o in zip(updates, sent, strict=True)]
     )
     assert torch.equal(totals[0].result()["w"], totals[1].result()["w"])
+
+
+def test_counts_of_half_precision_are_sent_whole() -> None:
+    theta = {"w": torch.ones(3, dtype=torch.bfloat16)}
+    recipe, kept = LocalAdam(keep_moments=True), {"w": torch.tensor([True, False, True])}
+    moments = {"mean": theta, "square": theta, "count": {"w": torch.tensor([257.0, 0.0, 1001.0])}}
+    train_request = TrainRequest(4, 1, 5, 0, recipe, False, theta, kept, TrainingOptions(moments=moments))
+    received = decode_request(encode_request(train_request), theta)
+    assert received.options is not None
+    assert torch.equal(received.options.moments["count"]["w"], moments["count"]["w"])
+    update = replace(reply_to(train_request), moments=moments)
+    decoded = decode_reply(encode_reply(update, train_request), PendingRequest.of(train_request), FREE)
+    assert decoded.moments is not None
+    assert torch.equal(decoded.moments["count"]["w"], moments["count"]["w"])
 
 
 THETA = {"a": torch.ones(2, 3), "b": torch.ones(4)}

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import fedcover as fc
 from fedcover.params import params_of
 from fedcover.training.recipes import Recipe
-from fedcover.training.step import StepData, start_state, take_step
+from fedcover.training.step import StepData, as_bits, start_state, take_step
 from tests.conftest import small_data, small_net
 
 STEPS = 50
@@ -83,6 +83,44 @@ def test_a_client_with_kept_moments_trains_on_as_torch_does(name: str) -> None:
     assert history.theta is not None
     for key, tensor in model.named_parameters():
         assert float((tensor.detach() - history.theta[key]).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_adam_of_half_precision_is_that_of_torch(dtype: torch.dtype, keep: bool) -> None:
+    recipe = fc.LocalAdam(lr=0.01, eps=1e-4, weight_decay=0.1, keep_moments=keep)
+    rng = torch.Generator().manual_seed(0)
+    values, slopes = (torch.randn(20, 50, generator=rng) for _ in range(2))
+    theirs = torch.nn.Parameter(values[0].to(dtype))
+    optimizer = torch.optim.Adam([theirs], 0.01, eps=1e-4, weight_decay=0.1, foreach=False)
+    data = StepData(recipe.lr, *({} for _ in StepData._fields[1:]))
+    state = start_state(recipe, {"w": theirs.detach().clone()}, widths=False, report=False)
+    for step in range(20):
+        grad = slopes[step].to(dtype)
+        theirs.grad = grad.clone()
+        optimizer.step()
+        state, _ = take_step(recipe, lambda theta, g=grad: ({"w": g}, torch.zeros(())), state, data, step, {})
+    assert state.theta["w"].dtype == dtype
+    assert float(state.moments["w"]["count"].max()) == 20
+    apart = (state.theta["w"].float() - theirs.detach().float()).abs()
+    assert float(apart.max()) < (0.05 if dtype == torch.bfloat16 else 0.01)
+
+
+def test_a_kept_count_of_half_precision_does_not_stall() -> None:
+    recipe = fc.LocalAdam(keep_moments=True)
+    state = start_state(recipe, {"w": torch.ones(2, dtype=torch.bfloat16)}, widths=False, report=False)
+    moments = {**state.moments["w"], "count": torch.full_like(state.moments["w"]["count"], 256.0)}
+    _, after = recipe.direction(torch.ones(2, dtype=torch.bfloat16), state.theta["w"], moments)
+    assert after["count"].tolist() == [257.0, 257.0]
+
+
+def test_widths_leave_counts_of_half_precision_as_they_are() -> None:
+    recipe, mask = fc.LocalAdam(), torch.tensor([True, False])
+    state = start_state(recipe, {"w": torch.ones(2, dtype=torch.bfloat16)}, widths=True, report=False)
+    data = StepData(recipe.lr, *({} for _ in StepData._fields[1:]))
+    inside = {"w": as_bits(mask, torch.bfloat16)}
+    state, _ = take_step(recipe, lambda theta: (dict(theta), torch.zeros(())), state, data, 0, inside)
+    assert state.moments["w"]["count"].tolist() == [1.0, 0.0]
 
 
 def test_clients_take_numbers_in_turn() -> None:

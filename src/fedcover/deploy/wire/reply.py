@@ -21,6 +21,7 @@ from fedcover.deploy.wire.tensors import (
     encode_mask,
     encode_moments,
     encode_values,
+    like_moment,
     max_head_bytes,
     max_mask_bytes,
     model_difference,
@@ -100,7 +101,8 @@ class PendingRequest:
     @property
     def max_bytes(self) -> int:
         """The size limit of the reply."""
-        values = num_bytes(self.theta) * (1 + self.reports + len(self.moments))
+        values = num_bytes(self.theta) * (1 + self.reports)
+        values += sum(num_bytes({n: like_moment(m, t) for n, t in self.theta.items()}) for m in self.moments)
         return self.max_head_bytes + values + max_mask_bytes(self.theta) * self.regrows
 
     @property

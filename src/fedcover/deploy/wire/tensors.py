@@ -11,6 +11,7 @@ from fedcover.deploy.wire.frame import MAX_HEAD_BYTES, short_repr
 from fedcover.errors import InputError
 from fedcover.masks.encoding import pack, unpack
 from fedcover.params import Mask, Params
+from fedcover.training.recipes import moment_dtype
 
 DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -139,10 +140,16 @@ def decode_moments(parts: Parts, names: object, like: Mapping[str, Tensor], mask
     for named in names.values():
         if not isinstance(named, list) or not all(isinstance(name, str) and name in like for name in named):
             raise InputError(f"moments must be of parameters of the model; got {short_repr(named)}")
-    return {
-        moment: {name: decode_values(parts, f"moment/{moment}", name, like[name], mask.get(name)) for name in named}
-        for moment, named in names.items()
-    }
+    moments: dict[str, Params] = {}
+    for moment, named in names.items():
+        kinds = {name: like_moment(moment, like[name]) for name in named}
+        moments[moment] = {n: decode_values(parts, f"moment/{moment}", n, kinds[n], mask.get(n)) for n in named}
+    return moments
+
+
+def like_moment(moment: str, tensor: Tensor) -> Tensor:
+    """Return a tensor without memory that has the shape and type of a tensor's moment."""
+    return torch.empty(tensor.shape, dtype=moment_dtype(moment, tensor.dtype), device="meta")
 
 
 def encode_mask(mask: Mask, parts: dict[str, bytes]) -> list[str]:

@@ -123,13 +123,13 @@ class _Pool:
         self._layouts = [BufferLayout(dict(task.model.named_parameters())) for task, _, _ in self._sites]
         self._max_thetas = len({id(job.theta) for job in jobs})
         self._num_moments = max(map(num_moments, jobs))
-        size, entries = (max(getattr(layout, key) for layout in self._layouts) for key in ("size", "entries"))
+        size = max(layout.size for layout in self._layouts)
         self._thetas = [shared_bytes(size) for _ in range(self._max_thetas)]
         context = multiprocessing.get_context("fork")
         self._workers: list[_Worker] = []
         for _ in range(workers):
             parent_end, worker_end = context.Pipe()
-            buffers = SharedBuffers.of(size, entries, self._num_moments)
+            buffers = SharedBuffers.of(self._layouts, self._num_moments)
             unused = [parent_end, *(worker.pipe for worker in self._workers)]
             inherited = (worker_end, unused, self._sites, self._layouts, self._thetas, buffers, trainer)
             process = context.Process(target=work, args=inherited, daemon=True)

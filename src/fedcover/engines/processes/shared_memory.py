@@ -2,11 +2,13 @@
 
 import mmap
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedcover.params import Mask, Params
+from fedcover.training.recipes import moment_dtype
 
 ALIGN = 64
 """Tensors begin at multiples of this many bytes."""
@@ -29,6 +31,12 @@ class BufferLayout:
             entry += -(-tensor.numel() // ALIGN) * ALIGN
         self.size = max(at, ALIGN)
         self.entries = max(entry, ALIGN)
+
+    @cached_property
+    def counts(self) -> "BufferLayout":
+        """The layout of a count for each entry, which may take more bytes than the parameters."""
+        shapes = {name: (shape, moment_dtype("count", dtype)) for name, (_, dtype, shape) in self._tensors.items()}
+        return BufferLayout({n: torch.empty(shape, dtype=dtype, device="meta") for n, (shape, dtype) in shapes.items()})
 
     def params(self, memory: Tensor) -> Params:
         """Return the parameters as views of a buffer of ``size`` bytes."""

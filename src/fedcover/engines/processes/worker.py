@@ -3,7 +3,7 @@
 import ctypes
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -40,9 +40,11 @@ class SharedBuffers:
     """One buffer for each moment that a recipe keeps, before and after training."""
 
     @classmethod
-    def of(cls, size: int, entries: int, num_moments: int) -> "SharedBuffers":
-        """Return buffers for a model whose parameters take ``size`` bytes and have ``entries`` entries."""
-        moments = tuple(shared_bytes(size) for _ in range(num_moments))
+    def of(cls, layouts: Sequence[BufferLayout], num_moments: int) -> "SharedBuffers":
+        """Return buffers that are large enough for each of several models."""
+        size, entries = max(layout.size for layout in layouts), max(layout.entries for layout in layouts)
+        wide = max(layout.counts.size for layout in layouts)
+        moments = tuple(shared_bytes(wide) for _ in range(num_moments))
         return cls(shared_bytes(entries), shared_bytes(entries), shared_bytes(size), shared_bytes(size), moments)
 
 
@@ -145,8 +147,8 @@ def put_moments(
     layout: BufferLayout, buffers: SharedBuffers, recipe: Recipe, moments: Mapping[str, Params]
 ) -> tuple[str, ...]:
     """Write moments into the shared buffers, in the order of their names in the recipe; return the tensors' names."""
-    for memory, moment in zip(buffers.moments, recipe.moment_names, strict=False):
-        layout.put_params(memory, moments[moment])
+    for memory, moment in _moment_buffers(buffers, recipe):
+        _layout_of(moment, layout).put_params(memory, moments[moment])
     return tuple(moments[recipe.moment_names[0]])
 
 
@@ -154,8 +156,17 @@ def moments_in(
     layout: BufferLayout, buffers: SharedBuffers, recipe: Recipe, names: tuple[str, ...]
 ) -> dict[str, Params]:
     """Return the moments that ``put_moments`` wrote, as views of the buffers."""
-    stored = zip(recipe.moment_names, map(layout.params, buffers.moments), strict=False)
-    return {moment: {name: views[name] for name in names} for moment, views in stored}
+    stored = {moment: _layout_of(moment, layout).params(memory) for memory, moment in _moment_buffers(buffers, recipe)}
+    return {moment: {name: views[name] for name in names} for moment, views in stored.items()}
+
+
+def _moment_buffers(buffers: SharedBuffers, recipe: Recipe) -> Iterator[tuple[torch.Tensor, str]]:
+    """Return the buffer of each of the recipe's moments; another recipe of the pool may have more of them."""
+    return zip(buffers.moments[: len(recipe.moment_names)], recipe.moment_names, strict=True)
+
+
+def _layout_of(moment: str, layout: BufferLayout) -> BufferLayout:
+    return layout.counts if moment == "count" else layout
 
 
 def _die_with_parent() -> None:
