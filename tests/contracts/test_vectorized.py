@@ -19,6 +19,8 @@ from fedcover.policies import POLICIES
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.client import Job
+from fedcover.training.recipes import Recipe
+from tests.conftest import small_data, small_net
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images, serial
 
 
@@ -50,6 +52,30 @@ def test_clients_of_these_federations_lack_classes() -> None:
 def test_vectorized_without_padding(device: str) -> None:
     expected = images(Serial(), "mlp", "WP", sizes=(8, 8, 8, 8)).run(2)
     assert furthest(expected, images(Vectorized(device), "mlp", "WP", sizes=(8, 8, 8, 8)).run(2)) < TOLERANCE
+
+
+class Tempered(nn.Module):
+    """A network whose scores are divided by a learned temperature, a parameter of no axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.temperature = small_net(), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.net(x) / self.temperature
+        return scores
+
+
+@pytest.mark.parametrize("local", [fc.LocalSGD(2, 8, 0.1), fc.LocalAdam(2, 8, 0.01, eps=1e-3, keep_moments=True)])
+def test_a_parameter_of_no_axes_is_trained(local: Recipe) -> None:
+    def played(engine: fc.Engine) -> fc.History:
+        clients = fc.data.iid(small_data(), clients=8, seed=1)
+        return fc.Federation(fc.Task(Tempered()), clients, local=local, cohort=4, engine=engine).run(2)
+
+    expected = played(Serial())
+    assert expected.theta is not None
+    assert float(expected.theta["temperature"]) != 1.5
+    assert furthest(expected, played(Vectorized("cpu"))) < TOLERANCE
 
 
 def twins(change: Callable[[fc.Federation], None], engine: fc.Engine) -> float:

@@ -164,7 +164,7 @@ class Vectorized(Engine):
         counts = (table.index >= 0).sum(2) * table.last_epoch
         means = (stacks.losses * counts).sum(0) / counts.sum(0)
         values = pytree.tree_leaves((stacks.results.theta, stacks.results.moments))
-        finite = torch.stack([torch.isfinite(stack).flatten(1).all(1) for stack in values]).all(0)
+        finite = torch.stack([torch.isfinite(stack).reshape(len(stack), -1).all(1) for stack in values]).all(0)
         return _Trained(stacks, means, finite)
 
     def _batched_step(self, key: Any, jobs: Sequence[Job], table: BatchTable) -> BatchedStep:
