@@ -70,10 +70,9 @@ def gather_statistics(model: nn.Module, inputs: Tensor) -> nn.Module:
     for layer in layers:
         layer.track_running_stats = True
         if layer.running_mean is None:
-            device = next((tensor.device for tensor in layer.parameters()), inputs.device)
-            layer.running_mean = torch.zeros(layer.num_features, device=device)
-            layer.running_var = torch.ones(layer.num_features, device=device)
-            layer.num_batches_tracked = torch.zeros((), dtype=torch.long, device=device)
+            like = _statistic_like(layer, model, inputs)
+            layer.running_mean, layer.running_var = torch.zeros_like(like), torch.ones_like(like)
+            layer.num_batches_tracked = torch.zeros((), dtype=torch.long, device=like.device)
         layer.reset_running_stats()
         layer.train()
     if layers:
@@ -85,6 +84,15 @@ def gather_statistics(model: nn.Module, inputs: Tensor) -> nn.Module:
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     return model.eval()
+
+
+def _statistic_like(layer: _BatchNorm, model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a tensor with the size, type and device of a layer's statistics: those of its parameters, or the model's.
+
+    Without any parameters they are those of the inputs.
+    """
+    first = next((tensor for module in (layer, model) for tensor in module.parameters()), inputs)
+    return first.new_empty(layer.num_features)
 
 
 def has_statistics(model: nn.Module) -> bool:

@@ -54,6 +54,18 @@ def test_gathered_statistics_are_those_of_the_inputs() -> None:
     assert torch.equal(once(INPUTS), model(INPUTS))  # nothing is left of what was gathered before
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_statistics_have_the_type_of_the_model(affine: bool) -> None:
+    model = net()
+    model[1] = nn.BatchNorm2d(6, affine=affine)
+    clients = fc.data.iid((INPUTS.double(), LABELS), clients=6, seed=0)
+    playing = fc.Federation(fc.Task(model.double()), clients, local=fc.LocalSGD(1, 10, 0.05), cohort=3)
+    history = playing.run(1, evaluate_on=(INPUTS.double(), LABELS))
+    assert history.last.accuracy is not None
+    static = gather_statistics(static_form(trace(model, INPUTS[:2].double()), model), INPUTS.double())
+    assert static.get_buffer("1.running_var").dtype == torch.float64
+
+
 def test_a_model_with_batch_norm_learns_and_is_evaluated_with_gathered_statistics() -> None:
     run = federation()
     history = run.run(4, evaluate_on=(INPUTS, LABELS))
