@@ -86,6 +86,7 @@ def clip(gradients: Params, most: float) -> Params:
     >>> clip({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, 1.0)["b"].item()
     0.800000011920929
     """
-    norm = torch.stack([grad.float().square().sum() for grad in gradients.values()]).sum().sqrt()
+    wide = torch.float64 if any(grad.dtype == torch.float64 for grad in gradients.values()) else torch.float32
+    norm = torch.stack([grad.to(wide).square().sum() for grad in gradients.values()]).sum().sqrt()
     scale = (most / norm.clamp_min(TINY)).clamp(max=1.0)
     return {name: grad * scale.to(grad.dtype) for name, grad in gradients.items()}

@@ -13,6 +13,7 @@ import fedcover as fc
 from fedcover.params import params_of
 from fedcover.training.recipes import Recipe
 from fedcover.training.step import StepData, as_bits, start_state, take_step
+from fedcover.training.transforms import clip
 from tests.conftest import small_data, small_net
 
 STEPS = 50
@@ -121,6 +122,12 @@ def test_widths_leave_counts_of_half_precision_as_they_are() -> None:
     inside = {"w": as_bits(mask, torch.bfloat16)}
     state, _ = take_step(recipe, lambda theta: (dict(theta), torch.zeros(())), state, data, 0, inside)
     assert state.moments["w"]["count"].tolist() == [1.0, 0.0]
+
+
+def test_clipping_has_the_range_of_double_precision() -> None:
+    clipped = clip({"w": torch.tensor([3e25, 4e25], dtype=torch.float64), "b": torch.zeros(1)}, 1.0)
+    assert clipped["w"].tolist() == pytest.approx([0.6, 0.8], rel=1e-12)
+    assert clipped["b"].dtype == torch.float32
 
 
 def test_clients_take_numbers_in_turn() -> None:
