@@ -264,6 +264,7 @@ class Broken(fc.Policy):
             "no options": {"gains": 2.0},
             "no such tensor": fc.TrainingOptions(gains={"x": 2.0}),
             "not the same": fc.TrainingOptions(gains={"0.bias": float(self._calls)}),
+            "moments": fc.TrainingOptions(moments={"velocity": {"0.bias": torch.ones(9)}}),
             "not nested": fc.TrainingOptions(widths=({}, {"0.bias": torch.arange(9) < 3})),
         }
         plans = [fc.ClientPlan(client, options=options.get(self._law)) for client in cohort]  # type: ignore[arg-type]
@@ -310,6 +311,7 @@ LISTS = ["nobody trains", "no list", "masks only", "another client", "another bu
         *((how, "one plan each") for how in LISTS),
         ("no options", "options fit"),
         ("no such tensor", "options fit"),
+        ("moments", "options fit"),
         ("not nested", "options fit"),
         ("not the same", "same seed, same masks"),
         ("changes theta", "theta is left alone"),
@@ -341,6 +343,7 @@ def test_check_policy_names_the_broken_law(how: str, law: str) -> None:
         ("twice", "twice or out of order"),
         ("no options", "must be a fedcover.TrainingOptions, or None"),
         ("no such tensor", "the training options of policy Broken for client .* in round 1 names 'x'"),
+        ("moments", "client .* in round 1 have moments, which only the federation sets; leave them out"),
         ("not nested", "nested"),
         ("changes theta", r"policy Broken changed theta\['0.bias'\] in place in round 1"),
         ("changes state in plan", r"policy Broken changed state\['sum'\] in place in round 1"),

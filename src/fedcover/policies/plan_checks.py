@@ -54,9 +54,15 @@ def check_masks(policy: Policy, plans: Sequence[ClientPlan], theta: Params, this
 
 
 def check_training_options(policy: Policy, plans: Sequence[ClientPlan], theta: Params, this_round: Round) -> None:
-    """Raise InputError unless each distinct value of training options fits theta and the mask."""
+    """Raise InputError unless each distinct value of training options fits theta and the mask, and has no moments."""
     for plan in {(id(plan.options), id(plan.mask)): plan for plan in reversed(plans)}.values():
-        check_options(plan.options, theta, plan.mask, f"the training options of {_whose(policy, plan, this_round)}")
+        whose = f"the training options of {_whose(policy, plan, this_round)}"
+        check_options(plan.options, theta, plan.mask, whose)
+        if plan.options is not None and plan.options.moments:
+            raise InputError(
+                f"{whose} have moments, which only the federation sets; leave them out, and use keep_moments of the"
+                f" recipe if clients should continue with their own"
+            )
 
 
 def _whose(policy: Policy, plan: ClientPlan, this_round: Round) -> str:

@@ -57,8 +57,8 @@ class TrainingOptions:
         distil: With widths, the weight a in the loss (1 - a) loss + a KL(scores of the widest || scores of the
             drawn width).
         shifts: For tensors by name, a tensor that is added to its gradient in every step (SCAFFOLD).
-        moments: By the name of a moment, the tensors with which it starts, 0 outside the mask. A federation sets them
-            if the recipe keeps moments.
+        moments: By the name of a moment, the tensors with which it starts, 0 outside the mask. Only a federation
+            sets them, if the recipe keeps moments; policies leave them empty.
         regrow: A readjustment of the mask during training (FedDST). It cannot be combined with widths.
         report: Whether the client reports the sum over its steps of the squared gradients of all entries, pruned
             ones included (PruneFL).
