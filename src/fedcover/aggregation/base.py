@@ -18,6 +18,8 @@ from fedcover.registry import Registry
 
 NOT_FINITE = "its trained values are not all finite"
 """The reason for which an update that is not finite is rejected, whatever the engine."""
+MOMENTS_NOT_FINITE = "its moments are not all finite"
+"""The reason for which an update is rejected whose values are finite and whose moments are not."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class ClientUpdate:
         if self.finite is not None:
             return self.finite
         return all(all_finite(tensors, self.mask) for tensors in (self.theta, *(self.moments or {}).values()))
+
+    def reason(self) -> str:
+        """Return why an update that is not finite is rejected."""
+        return MOMENTS_NOT_FINITE if self.moments and all_finite(self.theta, self.mask) else NOT_FINITE
 
 
 class PlannedClient(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedcover.aggregation.base import NOT_FINITE, ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.clients import places
 from fedcover.federation.control_variates import uses_control_variates
 from fedcover.federation.history import LayerCoverage
@@ -127,7 +127,7 @@ class RejectionObserver(RoundObserver):
     def reject(self, update: ClientUpdate) -> None:
         """Remember the client, with the reason."""
         number = self.federation.clients.number_of(update.client)
-        self._rejected.append({"client": number, "reason": NOT_FINITE})
+        self._rejected.append({"client": number, "reason": update.reason()})
 
     def fields(self, ended: EndedRound) -> dict[str, Any]:
         """Return the rejected clients with their reasons."""

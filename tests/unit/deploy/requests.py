@@ -105,7 +105,8 @@ def reply_to(request: TrainRequest, seed: int = 0) -> ClientUpdate:
         report = {name: torch.rand(t.shape, generator=rng).to(t.dtype) for name, t in request.theta.items()}
     moments = None
     if request.recipe.keep_moments:
-        moments = {moment: prune(theta, mask) for moment in request.recipe.moment_names}
+        trained = {name: tensor.abs() for name, tensor in theta.items() if name not in request.frozen}
+        moments = {moment: prune(trained, mask) for moment in request.recipe.moment_names}
     loss = float(torch.rand((), generator=rng))
     return ClientUpdate(request.client, theta, mask, 1 + _below(50, rng), loss, report=report, moments=moments)
 

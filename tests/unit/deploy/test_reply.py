@@ -93,6 +93,8 @@ PLAIN = TrainRequest(4, 1, 5, 0, LocalSGD(), True, THETA, MASK)
 REGROW = replace(PLAIN, options=TrainingOptions(regrow=Regrow(0.5)))
 REPORT = replace(PLAIN, options=TrainingOptions(report=True))
 KEPT = replace(PLAIN, recipe=LocalSGD(keep_moments=True))
+ADAM = replace(PLAIN, recipe=LocalAdam(keep_moments=True))
+FROZEN = replace(KEPT, frozen=("b",))
 
 Change = Callable[[dict[str, Any], dict[str, bytes]], None]
 
@@ -119,6 +121,27 @@ def drop(name: str) -> Change:
         parts.pop(name, None)
 
     return take
+
+
+def only(moment: str, name: str) -> Change:
+    """Leave out all tensors of a moment but one."""
+
+    def leave(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        for other in set(head["moments"][moment]) - {name}:
+            del parts[f"moment/{moment}/{other}"]
+        head["moments"][moment] = [name]
+
+    return leave
+
+
+def more(moment: str, name: str) -> Change:
+    """Add a tensor of zeros to a moment."""
+
+    def add(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        head["moments"][moment].append(name)
+        parts[f"moment/{moment}/{name}"] = bytes(4 * THETA[name].numel())
+
+    return add
 
 
 def floats(*values: float) -> bytes:
@@ -182,6 +205,12 @@ TABLE = [["a", "float32", [2, 3]], ["b", "float32", [4]]]
         (KEPT, drop("moments"), "moments must be names of tensors by moment; got None"),
         (KEPT, head(moments={"velocity": ["c"]}), "moments must be of parameters of the model"),
         (KEPT, head(moments={}), "other moments than velocity"),
+        (KEPT, head(moments={"velocity": []}), "moment 'velocity' is not of exactly the tensors that were trained"),
+        (KEPT, only("velocity", "b"), "moment 'velocity' is not of exactly the tensors that were trained"),
+        (ADAM, only("mean", "a"), "moment 'mean' is not of exactly the tensors that were trained"),
+        (ADAM, part("moment/square/b", floats(1, 2, 3, -1)), "^its moment 'square' has negative values$"),
+        (ADAM, part("moment/count/b", floats(1, 2, -3, 1)), "^its moment 'count' has negative values$"),
+        (FROZEN, more("velocity", "b"), "moment 'velocity' is not of exactly the tensors that were trained"),
         (KEPT, drop("moment/velocity/a"), "the message has no moment/velocity/a"),
         (KEPT, part("moment/velocity/a", floats(1, 2)), "has 8 bytes of moment/velocity/a, not 12"),
         (KEPT, part("moment/velocity/b", floats(1, 2, 3, math.inf)), "^its moments are not all finite$"),

@@ -1,6 +1,7 @@
 """The walk of a round."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ import torch
 from tests.conftest import small_data, small_net
 
 import fedcover as fc
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.engines.serial import Serial
 from fedcover.federation.evaluate import evaluate
 from fedcover.federation.evaluator import Evaluator, LocalTest
+from fedcover.federation.planned_round import PlannedRound, RoundHook
 from fedcover.params import params_of, prune
 from fedcover.training.client import Job
 
@@ -104,6 +107,22 @@ def test_a_client_that_diverges_is_left_out_and_the_round_goes_on(small_federati
     assert record.rejected == [{"client": record.cohort[1], "reason": "its trained values are not all finite"}]
     assert all(bool(torch.isfinite(t).all()) for t in after.theta.values())
     assert record.gamma_min == 1  # S4 is left with client 1 alone
+
+
+class BadMoments(RoundHook):
+    """A hook that makes a moment of each first update infinite."""
+
+    def updates(self, planned: PlannedRound, updates: Iterable[ClientUpdate]) -> Iterable[ClientUpdate]:
+        first, *others = updates
+        assert first.moments is not None
+        moments = {m: {n: t + float("inf") for n, t in named.items()} for m, named in first.moments.items()}
+        return [replace(first, moments=moments), *others]
+
+
+def test_moments_that_are_not_finite_are_the_reason_for_a_rejection(small_federation: Make) -> None:
+    federation = small_federation(local=fc.LocalAdam(1, 8, keep_moments=True), hook=BadMoments())
+    _, record = federation.play_round(federation.start())
+    assert record.rejected == [{"client": record.cohort[0], "reason": "its moments are not all finite"}]
 
 
 def test_a_client_that_fails_is_named(small_federation: Make) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcover.aggregation.base import NOT_FINITE, ClientUpdate
+from fedcover.aggregation.base import MOMENTS_NOT_FINITE, NOT_FINITE, ClientUpdate
 from fedcover.deploy.wire.fields import check_nothing_left, take_int, take_number
 from fedcover.deploy.wire.frame import open_frame, pack_frame, short_repr
 from fedcover.deploy.wire.request import TrainRequest
@@ -31,6 +31,9 @@ from fedcover.deploy.wire.tensors import (
 from fedcover.errors import FedcoverError, InputError
 from fedcover.params import Mask, Params, all_finite, numbers
 from fedcover.training.options import TrainingOptions
+
+NOT_NEGATIVE = ("square", "count")
+"""The moments that are 0 or more."""
 
 
 class InvalidReplyError(FedcoverError):
@@ -242,8 +245,15 @@ def _decode_moments(
     moments = decode_moments(parts, head.pop("moments", None), pending.theta, mask)
     if set(moments) != set(pending.moments):
         raise InvalidReplyError(f"it sent other moments than {', '.join(pending.moments)}, which were requested")
+    trained = set(pending.theta).difference(pending.frozen)
+    for moment, tensors in moments.items():
+        if set(tensors) != trained:
+            raise InvalidReplyError(f"its moment '{moment}' is not of exactly the tensors that were trained")
     if not all(all_finite(tensors) for tensors in moments.values()):
-        raise InvalidReplyError("its moments are not all finite")
+        raise InvalidReplyError(MOMENTS_NOT_FINITE)
+    for moment in NOT_NEGATIVE:
+        if any(bool((tensor < 0).any()) for tensor in moments.get(moment, {}).values()):
+            raise InvalidReplyError(f"its moment '{moment}' has negative values")
     return moments
 
 
