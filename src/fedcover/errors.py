@@ -75,3 +75,22 @@ def check_number(name: str, value: object, low: float, high: float, must: str) -
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
         raise InputError(f"{name} must be {must}; got {value!r}")
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raise InputError unless the value is True or False; text such as "no" would count as True."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be True or False; got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Return an argument of the wrong kind in a few words.
+
+    >>> shown("Adam"), shown(check_bool), shown([1])
+    ("'Adam'", 'check_bool itself, which must be called', 'a value of type list')
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if callable(value) and (name := getattr(value, "__name__", None)):
+        return f"{name} itself, which must be called"
+    return f"a value of type {type(value).__name__}"

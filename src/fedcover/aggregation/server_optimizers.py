@@ -28,7 +28,7 @@ from torch import Tensor
 from fedcover.aggregation.base import Aggregation, Aggregator, ClientUpdate, PlannedClient
 from fedcover.aggregation.mean import mean
 from fedcover.data import Population
-from fedcover.errors import check_number
+from fedcover.errors import InputError, check_number, shown
 from fedcover.params import Params
 from fedcover.registry import Registry
 
@@ -55,6 +55,13 @@ class ServerOptimizer(Aggregator):
     averages = False
     moments: ClassVar[Mapping[str, torch.dtype | None]]
     """The tensors kept for each parameter tensor, 0 at first, with their types; None for that of the parameter."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.aggregator, Aggregator):
+            raise InputError(
+                f"the first argument of {type(self).__name__} must be the aggregator that it wraps, such as mean();"
+                f" got {shown(self.aggregator)}; name the others, as in lr=0.1"
+            )
 
     @abstractmethod
     def step(self, delta: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
@@ -156,6 +163,7 @@ class FedAvgM(ServerOptimizer):
     moments: ClassVar[Mapping[str, torch.dtype | None]] = {"momentum": None}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self.lr, momentum=self.momentum)
 
     def step(self, delta: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
@@ -184,6 +192,7 @@ class FedAdagrad(ServerOptimizer):
     moments: ClassVar[Mapping[str, torch.dtype | None]] = {"square": None}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self.lr, self.tau)
 
     def step(self, delta: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
@@ -216,6 +225,7 @@ class FedAdam(ServerOptimizer):
     moments: ClassVar[Mapping[str, torch.dtype | None]] = {"mean": None, "square": None, "steps": torch.int32}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
 
     def step(self, delta: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
@@ -251,6 +261,7 @@ class FedYogi(ServerOptimizer):
     moments: ClassVar[Mapping[str, torch.dtype | None]] = {"mean": None, "square": None}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
 
     def step(self, delta: Tensor, moments: Moments) -> tuple[Tensor, Moments]:

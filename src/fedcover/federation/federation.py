@@ -22,6 +22,7 @@ from fedcover.engines.serial import Serial
 from fedcover.errors import InputError, check_whole
 from fedcover.federation import round as walk
 from fedcover.federation.advice import remedy
+from fedcover.federation.arguments import check_arguments
 from fedcover.federation.checkpoint import State
 from fedcover.federation.cohort import resolve_budgets
 from fedcover.federation.evaluator import Evaluator
@@ -88,6 +89,7 @@ class Federation:
     hook: RoundHook = field(default_factory=RoundHook)
 
     def __post_init__(self) -> None:
+        check_arguments(self)
         clients, example = self.clients, self.clients.examples.inputs[:2]
         check_whole("cohort", self.cohort, 1)
         if self.cohort > len(clients):

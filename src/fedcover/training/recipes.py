@@ -6,14 +6,15 @@ independent of each other in it, so that it can be called with one client's tens
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedcover.errors import InputError, check_number, check_whole
+from fedcover.errors import InputError, check_bool, check_number, check_whole, shown
 from fedcover.registry import Registry
 from fedcover.training.schedules import LrSchedule
 from fedcover.training.transforms import GradientTransform
@@ -60,6 +61,8 @@ class Recipe(ABC):
     """Whether there is a further moment ``count``, the number of steps."""
 
     def __post_init__(self) -> None:
+        for option in fields(self):
+            object.__setattr__(self, option.name, _without_numpy(getattr(self, option.name)))
         object.__setattr__(self, "epochs", _checked("epochs", self.epochs))
         check_whole("batch_size", self.batch_size, 1)
         check_number("lr", self.lr, 0, math.inf, "a positive number")
@@ -68,13 +71,13 @@ class Recipe(ABC):
         if self.clip is not None:
             check_number("clip", self.clip, 0, math.inf, "a positive number")
         check_number("proximal", self.proximal, -1e-300, math.inf, "0 or more")
-        object.__setattr__(self, "transforms", tuple(self.transforms))
-        for transform in self.transforms:
-            if not isinstance(transform, GradientTransform):
-                raise InputError(
-                    f"transforms must be gradient transforms; got {transform!r}; decorate the function with"
-                    f" @fedcover.gradient_transform"
-                )
+        check_bool("keep_moments", self.keep_moments)
+        if self.schedule is not None and (isinstance(self.schedule, type) or not callable(self.schedule)):
+            raise InputError(
+                f"schedule must be a function of the round's index, such as fedcover.schedules.Cosine(rounds=100); got"
+                f" {shown(self.schedule)}"
+            )
+        object.__setattr__(self, "transforms", _checked_transforms(self.transforms))
 
     @abstractmethod
     def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
@@ -152,7 +155,7 @@ class Recipe(ABC):
         """Return the recipe of one round, whose step size is that of the schedule."""
         if self.schedule is None:
             return self
-        factor = self.schedule(index)
+        factor = _without_numpy(self.schedule(index))
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
             raise InputError(
                 f"the schedule returned {factor!r} for round {index}; return a positive number, the factor of lr"
@@ -215,6 +218,8 @@ class LocalSGD(Recipe):
         super().__post_init__()
         check_number("momentum", self.momentum, -1e-300, 1, "a number in [0, 1)")
         check_number("weight_decay", self.weight_decay, -1e-300, math.inf, "0 or more")
+        check_bool("nesterov", self.nesterov)
+        check_bool("control_variates", self.control_variates)
         if self.control_variates and not replace(self, control_variates=False).is_plain:
             raise InputError(
                 "control_variates need SGD with momentum at most: a client's mean gradient follows from its update only"
@@ -286,6 +291,7 @@ class LocalAdam(Recipe):
         check_number("beta2", self.beta2, -1e-300, 1, "a number in [0, 1)")
         check_number("eps", self.eps, 0, math.inf, "a positive number")
         check_number("weight_decay", self.weight_decay, -1e-300, math.inf, "0 or more")
+        check_bool("decoupled", self.decoupled)
 
     def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the corrected mean of gradients, divided by the root of the corrected mean of their squares."""
@@ -323,6 +329,27 @@ def _checked(name: str, value: int | Sequence[int]) -> int | tuple[int, ...]:
     for number in value:
         check_whole(name, number, 1)
     return tuple(value)
+
+
+def _checked_transforms(transforms: object) -> tuple[GradientTransform, ...]:
+    """Return gradient transforms as a tuple; raise InputError if they are something else."""
+    if not isinstance(transforms, Iterable):
+        raise InputError(f"transforms must be a list of gradient transforms; got {transforms!r}; put it into a list")
+    several = tuple(transforms)
+    for transform in several:
+        if not isinstance(transform, GradientTransform):
+            raise InputError(
+                f"transforms must be gradient transforms; got {transform!r}; decorate the function with"
+                f" @fedcover.gradient_transform"
+            )
+    return several
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return a number of numpy, or a list of them, as Python's, which settings and messages can express."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_without_numpy, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _setting(value: object) -> Any:

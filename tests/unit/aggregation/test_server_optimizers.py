@@ -173,6 +173,13 @@ def test_numbers_out_of_range_are_refused(name: str, setting: str) -> None:
             kind(**{setting: -0.5})
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("first", "got"), [(0.1, "0.1"), ("median", "'median'"), (fc.mean, "mean itself")])
+def test_what_cannot_be_wrapped_is_refused(name: str, first: object, got: str) -> None:
+    with pytest.raises(fc.InputError, match=f"the first argument of {name} must be the aggregator .*; got {got}"):
+        SERVER_OPTIMIZERS[name](first)
+
+
 def test_defaults_wrap_the_mean() -> None:
     optimizer = fc.FedAdam()
     assert isinstance(optimizer, ServerOptimizer)

@@ -125,6 +125,28 @@ def test_moments_that_are_not_finite_are_the_reason_for_a_rejection(small_federa
     assert record.rejected == [{"client": record.cohort[0], "reason": "its moments are not all finite"}]
 
 
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ({"task": small_net()}, r"task must be a task: fedcover.Task\(model\); got a value of type Sequential"),
+        ({"clients": small_data()}, "clients with their examples, such as .*; got a value of type Examples"),
+        ({"policy": fc.weight_pruning}, "policy must be a policy.*; got weight_pruning itself, which must be called"),
+        ({"policy": "WP"}, r"policy must be a policy, such as fedcover.weight_pruning\(\); got 'WP'"),
+        ({"budgets": "1247"}, "budgets must be budgets, such as fedcover.by_slot.*; got '1247'"),
+        ({"local": "Adam"}, r"or fedcover.LocalAdam\(\); got 'Adam'"),
+        ({"local": fc.LocalAdam}, "got LocalAdam itself, which must be called"),
+        ({"aggregator": "median"}, r"an aggregator, such as fedcover.mean\(\), .*; got 'median'"),
+        ({"aggregator": fc.mean}, "got mean itself, which must be called"),
+        ({"engine": "serial"}, r"engine must be an engine, such as fedcover.Serial\(\); got 'serial'"),
+        ({"certify": "no"}, "certify must be True or False; got 'no'"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named_with_what_to_give(argument: dict[str, object], why: str) -> None:
+    settings = {"task": fc.Task(small_net()), "clients": fc.data.iid(small_data(), clients=8, seed=1), **argument}
+    with pytest.raises(fc.InputError, match=why):
+        fc.Federation(**settings)  # type: ignore[arg-type]
+
+
 def test_a_client_that_fails_is_named(small_federation: Make) -> None:
     def fails(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of paper")

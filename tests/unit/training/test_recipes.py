@@ -5,18 +5,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import fedcover as fc
-from fedcover.params import params_of
+from fedcover.params import Params, params_of
 from fedcover.training.recipes import Recipe
 from fedcover.training.step import StepData, as_bits, start_state, take_step
 from fedcover.training.transforms import clip
 from tests.conftest import small_data, small_net
 
 STEPS = 50
+
+
+@fc.gradient_transform
+def halved(gradients: Params, at: fc.StepView) -> Params:
+    return {name: grad / 2 for name, grad in gradients.items()}
+
 
 OPTIMIZERS: dict[str, tuple[Recipe, Callable[..., torch.optim.Optimizer]]] = {
     "SGD": (fc.LocalSGD(lr=0.1, momentum=0.0), lambda p: torch.optim.SGD(p, 0.1)),
@@ -140,6 +147,16 @@ def test_clients_take_numbers_in_turn() -> None:
         recipe.steps(20)
 
 
+def test_numbers_of_numpy_become_those_of_python() -> None:
+    recipe = fc.LocalSGD(np.int64(2), np.int32(8), np.float32(0.5), momentum=np.float64(0.25), nesterov=np.bool_(True))
+    assert recipe == fc.LocalSGD(2, 8, 0.5, 0.25, nesterov=True)
+    numbers = [recipe.epochs, recipe.batch_size, recipe.lr, recipe.momentum, recipe.nesterov]
+    assert [type(number) for number in numbers] == [int, int, float, float, bool]
+    assert fc.LocalSGD(epochs=(np.int64(2), 3)).settings()["epochs"] == [2, 3]
+    halving = fc.LocalSGD(lr=0.5, schedule=lambda index: np.float32(0.5)).in_round(1)
+    assert (halving.lr, type(halving.lr)) == (0.25, float)
+
+
 def test_schedules() -> None:
     assert [fc.schedules.StepDecay(2, 0.5)(index) for index in range(1, 6)] == [1, 1, 0.5, 0.5, 0.25]
     cosine = fc.schedules.Cosine(rounds=5, least=0.2)
@@ -165,6 +182,12 @@ def test_schedules() -> None:
         ({"epochs": []}, "epochs must be a whole number, or a list of at least one"),
         ({"epochs": 1.5}, "epochs must be a whole number of 1 or more; got 1.5"),
         ({"transforms": (print,)}, "decorate the function with @fedcover.gradient_transform"),
+        ({"transforms": halved}, "transforms must be a list of gradient transforms; got halved; put it into a list"),
+        ({"schedule": "cosine"}, r"such as fedcover.schedules.Cosine\(rounds=100\); got 'cosine'"),
+        ({"schedule": fc.schedules.Cosine}, "got Cosine itself, which must be called"),
+        ({"nesterov": "false"}, "nesterov must be True or False; got 'false'"),
+        ({"keep_moments": "no"}, "keep_moments must be True or False; got 'no'"),
+        ({"control_variates": 1}, "control_variates must be True or False; got 1"),
         ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\)"),
     ],
 )
