@@ -67,13 +67,13 @@ class MappedSteps:
         for stack in pytree.tree_leaves((self._state.moments, self._state.squares)):
             stack.zero_()
         assert isinstance(self._data.lr, Tensor)
-        self._data.lr.copy_(torch.tensor([job.recipe.lr for job in jobs]))
+        self._data.lr.copy_(torch.tensor([job.recipe.lr for job in jobs], dtype=torch.float64))
         for name, stack in self._data.start.items():
             stack.copy_(self.theta[name])
         for name, gains in self._data.gains.items():
-            gains.copy_(torch.tensor([one.gains.get(name, 1.0) for one in options]))
+            gains.copy_(torch.tensor([one.gains.get(name, 1.0) for one in options], dtype=torch.float64))
         for name, taus in self._data.taus.items():
-            taus.copy_(torch.tensor([one.thresholds.get(name, 0.0) for one in options]))
+            taus.copy_(torch.tensor([one.thresholds.get(name, 0.0) for one in options], dtype=torch.float64))
         for name, shifts in self._data.shifts.items():
             for row, one in zip(shifts, options, strict=True):
                 row.copy_(one.shifts[name]) if name in one.shifts else row.zero_()
