@@ -59,3 +59,16 @@ def test_a_mean_over_examples_is_right_for_unequal_clients(name: str) -> None:
         federation(SEPARATE[name], (8, 5, 11), engine).run(1) for engine in (fc.Serial(), fc.Vectorized("cpu"))
     )
     assert furthest(serial, batch) < TOLERANCE
+
+
+def test_rounding_in_16_bits_is_not_taken_for_a_joint_loss() -> None:
+    """Data that are numbers of tokens, so that only the parameters have 16 bits."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 6), torch.nn.Flatten(), torch.nn.Linear(24, 3)).bfloat16()
+    tokens = torch.randint(9, (40, 4))
+    clients = fc.data.from_parts(fc.Examples(tokens, tokens[:, 0] % 3, classes=3), [range(7), range(7, 40)])
+    federation = fc.Federation(fc.Task(net), clients, local=fc.LocalSGD(1, 10, 0.1), cohort=2)
+    jobs = federation.begin_round(federation.start()).jobs
+    for a, b in zip(fc.Serial().train(jobs), fc.Vectorized("cpu").train(jobs), strict=True):
+        for name, tensor in a.theta.items():
+            torch.testing.assert_close(b.theta[name], tensor, rtol=0.05, atol=0.02)

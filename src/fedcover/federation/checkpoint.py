@@ -64,12 +64,26 @@ def save(path: Path, state: State, history: History, fingerprint: str) -> None:
 
     tensors = {f"{part}/{name}": tensor for part in FIELDS for name, tensor in getattr(state, part).items()}
     tensors["history"] = torch.frombuffer(bytearray(history.to_lines().encode() or b"\n"), dtype=torch.uint8)
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    tensors = _separate(tensors)
     header = {"format": FORMAT, "round": str(state.round), "fingerprint": fingerprint}
     # safetensors sorts by name, but sums over theta go by its own order.
     header["order"] = json.dumps(list(tensors))
     header["digest"] = digest_of(tensors, *(header[key] for key in DIGESTED))
     write_atomically(path, to_bytes(tensors, metadata=header))
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors on the CPU that share no memory; only those that do are copied, since a state may be large."""
+    separate: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        here = tensor.detach().cpu().contiguous()
+        storage = here.untyped_storage()
+        if storage.nbytes() != here.nbytes or storage.data_ptr() in seen:
+            here = here.clone()
+        seen.add(here.untyped_storage().data_ptr())
+        separate[name] = here
+    return separate
 
 
 def load(path: Path) -> tuple[State, History, str]:

@@ -1,6 +1,7 @@
 """Checkpoints hold everything, bit for bit, and no pickle."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert torch.equal(state.theory["mean/z.weight"][0], STATE.theory["mean/z.weight"][0])
     assert again == history
     assert again.last.seconds == {"train": 0.25}
+
+
+def test_tensors_may_share_memory(tmp_path: Path) -> None:
+    """As tied parameters, rows of a stack and transposed tensors do; saving leaves them as they are."""
+    stack = torch.arange(12.0).view(3, 4)
+    shared = {"whole": stack, "again": stack, "row": stack[1], "turned": stack.T, "empty": torch.empty(0)}
+    checkpoint.save(tmp_path / "c.safetensors", replace(STATE, clients=shared), History([]), "mark")
+    state, _, _ = checkpoint.load(tmp_path / "c.safetensors")
+    assert same(state.clients, shared)
+    assert torch.equal(stack, torch.arange(12.0).view(3, 4))
 
 
 def test_every_single_bit_counts(tmp_path: Path) -> None:

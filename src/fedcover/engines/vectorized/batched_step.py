@@ -202,7 +202,8 @@ def _refuse_joint_losses(model: nn.Module, job: Job) -> None:
         scores, labels = model(examples.inputs[chosen].clone()), examples.labels[chosen]
         together = loss(scores, labels)
         alone = torch.stack([loss(scores[i : i + 1], labels[i : i + 1]) for i in range(len(chosen))]).mean(0)
-    if together.shape != alone.shape or not torch.allclose(together, alone, rtol=1e-3, atol=1e-5):
+    rounding = max(1e-3, 4 * torch.finfo(together.dtype).eps)
+    if together.shape != alone.shape or not torch.allclose(together, alone, rtol=rounding, atol=1e-5):
         size, name = job.recipe.batch_size, getattr(loss, "__name__", type(loss).__name__)
         raise InputError(
             f"the loss {name} of a batch is not the mean of its examples' losses, so engine=vectorized cannot leave out"
