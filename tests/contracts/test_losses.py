@@ -63,7 +63,7 @@ def test_a_mean_over_examples_is_right_for_unequal_clients(name: str) -> None:
 
 def test_rounding_in_16_bits_is_not_taken_for_a_joint_loss() -> None:
     """Data that are numbers of tokens, so that only the parameters have 16 bits."""
-    torch.manual_seed(0)
+    torch.manual_seed(18)  # the two ways to compute the loss differ by 1 % here
     net = torch.nn.Sequential(torch.nn.Embedding(9, 6), torch.nn.Flatten(), torch.nn.Linear(24, 3)).bfloat16()
     tokens = torch.randint(9, (40, 4))
     clients = fc.data.from_parts(fc.Examples(tokens, tokens[:, 0] % 3, classes=3), [range(7), range(7, 40)])
