@@ -19,7 +19,7 @@ from fedcover.registry import Registry
 NOT_FINITE = "its trained values are not all finite"
 """The reason for which an update that is not finite is rejected, whatever the engine."""
 MOMENTS_NOT_FINITE = "its moments are not all finite"
-"""The reason for which an update is rejected whose values are finite and whose moments are not."""
+"""The reason for rejecting an update whose moments are not finite, although its values are."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ClientUpdate:
     one."""
 
     moments: Mapping[str, Params] | None = None
-    """The moments of the client's optimizer by name, if the recipe keeps them; only those inside the mask count."""
+    """The optimizer's moments by name, if the recipe keeps them. Entries outside the mask do not count."""
 
     def is_finite(self) -> bool:
         """Return whether all values inside the mask, and all moments, are finite."""

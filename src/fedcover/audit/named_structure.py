@@ -1,4 +1,4 @@
-"""The structures of named models: audits of several codes or policies share a model, and with it what is cached."""
+"""Trace named models once for all audits of a process."""
 
 from functools import lru_cache
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from fedcover.budgets import MOST_CLIENTS, Budget, parse_code
 from fedcover.calibration.calibration import Calibration
-from fedcover.calibration.cost_model import NO_EXTRAS, UNITS, CostModel
+from fedcover.calibration.cost_model import UNITS, CostModel
 from fedcover.errors import InputError
-from fedcover.masks.cost import Extras
+from fedcover.masks.cost import NO_EXTRAS, Extras
 from fedcover.structure.trace import ModelStructure
 
 StepsOf = Callable[[int, int], int]

@@ -9,12 +9,11 @@ import torch
 from fedcover.budgets import Budget, share
 from fedcover.calibration.calibration import REMEDY, Calibration
 from fedcover.errors import InputError, check_number, check_whole
-from fedcover.masks.cost import BYTES_PER_VALUE, Extras
+from fedcover.masks.cost import BYTES_PER_VALUE, NO_EXTRAS, Extras
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import find_groups
 
 UNITS = ("fraction", "parameters", "macs", "bytes", "seconds")
-NO_EXTRAS = Extras()
 
 
 @dataclass(frozen=True)

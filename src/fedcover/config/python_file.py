@@ -10,7 +10,7 @@ from typing import Any
 from fedcover.errors import InputError
 
 PREFIX = "fedcover_file_"
-"""The beginning of the names of modules from files, which keeps them apart from modules that are imported by name."""
+"""Module names of files begin with this, so that a file called random.py is not taken for the library module."""
 
 
 def load_factory(location: str, noun: str, kind: type[Any], decorator: str) -> Callable[..., Any]:
@@ -41,7 +41,7 @@ def load_factory(location: str, noun: str, kind: type[Any], decorator: str) -> C
         raise InputError(
             f"{path} fails when it is loaded ({type(error).__name__}: {error}); fix the file and try again"
         ) from error
-    if isinstance(factory, kind) and not isinstance(factory, type) and not _is_factory(factory, kind):
+    if isinstance(factory, kind) and not isinstance(factory, type) and not _is_factory(factory):
         return lambda: factory
     if not callable(factory):
         problem = f"is of type {type(factory).__name__}" if hasattr(module, name) else "does not exist"
@@ -52,9 +52,9 @@ def load_factory(location: str, noun: str, kind: type[Any], decorator: str) -> C
     return factory  # type: ignore[no-any-return]
 
 
-def _is_factory(function: Any, kind: type[Any]) -> bool:
-    """Return whether a function makes objects of a kind that are functions themselves: it needs no arguments."""
-    if not inspect.isfunction(function) or not isinstance(function, kind):
+def _is_factory(value: object) -> bool:
+    """Return whether a value is a function that needs no arguments, and so is not itself a schedule."""
+    if not inspect.isfunction(value):
         return False
-    parameters = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(value).parameters.values()
     return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)

@@ -42,13 +42,13 @@ class UnchangedStates:
 
 def with_client_states(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[ClientPlan]:
     """Return the plans, with what is kept of their clients."""
-    if uses_control_variates(federation):
+    if uses_control_variates(federation.local):
         return corrected(federation, state, plans)
     return with_moments(federation.local, state, plans) if federation.local.keep_moments else list(plans)
 
 
 def client_states(federation: "Federation", planned: PlannedRound) -> ClientStates:
     """Return the states of clients after a planned round, to which its updates are added."""
-    if uses_control_variates(federation):
+    if uses_control_variates(federation.local):
         return ControlUpdates(federation, planned)
     return MomentUpdates(planned) if federation.local.keep_moments else UnchangedStates(planned)

@@ -21,7 +21,7 @@ from fedcover.federation.checkpoint import State
 from fedcover.params import Mask, Params
 from fedcover.policies.base import ClientPlan
 from fedcover.training.options import PLAIN
-from fedcover.training.recipes import LocalSGD
+from fedcover.training.recipes import LocalSGD, Recipe
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 
 
-def uses_control_variates(federation: "Federation") -> bool:
-    """Return whether the recipe of a federation asks for control variates."""
-    return isinstance(federation.local, LocalSGD) and federation.local.control_variates
+def uses_control_variates(recipe: Recipe) -> bool:
+    """Return whether a recipe asks for control variates."""
+    return isinstance(recipe, LocalSGD) and recipe.control_variates
 
 
 def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[ClientPlan]:

@@ -1,22 +1,22 @@
 """What clients exchange beyond their values: moments, control variates, and what a policy asks for."""
 
+from fedcover.federation.control_variates import uses_control_variates
 from fedcover.masks.cost import Extras
 from fedcover.policies.base import ClientPlan
 from fedcover.training.options import PLAIN
-from fedcover.training.recipes import LocalSGD, Recipe
+from fedcover.training.recipes import Recipe
 
 
 def extras_of_recipe(recipe: Recipe) -> Extras:
     """Return what a client exchanges under a recipe, from its second round on; the first has nothing to receive yet.
 
-    >>> from fedcover.training.recipes import LocalAdam
+    >>> from fedcover.training.recipes import LocalAdam, LocalSGD
     >>> extras = extras_of_recipe(LocalAdam(keep_moments=True))
     >>> extras.received, extras.returned, extras_of_recipe(LocalSGD(control_variates=True)).received
     (3, 3, 1)
     """
     moments = len(recipe.moment_names) if recipe.keep_moments else 0
-    controls = isinstance(recipe, LocalSGD) and recipe.control_variates
-    return Extras(received=moments + controls, returned=moments)
+    return Extras(received=moments + uses_control_variates(recipe), returned=moments)
 
 
 def extras_of_plan(recipe: Recipe, plan: ClientPlan) -> Extras:

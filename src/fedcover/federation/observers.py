@@ -182,7 +182,7 @@ class CertificateObserver(RoundObserver):
 
     def _own(self) -> list[str]:
         """Return the training options that the federation sets for its recipe, whatever the policy."""
-        shifts = ["shifts"] if uses_control_variates(self.federation) else []
+        shifts = ["shifts"] if uses_control_variates(self.federation.local) else []
         return [*shifts, "moments"] if self.federation.local.keep_moments else shifts
 
 

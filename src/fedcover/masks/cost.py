@@ -85,6 +85,9 @@ class Extras:
         return values * self.received, values * self.returned + full * self.report + mask * self.regrow
 
 
+NO_EXTRAS = Extras()
+
+
 def with_extras(cost: Cost, full: Cost, extras: Extras) -> Cost:
     """Return the cost with what a client downloads and uploads in addition to its values.
 

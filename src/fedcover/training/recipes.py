@@ -147,8 +147,13 @@ class Recipe(ABC):
         return max(self.of_client(index).steps(examples) for index in range(max(counts, default=1)))
 
     @property
+    def numbers(self) -> dict[str, Any]:
+        """What differs between rounds and clients: the step size and the number of steps."""
+        return {"lr": self.lr, "epochs": self.epochs, "local_steps": self.local_steps}
+
+    @property
     def template(self) -> Self:
-        """The recipe without what differs between rounds and clients: the step size and the number of steps."""
+        """The recipe without its ``numbers``."""
         return replace(self, lr=1.0, epochs=1, local_steps=None)
 
     def in_round(self, index: int) -> Self:

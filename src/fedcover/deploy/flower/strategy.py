@@ -26,7 +26,7 @@ from fedcover.training.client import Job
 
 
 class FlowerEngine(Engine):
-    """The engine in the settings of a run over Flower: clients train on their own devices, as ``Serial`` would.
+    """Stand for the clients' devices in the settings of a run over Flower; they train as ``Serial`` would.
 
     Args:
         shrink: Whether clients make sub-models physically smaller before they train.

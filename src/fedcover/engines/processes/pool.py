@@ -119,7 +119,7 @@ class _Pool:
         if not (in_c and all(_is_chain(job) for job in jobs)):
             import torch._inductor  # noqa: F401 - tracing needs it; each worker would spend seconds on the import
 
-        self._sites = list({_site_key(job): _site(job) for job in jobs}.values())
+        self._sites = list({_key(_site(job)): _site(job) for job in jobs}.values())
         self._layouts = [BufferLayout(dict(task.model.named_parameters())) for task, _, _ in self._sites]
         self._max_thetas = len({id(job.theta) for job in jobs})
         self._num_moments = max(map(num_moments, jobs))
@@ -139,16 +139,16 @@ class _Pool:
 
     def fits(self, jobs: Sequence[Job]) -> bool:
         """Return whether all workers live and have the sites of these jobs and enough buffers for their thetas."""
-        sites = {(id(task), id(population), template) for task, population, template in self._sites}
+        sites = set(map(_key, self._sites))
         alive = all(worker.process.is_alive() for worker in self._workers)
         enough = len({id(job.theta) for job in jobs}) <= self._max_thetas
         enough = enough and max(map(num_moments, jobs)) <= self._num_moments
-        return alive and enough and all(_site_key(job) in sites for job in jobs)
+        return alive and enough and all(_key(_site(job)) in sites for job in jobs)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
         """Yield one update per job, in the order of the jobs."""
-        keys = [(id(task), id(population), template) for task, population, template in self._sites]
-        sites = [keys.index(_site_key(job)) for job in jobs]
+        keys = [_key(site) for site in self._sites]
+        sites = [keys.index(_key(_site(job))) for job in jobs]
         thetas = self._share_thetas(jobs, sites)
         ready: dict[int, ClientUpdate] = {}
         sent = delivered = 0
@@ -194,7 +194,7 @@ class _Pool:
             theta,
             mask,
             job.client,
-            {name: getattr(job.recipe, name) for name in ("lr", "epochs", "local_steps")},
+            job.recipe.numbers,
             job.this_round,
             options,
             moments,
@@ -263,8 +263,9 @@ def _site(job: Job) -> Site:
     return job.task, job.population, job.recipe.template
 
 
-def _site_key(job: Job) -> tuple[int, int, Recipe]:
-    return id(job.task), id(job.population), job.recipe.template
+def _key(site: Site) -> tuple[int, int, Recipe]:
+    task, population, template = site
+    return id(task), id(population), template
 
 
 def _death(worker: _Worker) -> str:

@@ -58,7 +58,7 @@ class JobMessage(NamedTuple):
     """The names of the tensors in the mask."""
     client: Client
     numbers: dict[str, Any]
-    """The step size and the number of epochs or steps, which complete the template of the site's recipe."""
+    """The recipe's numbers, which complete the template of the site."""
     this_round: Round
     options: TrainingOptions | None
     """The training options without their widths and moments."""
