@@ -51,7 +51,7 @@ def build_federation(
     policy, aggregator = config.policy.choice.build(), build_aggregator(config)
     unit = BudgetUnit(config.budgets.unit, config.budgets.calibration)
     split = data.load(config.data.name, folder)
-    model = build(config.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, config.seed)
+    model = build(config.model.name, split.train.input_shape, split.train.classes, config.seed)
     clients = data.DevicePopulation(split.train, devices) if devices else population(config, split.train)
     local, by, items = build_recipe(config), config.budgets.by, code_items(config, policy)
     cohort = cohort_of_fleet(items, by, config.cohort, devices) if devices else config.cohort
@@ -168,7 +168,7 @@ def _resolved(
     config: Config, unit: BudgetUnit, model: nn.Module, clients: Population, local: Recipe, policy: Policy
 ) -> tuple[Budget, ...]:
     """Return the budgets that the code's amounts in a budget unit buy."""
-    structure = trace(model, clients.examples.inputs[:2])
+    structure = trace(model, clients.examples.example())
     units = policy.bind(structure).traits().units
     steps_of = _most_steps(clients, local, config.budgets.by)
     return unit.budgets(config.budgets.code, structure, steps_of, local.batch_size, units, extras_of_recipe(local))

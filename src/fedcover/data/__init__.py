@@ -4,6 +4,8 @@ from fedcover.data.catalogue import Source
 from fedcover.data.devices import Device, DevicePopulation
 from fedcover.data.examples import Examples, as_examples
 from fedcover.data.fetch import get
+from fedcover.data.inputs import Inputs
+from fedcover.data.items import Items
 from fedcover.data.loading import Description, Split, cache_folder, describe, inputs_like, load, names, shape_of
 from fedcover.data.partition import dirichlet, iid, shards
 from fedcover.data.population import Population, from_parts
@@ -14,6 +16,8 @@ __all__ = [
     "Device",
     "DevicePopulation",
     "Examples",
+    "Inputs",
+    "Items",
     "Population",
     "SingleClientPopulation",
     "Source",

@@ -90,13 +90,13 @@ class Federation:
 
     def __post_init__(self) -> None:
         check_arguments(self)
-        clients, example = self.clients, self.clients.examples.inputs[:2]
+        clients = self.clients
         check_whole("cohort", self.cohort, 1)
         if self.cohort > len(clients):
             raise InputError(f"cohort must be from 1 to the number of clients, {len(clients)}; got {self.cohort}")
         rule, self.aggregator = self.aggregator, self.aggregator.bind(clients)
-        self.task = self.task.static(example)
-        self.structure = trace(self.task.model, example)
+        self.task = self.task.fitted(clients.examples)
+        self.structure = trace(self.task.model, clients.examples.example())
         sizes = {clients.number_of(client): clients.size(client) for client in range(len(clients))}
         check_batches(self.structure, sizes, self.local.batch_size)
         if self.structure.uncounted:
@@ -107,7 +107,7 @@ class Federation:
         self.theta0 = params_of(self.task.model)
         self.full_cost = cost_of(self.structure, FULL)
         self.method = describe_method(self.task, self.policy, self.local, rule, self.hook)
-        self.evaluator = Evaluator(self.task, self.structure, clients.examples.inputs)
+        self.evaluator = Evaluator(self.task, self.structure, clients.examples)
 
     @property
     def by(self) -> str:

@@ -10,13 +10,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import torch
+from torch import Tensor
 
 from fedcover._threads import one_thread
 from fedcover.data import DevicePopulation, Examples
+from fedcover.data.inputs import parts_of
 from fedcover.engines.base import Engine
 from fedcover.errors import InputError, check_whole
 from fedcover.federation.checkpoint import digest_of
-from fedcover.federation.evaluate import test_on
 from fedcover.federation.fingerprint import describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.round import Arrivals
@@ -24,10 +25,16 @@ from fedcover.federation.run_folder import RunFolder
 from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
 from fedcover.params import on_device, prune
 from fedcover.policies.base import shown_in
+from fedcover.seeding import seeded
 from fedcover.toml import Settings
+from fedcover.training.targets import FittedLoss
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
+
+
+SAMPLED = 32
+"""The number of items of a lazy data set that identify it, with the targets that it lists."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class RunSchedule:
     def trim(self, record: RoundRecord) -> RoundRecord:
         """Return the last record of a shorter run without evaluations that this schedule would not have made."""
         if not self.evaluates(record.round):
-            return replace(record, loss=None, accuracy=None, local_accuracy=None)
+            return replace(record, loss=None, accuracy=None, local_accuracy=None, metrics={})
         return record if self.evaluates_locally(record.round) else replace(record, local_accuracy=None)
 
 
@@ -252,7 +259,7 @@ def _move_tests(runs: Sequence[Run], device: torch.device) -> None:
         if run.test is not None:
             key = id(run.test.inputs)
             if key not in moved:
-                moved[key] = (run.test, test_on(run.test, device))  # keep the original, so that its id is not reused
+                moved[key] = (run.test, run.test.on_device(device))  # keep the original, so that its id is not reused
             on_device_test = moved[key][1]
             run.test = replace(run.test, inputs=on_device_test.inputs, labels=on_device_test.labels)
 
@@ -277,13 +284,25 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
 def digests(federation: "Federation", test: Examples | None) -> list[str]:
     """Return digests of theta_0, and of all data, their partition and the name of the loss."""
     clients, train = federation.clients, federation.clients.examples
-    tensors = {"inputs": train.inputs, "labels": train.labels}
+    tensors = _contents("", train)
     if test is not None:
-        tensors |= {"test inputs": test.inputs, "test labels": test.labels}
+        tensors |= _contents("test ", test)
     tensors["sizes"] = torch.tensor([clients.size(i) for i in range(len(clients))])
     tensors["parts"] = clients.parts
     loss = federation.task.loss
+    loss = loss.loss if isinstance(loss, FittedLoss) else loss
     return [digest_of(federation.theta0), digest_of(tensors, getattr(loss, "__qualname__", type(loss).__name__))]
+
+
+def _contents(prefix: str, examples: Examples) -> dict[str, Tensor]:
+    """Return what identifies examples: all of them, or of a lazy data set some, and the targets that it lists."""
+    rows = slice(None)
+    if not examples.in_memory:
+        rows = slice(None, None, -(-len(examples) // SAMPLED))
+    with seeded(0, "digest"):
+        inputs, labels = examples.read(rows)
+    named = {f"{prefix}inputs{'/' if name else ''}{name}": part for name, part in parts_of(inputs).items()}
+    return {**named, f"{prefix}labels": labels if examples.labels is None else examples.labels}
 
 
 def summary(
@@ -296,6 +315,7 @@ def summary(
         **({"clients": [device.number for device in clients.devices]} if isinstance(clients, DevicePopulation) else {}),
         "rounds": len(history),
         "accuracy": last.accuracy,
+        "metrics": last.metrics,
         "loss": last.loss,
         "local_accuracy": last.local_accuracy,
         "gamma_min": history.gamma_min,

@@ -88,8 +88,8 @@ def device_check(config: Config, train: Examples) -> Callable[[Device], None]:
     """Return a function that raises InputError for a device that the run of these settings cannot use."""
     policy = config.policy.choice.build()
     needs_labels = policy.traits().wants_classes or config.assign or build_aggregator(config).needs_labels
-    task = Task(build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed))
-    structure = trace(task.static(train.inputs[:2]).model, train.inputs[:2])
+    task = Task(build(config.model.name, train.input_shape, train.classes, config.seed))
+    structure = trace(task.static(train.example()).model, train.example())
 
     def check(device: Device) -> None:
         device.check_labels(train)
@@ -138,8 +138,8 @@ def _task_and_population(text: str, folder: str | None) -> tuple[Task, Populatio
     """Return the task and all clients of a run; cached, since one process may train many of them."""
     config = parse_config(text)
     train = data.load(config.data.name, folder).train
-    model = build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed)
-    return Task(model).static(train.inputs[:2]), population(config, train)
+    model = build(config.model.name, train.input_shape, train.classes, config.seed)
+    return Task(model).fitted(train), population(config, train)
 
 
 def _client_from_npz(config: Config, path: str) -> LocalClient:
@@ -172,7 +172,7 @@ def _capacity(context: Context) -> float | None:
     if (amount := node.get("budget")) is None:
         return None
     config, local = parse_config(_settings(context)), _load_client(context)
-    structure, recipe = trace(local.task.model, local.examples.inputs[:2]), build_recipe(config)
+    structure, recipe = trace(local.task.model, local.examples.example()), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
     steps = recipe.most_steps(len(local.examples))  # a node does not know its index
     units, extras = config.policy.choice.build().bind(structure).traits().units, extras_of_recipe(recipe)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedcover.data.inputs import copy_of
 from fedcover.errors import check_extra
+from fedcover.structure.calls import call_model
 from fedcover.structure.dispatch import Watch
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.group import Member, UnitGroup, layer_of
@@ -67,7 +69,9 @@ def read_graph(structure: ModelStructure) -> tuple[list[CandidateGroup], dict[st
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=structure.example.clone())
+            graph = torch_pruning.DependencyGraph().build_dependency(
+                model, example_inputs=copy_of(structure.example), forward_fn=call_model
+            )
             limit_walk(graph, TIME_LIMIT)
             listed = [list(group) for group in graph.get_all_groups()]
     except Exception as error:
@@ -183,5 +187,5 @@ def _splits(structure: ModelStructure) -> list[Split]:
     """Return the splits of axes in a forward pass, those with the most parts first."""
     watch = _Views()
     with torch.no_grad(), watch:
-        copy.deepcopy(structure.model).eval()(structure.example.clone())
+        call_model(copy.deepcopy(structure.model).eval(), copy_of(structure.example))
     return sorted((s for s in watch.splits if 1 not in s), key=len, reverse=True)
