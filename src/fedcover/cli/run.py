@@ -10,7 +10,7 @@ import typer
 from fedcover.cli.console import RunProgress, friendly, out
 from fedcover.cli.options import BudgetUnitOption, CalibrationOption, DataOption, QuietOption
 from fedcover.config.build import build_federation, describe_budgets, recorded_keeps, schedule_of, settings_of
-from fedcover.config.schema import Config, read_config
+from fedcover.config.schema import Config, read_config, with_default_budgets
 from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.history import History
 from fedcover.federation.run_folder import read_settings
@@ -82,7 +82,7 @@ def _settings(
     if resume and config is None and out_dir is not None:
         keeps = recorded_keeps(read_settings(out_dir))
         return read_config(out_dir / "config.toml", changes), keeps
-    return read_config(config, changes), None
+    return with_default_budgets(read_config(config, changes)), None
 
 
 def _show(history: History, folder: Path, report: bool) -> None:

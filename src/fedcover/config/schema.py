@@ -34,6 +34,8 @@ RENAMED = {
     "trim": "aggregation.trim, with aggregation.name=trimmed",
 }
 """Settings of earlier versions, and what replaces them."""
+PAPERS_CODE = "1111223344"
+"""The paper's code of budgets for *WP-M1: three sizes of masks, which cover the model evenly."""
 KEEPS = "keeps"
 """Key under which a run's config.toml records the resolved keeps of its budgets; not a setting."""
 
@@ -96,7 +98,11 @@ class ServerConfig(_Named):
 class BudgetsConfig(_Strict):
     """What clients can afford."""
 
-    code: str = Field("1111111111", description="1111223344, or 4x1,6x0.75; with a unit, amounts: 159010,9x80000")
+    code: str = Field(
+        "1111111111",
+        description="1111223344, or 4x1,6x0.75; with a unit, amounts: 159010,9x80000. `fedcover run` without a code"
+        " takes 1111223344, spread over the cohort, for a policy that prunes",
+    )
     by: Literal["slot", "client"] = Field("slot", description="whether an item belongs to a cohort slot or to a client")
     unit: str = Field("fraction", description="budget unit of the code: fraction, parameters, macs, bytes or seconds")
     calibration: str = Field("", description="for seconds: file of `fedcover calibrate steps` on the clients' device")
@@ -224,6 +230,24 @@ def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> 
     for change in changes:
         _apply(raw, change)
     return check_config(raw)
+
+
+def with_default_budgets(config: Config) -> Config:
+    """Return settings in which a policy that prunes has budgets to prune to: the paper's 1111223344 if no code is set.
+
+    Without them every client would train the whole model, whatever the policy.
+
+    >>> with_default_budgets(check_config({"policy": {"name": "HeteroFL"}, "cohort": 5})).budgets.code
+    '11234'
+    """
+    budgets = config.budgets
+    if "code" in budgets.model_fields_set or config.policy.choice.build().traits().ignores_budgets:
+        return config
+    if budgets.unit != "fraction":
+        raise InputError(f"budgets in {budgets.unit} need a code, such as --set budgets.code=159010,9x80000")
+    count = config.cohort if budgets.by == "slot" else min(len(PAPERS_CODE), config.data.clients)
+    code = "".join(PAPERS_CODE[slot * len(PAPERS_CODE) // count] for slot in range(count))
+    return config.model_copy(update={"budgets": budgets.model_copy(update={"code": code})})
 
 
 def parse_config(text: str) -> Config:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedcover.data.inputs import Inputs, count, map_inputs, parts_of, take, to_device
+from fedcover.data.inputs import Inputs, cast_inputs, count, map_inputs, parts_of, take, to_device
 from fedcover.data.items import Items
 from fedcover.data.tensors import INPUTS, TARGETS, as_indices, as_input, as_target, as_tensor
 from fedcover.errors import InputError
@@ -111,6 +111,16 @@ class Examples:
         assert self.labels is not None
         labels = self.labels[rows] if isinstance(rows, slice) else self.labels.index_select(0, rows)
         return take(self.inputs, rows), labels
+
+    def augmented(self, augment: Augmentation | None) -> "Examples":
+        """Return examples whose inputs a function changes in training, as ``fedcover.data.random_crop_flip()``."""
+        return replace(self, augment=augment)
+
+    def cast(self, dtype: torch.dtype, whole_numbers: bool = False) -> "Examples":
+        """Return examples whose floating-point inputs have a type; whole numbers too if asked."""
+        if isinstance(self.inputs, Items):
+            return replace(self, inputs=replace(self.inputs, dtype=dtype, whole_numbers=whole_numbers))
+        return replace(self, inputs=cast_inputs(self.inputs, dtype, whole_numbers))
 
     def example(self) -> Inputs:
         """Return two inputs, with which a model can be traced."""

@@ -66,6 +66,11 @@ def to_device(inputs: Inputs, device: torch.device) -> Inputs:
     return map_inputs(lambda part: part.to(device), inputs)
 
 
+def cast_inputs(inputs: Inputs, dtype: torch.dtype, whole_numbers: bool) -> Inputs:
+    """Return inputs whose floating-point parts have a type; whole numbers too if asked."""
+    return map_inputs(lambda part: part.to(dtype) if part.is_floating_point() or whole_numbers else part, inputs)
+
+
 def shapes(inputs: Inputs) -> str:
     """Return the shapes of inputs in words.
 

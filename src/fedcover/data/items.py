@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from fedcover.data.inputs import Inputs
+from fedcover.data.inputs import Inputs, cast_inputs
 from fedcover.data.tensors import as_input, as_target, as_tensor
 from fedcover.errors import InputError
 from fedcover.seeding import seeded
@@ -28,6 +28,10 @@ class Items:
     """
 
     dataset: Any
+    dtype: torch.dtype | None = None
+    """The type of floating-point inputs; None for their own."""
+    whole_numbers: bool = False
+    """Whether whole numbers get that type too."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -39,7 +43,8 @@ class Items:
         if isinstance(items, Mapping):  # columns, as of Hugging Face's datasets
             items = [{name: column[n] for name, column in items.items()} for n in range(len(rows))]
         pairs = [split_item(item, row) for item, row in zip(items, rows, strict=True)]
-        return _stack([x for x, _ in pairs], rows), _one_shape([y for _, y in pairs], rows, "targets")
+        inputs, targets = _stack([x for x, _ in pairs], rows), _one_shape([y for _, y in pairs], rows, "targets")
+        return cast_inputs(inputs, self.dtype, self.whole_numbers) if self.dtype else inputs, targets
 
     def targets(self) -> Tensor | None:
         """Return the class number of every item; None if targets are not single class numbers.

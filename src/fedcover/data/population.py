@@ -1,16 +1,20 @@
 """The data of the clients: views on one shared data set."""
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
-from fedcover.data.examples import Examples, as_examples, count_labels
+from fedcover.data.examples import Augmentation, Examples, as_examples, count_labels
+from fedcover.data.inputs import join
+from fedcover.data.items import Items
 from fedcover.data.tensors import as_indices, as_tensor
-from fedcover.errors import InputError
+from fedcover.errors import InputError, check_whole
 
 Clients = TypeVar("Clients", bound="Population")
 
@@ -111,6 +115,10 @@ class Population:
         clients._examples = examples
         return clients
 
+    def augmented(self: Clients, augment: Augmentation | None) -> Clients:
+        """Return the same clients, with inputs that a function changes in training; see ``Examples.augmented``."""
+        return self.with_examples(self._examples.augmented(augment))
+
     def examples_of(self, client: int) -> Examples:
         """Return a copy of a client's examples."""
         return self._examples.subset(self.indices(client))
@@ -182,3 +190,81 @@ def from_parts(data: object, parts: Iterable[object] | Mapping[str, object], tes
     if isinstance(parts, Mapping):
         return Population(as_examples(data), parts.values(), [str(name) for name in parts], own_tests)
     return Population(as_examples(data), parts, tests=own_tests)
+
+
+def from_clients(datasets: Sequence[object] | Mapping[str, object]) -> Population:
+    """Return clients that each have a data set of their own.
+
+    Args:
+        datasets: One data set for each client, as a sequence or as a dict by the clients' names; each is what
+            ``as_examples`` takes, and all are of one kind.
+
+    Raises:
+        InputError: If there is no client, or if the data sets do not fit together.
+
+    >>> from_clients({"ann": (torch.zeros(2, 3), [0, 1]), "bo": (torch.zeros(4, 3), [1, 1, 0, 0])}).size(1)
+    4
+    """
+    named = isinstance(datasets, Mapping)
+    parts = [as_examples(data) for data in (datasets.values() if isinstance(datasets, Mapping) else datasets)]
+    if not parts:
+        raise InputError("a Population needs at least one client; got none; pass one data set per client")
+    ends = list(accumulate((len(part) for part in parts), initial=0))
+    indices = [torch.arange(start, end) for start, end in itertools.pairwise(ends)]
+    names = [str(name) for name in datasets] if named else ()
+    return Population(_joined(parts), indices, names)
+
+
+def _joined(parts: Sequence[Examples]) -> Examples:
+    """Return the examples of several data sets as one."""
+    first, classes = parts[0], max(part.classes for part in parts)
+    if not all(part.in_memory for part in parts):
+        sets = [part.inputs.dataset for part in parts if isinstance(part.inputs, Items)]
+        if len(sets) < len(parts):
+            raise InputError("some clients' data sets are in memory and others are not; pass all in one form")
+        labels = [part.labels for part in parts]
+        listed = torch.cat([each for each in labels if each is not None]) if None not in labels else None
+        return Examples(Items(ConcatDataset(sets)), listed, classes, first.name)
+    try:
+        inputs, targets = zip(*(part.tensors() for part in parts), strict=True)
+        return Examples(join(inputs), torch.cat(targets), classes, first.name)
+    except (RuntimeError, KeyError, TypeError) as error:
+        raise InputError(f"the clients' data sets do not fit together ({error}); give all the same form") from error
+
+
+def without_small_clients(population: Population, batch_size: int, small: str = "skip") -> Population:
+    """Return clients that a batch norm can train in batches of a size: no batch has a single example.
+
+    Args:
+        population: The clients.
+        batch_size: The size of the batches of local training.
+        small: What happens to a client with one example: ``skip`` leaves it out, ``merge`` gives its example to the
+            next client. A larger client whose last batch would have one example leaves that example out.
+
+    Raises:
+        InputError: If no client remains.
+
+    >>> clients = from_parts((torch.zeros(7, 2), [0] * 7), [[0], [1, 2], [3, 4, 5, 6]])
+    >>> [without_small_clients(clients, 2, "merge").size(client) for client in range(2)]
+    [2, 4]
+    """
+    if small not in ("skip", "merge"):
+        raise InputError(f"small must be 'skip' or 'merge'; got {small!r}")
+    check_whole("batch_size", batch_size, 2)
+    parts: list[Tensor] = []
+    names: list[str] = []
+    waiting: list[Tensor] = []
+    for client in range(len(population)):
+        part = torch.cat([*waiting, population.indices(client)])
+        if len(part) == 1:
+            waiting = [part] if small == "merge" else []
+            continue
+        waiting = []
+        parts.append(part[:-1] if len(part) % batch_size == 1 else part)
+        names.append(population.name_of(client))
+    if waiting and parts:
+        last = torch.cat([parts[-1], *waiting])
+        parts[-1] = last[:-1] if len(last) % batch_size == 1 else last
+    if not parts:
+        raise InputError("every client has one example; merge them, or use group norm")
+    return Population(population.examples, parts, names if population.names else ())

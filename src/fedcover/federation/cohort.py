@@ -10,6 +10,7 @@ from fedcover.budgets import Budget, Budgets, Codebook
 from fedcover.clients import Client, cohort_of, sample_ids
 from fedcover.errors import InputError
 from fedcover.seeding import Round
+from fedcover.training.targets import Decision
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -23,7 +24,8 @@ def draw_cohort(federation: "Federation", this_round: Round) -> list[Client]:
     cohort = cohort_of(ids, sizes, federation.resolved_budgets, federation.by, numbers)
     if federation.assign:
         cohort = _exchange_patterns(federation, cohort)
-    if federation.policy.traits().wants_classes:
+    has_rows = federation.task.decision == Decision()  # one score, and so one output row, for each class
+    if federation.policy.traits().wants_classes and has_rows and clients.examples.classes:
         cohort = [replace(client, classes=clients.classes_of(client.id)) for client in cohort]
     return cohort
 

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Unpack
 
@@ -16,13 +16,13 @@ from fedcover.aggregation.label_weights import label_skew, population_mix
 from fedcover.aggregation.mean import mean
 from fedcover.budgets import Budgets
 from fedcover.clients import cohort_of, sample_ids
-from fedcover.data import Examples, Population, as_examples
+from fedcover.data import Examples, Population
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError, check_whole
 from fedcover.federation import round as walk
 from fedcover.federation.advice import remedy
-from fedcover.federation.arguments import check_arguments
+from fedcover.federation.arguments import resolve_arguments, test_examples
 from fedcover.federation.checkpoint import State
 from fedcover.federation.cohort import resolve_budgets
 from fedcover.federation.evaluator import Evaluator
@@ -54,16 +54,17 @@ class Federation:
     ``examples/01_your_own.py`` is a complete script.
 
     Args:
-        task: The model, whose present parameters are theta_0, and its loss.
+        task: The model, whose present parameters are theta_0, and its loss; or only the model, for cross-entropy.
         clients: The population with its training examples, from ``fedcover.data``.
-        policy: The policy that plans masks; full models (FedAvg) by default.
-        budgets: What clients can afford, from ``by_slot`` or ``by_client``; the whole model by default.
-        local: The recipe of local training.
+        policy: The policy that plans masks, or its name; full models (FedAvg) by default.
+        budgets: What clients can afford, from ``by_slot`` or ``by_client``, or a code for ``by_slot``. Policies that
+            prune to budgets need them.
+        local: The recipe of local training, or its name.
         cohort: Number of clients in a round.
         seed: Seed of every random draw.
         aggregator: The rule that makes a new model of updates: ``mean()`` by default, ``trimmed()``, ``median()``, a
             server optimizer such as ``FedAdam(mean())``, or your own.
-        engine: What trains the clients; ``Serial()`` by default.
+        engine: What trains the clients, or its name; ``Serial()`` by default.
         certify: Add a certificate to every record: what the convergence theorem states about the round.
         require_coverage: Raise an error before a round is trained whose masks leave an entry to no client. If budgets
             belong to clients, this may happen after rounds that were covered.
@@ -89,7 +90,7 @@ class Federation:
     hook: RoundHook = field(default_factory=RoundHook)
 
     def __post_init__(self) -> None:
-        check_arguments(self)
+        resolve_arguments(self)
         clients = self.clients
         check_whole("cohort", self.cohort, 1)
         if self.cohort > len(clients):
@@ -106,7 +107,7 @@ class Federation:
         self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
         self.theta0 = params_of(self.task.model)
         self.full_cost = cost_of(self.structure, FULL)
-        self.method = describe_method(self.task, self.policy, self.local, rule, self.hook)
+        self.method = describe_method(self.task, self.policy, self.local, rule, self.hook, clients.examples.augment)
         self.evaluator = Evaluator(self.task, self.structure, clients.examples)
 
     @property
@@ -192,7 +193,4 @@ class Federation:
 
     def test_set(self, data: Any) -> Examples | None:
         """Return a test set, with at least as many classes as the training set; None without data."""
-        if data is None:
-            return None
-        test = as_examples(data)
-        return replace(test, classes=max(test.classes, self.clients.examples.classes))
+        return None if data is None else test_examples(self, data)

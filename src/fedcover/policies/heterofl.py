@@ -182,4 +182,9 @@ def heterofl(
         label_aware: Leave the output rows of classes that a client lacks to the clients that have them.
         scaler: Multiply hidden outputs by 1/r in training.
     """
-    return HeteroFL(dynamic, tuple(rates), label_aware, scaler)
+    policy = HeteroFL(dynamic, tuple(rates), label_aware, scaler)
+    if policy.rates != RATES and not dynamic:
+        raise InputError(
+            "rates are drawn only with dynamic=True; give fixed widths as budgets, such as the code 5x0.5,5x0.25"
+        )
+    return policy

@@ -122,7 +122,7 @@ def check_batches(structure: ModelStructure, sizes: Mapping[int, int], batch: in
     except ValueError:
         raise InputError(
             f"client {client} has {sizes[client]} examples, so in batches of {batch} the last has one example, which a"
-            f" batch norm cannot normalise; use another local.batch_size, or group norm"
+            f" batch norm cannot normalise; use another batch_size, fedcover.data.without_small_clients, or group norm"
         ) from None
 
 

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of, shapes, take
 from fedcover.errors import InputError
+from fedcover.seeding import ambient
 from fedcover.structure.calls import call_model, call_with
 from fedcover.structure.dispatch import Watch
 
@@ -111,7 +112,7 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
     scratch = copy.deepcopy(unused)  # it may keep values of the forward pass, which cannot be copied
     watch = _ParameterWatch(scratch)
     buffers = {name: buffer.clone() for name, buffer in scratch.named_buffers()}
-    with torch.enable_grad(), watch:
+    with ambient(0, "trace"), torch.enable_grad(), watch:
         try:
             call_model(scratch, copy_of(example))  # a model may write to its input
         except InputError:

@@ -99,7 +99,7 @@ for _metric in (accuracy, f1, auc, perplexity, rmse, mae, r2):
     METRICS.register(_metric.__name__)(_metric)
 
 
-def named_metrics(metrics: "Sequence[Metric | str] | Mapping[str, Metric] | Metric | str") -> dict[str, Metric]:
+def named_metrics(metrics: "Sequence[Metric | str] | Mapping[str, Metric | str] | Metric | str") -> dict[str, Metric]:
     """Return metrics by name; a text names one of ``METRICS``.
 
     >>> list(named_metrics(["f1", rmse]))
@@ -108,7 +108,7 @@ def named_metrics(metrics: "Sequence[Metric | str] | Mapping[str, Metric] | Metr
     if isinstance(metrics, str) or callable(metrics):
         metrics = [metrics]
     if isinstance(metrics, Mapping):
-        named = dict(metrics)
+        named = {name: METRICS.find(one)[1] if isinstance(one, str) else one for name, one in metrics.items()}
     else:
         resolved = [METRICS.find(one)[1] if isinstance(one, str) else one for one in metrics]
         named = {name_of(one): one for one in resolved}

@@ -44,7 +44,7 @@ class Task:
 
     model: nn.Module
     loss: Loss = F.cross_entropy
-    metrics: "Sequence[Metric | str] | Mapping[str, Metric] | Metric | str | None" = None
+    metrics: "Sequence[Metric | str] | Mapping[str, Metric | str] | Metric | str | None" = None
     decision: Decision | None = field(default_factory=Decision, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
