@@ -9,6 +9,7 @@ from torch import Tensor
 from fedcover.data import Examples, Inputs
 from fedcover.data.inputs import map_inputs, parts_of
 from fedcover.engines.vectorized.batch_table import BatchTable
+from fedcover.seeding import seeded
 from fedcover.training.client import Job, training_batch
 
 Batch = tuple[Inputs, Tensor, Tensor]
@@ -45,7 +46,8 @@ class RoundData:
     """The batches of one round, read and augmented before it, one client after the other as in serial training."""
 
     def __init__(self, jobs: Sequence[Job], table: BatchTable, device: torch.device) -> None:
-        inputs, labels = jobs[0].population.examples.read(slice(1))
+        with seeded(0, "example"):
+            inputs, labels = jobs[0].population.examples.read(slice(1))
         rows = table.index.numel()
 
         def buffer(part: Tensor) -> Tensor:
