@@ -8,9 +8,14 @@ from torch import nn
 from fedcover.errors import InputError
 from fedcover.seeding import ambient
 from fedcover.structure.trace import ModelStructure, hidden_weights
-from fedcover.structure.units.dependency_graph import read_graph
+from fedcover.structure.units.candidates import Reader
 from fedcover.structure.units.group import UnitGroup, layer_of
+from fedcover.structure.units.tracing import follow_units
 from fedcover.structure.units.verify import verify_groups
+
+
+TOGETHER = "its outputs can only be removed all together, as those of one normalisation group"
+UNUSED = "the outputs of the model do not depend on it"
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,19 @@ def unit_structure(structure: ModelStructure) -> UnitStructure:
     """
     if structure.model not in _CACHE:
         with ambient(0, "find units"):
-            candidates, uncut = read_graph(structure)
-            groups, faults = verify_groups(structure, candidates)
+            reader = Reader(structure, follow_units(structure))
+            groups, faults = verify_groups(structure, reader.candidates())
+        inseparable = {
+            layer_of(member.tensor): TOGETHER
+            for group in groups
+            for member in group.members
+            if group.size == 1 and member.incoming and len(member.units) > 1
+        }
+        groups = tuple(group for group in groups if group.name not in inseparable)
         followed = {member.tensor for group in groups for member in group.members if member.incoming}
         layers = [layer_of(name) for name in structure.hidden if name not in followed]
-        reasons = {**uncut, **faults}
-        left = {layer: reasons.get(layer, "its units could not be followed through the model") for layer in layers}
+        reasons = {**reader.reasons(), **faults, **inseparable}
+        left = {layer: reasons.get(layer, UNUSED) for layer in layers}
         _CACHE[structure.model] = UnitStructure(groups, left)
     return _CACHE[structure.model]
 
