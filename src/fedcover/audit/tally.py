@@ -55,7 +55,7 @@ class EntryTally(Tally):
 
     def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
         super().__init__(policy, structure, cohort)
-        self._groups = find_groups(structure)
+        self._groups = find_groups(policy.prunable(structure))
 
     def plan(self, this_round: Round) -> dict[str, Tensor]:
         """Plan one round and return the number of training clients that hold each entry, in one byte if possible."""
@@ -92,7 +92,7 @@ class UnitTally(Tally):
 
     def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client], hold: UnitChooser) -> None:
         super().__init__(policy, structure, cohort)
-        self._hold, self._groups = hold, find_groups(structure)
+        self._hold, self._groups = hold, find_groups(policy.prunable(structure))
         self._cells_of = {name: _cells_of(name, tensor, self._groups) for name, tensor in self.theta.items()}
         singles = {(number,) for number in range(len(self._groups))}
         self._kinds = sorted(singles | {kind for cells in self._cells_of.values() for kind, _ in cells})

@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from fedcover.budgets import Budget, share
 from fedcover.calibration.calibration import REMEDY, Calibration
 from fedcover.errors import InputError, check_number, check_whole
@@ -45,7 +43,7 @@ class CostModel:
         self._structure, self._units, self._extras = structure, units, extras
         trained = structure.shapes.keys() - structure.frozen
         self._full = BYTES_PER_VALUE * sum(math.prod(structure.shapes[name]) for name in trained)
-        # For each tensor and axis: the lists that decide, and the number of indices of the first 1, 2, ... items of each.
+        # For each tensor and axis: the lists that decide, and the number of indices of their first 1, 2, ... items.
         self._owned: dict[str, dict[int, list[tuple[int, Sequence[int]]]]] = {}
         sizes: list[int] = []
         for group in find_groups(structure) if units else ():

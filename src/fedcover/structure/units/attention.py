@@ -27,7 +27,7 @@ class FewerHeads(nn.MultiheadAttention):
         layer.embed_dim = layer.out_proj.out_features = len(layer.out_proj.weight)
         layer._qkv_same_embed_dim = False  # torch's encoder layer then calls this forward pass, not its fused one
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         query: Tensor,
         key: Tensor,

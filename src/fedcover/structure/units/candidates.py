@@ -29,7 +29,10 @@ class Candidate:
         """Yield groups with larger units, the smallest first: units that share some coordinates of a split."""
         shapes = {ids.shape for ids in self.splits}
         options: dict[tuple[tuple[str, int, bytes], ...], tuple[UnitGroup, ...]] = {}
-        for chosen in [*({shape} for shape in shapes), *({s for s in shapes if len(s) == n} for n in {*map(len, shapes)})]:
+        for chosen in [
+            *({shape} for shape in shapes),
+            *({s for s in shapes if len(s) == n} for n in {*map(len, shapes)}),
+        ]:
             parts = len(next(iter(chosen)))
             for axes in (axes for n in range(1, parts) for axes in combinations(range(parts), n)):
                 merged = [_merged(ids, axes) for ids in self.splits if ids.shape in chosen]
@@ -122,7 +125,9 @@ class Reader:
             by_axes.setdefault(frozenset(axes), set()).add(one)
         groups = [self._group(axes, units, unit) for axes, units in by_axes.items() if self._incoming(axes)]
         # A single unit that is only a part of an axis, such as a class token among tokens, always stays.
-        groups = [group for group in groups if group.size > 1 or not any(m.partial for m in group.members if m.incoming)]
+        groups = [
+            group for group in groups if group.size > 1 or not any(m.partial for m in group.members if m.incoming)
+        ]
         return sorted(groups, key=lambda group: min(self._order[m.tensor] for m in group.members if m.incoming))
 
     def reasons(self) -> dict[str, str]:
@@ -133,9 +138,9 @@ class Reader:
             for one in np.unique(unit[ids]).tolist():
                 reason_of.setdefault(one, reason)
         for key in sorted(self._trace.outer):
-            reason = next((reason_of[u] for u in unit[self._trace.ids[key]].tolist() if u in reason_of), None)
-            if reason is not None:
-                found[layer_of(key[0])] = reason
+            reasons = [reason_of[u] for u in unit[self._trace.ids[key]].tolist() if u in reason_of]
+            if reasons:
+                found[layer_of(key[0])] = reasons[0]
         return found
 
     def _incoming(self, axes: frozenset[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -148,7 +153,12 @@ class Reader:
         place = {u: at for at, u in enumerate(dict.fromkeys(along))}
         names = list(self._structure.shapes)
         members = tuple(
-            Member(key[0], key[1], torch.tensor([place.get(u, -1) for u in unit[self._trace.ids[key]].tolist()]), key in incoming)
+            Member(
+                key[0],
+                key[1],
+                torch.tensor([place.get(u, -1) for u in unit[self._trace.ids[key]].tolist()]),
+                key in incoming,
+            )
             for key in sorted(axes, key=lambda key: (names.index(key[0]), key[1]))
         )
         return UnitGroup(layer_of(first[0]), len(place), members)

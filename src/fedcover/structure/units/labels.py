@@ -5,14 +5,16 @@ them must be the same unit, such as output j of a layer and input j of the next 
 several gives one label to each combination of their indices: a ``Factor`` has then several axes.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[np.int64]
-Axis = Hashable
+Axis = Any
+"""The number of an axis of a tensor, or its name in an operation."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,11 @@ class Factor:
 
     def simplified(self) -> "Factor | None":
         """Return the factor without axes along which the labels are constant; None if no axis is left."""
-        axes, ids = list(self.axes), self.ids
+        axes, ids = list(self.axes), np.asarray(self.ids)
         for place in range(len(axes) - 1, -1, -1):
             first = ids.take([0], place)
             if len(axes) > 1 and bool((ids == first).all()):
-                ids = ids.take(0, place)
+                ids = ids.take([0], place).squeeze(place)
                 del axes[place]
         return Factor(tuple(axes), ids)
 
@@ -184,11 +186,11 @@ def reshaped(ledger: Ledger, factors: Sequence[Factor], before: Sequence[int], a
     factors = [factor for factor in factors if factor.ids.size > 1 or set(factor.axes) <= single]
     touched: dict[int, int] = {}
     for factor in factors:
-        for number in {where[axis] for axis in factor.axes if isinstance(axis, int)}:
+        for number in {where[axis] for axis in factor.axes}:
             touched[number] = touched.get(number, 0) + 1
     result: list[Factor] = []
     for factor in factors:
-        mine = sorted({where[axis] for axis in factor.axes if isinstance(axis, int)})
+        mine = sorted({where[axis] for axis in factor.axes})
         if any(touched[n] > 1 and len(blocks[n][0]) > 1 for n in mine):
             ledger.fix(factor.ids, "they are flattened together with other units into pairs of both")
             continue
@@ -210,7 +212,9 @@ def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
     blocks: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(before) or j < len(after):
-        old, new, a, b = [], [], 1, 1
+        old: list[int] = []
+        new: list[int] = []
+        a = b = 1
         while not old or not new or a != b:
             if i < len(before) and (a <= b or j >= len(after)):
                 a *= before[i]

@@ -73,7 +73,7 @@ def _resize_recurrent(small: Any) -> None:
 
 def is_transposed_linear(layer: nn.Module) -> bool:
     """Return whether a layer is the ``Conv1D`` of transformers, a linear layer with a weight of inputs x outputs."""
-    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf") and getattr(layer, "weight").ndim == 2
+    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
 
 
 def resize_parent(parent: nn.Module, whole: nn.Module, name: str) -> None:
@@ -86,12 +86,12 @@ def resize_parent(parent: nn.Module, whole: nn.Module, name: str) -> None:
     """
     before, after = (_outputs(module.get_submodule(name)) for module in (whole, parent))
     size, heads = getattr(whole, "all_head_size", None), getattr(whole, "num_attention_heads", None)
-    if size == before and isinstance(heads, int) and heads * after % before == 0:
+    if before and size == before and isinstance(heads, int) and heads * after % before == 0:
         for attribute, value in (("all_head_size", after), ("num_attention_heads", heads * after // before)):
             setattr(parent, attribute, value)
     size = getattr(whole, "split_size", None)  # of queries, of keys and of values in the outputs of one layer
     if isinstance(size, int) and before > size and before % size == 0:
-        setattr(parent, "split_size", size * after // before)
+        vars(parent)["split_size"] = size * after // before
 
 
 def _outputs(layer: nn.Module) -> int:

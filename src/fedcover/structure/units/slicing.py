@@ -17,7 +17,8 @@ Cuts = Mapping[str, Mapping[int, Tensor]]
 
 def cuts_of(groups: Sequence[UnitGroup], mask: Mask) -> Cuts:
     """Return the indices that stay, along each axis on which a mask removes whole units."""
-    stays: dict[str, dict[int, Tensor]] = {}
+    cut_groups: list[UnitGroup] = []
+    stays: list[Tensor] = []
     for group in groups:
         if not all(member.tensor in mask for member in group.members):
             continue
@@ -28,11 +29,23 @@ def cuts_of(groups: Sequence[UnitGroup], mask: Mask) -> Cuts:
             alive[units[units >= 0]] = True
         if not bool(alive.any()):
             alive[0] = True  # a layer needs at least one unit; the remaining mask removes it
-        if not bool(alive.all()):
-            for member in group.members:
-                axes = stays.setdefault(member.tensor, {})
-                along = member.kept(alive)
-                axes[member.axis] = axes[member.axis] & along if member.axis in axes else along
+        cut_groups.append(group)
+        stays.append(alive)
+    return cuts_of_units(cut_groups, stays)
+
+
+def cuts_of_units(groups: Sequence[UnitGroup], units: Sequence[Tensor]) -> Cuts:
+    """Return the indices that stay, along each axis on which units are removed.
+
+    Args:
+        groups: Groups of units.
+        units: For each group, which units stay.
+    """
+    stays: dict[str, dict[int, Tensor]] = {}
+    for group, alive in zip(groups, units, strict=True):
+        for member in group.members if not bool(alive.all()) else ():
+            axes, along = stays.setdefault(member.tensor, {}), member.kept(alive)
+            axes[member.axis] = axes[member.axis] & along if member.axis in axes else along
     return {name: {axis: kept.nonzero().squeeze(1) for axis, kept in axes.items()} for name, axes in stays.items()}
 
 

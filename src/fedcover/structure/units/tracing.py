@@ -2,7 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,17 +11,10 @@ from torch import Tensor, nn
 
 from fedcover.structure.dispatch import Watch
 from fedcover.structure.trace import ModelStructure
+from fedcover.structure.units import views  # noqa: F401  its rules are registered when it is imported
 from fedcover.structure.units.labels import Factor, Ids, Ledger, Operand
-from fedcover.structure.units.operations import (
-    ELEMENTWISE,
-    FACTORIES,
-    RULES,
-    elementwise,
-    factory,
-    spatial,
-    tensors_in,
-    unknown,
-)
+from fedcover.structure.units.operations import ELEMENTWISE, FACTORIES, RULES, elementwise, factory, tensors_in, unknown
+from fedcover.structure.units.reductions import spatial
 
 OUTPUTS = "they are the model's outputs"
 _SPATIAL = ("pool", "upsample", "reflection_pad", "replication_pad")
@@ -30,7 +24,7 @@ class UnitTrace(Watch):
     """The labels of a model's parameters, and what a forward pass states about them.
 
     Args:
-        model: A copy of the model, in training mode, since evaluation may take fused paths.
+        model: A copy of the model; hooks are added to its modules.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -87,7 +81,7 @@ class UnitTrace(Watch):
         for tensor, left in tensors:
             origin = self.origins.get(id(tensor))
             for factor in self.get(tensor) if origin is not None else ():
-                if factor.ids.size >= smallest and all(left[axis] for axis in factor.axes):  # type: ignore[index]
+                if factor.ids.size >= smallest and all(left[axis] for axis in factor.axes):
                     owners = {self._owners[i] for i in factor.ids.ravel().tolist() if i < len(self._owners)}
                     self.outer |= {owner for owner in owners if owner[0] == origin}
 
@@ -125,9 +119,22 @@ class UnitTrace(Watch):
             factory(self, args, out)
         elif any(part in name for part in _SPATIAL):
             dimensions = next((int(d) for d in "123" if f"{d}d" in name), 2)
-            spatial(self, args.get("self", args.get("input")), out, dimensions)
+            spatial(self, args["self" if "self" in args else "input"], out, dimensions)
         else:
             unknown(self, name, args, out)
+
+
+@contextmanager
+def _unfused() -> Iterator[None]:
+    """Make torch run attention and recurrent layers as single operations that can be followed."""
+    before, fast = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def follow_units(structure: ModelStructure) -> UnitTrace:
@@ -136,11 +143,11 @@ def follow_units(structure: ModelStructure) -> UnitTrace:
     Raises:
         Exception: Whatever the model raises.
     """
-    model = copy.deepcopy(structure.model).train()
+    model = copy.deepcopy(structure.model).eval()  # without dropout, whose numbers have no units
     trace = UnitTrace(model)
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), _unfused():
         warnings.simplefilter("ignore")
-        with torch.backends.mkldnn.flags(enabled=False), trace:  # type: ignore[no-untyped-call]
+        with trace:
             outputs = model(structure.example.clone())
     scores = list(tensors_in(outputs))
     trace.replay(scores)

@@ -27,7 +27,9 @@ MOST_INPUTS = 16
 WORK = 3e7
 """About the number of multiply-adds that a dry run may take for more inputs than the example has."""
 FAILS = "their number is fixed in the code: a smaller copy of the model fails in a dry run with"
-MIXED = "a smaller copy of the model has other outputs in a dry run: each of them depends on the others or on their number"
+MIXED = (
+    "a smaller copy of the model has other outputs in a dry run: each of them depends on the others or on their number"
+)
 
 
 def verify_groups(

@@ -134,7 +134,6 @@ WITH_UNITS: dict[str, tuple[nn.Module, Tensor, dict[str, int]]] = {
     "learnt slopes": (images(nn.Conv2d(3, 6, 3), nn.PReLU(6), features=6), PICTURES, {"0": 6}),
     "one learnt slope": (images(nn.Conv2d(3, 6, 3), nn.PReLU(), features=6), PICTURES, {"0": 6}),
     "tied weights": (Tied(), TOKENS, {"embed": 6, "hidden": 8, "back": 6}),
-    "torch's own attention": (Encoder(), ROWS, {"layer.self_attn": HEADS, "layer.linear1": 16}),
     "gates of one layer": (nn.Sequential(nn.Linear(5, 8), nn.GLU(), nn.Linear(4, 2)), VECTORS, {"0": 4}),
     "a gate as a function": (Custom(F.glu, 4), VECTORS, {"first": 4}),
     "a gate of two chunks": (Custom(lambda x: _gate(*x.chunk(2, -1)), 4), VECTORS, {"first": 4}),
@@ -251,6 +250,11 @@ def test_policies_of_units_report_why_there_are_none(name: str) -> None:
         POLICIES[name]().bind(trace(grouped, PICTURES))
     with pytest.raises(InputError, match="add a hidden layer"):
         POLICIES[name]().bind(trace(nn.Linear(5, 2), VECTORS))
+
+
+def test_heads_of_torchs_own_attention_are_units() -> None:
+    groups = unit_structure(trace(Encoder(), ROWS)).groups
+    assert [(group.name, group.size) for group in groups] == [("layer.self_attn", HEADS), ("layer.linear1", 16)]
 
 
 def test_the_named_models_are_followed() -> None:
