@@ -1,4 +1,4 @@
-"""Run the paper's tables and the studies without the command line: torch, numpy and torch-pruning are enough.
+"""Run the paper's tables and the studies without the command line: torch and numpy are enough.
 
 python -m fedcover_experiments paper all --data FOLDER --out results.json
 python -m fedcover_experiments paper departures --data FOLDER --out departures.json

@@ -14,7 +14,7 @@ from filelock import FileLock
 from tests.endtoend.installed import ROOT, Installed, build
 from tests.endtoend.installed import install as install_wheel
 
-OPTIONAL = ("typer", "rich", "pydantic", "matplotlib", "PIL", "torch_pruning", "flwr", "ray", "cryptography")
+OPTIONAL = ("typer", "rich", "pydantic", "matplotlib", "PIL", "flwr", "ray", "cryptography")
 TWO_ROUNDS = ["run", "--set", "data.name=digits", "--set", "data.clients=20", "--set", "rounds=2", "--out", "run"]
 FEDERATION = """
 import torch, fedcover as fc
@@ -68,7 +68,7 @@ def test_the_bare_core_plays_rounds_and_names_what_is_missing(install: Install) 
     script = f"""
 import importlib.util
 print([name for name in {OPTIONAL} if importlib.util.find_spec(name)])
-print(len(federation(fc.weight_pruning()).run(2, evaluate_on=examples, out="run")))
+print(len(federation(fc.neuron_pruning()).run(2, evaluate_on=examples, out="run")))
 def tried(work):
     try:
         work()
@@ -76,7 +76,6 @@ def tried(work):
         print(error)
 def write_report():
     from fedcover.report import write_report
-tried(lambda: federation(fc.neuron_pruning()).run(1))
 tried(write_report)
 tried(lambda: importlib.import_module("fedcover.audit"))
 """
@@ -85,7 +84,6 @@ tried(lambda: importlib.import_module("fedcover.audit"))
     lines = done.stdout.splitlines()
     assert lines[:2] == ["[]", "2"]
     assert [line.partition("needs ")[2] for line in lines[2:]] == [
-        "torch-pruning; install it with: pip install 'fedcover[units]'",
         "matplotlib; install it with: pip install 'fedcover[report]'",
         "pydantic; install it with: pip install 'fedcover[cli]'",
     ]
@@ -98,7 +96,6 @@ def test_the_command_line_needs_only_its_own_extra(install: Install) -> None:
     installed = install("cli")
     refused = {
         "report": ["report", "run"],
-        "units": ["run", "--set", "data.name=digits", "--set", "policy.name=NP", "--set", "rounds=1"],
         "flower": ["run", "--set", "data.name=digits", "--set", "engine=flower-sim"],
     }
     shown, run, *others = installed.fedcover(["--help"], [*TWO_ROUNDS, "--set", "policy.name=WP"], *refused.values())

@@ -7,6 +7,7 @@ units are one cell, and a round's counts for a pair of groups are one product of
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class EntryTally(Tally):
 
     def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> None:
         super().__init__(policy, structure, cohort)
-        self._groups = find_groups(structure)
+        self._groups = find_groups(policy.prunable(structure))
 
     def plan(self, this_round: Round) -> dict[str, Tensor]:
         """Plan one round and return the number of training clients that hold each entry, in one byte if possible."""
@@ -80,7 +81,8 @@ class EntryTally(Tally):
             for member in group.members:
                 if member.incoming:
                     rows = (cells[member.tensor] > 0).movedim(member.axis, 0).flatten(1).any(1)
-                    covered[member.units[rows]] = True
+                    units = member.units[rows]
+                    covered[units[units >= 0]] = True
             count += int(covered.sum())
         return count, sum(group.size for group in self._groups)
 
@@ -90,10 +92,10 @@ class UnitTally(Tally):
 
     def __init__(self, policy: Policy, structure: ModelStructure, cohort: Sequence[Client], hold: UnitChooser) -> None:
         super().__init__(policy, structure, cohort)
-        self._hold, self._groups = hold, find_groups(structure)
+        self._hold, self._groups = hold, find_groups(policy.prunable(structure))
         self._cells_of = {name: _cells_of(name, tensor, self._groups) for name, tensor in self.theta.items()}
         singles = {(number,) for number in range(len(self._groups))}
-        self._kinds = sorted(singles | {kind for kind, _ in self._cells_of.values()})
+        self._kinds = sorted(singles | {kind for cells in self._cells_of.values() for kind, _ in cells})
 
     def plan(self, this_round: Round) -> tuple[list[Tensor], Tensor]:
         """Plan one round and return for each group the units of each distinct holding, and its number of clients."""
@@ -121,9 +123,9 @@ class UnitTally(Tally):
 
     def covered(self, cells: Cells, tensor: str) -> tuple[int, int]:
         """Count each cell as often as the tensor has entries in it."""
-        kind, entries = self._cells_of[tensor]
-        counts = cells[kind]
-        return int(entries[counts > 0].sum()), int(counts[entries > 0].min())
+        kinds = self._cells_of[tensor]
+        covered = sum(int(entries[cells[kind] > 0].sum()) for kind, entries in kinds)
+        return covered, min(int(cells[kind][entries > 0].min()) for kind, entries in kinds)
 
     def units(self, cells: Cells) -> tuple[int, int]:
         """Count unit by unit."""
@@ -131,20 +133,28 @@ class UnitTally(Tally):
         return sum(int((counts > 0).sum()) for counts in singles), sum(len(counts) for counts in singles)
 
 
-def _cells_of(name: str, tensor: Tensor, groups: Sequence[UnitGroup]) -> tuple[tuple[int, ...], Tensor]:
-    """Return the kind of cell of a tensor's entries, and the number of entries in each such cell."""
-    axes = [
-        (number, member.axis, torch.bincount(member.units, minlength=group.size))
-        for number, group in enumerate(groups)
-        for member in group.members
-        if member.tensor == name
-    ]
-    entries = torch.tensor(1)
-    rest = tensor.numel()
-    for _, axis, sizes in axes:
-        entries = entries[..., None] * sizes
-        rest //= tensor.shape[axis]
-    return tuple(number for number, _, _ in axes), entries * rest
+def _cells_of(name: str, tensor: Tensor, groups: Sequence[UnitGroup]) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Return the kinds of cells of a tensor's entries, each with the number of entries in every such cell.
+
+    There are several kinds if an axis has units of several groups, as behind ``torch.cat``.
+    """
+    along: list[list[tuple[tuple[int, ...], Tensor]]] = []
+    for axis, size in enumerate(tensor.shape):
+        parts = [
+            ((number,), member.counts(group.size))
+            for number, group in enumerate(groups)
+            for member in group.members
+            if (member.tensor, member.axis) == (name, axis)
+        ]
+        rest = size - sum(int(counts.sum()) for _, counts in parts)
+        along.append([*parts, ((), torch.tensor(rest))] if rest else list(parts))
+    cells = []
+    for choice in product(*along):
+        entries = torch.tensor(1)
+        for kind, counts in choice:
+            entries = entries[..., None] * counts if kind else entries * counts
+        cells.append((tuple(number for kind, _ in choice for number in kind), entries))
+    return cells
 
 
 def tally_of(policy: Policy, structure: ModelStructure, cohort: Sequence[Client]) -> Tally:

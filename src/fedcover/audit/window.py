@@ -76,7 +76,8 @@ def measure_window(
     worst = {
         name: (min(each[name][0] for each in by_round), min(each[name][1] for each in by_round)) for name in together
     }
-    axes = Counter(member.tensor for group in find_groups(structure) for member in group.members)
+    members = {(member.tensor, member.axis) for group in find_groups(structure) for member in group.members}
+    axes = Counter(tensor for tensor, _ in members)
     layers = [
         LayerWindow(name, axes[name] > 1, *together[name], *worst[name])
         for name, tensor in theta.items()

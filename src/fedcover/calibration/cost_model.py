@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from fedcover.budgets import Budget, share
 from fedcover.calibration.calibration import REMEDY, Calibration
 from fedcover.errors import InputError, check_number, check_whole
@@ -45,19 +43,20 @@ class CostModel:
         self._structure, self._units, self._extras = structure, units, extras
         trained = structure.shapes.keys() - structure.frozen
         self._full = BYTES_PER_VALUE * sum(math.prod(structure.shapes[name]) for name in trained)
-        # For each tensor and axis: the list that decides, and the number of indices of its first 1, 2, ... items.
-        self._owned: dict[str, dict[int, tuple[int, Sequence[int]]]] = {}
+        # For each tensor and axis: the lists that decide, and the number of indices of their first 1, 2, ... items.
+        self._owned: dict[str, dict[int, list[tuple[int, Sequence[int]]]]] = {}
         sizes: list[int] = []
         for group in find_groups(structure) if units else ():
             for member in group.members:
                 # If units own unequal parts, the largest are taken: no choice of units costs more.
-                each = torch.bincount(member.units, minlength=group.size).sort(descending=True).values
-                self._owned.setdefault(member.tensor, {})[member.axis] = (len(sizes), each.cumsum(0).tolist())
+                each = member.counts(group.size).sort(descending=True).values
+                lists = self._owned.setdefault(member.tensor, {}).setdefault(member.axis, [])
+                lists.append((len(sizes), each.cumsum(0).tolist()))
             sizes.append(group.size)
         for name in () if units else structure.hidden:
             size = math.prod(structure.shapes[name])
             if size:
-                self._owned[name] = {-1: (len(sizes), range(1, size + 1))}
+                self._owned[name] = {-1: [(len(sizes), range(1, size + 1))]}
                 sizes.append(size)
         self.sizes = tuple(sizes)
         """The number of items of each list."""
@@ -74,7 +73,10 @@ class CostModel:
             if name in self._owned and counts != self.sizes:
                 axes = self._owned[name]
                 left = 1 if -1 in axes else math.prod(n for axis, n in enumerate(shape) if axis not in axes)
-                left *= math.prod(indices[counts[which] - 1] for which, indices in axes.values())
+                for axis, lists in axes.items():
+                    whole = math.prod(shape) if axis < 0 else shape[axis]  # of which some may belong to no list
+                    gone = sum(indices[-1] - indices[counts[which] - 1] for which, indices in lists)
+                    left *= whole - gone
                 masks += _longest_encoding(left, shape, product=self._units)
             parameters += left
             sent += left * (name not in self._structure.frozen)

@@ -169,7 +169,7 @@ def _resolved(
 ) -> tuple[Budget, ...]:
     """Return the budgets that the code's amounts in a budget unit buy."""
     structure = trace(model, clients.examples.example())
-    units = policy.bind(structure).traits().units
+    units, structure = policy.bind(structure).traits().units, policy.prunable(structure)
     steps_of = _most_steps(clients, local, config.budgets.by)
     return unit.budgets(config.budgets.code, structure, steps_of, local.batch_size, units, extras_of_recipe(local))
 

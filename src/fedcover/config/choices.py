@@ -19,6 +19,7 @@ from fedcover.config.toml_types import convert, expected, parse_value, type_of
 from fedcover.errors import InputError
 from fedcover.policies.base import Policy
 from fedcover.policies.registry import POLICIES
+from fedcover.policies.selected import with_selection
 from fedcover.training.recipes import OPTIMIZERS, Recipe
 from fedcover.training.schedules import SCHEDULES
 
@@ -46,6 +47,8 @@ class Section(Generic[Product]):
     """How a function becomes such an object, for error messages."""
     arguments: tuple[str, ...] = ()
     """Parameters of the factories that are not settings, since the code provides them."""
+    extended: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda factory: factory
+    """Adds the settings that all factories of the section take to one from a user's file."""
 
     def names_with(self, key: str) -> list[str]:
         """Return the names of the registry whose factories take a setting.
@@ -57,8 +60,9 @@ class Section(Generic[Product]):
 
 
 POLICY = Section(
-    "policy", "policy", Policy, POLICIES, POLICIES.find, "a function (theta, client, this_round) with @fedcover.policy"
-)
+    "policy", "policy", Policy, POLICIES, POLICIES.find, "a function (theta, client, this_round) with @fedcover.policy",
+    extended=with_selection,
+)  # fmt: skip
 AGGREGATION = Section(
     "aggregation", AGGREGATORS.noun, Aggregator, AGGREGATORS, AGGREGATORS.find,
     "a function (theta, updates) with @fedcover.aggregator",
@@ -159,7 +163,7 @@ def choose(section: Section[Product], name: str, settings: Mapping[str, Any] | N
     FedAvgM(aggregator=RobustMean(trim=0.5), lr=1.0, momentum=0.5)
     """
     load = load_factory(name, section.noun, section.kind, section.decorator) if ":" in name else None
-    published, make = section.find(name) if load is None else (name, load)
+    published, make = section.find(name) if load is None else (name, section.extended(load))
     options, requested = options_of(make), settings or {}
     _check_callable(section, published, make)
     for key in requested:
@@ -182,7 +186,7 @@ def options_of(make: Callable[..., object]) -> dict[str, Option]:
     """Return the settings that a factory or a class takes, by name.
 
     >>> [(option.name, option.default) for option in options_of(POLICIES["FjORD"]).values()]
-    [('widths', [0.2, 0.4, 0.6, 0.8, 1.0]), ('distil', 0.0)]
+    [('widths', [0.2, 0.4, 0.6, 0.8, 1.0]), ('distil', 0.0), ('only', None), ('skip', None)]
     """
     hidden = {field.name for field in fields(make) if not field.repr} if is_dataclass(make) else set()
     options: dict[str, Option] = {}

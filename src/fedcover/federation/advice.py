@@ -1,13 +1,18 @@
 """Advice for masks that leave part of the model to no client, or layers that are never pruned."""
 
+import math
 from collections.abc import Sequence
+
+import torch
 
 from fedcover.budgets import Budget
 from fedcover.policies.base import Policy
 from fedcover.structure.trace import ModelStructure
-from fedcover.structure.units import unit_structure
+from fedcover.structure.units import cuts_of_units, find_groups, shape_after, unit_structure
 
-DESIGN = "design masks of single weights (--set policy.name=optimal)"
+DESIGN = "design masks of single weights with the policy 'optimal'"
+MOST_NAMES = 4
+"""Layers that are named for one reason; the others are counted."""
 
 
 def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], by: str) -> str:
@@ -41,9 +46,7 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
     if by == "client" and any(budget.full for budget in budgets):
         return f"no client with the whole model was drawn: make the cohort larger (cohort){design}"
     if designed:
-        return (
-            "ask for a coverage of 1 (--set policy.gamma=1, without policy.noise), or give one client the whole model"
-        )
+        return "ask for a coverage of 1 (gamma=1, without noise), or give one client the whole model"
     if by == "client":
         return f"give the whole model to so many clients that every cohort has one{design}"
     return f"give one client the whole model{design}"
@@ -52,6 +55,8 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
 def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[Budget]) -> str:
     """Return a message about layers whose units a policy of units never prunes, with reasons; empty without any.
 
+    It ends with the share of the parameters that each budget keeps.
+
     >>> from torch import nn, zeros; from fedcover.structure.trace import trace; from fedcover.policies import heterofl
     >>> net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 6), nn.Softmax(1), nn.Linear(6, 2))
     >>> whole_sentence(heterofl(), trace(net, zeros(2, 5)), [Budget(0.5)])[:59]
@@ -59,16 +64,41 @@ def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[
     """
     if not policy.traits().units or all(budget.full for budget in budgets):
         return ""
+    structure = policy.prunable(structure)
     left = unit_structure(structure).left_whole
     if not left:
         return ""
     by_reason: dict[str, list[str]] = {}
     for layer, reason in left.items():
         by_reason.setdefault(reason, []).append(f"'{layer}'")
-    reasons = "; ".join(f"{', '.join(layers)}, since {reason}" for reason, layers in by_reason.items())
+    reasons = "; ".join(f"{_listed(layers)}, since {reason}" for reason, layers in by_reason.items())
     name = getattr(policy, "name", None) or str(policy).partition("(")[0]
+    pruned = list(dict.fromkeys(budget for budget in budgets if not budget.full))
+    shares = ", ".join(f"{kept_share(budget, structure):.3g} where {budget.keep:.3g} is asked" for budget in pruned)
     return (
-        f"{name} prunes no units of {len(left)} of the {len(structure.hidden)} hidden layers: {reasons}; a policy of"
-        f" single weights, such as WP (--set policy.name=WP), prunes these too; the page 'Networks and"
-        f" units' of the documentation lists the units that can be followed"
+        f"{name} prunes no units of {len(left)} of the {len(structure.hidden)} hidden layers: {reasons}; of all"
+        f" parameters, clients therefore keep {shares}; a policy of single weights, such as WP, prunes these layers"
+        f" too; the page 'Networks and units' of the documentation lists the units that can be followed"
     )
+
+
+def kept_share(budget: Budget, structure: ModelStructure) -> float:
+    """Return the share of a model's parameters that a client keeps if it keeps a budget's share of every group.
+
+    >>> from torch import nn, zeros; from fedcover.structure.trace import trace
+    >>> kept_share(Budget(0.5), trace(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), zeros(2, 5)))
+    0.5294117647058824
+    """
+    groups = find_groups(structure)
+    kept = [budget.kept(torch.arange(group.size), group.name) for group in groups]
+    cuts = cuts_of_units(groups, kept)
+    shapes = structure.shapes.items()
+    return sum(math.prod(shape_after(shape, cuts.get(name))) for name, shape in shapes) / sum(
+        math.prod(shape) for _, shape in shapes
+    )
+
+
+def _listed(layers: Sequence[str]) -> str:
+    """Return the names of layers, the first of them if there are many."""
+    more = len(layers) - MOST_NAMES
+    return ", ".join(layers) if more < 2 else f"{', '.join(layers[:MOST_NAMES])} and {more} others"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedcover.policies.base import ClientPlan, Policy, RoundFeedback, Traits, policy
 from fedcover.policies.check import check_policy
 from fedcover.policies.registry import POLICIES, named_policy, register
+from fedcover.policies.selected import selected
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -36,5 +37,6 @@ __all__ = [
     "named_policy",
     "policy",
     "register",
+    "selected",
 ]
 __all__ += list(FACTORIES)

@@ -125,6 +125,10 @@ class Policy(ABC):
         """Return eta of theta' = theta + eta (average - theta); with 1, theta' is the average."""
         return 1.0
 
+    def prunable(self, structure: ModelStructure) -> ModelStructure:
+        """Return the structure in which only layers that this policy may prune are selected."""
+        return structure
+
     def bind(self, structure: ModelStructure) -> "Policy":
         """Return this policy bound to one model."""
         return self

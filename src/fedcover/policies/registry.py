@@ -1,13 +1,23 @@
 """The registry of built-in policies: one decorator on a factory adds it everywhere."""
 
+from collections.abc import Callable
+
 from fedcover.policies.base import Policy
+from fedcover.policies.selected import Factory, with_selection
 from fedcover.registry import Registry
 
 POLICIES: Registry[Policy] = Registry("policy")
 """The factory of each built-in policy by its published name."""
 
-register = POLICIES.register
-"""Decorator of a policy's factory, with the published name and aliases."""
+
+def register(name: str, *aliases: str) -> Callable[[Factory], Factory]:
+    """Return the decorator of a policy's factory, which then also takes ``only`` and ``skip``.
+
+    Args:
+        name: Published name of the policy.
+        aliases: Other names under which users may ask for it.
+    """
+    return lambda factory: POLICIES.register(name, *aliases)(with_selection(factory))
 
 
 def named_policy(name: str) -> Policy:

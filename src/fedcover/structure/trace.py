@@ -44,10 +44,17 @@ class ModelStructure:
     frozen: frozenset[str] = frozenset()
     """Parameters that are never trained, since they do not require gradients."""
 
+    selected: frozenset[str] | None = None
+    """Parameters that may be pruned, from ``only`` and ``skip``; None for all."""
+
     @property
     def hidden(self) -> tuple[str, ...]:
-        """The weight tensors that may be pruned: all but the output layer's."""
-        return tuple(name for name in self.weights if name != self.output)
+        """The weight tensors that may be pruned: all but the output layer's, and of these the selected ones."""
+        return tuple(name for name in self.weights if name != self.output and self.selects(name))
+
+    def selects(self, parameter: str) -> bool:
+        """Return whether a parameter is selected."""
+        return self.selected is None or parameter in self.selected
 
 
 _VIEWS = ("view", "_unsafe_view", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "transpose", "permute")

@@ -179,24 +179,31 @@ class Pictures(nn.Module):
 ROW, PICTURE = torch.randn(2, 6), torch.randn(2, 1, 6, 6)
 
 LEFT_WHOLE = {
-    "a hard-coded size": (Pictures(lambda x: x.view(-1, 64)), PICTURE, "dry run"),
+    "a hard-coded size": (Pictures(lambda x: x.view(-1, 64)), PICTURE, "fixed in the code"),
     "an assertion": (Pictures(lambda x: _must_have_four(x).flatten(1)), PICTURE, "four channels"),
-    "channels last": (Pictures(lambda x: x.permute(0, 2, 3, 1).flatten(1)), PICTURE, "outputs differ"),
-    "reversed channels": (Pictures(lambda x: x.flip(1).flatten(1)), PICTURE, "outputs differ"),
-    "a softmax": (Between(nn.Softmax(1)), ROW, "outputs differ"),
-    "a mean": (Between(lambda x: torch.tanh(x - x.mean(1, keepdim=True))), ROW, "outputs differ"),
-    "faint mixing": (Between(lambda x: x + 1e-6 * x.mean(1, keepdim=True)), ROW, "outputs differ"),
-    "mixing of what is zero for blank inputs": (
-        nn.Sequential(nn.Linear(6, 8, bias=False), _Turned(), nn.Linear(8, 3)), torch.zeros(2, 6), "outputs differ",
-    ),
-    "noise": (Between(lambda x: F.dropout(x, training=True)), ROW, "outputs differ"),
-    "normalisation of all units together": (Between(nn.LayerNorm(8)), ROW, "outputs differ"),
-    "bare normalisation": (Between(nn.LayerNorm(8, elementwise_affine=False)), ROW, "dry run"),
+    "a softmax": (Between(nn.Softmax(1)), ROW, "'between', a Softmax, computes each of them from all the others"),
+    "a mean": (Between(lambda x: torch.tanh(x - x.mean(1, keepdim=True))), ROW, "takes one number over all of them"),
+    "faint mixing": (Between(lambda x: x + 1e-6 * x.mean(1, keepdim=True)), ROW, "takes one number over all of them"),
+    "noise": (Between(lambda x: F.dropout(x, training=True)), ROW, "other outputs"),
+    "normalisation of all units together": (Between(nn.LayerNorm(8)), ROW, "'between', a LayerNorm, normalises"),
+    "bare normalisation": (Between(nn.LayerNorm(8, elementwise_affine=False)), ROW, "a LayerNorm, normalises"),
     "bare instance normalisation": (
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4), nn.Flatten(), nn.Linear(64, 3)), PICTURE, "dry run",
     ),
-    "a gate": (Between(nn.GLU(), 8, 4), ROW, ""),
+    "one group of a group norm": (
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(1, 4), nn.Flatten(), nn.Linear(64, 3)), PICTURE, "all together",
+    ),
+    "an operation without a rule": (Between(lambda x: torch.trapezoid(x.unfold(1, 1, 1), dim=2) + x), ROW, "'unfold'"),
 }  # fmt: skip
+
+FOLLOWED = {
+    "channels last": (Pictures(lambda x: x.permute(0, 2, 3, 1).flatten(1)), PICTURE),
+    "reversed channels": (Pictures(lambda x: x.flip(1).flatten(1)), PICTURE),
+    "reversed units": (nn.Sequential(nn.Linear(6, 8, bias=False), _Turned(), nn.Linear(8, 3)), torch.zeros(2, 6)),
+    "a gate": (Between(nn.GLU(), 8, 4), ROW),
+    "a norm of each row": (Between(lambda x: x / (1 + x.square().sum(1, keepdim=True))), ROW),
+    "a detached layer": (Between(lambda x: x.detach()), ROW),
+}
 
 
 def _must_have_four(x: Tensor) -> Tensor:
@@ -220,6 +227,22 @@ def test_layers_that_cannot_be_cut_are_left_whole_with_the_reason(case: str) -> 
     sub = shrinker.shrink(mask)
     assert sub.shape_key == tuple(structure.shapes.values())
     assert all(sub.mask[name] is mask[name] for name in mask)
+
+
+@pytest.mark.parametrize("case", FOLLOWED)
+def test_units_are_followed_through_operations_of_many_kinds(case: str) -> None:
+    model, example = FOLLOWED[case]
+    structure = trace(model, example)
+    shrinker, theta = Shrinker(structure), params_of(structure.model)
+    (group,) = shrinker.groups
+    assert not shrinker.left_whole
+    mask: dict[str, Tensor] = {}
+    group.restrict(mask, theta, torch.arange(group.size) % 3 == 1)
+    sub, inputs = shrinker.shrink(mask), torch.randn(5, *example.shape[1:])
+    assert not sub.mask
+    put_params(structure.model, prune(theta, mask))
+    put_params(sub.model, sub.cut(theta))
+    torch.testing.assert_close(sub.model(inputs), structure.model(inputs))
 
 
 def test_only_layers_that_cannot_be_cut_are_left_whole() -> None:
@@ -300,14 +323,14 @@ def test_a_model_of_one_layer_has_nothing_to_cut() -> None:
     assert shrinker.shrink({"weight": kept}).mask["weight"] is kept
 
 
-def test_without_torch_pruning_everything_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: ModelStructure) -> None:
-        raise InputError("pruning whole units needs torch-pruning; run `pip install torch-pruning`")
+def test_shrinking_leaves_everything_whole_if_units_cannot_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: ModelStructure) -> None:
+        raise RuntimeError("the second call fails")
 
     structure = structure_of(MLP)
-    monkeypatch.setattr(fedcover.structure.submodel, "unit_structure", missing)
+    monkeypatch.setattr(fedcover.structure.submodel, "unit_structure", failing)
     shrinker = Shrinker(structure)
-    assert "needs torch-pruning" in shrinker.left_whole["fc1"]
+    assert "the second call fails" in shrinker.left_whole["fc1"]
     assert shrinker.shrink(drop(structure, "fc1", [0], "fc2")).shape_key == tuple(structure.shapes.values())
 
 

@@ -32,8 +32,9 @@ def test_a_run_names_the_layers_the_reason_and_an_alternative(policy: str) -> No
     (warning,) = caught
     message = str(warning.message)
     assert "1 of the 2 hidden layers: '2'" in message
-    assert "softmax" in message
-    assert "policy.name=WP" in message
+    assert "a Softmax, computes each of them from all the others" in message
+    assert "such as WP" in message
+    assert "--" not in message
     assert Path(warning.filename) == Path(__file__)
 
 

@@ -175,7 +175,8 @@ def _capacity(context: Context) -> float | None:
     structure, recipe = trace(local.task.model, local.examples.example()), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
     steps = recipe.most_steps(len(local.examples))  # a node does not know its index
-    units, extras = config.policy.choice.build().bind(structure).traits().units, extras_of_recipe(recipe)
+    policy, extras = config.policy.choice.build(), extras_of_recipe(recipe)
+    units, structure = policy.bind(structure).traits().units, policy.prunable(structure)
     (budget,) = unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, units, extras)
     return budget.keep
 

@@ -1,13 +1,13 @@
 """Units: the entries that one neuron, channel or attention head owns, which are kept or removed together.
 
-They come from torch-pruning's dependency graph, which follows flatten, pooling, normalisation and residual additions,
-so no layer name is special. Every group of units is verified before it is used: a smaller copy of the model must give
-the outputs of the masked model. Layers whose units cannot be followed or cut stay whole, with the reason in
-``left_whole``.
+They are found by labels that a forward pass carries from operation to operation: flatten, pooling, normalisation,
+residual additions, ``torch.cat`` and attention, so no layer name is special. Every group of units is verified before it
+is used: a smaller copy of the model must give the outputs of the masked model. Layers whose units cannot be followed or
+cut stay whole, with the reason in ``left_whole``.
 """
 
 from fedcover.structure.units.group import Member, UnitGroup, layer_of
-from fedcover.structure.units.slicing import Cuts, cut, cuts_of, shape_after, smaller_copy
+from fedcover.structure.units.slicing import Cuts, cut, cuts_of, cuts_of_units, shape_after, smaller_copy
 from fedcover.structure.units.structure import UnitStructure, find_groups, groups_for, unit_structure
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "UnitStructure",
     "cut",
     "cuts_of",
+    "cuts_of_units",
     "find_groups",
     "groups_for",
     "layer_of",

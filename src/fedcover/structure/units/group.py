@@ -1,7 +1,7 @@
 """Groups of units."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -17,9 +17,30 @@ class Member:
     """Name of the parameter."""
     axis: int
     units: Tensor
-    """Unit of each index along the axis."""
+    """Unit of each index along the axis; -1 for an index that belongs to none of the group."""
     incoming: bool
     """True for the weights into a unit, False for its bias and the weights out of it."""
+
+    @cached_property
+    def partial(self) -> bool:
+        """Whether some indices belong to none of the group's units, as behind ``torch.cat`` of several layers."""
+        return bool((self.units < 0).any())
+
+    def counts(self, size: int) -> Tensor:
+        """Return the number of indices of each of ``size`` units."""
+        return torch.bincount(self.units[self.units >= 0], minlength=size)
+
+    def kept(self, units: Tensor) -> Tensor:
+        """Return which indices stay if these units do; indices of no unit always stay."""
+        own = _on(self.units, units.device)
+        return (own < 0) | units[own.clamp(min=0)] if self.partial else units[own]
+
+    def add_to(self, total: Tensor, values: Tensor) -> None:
+        """Add one value for each index to the total of its unit, in place."""
+        own = _on(self.units, total.device)
+        if self.partial:
+            own, values = own[own >= 0], values[own >= 0]
+        total.index_add_(0, own, values)
 
 
 @dataclass(frozen=True)
@@ -39,7 +60,7 @@ class UnitGroup:
         for member in self.members:
             if member.incoming:
                 weight = theta[member.tensor].double().abs().movedim(member.axis, 0).flatten(1)
-                total.index_add_(0, _on(member.units, total.device), weight.sum(1))
+                member.add_to(total, weight.sum(1))
         return total
 
     def energy(self, theta: Params) -> Tensor:
@@ -47,7 +68,7 @@ class UnitGroup:
         total = torch.zeros(self.size, dtype=torch.float64, device=device_of(theta))
         for member in self.members:
             squares = theta[member.tensor].double().square().movedim(member.axis, 0).reshape(len(member.units), -1)
-            total.index_add_(0, _on(member.units, total.device), squares.sum(1))
+            member.add_to(total, squares.sum(1))
         return total
 
     def restrict(self, mask: dict[str, Tensor], theta: Params, kept: Tensor) -> None:
@@ -62,7 +83,7 @@ class UnitGroup:
             tensor = theta[member.tensor]
             shape = [1] * tensor.ndim
             shape[member.axis] = -1
-            along = kept[_on(member.units, kept.device)].reshape(shape)
+            along = member.kept(kept).reshape(shape)
             previous = mask.get(member.tensor)
             mask[member.tensor] = along.expand(tensor.shape).clone() if previous is None else previous & along
 

@@ -1,8 +1,10 @@
-"""The axes of each kind of layer along which its units lie, and the attributes that hold its sizes."""
+"""The attributes that hold the sizes of each kind of layer."""
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
+
+from fedcover.structure.units.attention import FewerHeads
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -12,39 +14,6 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.I
 def is_depthwise(layer: nn.Module) -> bool:
     """Return whether a convolution has one input channel for each output channel."""
     return isinstance(layer, CONVOLUTIONS) and layer.groups == layer.in_channels == layer.out_channels > 1
-
-
-def axes_of(layer: nn.Module, out: bool) -> dict[str, int] | None:
-    """Return the axis of each tensor of a layer along which its units lie; None if the layer cannot be cut.
-
-    Args:
-        layer: Layer of any kind.
-        out: True for the output units, False for the input units.
-    """
-    if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        if is_depthwise(layer):
-            return {"weight": 0, "bias": 0}
-        if getattr(layer, "groups", 1) != 1:
-            return None
-        return {"weight": 0, "bias": 0} if out else {"weight": 1}
-    if isinstance(layer, TRANSPOSED) and layer.groups == 1:
-        return {"weight": 1, "bias": 0} if out else {"weight": 0}
-    if isinstance(layer, nn.Embedding) and out:
-        return {"weight": 1}
-    if isinstance(layer, (*NORMS, nn.GroupNorm)) or (isinstance(layer, nn.LayerNorm) and len(_normal(layer)) == 1):
-        return {"weight": 0, "bias": 0}
-    if isinstance(layer, nn.PReLU):
-        return {"weight": 0} if layer.num_parameters > 1 else {}
-    return None
-
-
-def _normal(layer: nn.LayerNorm) -> tuple[int, ...]:
-    return tuple(layer.normalized_shape)
-
-
-def channels_of_group(layer: nn.Module) -> int:
-    """Return the number of channels that must stay together: those that a group norm normalises as one."""
-    return layer.num_channels // layer.num_groups if isinstance(layer, nn.GroupNorm) else 1
 
 
 def statistics_of(layer: nn.Module) -> dict[str, Tensor]:
@@ -58,8 +27,18 @@ def statistics_of(layer: nn.Module) -> dict[str, Tensor]:
 def resize(layer: nn.Module, whole: nn.Module) -> None:
     """Set the size attributes of a layer from the shapes of its tensors; ``whole`` is the layer it was cut from."""
     small: Any = layer
+    if isinstance(layer, nn.MultiheadAttention):
+        FewerHeads.cut_from(layer, cast(nn.MultiheadAttention, whole))
+        return
+    if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+        _resize_recurrent(small)
+        return
+    if not isinstance(getattr(layer, "weight", None), Tensor):
+        return
     shape = tuple(small.weight.shape)
-    if isinstance(layer, nn.Linear):
+    if is_transposed_linear(layer):
+        small.nx, small.nf = shape
+    elif isinstance(layer, nn.Linear):
         small.out_features, small.in_features = shape
     elif is_depthwise(whole):
         small.out_channels = small.in_channels = small.groups = shape[0]
@@ -72,8 +51,51 @@ def resize(layer: nn.Module, whole: nn.Module) -> None:
     elif isinstance(layer, NORMS):
         small.num_features = shape[0]
     elif isinstance(layer, nn.GroupNorm):
-        small.num_groups, small.num_channels = shape[0] // channels_of_group(whole), shape[0]
+        each = cast(nn.GroupNorm, whole).num_channels // cast(nn.GroupNorm, whole).num_groups
+        small.num_groups, small.num_channels = shape[0] // each, shape[0]
     elif isinstance(layer, nn.LayerNorm):
         small.normalized_shape = shape
     elif isinstance(layer, nn.PReLU):
         small.num_parameters = shape[0]
+
+
+def _resize_recurrent(small: Any) -> None:
+    """Set the sizes of a recurrent layer, whose weights are blocks of one row for each hidden unit."""
+    last = "_l0" if isinstance(small, nn.RNNBase) else ""
+    incoming, recurrent = getattr(small, f"weight_ih{last}"), getattr(small, f"weight_hh{last}")
+    gates = {"LSTM": 4, "GRU": 3}.get(getattr(small, "mode", type(small).__name__.removesuffix("Cell")), 1)
+    small.input_size, small.hidden_size = incoming.shape[1], len(recurrent) // gates
+    if getattr(small, "proj_size", 0):
+        small.proj_size = recurrent.shape[1]
+    if isinstance(small, nn.RNNBase):
+        small._init_flat_weights()
+
+
+def is_transposed_linear(layer: nn.Module) -> bool:
+    """Return whether a layer is the ``Conv1D`` of transformers, a linear layer with a weight of inputs x outputs."""
+    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
+
+
+def resize_parent(parent: nn.Module, whole: nn.Module, name: str) -> None:
+    """Set the attributes in which attention of transformers keeps sizes of its layers, where it cannot infer them.
+
+    Args:
+        parent: Module to change, in place.
+        whole: The module that it was cut from.
+        name: Name of the layer in it that was cut.
+    """
+    before, after = (_outputs(module.get_submodule(name)) for module in (whole, parent))
+    size, heads = getattr(whole, "all_head_size", None), getattr(whole, "num_attention_heads", None)
+    if before and size == before and isinstance(heads, int) and heads * after % before == 0:
+        for attribute, value in (("all_head_size", after), ("num_attention_heads", heads * after // before)):
+            setattr(parent, attribute, value)
+    size = getattr(whole, "split_size", None)  # of queries, of keys and of values in the outputs of one layer
+    if isinstance(size, int) and before > size and before % size == 0:
+        vars(parent)["split_size"] = size * after // before
+
+
+def _outputs(layer: nn.Module) -> int:
+    """Return the number of outputs of a linear layer; 0 for any other."""
+    if isinstance(layer, nn.Linear):
+        return len(layer.weight)
+    return cast(Tensor, layer.weight).shape[1] if is_transposed_linear(layer) else 0

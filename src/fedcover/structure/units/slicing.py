@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedcover.params import Mask
 from fedcover.structure.units.group import UnitGroup
-from fedcover.structure.units.layers import resize, statistics_of
+from fedcover.structure.units.layers import resize, resize_parent, statistics_of
 
 Cuts = Mapping[str, Mapping[int, Tensor]]
 """For each tensor that is cut, the indices that stay along each axis."""
@@ -17,20 +17,36 @@ Cuts = Mapping[str, Mapping[int, Tensor]]
 
 def cuts_of(groups: Sequence[UnitGroup], mask: Mask) -> Cuts:
     """Return the indices that stay, along each axis on which a mask removes whole units."""
-    cuts: dict[str, dict[int, Tensor]] = {}
+    cut_groups: list[UnitGroup] = []
+    stays: list[Tensor] = []
     for group in groups:
         if not all(member.tensor in mask for member in group.members):
             continue
         alive = torch.zeros(group.size, dtype=torch.bool)
         for member in group.members:
             kept = mask[member.tensor].movedim(member.axis, 0).reshape(len(member.units), -1).any(1)
-            alive[member.units[kept.cpu()]] = True
+            units = member.units[kept.cpu()]
+            alive[units[units >= 0]] = True
         if not bool(alive.any()):
             alive[0] = True  # a layer needs at least one unit; the remaining mask removes it
-        if not bool(alive.all()):
-            for member in group.members:
-                cuts.setdefault(member.tensor, {})[member.axis] = alive[member.units].nonzero().squeeze(1)
-    return cuts
+        cut_groups.append(group)
+        stays.append(alive)
+    return cuts_of_units(cut_groups, stays)
+
+
+def cuts_of_units(groups: Sequence[UnitGroup], units: Sequence[Tensor]) -> Cuts:
+    """Return the indices that stay, along each axis on which units are removed.
+
+    Args:
+        groups: Groups of units.
+        units: For each group, which units stay.
+    """
+    stays: dict[str, dict[int, Tensor]] = {}
+    for group, alive in zip(groups, units, strict=True):
+        for member in group.members if not bool(alive.all()) else ():
+            axes, along = stays.setdefault(member.tensor, {}), member.kept(alive)
+            axes[member.axis] = axes[member.axis] & along if member.axis in axes else along
+    return {name: {axis: kept.nonzero().squeeze(1) for axis, kept in axes.items()} for name, axes in stays.items()}
 
 
 def shape_after(shape: Sequence[int], axes: Mapping[int, Tensor] | None) -> tuple[int, ...]:
@@ -55,13 +71,16 @@ def smaller_copy(model: nn.Module, cuts: Cuts) -> nn.Module:
     for module in model.modules():  # most objects of a model are empty dicts of hooks, which are quicker to make new
         empty = [value for value in vars(module).values() if type(value) in (dict, OrderedDict) and not value]
         memo |= {id(value): type(value)() for value in empty}
-    layers = {name.rpartition(".")[0]: None for name in cuts}
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    cut_ids = {id(tensors[name]) for name in cuts}
+    layers = {name.rpartition(".")[0]: None for name, tensor in tensors.items() if id(tensor) in cut_ids}
     for name in layers:
         for buffer in statistics_of(model.get_submodule(name)).values():
             memo[id(buffer)] = cut(buffer, {0: cuts[f"{name}.weight"][0]})
     small = copy.deepcopy(model, memo)
     for name in layers:
-        layer, whole = small.get_submodule(name), model.get_submodule(name)
-        if isinstance(getattr(layer, "weight", None), Tensor):
-            resize(layer, whole)
+        resize(small.get_submodule(name), model.get_submodule(name))
+        if name:
+            parent, _, child = name.rpartition(".")
+            resize_parent(small.get_submodule(parent), model.get_submodule(parent), child)
     return small

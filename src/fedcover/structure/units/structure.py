@@ -1,6 +1,6 @@
 """The unit structure of a model: its groups of units, and the layers without units."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -8,9 +8,13 @@ from torch import nn
 from fedcover.errors import InputError
 from fedcover.seeding import ambient
 from fedcover.structure.trace import ModelStructure, hidden_weights
-from fedcover.structure.units.dependency_graph import read_graph
+from fedcover.structure.units.candidates import Reader
 from fedcover.structure.units.group import UnitGroup, layer_of
+from fedcover.structure.units.tracing import follow_units
 from fedcover.structure.units.verify import verify_groups
+
+TOGETHER = "its outputs can only be removed all together, as those of one normalisation group"
+UNUSED = "the outputs of the model do not depend on it"
 
 
 @dataclass(frozen=True)
@@ -27,21 +31,39 @@ _CACHE: "WeakKeyDictionary[nn.Module, UnitStructure]" = WeakKeyDictionary()
 
 
 def unit_structure(structure: ModelStructure) -> UnitStructure:
-    """Return the unit structure of a model; it is computed once for each model.
-
-    Raises:
-        InputError: If torch-pruning is not installed.
-    """
+    """Return the unit structure of a model, which is computed once for each model; of it, the selected layers."""
     if structure.model not in _CACHE:
-        with ambient(0, "find units"):
-            candidates, uncut = read_graph(structure)
-            groups, faults = verify_groups(structure, candidates)
-        followed = {member.tensor for group in groups for member in group.members if member.incoming}
-        layers = [layer_of(name) for name in structure.hidden if name not in followed]
-        reasons = {**uncut, **faults}
-        left = {layer: reasons.get(layer, "its units could not be followed through the model") for layer in layers}
-        _CACHE[structure.model] = UnitStructure(groups, left)
-    return _CACHE[structure.model]
+        _CACHE[structure.model] = _find_units(replace(structure, selected=None))
+    units = _CACHE[structure.model]
+    if structure.selected is None:
+        return units
+    hidden = {layer_of(name) for name in structure.hidden}
+    groups = tuple(
+        group for group in units.groups if all(structure.selects(m.tensor) for m in group.members if m.incoming)
+    )
+    return UnitStructure(groups, {layer: reason for layer, reason in units.left_whole.items() if layer in hidden})
+
+
+def _find_units(structure: ModelStructure) -> UnitStructure:
+    """Return the unit structure of a model."""
+    with ambient(0, "find units"):
+        try:
+            reader = Reader(structure, follow_units(structure))
+        except Exception as error:  # such as a model that cannot run in evaluation mode
+            reason = f"the model fails in evaluation mode: {str(error).partition(chr(10))[0] or type(error).__name__}"
+            return UnitStructure((), {layer_of(name): reason for name in structure.hidden})
+        groups, faults = verify_groups(structure, reader.candidates())
+    inseparable = {
+        layer_of(member.tensor): TOGETHER
+        for group in groups
+        for member in group.members
+        if group.size == 1 and member.incoming and len(member.units) > 1
+    }
+    groups = tuple(group for group in groups if group.name not in inseparable)
+    followed = {member.tensor for group in groups for member in group.members if member.incoming}
+    layers = [layer_of(name) for name in structure.hidden if name not in followed]
+    reasons = {**reader.reasons(), **faults, **inseparable}
+    return UnitStructure(groups, {layer: reasons.get(layer, UNUSED) for layer in layers})
 
 
 def find_groups(structure: ModelStructure) -> tuple[UnitGroup, ...]:
@@ -63,6 +85,11 @@ def groups_for(policy: object, structure: ModelStructure) -> tuple[UnitGroup, ..
     if units.groups:
         return units.groups
     hidden_weights(structure, policy)  # raises if there is no hidden layer
+    if not units.left_whole:
+        raise InputError(
+            f"{policy} prunes whole units, and every group of units has a layer that only and skip leave out; select"
+            f" all layers that share their units, or use a policy of single weights, such as WP"
+        )
     layer, reason = next(iter(units.left_whole.items()))
     raise InputError(
         f"{policy} prunes whole units, and {type(structure.model).__name__} has none that can be removed: '{layer}'"

@@ -16,7 +16,7 @@ from fedcover.params import Params, prune, put_params
 from fedcover.seeding import ambient, generator
 from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure
-from fedcover.structure.units.dependency_graph import CandidateGroup
+from fedcover.structure.units.candidates import Candidate
 from fedcover.structure.units.group import UnitGroup, layer_of
 from fedcover.structure.units.slicing import cuts_of, smaller_copy
 
@@ -26,33 +26,36 @@ MORE_RUNS = 8
 MOST_INPUTS = 16
 WORK = 3e7
 """About the number of multiply-adds that a dry run may take for more inputs than the example has."""
-FAILS = "a smaller copy fails a dry run"
-MIXED = "its outputs differ; units are mixed on their way, as by a softmax or a layer norm"
+FAILS = "their number is fixed in the code: a smaller copy of the model fails in a dry run with"
+MIXED = (
+    "a smaller copy of the model has other outputs in a dry run: each of them depends on the others or on their number"
+)
 
 
 def verify_groups(
-    structure: ModelStructure, candidates: Sequence[CandidateGroup]
+    structure: ModelStructure, candidates: Sequence[Candidate]
 ) -> tuple[tuple[UnitGroup, ...], dict[str, str]]:
     """Return the groups that can be cut, and the layers of all others with the reason.
 
     Units that can only be removed together, such as the channels of an attention head, are first tried one by one;
-    where that fails, the larger units of ``CandidateGroup.coarser`` are tried.
+    where that fails, the larger units of ``Candidate.coarser`` are tried.
     """
-    finest, dry_run = tuple(candidate.finest for candidate in candidates), DryRun(structure)
+    finest, dry_run = tuple(group for candidate in candidates for group in candidate.finest), DryRun(structure)
     if not finest or not dry_run.fault_of(finest):
         return finest, {}
     groups: tuple[UnitGroup, ...] = ()
     faults: dict[str, str] = {}
     for candidate in candidates:
         reason = ""
-        for group in (candidate.finest, *candidate.coarser()):
-            fault = dry_run.fault_of((*groups, group))
+        for option in (candidate.finest, *candidate.coarser()):
+            fault = dry_run.fault_of((*groups, *option))
             if not fault:
-                groups += (group,)
+                groups += option
                 break
-            reason = reason or fault
+            reason = fault
         else:
-            faults |= {layer_of(member.tensor): reason for member in candidate.finest.members if member.incoming}
+            members = (member for group in candidate.finest for member in group.members)
+            faults |= {layer_of(member.tensor): reason for member in members if member.incoming}
     return groups, faults
 
 
@@ -87,9 +90,9 @@ class DryRun:
                         warnings.simplefilter("error")
                         actual = call_model(small, copy_of(inputs))
                     if not _close(actual, expected, tolerance):
-                        return f"{FAILS}: {MIXED}"
+                        return MIXED
         except Exception as error:
-            return f"{FAILS}: " + str(error).partition("\n")[0]
+            return f"{FAILS} '{str(error).partition(chr(10))[0] or type(error).__name__}'"
         return ""
 
     @cached_property

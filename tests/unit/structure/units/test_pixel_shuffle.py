@@ -46,8 +46,9 @@ def test_what_is_cut_around_a_shuffle_is_what_is_masked(channels: int, factor: i
     side = side * factor if kind == "unshuffle" else side
     structure = trace(inner(channels, factor, side, kind), torch.randn(2, channels, side, side))
     units, rng = unit_structure(structure), torch.Generator().manual_seed(0)
-    assert {"0"} == set(units.left_whole)
-    assert units.left_whole["0"]
+    # One channel after a shuffle is several before it: with less than two of them none can be removed.
+    together = 1 if kind == "unshuffle" else factor**2
+    assert set(units.left_whole) == ({"0"} if channels // together < 2 else set())
     theta = {name: torch.randn(shape, generator=rng) for name, shape in structure.shapes.items()}
     for _ in range(3):
         mask: dict[str, Tensor] = {}

@@ -133,6 +133,20 @@ WITH_UNITS: dict[str, tuple[nn.Module, Tensor, dict[str, int]]] = {
     ),
     "learnt slopes": (images(nn.Conv2d(3, 6, 3), nn.PReLU(6), features=6), PICTURES, {"0": 6}),
     "one learnt slope": (images(nn.Conv2d(3, 6, 3), nn.PReLU(), features=6), PICTURES, {"0": 6}),
+    "tied weights": (Tied(), TOKENS, {"embed": 6, "hidden": 8, "back": 6}),
+    "gates of one layer": (nn.Sequential(nn.Linear(5, 8), nn.GLU(), nn.Linear(4, 2)), VECTORS, {"0": 4}),
+    "a gate as a function": (Custom(F.glu, 4), VECTORS, {"first": 4}),
+    "a gate of two chunks": (Custom(lambda x: _gate(*x.chunk(2, -1)), 4), VECTORS, {"first": 4}),
+    "a gate of two slices": (
+        Custom(lambda x: _gate(x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]), 4), VECTORS, {"first": 4},
+    ),
+    "a gate of every second": (Custom(lambda x: _gate(x[:, ::2], x[:, 1::2]), 4), VECTORS, {"first": 4}),
+    "a gate of two halves": (
+        Custom(lambda x: _gate(*x.unflatten(-1, (2, -1)).unbind(-2)), 4), VECTORS, {"first": 4},
+    ),
+    "a gate of channels": (
+        images(nn.Conv2d(3, 8, 3), nn.GLU(1), nn.Conv2d(4, 6, 1), features=6), PICTURES, {"0": 4, "2": 6},
+    ),
     "an operation of one's own": (Custom(lambda x: _Double.apply(x)), VECTORS, {"first": 8}),  # type: ignore[no-untyped-call]
 }  # fmt: skip
 
@@ -161,35 +175,27 @@ def assert_smaller_is_masked(model: nn.Module, example: Tensor) -> None:
 
 
 LEFT_WHOLE: dict[str, tuple[nn.Module, Tensor, dict[str, str]]] = {
-    "tied weights": (Tied(), TOKENS, {"back": "'out.weight' is tied to another layer's"}),
-    "torch's own attention": (
-        Encoder(), ROWS, dict.fromkeys(("first", "layer.self_attn", "layer.linear2"), "MultiheadAttention, which"),
+    "streams under a layer norm": (
+        Encoder(), ROWS,
+        dict.fromkeys(("first", "layer.self_attn.out_proj", "layer.linear2"), "'layer.norm1', a LayerNorm, normalises"),
     ),
     "grouped convolutions": (
-        images(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 8, 3, groups=2), features=8), PICTURES, {"0": "'1', a Conv2d"},
+        images(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 8, 3, groups=2), features=8), PICTURES,
+        {"0": "'1', a Conv2d, has 2 groups", "1": "'1', a Conv2d, has 2 groups"},
     ),
     "neighbours that normalise each other": (
-        images(nn.Conv2d(3, 6, 3), nn.LocalResponseNorm(3), features=6), PICTURES, {"0": "outputs differ"},
+        images(nn.Conv2d(3, 6, 3), nn.LocalResponseNorm(3), features=6), PICTURES, {"0": "'1', a LocalResponseNorm,"},
     ),
-    "gates of one layer": (nn.Sequential(nn.Linear(5, 8), nn.GLU(), nn.Linear(4, 2)), VECTORS, {"0": "'2.weight'"}),
-    "a gate as a function": (Custom(F.glu, 4), VECTORS, {"first": "could not be followed into 'last.weight'"}),
-    "a gate of two chunks": (Custom(lambda x: _gate(*x.chunk(2, -1)), 4), VECTORS, {"first": "fails a dry run"}),
-    "a gate of two parts": (Custom(lambda x: _gate(*x.split(4, -1)), 4), VECTORS, {"first": "fails a dry run"}),
-    "a gate of two slices": (
-        Custom(lambda x: _gate(x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]), 4), VECTORS,
-        {"first": "fails a dry run"},
+    "a gate of parts of fixed size": (
+        Custom(lambda x: _gate(*x.split(4, -1)), 4), VECTORS, {"first": "fixed in the code"},
     ),
-    "a gate of every second": (
-        Custom(lambda x: _gate(x[:, ::2], x[:, 1::2]), 4), VECTORS, {"first": "fails a dry run"},
+    "an operation that mixes": (
+        Custom(lambda x: torch.fft.fft(x).real), VECTORS, {"first": "computes each of them from all the others"},
     ),
-    "a gate of two halves": (
-        Custom(lambda x: _gate(*x.unflatten(-1, (2, -1)).unbind(-2)), 4), VECTORS, {"first": "outputs differ"},
+    "a maximum over units": (Below(), torch.zeros(2, 6), {"first": "takes one number over all of them"}),
+    "numbers of fixed size": (
+        Custom(lambda x: x * torch.arange(8.0)), VECTORS, {"first": "combines them with numbers that are not units"},
     ),
-    "a gate of channels": (
-        images(nn.Conv2d(3, 8, 3), nn.GLU(1), nn.Conv2d(4, 6, 1), features=6), PICTURES, {"0": "into '2.weight'"},
-    ),
-    "an operation that mixes": (Custom(lambda x: torch.fft.fft(x).real), VECTORS, {"first": "outputs differ"}),
-    "a maximum over units": (Below(), torch.zeros(2, 6), {"first": "outputs differ"}),
 }  # fmt: skip
 
 
@@ -240,17 +246,15 @@ def test_tokens_that_are_all_alike_do_not_hide_what_attention_mixes(example: Ten
 @pytest.mark.parametrize("name", ["NP", "FS", "optimal_units", "HeteroFL", "FedRolex", "weight_complete", "FjORD"])
 def test_policies_of_units_report_why_there_are_none(name: str) -> None:
     grouped = images(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 8, 3, groups=2), features=8)
-    with pytest.raises(InputError, match=r"'0' stays whole, since its units pass .*'1', a Conv2d.* such as WP, or"):
+    with pytest.raises(InputError, match=r"'0' stays whole, since '1', a Conv2d, has 2 groups.* such as WP, or"):
         POLICIES[name]().bind(trace(grouped, PICTURES))
     with pytest.raises(InputError, match="add a hidden layer"):
         POLICIES[name]().bind(trace(nn.Linear(5, 2), VECTORS))
 
 
-def test_layers_next_to_torchs_own_attention_are_cut() -> None:
-    model, example, _ = LEFT_WHOLE["torch's own attention"]
-    assert [(group.name, group.size) for group in unit_structure(trace(model, example)).groups] == [
-        ("layer.linear1", 16)
-    ]
+def test_heads_of_torchs_own_attention_are_units() -> None:
+    groups = unit_structure(trace(Encoder(), ROWS)).groups
+    assert [(group.name, group.size) for group in groups] == [("layer.self_attn", HEADS), ("layer.linear1", 16)]
 
 
 def test_the_named_models_are_followed() -> None:

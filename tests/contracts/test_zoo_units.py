@@ -1,0 +1,181 @@
+"""Units of the zoo: the groups found, the layers left whole with the reason, and the share that budgets keep.
+
+The table of docs/explanation/networks.md is checked against these networks.
+"""
+
+import math
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedcover as fc
+from fedcover.params import count, params_of, prune, put_params
+from fedcover.policies import POLICIES
+from fedcover.structure.submodel import Shrinker
+from fedcover.structure.trace import ModelStructure, trace
+from fedcover.structure.units import UnitStructure, unit_structure
+from tests.zoo import ZOO, as_one_tensor
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "networks.md"
+LAYER_NORM = "a LayerNorm, normalises over all of them"
+
+GROUPS: dict[str, list[int]] = {
+    "vit": [4, 24, 4, 24],
+    "attention": [12, 3, 16],
+    "rnn": [7, 8],
+    "gru": [7, 8],
+    "gru2": [7, 8],
+    "lstm": [7, 8],
+    "cell": [8],
+    "mobilenet": [8, 24, 24, 12, 36, 20],
+    "unet": [6, 6, 8, 8, 12, 12, 8, 8, 8, 6, 6, 6],
+    "densenet": [6, 4, 4, 4],
+    "towers": [6, 9, 10],
+    "bert": [4, 24, 4, 24, 16],
+    "gpt2": [4, 64, 4, 64],
+    "frozen": [8, 10, 12],
+    "regression": [16, 8],
+    "multilabel": [16, 8],
+}
+"""The sizes of the groups of units."""
+
+WHOLE: dict[str, dict[str, str]] = {
+    "vit": dict.fromkeys(["patches", "cls", "places", "encoder.layers.0.self_attn.out_proj", "encoder.layers.0.linear2", "encoder.layers.1.self_attn.out_proj", "encoder.layers.1.linear2"], LAYER_NORM),
+    "bert": {
+        f"net.bert.{name}": LAYER_NORM
+        for name in [
+            "embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings",
+            "encoder.layer.0.attention.output.dense", "encoder.layer.0.output.dense",
+            "encoder.layer.1.attention.output.dense", "encoder.layer.1.output.dense",
+        ]
+    },
+    "gpt2": {
+        f"net.transformer.{name}": LAYER_NORM
+        for name in ["wpe", "h.0.attn.c_proj", "h.0.mlp.c_proj", "h.1.attn.c_proj", "h.1.mlp.c_proj"]
+    },
+}  # fmt: skip
+"""The layers that are left whole; in the zoo only because of layer norms."""
+
+
+@cache
+def followed(name: str) -> tuple[ModelStructure, UnitStructure]:
+    net, example = as_one_tensor(name)
+    structure = trace(net, example)
+    return structure, unit_structure(structure)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_groups_and_layers_left_whole(name: str) -> None:
+    _, units = followed(name)
+    assert [group.size for group in units.groups] == GROUPS[name]
+    assert set(units.left_whole) == set(WHOLE.get(name, {}))
+    for layer, reason in WHOLE.get(name, {}).items():
+        assert reason in units.left_whole[layer]
+
+
+def inputs_like(example: Tensor, rng: torch.Generator) -> Tensor:
+    shape = (5, *example.shape[1:])
+    if example.is_floating_point():
+        return torch.randn(shape, generator=rng, dtype=torch.float64)
+    return torch.randint(int(example.max()) + 1, shape, generator=rng)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_smaller_network_is_the_masked_one(name: str) -> None:
+    """For random units: outputs in evaluation, and gradients in training, in double precision."""
+    net, example = as_one_tensor(name)
+    net.double()
+    structure = trace(net, example.double() if example.is_floating_point() else example)
+    shrinker, rng = Shrinker(structure), torch.Generator().manual_seed(0)
+    theta = {
+        n: torch.randn(shape, generator=rng, dtype=torch.float64) / math.sqrt(max(1, math.prod(shape[1:])))
+        for n, shape in structure.shapes.items()
+    }
+    for share in (0.7, 0.5, 0.2):
+        mask: dict[str, Tensor] = {}
+        for group in shrinker.groups:
+            kept = torch.rand(group.size, generator=rng) < share
+            kept[int(torch.randint(group.size, (), generator=rng))] = True
+            group.restrict(mask, theta, kept)
+        sub, inputs = shrinker.shrink(mask), inputs_like(example, rng)
+        assert not sub.mask
+        assert sum(p.numel() for p in sub.model.parameters()) == count(theta, mask)
+        dense, small = structure.model, sub.model
+        put_params(dense, prune(theta, mask))
+        put_params(small, sub.cut(theta))
+        with torch.no_grad():
+            torch.testing.assert_close(small.eval()(inputs), dense.eval()(inputs), rtol=1e-9, atol=1e-9)
+        full = sub.restore(gradients(small, inputs), theta)
+        for n, gradient in prune(gradients(dense, inputs), mask).items():
+            torch.testing.assert_close(full[n], gradient, rtol=1e-7, atol=1e-8)
+
+
+def gradients(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+    """The gradients of a sum of squares, in training mode without dropout."""
+    model.train()
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    named = dict(model.named_parameters())
+    trained = {n: p for n, p in named.items() if p.requires_grad}
+    found = torch.autograd.grad(model(inputs).square().sum(), list(trained.values()), allow_unused=True)
+    by_name = dict(zip(trained, found, strict=True))
+    return {n: torch.zeros_like(p) if by_name.get(n) is None else by_name[n] for n, p in named.items()}  # type: ignore[misc]
+
+
+POLICIES_HERE = ("NP", "HeteroFL", "FedRolex", "WP", "optimal")
+
+
+@cache
+def kept_shares(name: str, keep: float) -> dict[str, float]:
+    """The share of the parameters that a client with this keep holds in the first round, by policy."""
+    structure, _ = followed(name)
+    theta, shares = params_of(structure.model), {}
+    for policy in POLICIES_HERE:
+        bound = POLICIES[policy]().bind(structure)
+        cohort = [fc.Client(i, i, fc.Budget(k)) for i, k in enumerate((1.0, keep, keep))]
+        plans, _ = bound.plan(theta, cohort, fc.Round(1, 0), bound.start())
+        shares[policy] = count(theta, plans[1].mask) / count(theta)
+    return shares
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.25])
+@pytest.mark.parametrize("name", ZOO)
+def test_budgets_are_kept_as_far_as_layers_can_be_pruned(name: str, keep: float) -> None:
+    """Every policy of units keeps the same share, which the message about whole layers gives."""
+    structure, _ = followed(name)
+    shares = kept_shares(name, keep)
+    assert shares["NP"] == pytest.approx(shares["HeteroFL"], abs=0.15)  # NP's units of a bigger layer may be unequal
+    assert shares["HeteroFL"] == pytest.approx(shares["FedRolex"], abs=0.02)
+    hidden = sum(math.prod(structure.shapes[n]) for n in structure.hidden)
+    total = sum(math.prod(shape) for shape in structure.shapes.values())
+    exact = (total - hidden + sum(math.ceil(keep * math.prod(structure.shapes[n])) for n in structure.hidden)) / total
+    assert shares["WP"] == pytest.approx(exact)
+    assert shares["optimal"] == pytest.approx(exact)
+    message = fc.federation.advice.whole_sentence(fc.heterofl().bind(structure), structure, [fc.Budget(keep)])
+    assert bool(message) == (name in WHOLE)
+    if message:
+        assert f"{shares['HeteroFL']:.3g} where {keep:g} is asked" in message
+
+
+def table() -> list[str]:
+    """The table of the page, one row for each network."""
+    rows = []
+    for name, animal in ZOO.items():
+        _, units = followed(name)
+        shares = kept_shares(name, 0.25)
+        whole = f"{len(units.left_whole)}: layer norm" if units.left_whole else "none"
+        rows.append(
+            f"| {animal.title} | {len(units.groups)} | {whole} | {shares['HeteroFL']:.2f} | {shares['WP']:.2f} |"
+        )
+    return rows
+
+
+def test_the_page_has_the_table_of_the_zoo() -> None:
+    text = PAGE.read_text()
+    found = re.findall(r"^\| .* \| \d+ \| .* \| \d\.\d\d \| \d\.\d\d \|$", text, re.MULTILINE)
+    assert found == table(), "\n".join(table())
