@@ -38,12 +38,14 @@ from fedcover.errors import (
     InputError,
     MissingExtraError,
     StepSizeWarning,
+    StoppedWarning,
     WholeLayersWarning,
 )
+from fedcover.federation.callbacks import Callback, CSVLog, EarlyStopping, KeepBest, RoundView, RunView, Stop
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.lockstep import run_many
 from fedcover.federation.run_folder import load_model
-from fedcover.federation.runs import run_many
 from fedcover.masks.cost import Cost, cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.policies import FACTORIES, ClientPlan, Policy, RoundFeedback, Traits, check_policy, policy
@@ -71,6 +73,8 @@ __all__ = [
     "Aggregation",
     "Aggregator",
     "Budget",
+    "CSVLog",
+    "Callback",
     "Client",
     "ClientError",
     "ClientPlan",
@@ -85,12 +89,14 @@ __all__ = [
     "FedAdam",
     "FedAvgM",
     "FedYogi",
+    "EarlyStopping",
     "FedcoverError",
     "Federation",
     "RoundFeedback",
     "GradientTransform",
     "History",
     "InputError",
+    "KeepBest",
     "LocalAdam",
     "LocalSGD",
     "MissingExtraError",
@@ -103,9 +109,13 @@ __all__ = [
     "Regrow",
     "Round",
     "RoundRecord",
+    "RoundView",
+    "RunView",
     "Serial",
     "StepSizeWarning",
     "StepView",
+    "Stop",
+    "StoppedWarning",
     "SubModel",
     "Task",
     "Traits",

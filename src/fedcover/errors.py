@@ -34,6 +34,10 @@ class StepSizeWarning(UserWarning):
     """Issued once a run: the step size of a certified run is larger than the theorem allows."""
 
 
+class StoppedWarning(UserWarning):
+    """Issued if a run is resumed that a callback has stopped: it has ended, and plays no further round."""
+
+
 class ClientError(FedcoverError):
     """A client's failure; the message names the client, the round and the stage."""
 

@@ -23,13 +23,14 @@ from fedcover.errors import (
     FedcoverError,
     InputError,
     StepSizeWarning,
+    StoppedWarning,
     WholeLayersWarning,
 )
 from fedcover.federation.history import RoundRecord
 from fedcover.toml import toml_value
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-OURS = (CoverageWarning, DesignWarning, StepSizeWarning, WholeLayersWarning)
+OURS = (CoverageWarning, DesignWarning, StepSizeWarning, StoppedWarning, WholeLayersWarning)
 
 # No markup: names and paths may contain square brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False)

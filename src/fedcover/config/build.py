@@ -14,11 +14,13 @@ from fedcover.budgets import Budget, Budgets, BudgetSpec
 from fedcover.calibration import BudgetUnit, amounts
 from fedcover.calibration.budget_units import StepsOf
 from fedcover.calibration.fleet_budgets import budgets_of_fleet, cohort_of_fleet, num_budgets_of_fleet
+from fedcover.config.choices import choose_callbacks
 from fedcover.config.schema import KEEPS, Config
 from fedcover.data import Device, Examples, Population
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
+from fedcover.federation.callbacks import Callback
 from fedcover.federation.extras import extras_of_recipe
 from fedcover.federation.federation import Federation
 from fedcover.federation.run_folder import read_settings
@@ -94,6 +96,11 @@ def build_recipe(config: Config) -> Recipe:
     schedule = config.schedule.choice.build()
     recipe: Recipe = config.local.choice.build()
     return recipe if schedule is constant_factor else replace(recipe, schedule=schedule)
+
+
+def build_callbacks(config: Config) -> list[Callback]:
+    """Return the callbacks of a run."""
+    return [choice.build() for choice in choose_callbacks(config.callbacks).values()]
 
 
 def schedule_of(config: Config) -> RunSchedule:

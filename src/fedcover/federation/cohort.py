@@ -28,6 +28,12 @@ def draw_cohort(federation: "Federation", this_round: Round) -> list[Client]:
     return cohort
 
 
+def draw_budgets(federation: "Federation", this_round: Round) -> list[Budget]:
+    """Return the budgets of a round's cohort."""
+    ids = sample_ids(len(federation.clients), federation.cohort, this_round)
+    return [client.budget for client in cohort_of(ids, [1] * len(ids), federation.resolved_budgets, federation.by)]
+
+
 def resolve_budgets(budgets: Budgets | None, codebook: Codebook, cohort: int, clients: int) -> tuple[Budget, ...]:
     """Return the budgets of the slots or clients, whole models by default.
 

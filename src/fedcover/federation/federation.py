@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Unpack
@@ -15,7 +15,6 @@ from fedcover.aggregation.base import Aggregator, ClientUpdate
 from fedcover.aggregation.label_weights import label_skew, population_mix
 from fedcover.aggregation.mean import mean
 from fedcover.budgets import Budgets
-from fedcover.clients import cohort_of, sample_ids
 from fedcover.data import Examples, Population, as_examples
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
@@ -23,14 +22,16 @@ from fedcover.errors import InputError, check_whole
 from fedcover.federation import round as walk
 from fedcover.federation.advice import remedy
 from fedcover.federation.arguments import check_arguments
+from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.checkpoint import State
-from fedcover.federation.cohort import resolve_budgets
+from fedcover.federation.cohort import draw_budgets, resolve_budgets
 from fedcover.federation.evaluator import Evaluator
 from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.planned_round import PlannedRound, RoundHook
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, run_all_rounds
+from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions
 from fedcover.federation.scores import Evaluation
 from fedcover.masks.cost import cost_of
 from fedcover.params import FULL, params_of
@@ -165,6 +166,7 @@ class Federation:
         out: str | os.PathLike[str] | None = None,
         resume: bool = False,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
+        callbacks: Sequence[Callback] = (),
         **schedule: Unpack[ScheduleOptions],
     ) -> History:
         """Play rounds from theta_0 and return their history.
@@ -175,20 +177,20 @@ class Federation:
             out: Folder for the run: settings, history, checkpoints and summary.
             resume: Continue the run in ``out``, bit-identical to an uninterrupted run.
             on_round: Called with the record of each round.
+            callbacks: Objects that see every round and may stop the run, such as ``fedcover.EarlyStopping()``.
             schedule: ``evaluate_every``, ``local_every`` and ``checkpoint_every``; see ``RunSchedule``.
 
         Raises:
             InputError: If the folder cannot be used, or holds another run.
             ClientError: If a client fails, or all clients of a round diverge.
         """
-        run = Run(self, self.test_set(evaluate_on), on_round, out, resume)
+        run = Run(self, self.test_set(evaluate_on), on_round, out, resume, callbacks=callbacks)
         return run_all_rounds([run], RunSchedule(rounds, **schedule), self.engine)[0]
 
     def remedy(self, index: int) -> str:
         """Return what to change if the masks of a round leave part of the model to no client."""
-        ids = sample_ids(len(self.clients), self.cohort, Round(index, self.seed))
-        cohort = cohort_of(ids, [1] * len(ids), self.resolved_budgets, self.by)
-        return remedy(self.policy, [client.budget for client in cohort], self.resolved_budgets, self.by)
+        cohort = draw_budgets(self, Round(index, self.seed))
+        return remedy(self.policy, cohort, self.resolved_budgets, self.by)
 
     def test_set(self, data: Any) -> Examples | None:
         """Return a test set, with at least as many classes as the training set; None without data."""

@@ -14,7 +14,16 @@ from fedcover.toml import Settings, flatten
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
 
-NOT_PART_OF_A_RUN = ("name", "rounds", "engine", "workers", "checkpoint_every", "require_coverage", "flower")
+NOT_PART_OF_A_RUN = (
+    "name",
+    "rounds",
+    "engine",
+    "workers",
+    "checkpoint_every",
+    "require_coverage",
+    "flower",
+    "callbacks",
+)
 """Keys that may change when a run is resumed: they decide how much is computed and where, not the result."""
 DEEPEST = 3
 """Levels of a description that are stored as text; deeper ones are stored as a digest."""

@@ -1,0 +1,17 @@
+"""Callbacks of runs: objects that see every round, may stop the run, and survive a resume."""
+
+from fedcover.federation.callbacks.base import CALLBACKS, Callback, RoundView, RunView, Stop
+from fedcover.federation.callbacks.csv_log import CSVLog
+from fedcover.federation.callbacks.early_stopping import EarlyStopping
+from fedcover.federation.callbacks.keep_best import KeepBest
+
+__all__ = [
+    "CALLBACKS",
+    "CSVLog",
+    "Callback",
+    "EarlyStopping",
+    "KeepBest",
+    "RoundView",
+    "RunView",
+    "Stop",
+]
