@@ -1,6 +1,6 @@
 """The federation that a configuration describes."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -35,7 +35,11 @@ from fedcover.training.task import Task
 
 
 def build_federation(
-    config: Config, folder: str | None = None, keeps: Sequence[float] | None = None, devices: Sequence[Device] = ()
+    config: Config,
+    folder: str | None = None,
+    keeps: Sequence[float] | None = None,
+    devices: Sequence[Device] = (),
+    load: Callable[[str], data.Split] | None = None,
 ) -> tuple[Federation, Examples]:
     """Return the federation that a configuration describes, and its test set.
 
@@ -46,13 +50,14 @@ def build_federation(
             ``fraction``.
         devices: Clients on devices of their own. They replace the partition, and a capacity that a device declares
             replaces its budget.
+        load: Loads a data set by its name, for runs that share one in memory; by default from ``folder``.
 
     Raises:
         InputError: If settings contradict each other, the data or the devices.
     """
     policy, aggregator = config.policy.choice.build(), build_aggregator(config)
     unit = BudgetUnit(config.budgets.unit, config.budgets.calibration)
-    split = data.load(config.data.name, folder)
+    split = load(config.data.name) if load else data.load(config.data.name, folder)
     model = build(config.model.name, split.train.input_shape, split.train.classes, config.seed)
     clients = data.DevicePopulation(split.train, devices) if devices else population(config, split.train)
     local, by, items = build_recipe(config), config.budgets.by, code_items(config, policy)

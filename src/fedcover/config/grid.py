@@ -104,7 +104,10 @@ def _own(section: Section[Any], key: str, value: Any, names: list[Any]) -> tuple
             f"{section.key}.{key} is one value for some of {section.key}.name = {', '.join(map(str, names))} and"
             f" several for others; sweep over these names one at a time"
         )
-    return value, answers[0]
+    option = _option(section, names[0], key)
+    if answers[0] is None and option is not None and _fits(option, section, value):
+        value = option.read(value, section.key)
+    return list(value) if isinstance(value, tuple) else value, answers[0]
 
 
 def _option(section: Section[Any], name: Any, key: str) -> Option | None:

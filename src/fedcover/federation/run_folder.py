@@ -118,9 +118,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the folder."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        unlock_folder(self._lock)
+        self._lock = -1
 
     def open(
         self,
@@ -157,7 +156,7 @@ class RunFolder:
                 )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            self._lock = lock_folder(self.path)
             stored = self._stored_run(settings, fingerprint, resume, rounds, method or {}) if config.exists() else None
         except OSError as error:
             self.close()
@@ -233,20 +232,34 @@ class RunFolder:
         """Write the summary."""
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
-    def _take_lock(self) -> None:
-        if fcntl is None:
-            note = f"this system has no file locks; make sure that no other process writes to {self.path}"
-            warnings.warn(note, RuntimeWarning, stacklevel=2)
-            return
-        # The kernel releases the lock with the process, so a killed run leaves no stale lock.
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(self._lock, 32).decode(errors="replace").strip() or "another process"
-            raise InputError(f"{self.path} is in use by process {owner}; wait for it, or name another folder") from None
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, str(os.getpid()).encode())
+
+def lock_folder(path: Path) -> int:
+    """Lock a folder for this process and return the lock, which ``unlock_folder`` takes; -1 without file locks.
+
+    Raises:
+        InputError: If another process has locked the folder.
+    """
+    if fcntl is None:
+        note = f"this system has no file locks; make sure that no other process writes to {path}"
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
+        return -1
+    # The kernel releases the lock with the process, so a killed run leaves no stale lock.
+    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(lock, 32).decode(errors="replace").strip() or "another process"
+        os.close(lock)
+        raise InputError(f"{path} is in use by process {owner}; wait for it, or name another folder") from None
+    os.ftruncate(lock, 0)
+    os.write(lock, str(os.getpid()).encode())
+    return lock
+
+
+def unlock_folder(lock: int) -> None:
+    """Release the lock of a folder."""
+    if lock >= 0:
+        os.close(lock)
 
 
 def versions() -> dict[str, str]:
