@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import RunProgress, friendly, out
+from fedcover.cli.console import RESUMABLE, RunProgress, friendly, out
 from fedcover.cli.options import BudgetUnitOption, CalibrationOption, DataOption, QuietOption
 from fedcover.config.build import (
     build_callbacks,
@@ -25,7 +26,7 @@ from fedcover.federation.run_folder import read_settings
 from fedcover.federation.runs import Run
 
 
-@friendly
+@partial(friendly, interrupted=RESUMABLE)
 def run(
     config: Annotated[
         Path | None, typer.Argument(help="Settings in TOML; default: the paper's MNIST settings.")

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedcover.cli.console import FAILED, friendly, out, say, show_table
+from fedcover.cli.console import FAILED, RESUMABLE, friendly, out, say, show_table
 from fedcover.cli.options import DataOption, QuietOption
 from fedcover.cli.run import unused
 from fedcover.cli.sweep_progress import SweepProgress
@@ -18,7 +19,7 @@ from fedcover.sweeps.play import TOGETHER, check_engine, play_sweep
 from fedcover.sweeps.table import MEASURES, sweep_rows
 
 
-@friendly
+@partial(friendly, interrupted=RESUMABLE)
 def sweep(
     configs: Annotated[
         list[Path] | None, typer.Argument(help="Settings in TOML; with several files, each is a part of the sweep.")

@@ -6,7 +6,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedcover.cli.console import err, plain_warnings
 from fedcover.federation.history import RoundRecord
-from fedcover.sweeps.cells import Cell
+from fedcover.sweeps.cells import SweepCell
 from fedcover.sweeps.folder import SweepFolder
 
 
@@ -47,12 +47,12 @@ class SweepProgress:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def on_round(self, cell: Cell, record: RoundRecord) -> None:
+    def on_round(self, cell: SweepCell, record: RoundRecord) -> None:
         """Show that a run has played a round; rounds before it was resumed count too."""
         accuracy = f"accuracy {record.accuracy:.2%}" if record.accuracy is not None else ""
         self._advance(cell, record.round, f"{cell.folder}  {accuracy}")
 
-    def on_end(self, cell: Cell) -> None:
+    def on_end(self, cell: SweepCell) -> None:
         """Show that a run has ended, with its outcome."""
         self._ended += 1
         self._advance(cell, cell.config.rounds, cell.folder)
@@ -67,7 +67,7 @@ class SweepProgress:
             accuracy = f"accuracy {summary['accuracy']:.2%} " if summary["accuracy"] is not None else ""
             err.print(f"{where}: {accuracy}after {summary['rounds']} rounds")
 
-    def _advance(self, cell: Cell, rounds: int, text: str) -> None:
+    def _advance(self, cell: SweepCell, rounds: int, text: str) -> None:
         self._progress.advance(self._task, rounds - self._rounds.get(cell.folder, 0))
         self._progress.update(self._task, description=text)
         self._rounds[cell.folder] = rounds

@@ -20,7 +20,7 @@ FILE = "config"
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class SweepCell:
     """One run of a sweep."""
 
     folder: str
@@ -40,11 +40,11 @@ class Grid:
     file: str = ""
     """The stem of the settings file, if a sweep has several."""
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[SweepCell]:
         """Return the cells, in the order of the axes; the last axis changes fastest."""
         return [self._cell(dict(zip(self.axes, values, strict=True))) for values in product(*self.axes.values())]
 
-    def _cell(self, values: dict[str, Any]) -> Cell:
+    def _cell(self, values: dict[str, Any]) -> SweepCell:
         raw = copy.deepcopy(dict(self.base))
         for key, value in values.items():
             put(raw, key, value)
@@ -52,7 +52,7 @@ class Grid:
         folder = folder_name(settings)
         raw["name"] = f"{raw['name']} {folder}"[:100] if raw.get("name") else folder
         try:
-            return Cell(folder, settings, check_config(raw))
+            return SweepCell(folder, settings, check_config(raw))
         except InputError as error:
             raise InputError(f"the run {folder} of the sweep: {error}") from error
 
@@ -71,13 +71,12 @@ def read_grids(files: Sequence[Path], changes: Sequence[str]) -> list[Grid]:
     if len(set(stems)) < len(stems):
         raise InputError(f"settings files of a sweep need different names; got {', '.join(map(str, files))}")
     several = len(files) > 1
-    return [
-        Grid(*split_axes(read_raw(file, changes), valid_keys()), file.stem if several and file else "")
-        for file in files or [None]
-    ]
+    if not files:
+        return [Grid(*split_axes(read_raw(None, changes), valid_keys()))]
+    return [Grid(*split_axes(read_raw(file, changes), valid_keys()), file.stem if several else "") for file in files]
 
 
-def cells_of(grids: Sequence[Grid]) -> list[Cell]:
+def cells_of(grids: Sequence[Grid]) -> list[SweepCell]:
     """Return the cells of all grids.
 
     Raises:

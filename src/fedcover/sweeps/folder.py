@@ -11,7 +11,7 @@ from fedcover.config.schema import KEEPS
 from fedcover.errors import InputError
 from fedcover.federation.fingerprint import differences
 from fedcover.federation.run_folder import lock_folder, read_settings, unlock_folder
-from fedcover.sweeps.cells import Cell, Grid, cells_of
+from fedcover.sweeps.cells import Grid, SweepCell, cells_of
 from fedcover.toml import to_toml
 
 FILE = "sweep.json"
@@ -55,11 +55,11 @@ class SweepFolder:
     def __exit__(self, *_: object) -> None:
         unlock_folder(self._lock)
 
-    def folder_of(self, cell: Cell) -> Path:
+    def folder_of(self, cell: SweepCell) -> Path:
         """Return the run folder of a cell."""
         return self.path / cell.folder
 
-    def is_complete(self, cell: Cell) -> bool:
+    def is_complete(self, cell: SweepCell) -> bool:
         """Return whether a cell's run has ended; raise InputError if its folder holds a run of other settings."""
         folder = self.folder_of(cell)
         if not (folder / "config.toml").exists():
@@ -71,14 +71,14 @@ class SweepFolder:
         outcome = self.summary_of(cell)
         return outcome is not None and (outcome["rounds"] >= cell.config.rounds or "stopped" in outcome)
 
-    def summary_of(self, cell: Cell) -> dict[str, Any] | None:
+    def summary_of(self, cell: SweepCell) -> dict[str, Any] | None:
         """Return the outcome of a cell's run; None if it has not ended."""
         try:
             return dict(json.loads((self.folder_of(cell) / "summary.json").read_text()))
         except FileNotFoundError:
             return None
 
-    def fail(self, cell: Cell, error: Exception) -> None:
+    def fail(self, cell: SweepCell, error: Exception) -> None:
         """Record that a cell failed, with the reason."""
         self.errors[cell.folder] = str(error) or type(error).__name__
         self.save()
@@ -99,7 +99,7 @@ class SweepFolder:
         callbacks = grid.cells()[0].config.complete().get("callbacks", {})
         return {**grid.base, **({"callbacks": callbacks} if callbacks else {})}
 
-    def _error_of(self, cell: Cell) -> dict[str, str]:
+    def _error_of(self, cell: SweepCell) -> dict[str, str]:
         return {"error": self.errors[cell.folder]} if cell.folder in self.errors else {}
 
     def _check(self, stored: Mapping[str, Any], resume: bool) -> None:

@@ -12,18 +12,22 @@ from fedcover.errors import FedcoverError, InputError
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.runs import Run
-from fedcover.sweeps.cells import Cell
+from fedcover.sweeps.cells import SweepCell
 from fedcover.sweeps.folder import SweepFolder
 
 TOGETHER = 16
 """The most runs of one batch, by default: each has a model and a history in memory."""
 
-OnRound = Callable[[Cell, RoundRecord], None]
+OnRound = Callable[[SweepCell, RoundRecord], None]
 """A callback that receives the record of every round."""
 
 
 def play_sweep(
-    sweep: SweepFolder, folder: str | None, on_round: OnRound, on_end: Callable[[Cell], None], together: int = TOGETHER
+    sweep: SweepFolder,
+    folder: str | None,
+    on_round: OnRound,
+    on_end: Callable[[SweepCell], None],
+    together: int = TOGETHER,
 ) -> None:
     """Play the cells of a sweep that are not complete; a cell that fails is recorded, and the others continue.
 
@@ -36,7 +40,7 @@ def play_sweep(
         on_end: Called when a cell is complete or has failed, also for those that were complete before.
         together: The most runs of one batch.
     """
-    batches: dict[tuple[object, ...], list[Cell]] = {}
+    batches: dict[tuple[object, ...], list[SweepCell]] = {}
     for cell in sweep.cells:
         if sweep.is_complete(cell):
             on_end(cell)
@@ -61,7 +65,7 @@ class _Batch:
     def __init__(self, sweep: SweepFolder, load: Callable[[str], Split], on_round: OnRound) -> None:
         self._sweep, self._load, self._on_round = sweep, load, on_round
 
-    def play(self, cells: Sequence[Cell]) -> None:
+    def play(self, cells: Sequence[SweepCell]) -> None:
         """Play cells in lockstep, without those that fail."""
         while runs := self._built(cells):
             config = next(iter(runs)).config
@@ -82,9 +86,9 @@ class _Batch:
                         self.play([cell])
                     return
 
-    def _built(self, cells: Sequence[Cell]) -> "dict[Cell, Run]":
+    def _built(self, cells: Sequence[SweepCell]) -> "dict[SweepCell, Run]":
         """Return the runs of cells; those that cannot be built are recorded as failed."""
-        runs: dict[Cell, Run] = {}
+        runs: dict[SweepCell, Run] = {}
         for cell in cells:
             folder, config = self._sweep.folder_of(cell), cell.config
             try:

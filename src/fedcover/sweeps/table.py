@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from fedcover.sweeps.cells import Cell
+from fedcover.sweeps.cells import SweepCell
 from fedcover.sweeps.folder import SweepFolder
 
 SEED = "seed"
@@ -18,7 +18,7 @@ def sweep_rows(sweep: SweepFolder) -> list[dict[str, Any]]:
 
     The deviation is the sample standard deviation; None for fewer than two runs. Runs that have not ended do not count.
     """
-    groups: dict[str, list[Cell]] = {}
+    groups: dict[str, list[SweepCell]] = {}
     for cell in sweep.cells:
         key = json.dumps({name: value for name, value in cell.settings.items() if name != SEED})
         groups.setdefault(key, []).append(cell)
