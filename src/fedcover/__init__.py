@@ -37,6 +37,7 @@ from fedcover.errors import (
     FedcoverError,
     InputError,
     MissingExtraError,
+    SamplingWarning,
     StepSizeWarning,
     StoppedWarning,
     WholeLayersWarning,
@@ -46,6 +47,7 @@ from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.lockstep import run_many
 from fedcover.federation.run_folder import load_model
+from fedcover.federation.sampling import Sampling, availability, sampling, uniform, weighted
 from fedcover.masks.cost import Cost, cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.policies import FACTORIES, ClientPlan, Policy, RoundFeedback, Traits, check_policy, policy
@@ -111,6 +113,8 @@ __all__ = [
     "RoundRecord",
     "RoundView",
     "RunView",
+    "Sampling",
+    "SamplingWarning",
     "Serial",
     "StepSizeWarning",
     "StepView",
@@ -123,6 +127,7 @@ __all__ = [
     "WholeLayersWarning",
     "__version__",
     "aggregator",
+    "availability",
     "average",
     "by_client",
     "by_slot",
@@ -144,11 +149,14 @@ __all__ = [
     "pruning_noise",
     "regions",
     "run_many",
+    "sampling",
     "schedules",
     "shrink",
     "trace",
     "trimmed",
     "uncovered",
+    "uniform",
+    "weighted",
     "zero_padded",
 ]
 __all__ += list(FACTORIES)

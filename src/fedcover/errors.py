@@ -34,6 +34,10 @@ class StepSizeWarning(UserWarning):
     """Issued once a run: the step size of a certified run is larger than the theorem allows."""
 
 
+class SamplingWarning(UserWarning):
+    """Issued once a run: a round has fewer clients than the cohort."""
+
+
 class StoppedWarning(UserWarning):
     """Issued if a run is resumed that a callback has stopped: it has ended, and plays no further round."""
 

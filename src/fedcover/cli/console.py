@@ -23,6 +23,7 @@ from fedcover.errors import (
     DesignWarning,
     FedcoverError,
     InputError,
+    SamplingWarning,
     StepSizeWarning,
     StoppedWarning,
     WholeLayersWarning,
@@ -31,7 +32,7 @@ from fedcover.federation.history import RoundRecord
 from fedcover.toml import toml_value
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-OURS = (CoverageWarning, DesignWarning, StepSizeWarning, StoppedWarning, WholeLayersWarning)
+OURS = (CoverageWarning, DesignWarning, SamplingWarning, StepSizeWarning, StoppedWarning, WholeLayersWarning)
 
 # No markup: names and paths may contain square brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False)

@@ -11,7 +11,17 @@ from fedcover.budgets import QUARTERS
 from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.data import data_rows
 from fedcover.cli.options import JsonOption
-from fedcover.config.choices import AGGREGATION, CALLBACK, LOCAL, POLICY, SCHEDULE, SERVER, Section, options_of
+from fedcover.config.choices import (
+    AGGREGATION,
+    CALLBACK,
+    LOCAL,
+    POLICY,
+    SAMPLING,
+    SCHEDULE,
+    SERVER,
+    Section,
+    options_of,
+)
 from fedcover.config.schema import describe_keys
 from fedcover.errors import InputError
 from fedcover.models import MODELS
@@ -66,6 +76,7 @@ TOPICS: dict[str, Callable[[], Rows]] = {
     "server": partial(_named, SERVER),
     "local": partial(_named, LOCAL),
     "schedule": partial(_named, SCHEDULE),
+    "sampling": partial(_named, SAMPLING),
     "callbacks": partial(_named, CALLBACK),
     "models": _models,
     "codes": _codes,

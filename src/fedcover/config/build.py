@@ -84,6 +84,7 @@ def build_federation(
         certify=config.certify,
         assign=config.assign,
         require_coverage=config.require_coverage,
+        sampling=config.sampling.choice.build(),
     )
     if federation.by == "slot":  # every cohort has these budgets
         federation.policy.check_budgets(federation.theta0, federation.resolved_budgets)

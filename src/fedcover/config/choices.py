@@ -18,6 +18,7 @@ from fedcover.config.python_file import load_factory
 from fedcover.config.toml_types import convert, expected, parse_value, type_of
 from fedcover.errors import InputError
 from fedcover.federation.callbacks import CALLBACKS, Callback
+from fedcover.federation.sampling import SAMPLINGS, Sampling
 from fedcover.policies.base import Policy
 from fedcover.policies.registry import POLICIES
 from fedcover.training.recipes import OPTIMIZERS, Recipe
@@ -76,10 +77,16 @@ SCHEDULE = Section(
     "schedule", SCHEDULES.noun, cast("type[Any]", Callable), SCHEDULES, SCHEDULES.find,
     "a function that returns a function of the round",
 )  # fmt: skip
+SAMPLING = Section(
+    "sampling", SAMPLINGS.noun, Sampling, SAMPLINGS, SAMPLINGS.find,
+    "a function (this_round, population, state) with @fedcover.sampling",
+)  # fmt: skip
 CALLBACK = Section(
     "callbacks", CALLBACKS.noun, Callback, CALLBACKS, CALLBACKS.find, "a subclass of fedcover.Callback"
 )  # fmt: skip
-SECTIONS: dict[str, Section[Any]] = {section.key: section for section in (POLICY, LOCAL, SCHEDULE, AGGREGATION, SERVER)}
+SECTIONS: dict[str, Section[Any]] = {
+    section.key: section for section in (POLICY, LOCAL, SCHEDULE, AGGREGATION, SERVER, SAMPLING)
+}
 """The sections whose objects have settings of their own."""
 
 

@@ -13,6 +13,7 @@ from fedcover.config.choices import (
     AGGREGATION,
     LOCAL,
     POLICY,
+    SAMPLING,
     SCHEDULE,
     SECTIONS,
     SERVER,
@@ -117,6 +118,13 @@ class ScheduleConfig(_Named):
     name: str = Field("constant", description="one of `fedcover list schedule`, or FILE.py:NAME for your own")
 
 
+class SamplingConfig(_Named):
+    """Which clients take part in a round, with its own settings as further keys."""
+
+    section = SAMPLING
+    name: str = Field("uniform", description="one of `fedcover list sampling`, or FILE.py:NAME for your own")
+
+
 class EvaluateConfig(_Strict):
     """When to evaluate."""
 
@@ -164,6 +172,7 @@ class Config(_Strict):
     budgets: BudgetsConfig = BudgetsConfig()
     local: LocalConfig = LocalConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    sampling: SamplingConfig = SamplingConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     flower: FlowerConfig = FlowerConfig()
     callbacks: dict[str, Any] = Field(
@@ -188,6 +197,8 @@ class Config(_Strict):
             settings["local"] = self.local.choice.build().settings()
         if self.schedule == ScheduleConfig():
             del settings["schedule"]
+        if self.sampling == SamplingConfig():
+            del settings["sampling"]
         settings["callbacks"] = {
             label: {"name": choice.name, **choice.settings}
             for label, choice in choose_callbacks(self.callbacks).items()

@@ -7,6 +7,7 @@ from fedcover.budgets import Budgets
 from fedcover.data import Population
 from fedcover.engines.base import Engine
 from fedcover.errors import InputError, check_bool, shown
+from fedcover.federation.sampling import Sampling
 from fedcover.policies.base import Policy
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
@@ -21,6 +22,10 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "budgets": ((Budgets, type(None)), "budgets, such as fedcover.by_slot('1247')"),
     "local": (Recipe, "a recipe, such as fedcover.LocalSGD() or fedcover.LocalAdam()"),
     "aggregator": (Aggregator, "an aggregator, such as fedcover.mean(), or a function with @fedcover.aggregator"),
+    "sampling": (
+        Sampling,
+        "client sampling, such as fedcover.weighted('examples'), or a function with @fedcover.sampling",
+    ),
     "engine": (Engine, "an engine, such as fedcover.Serial()"),
 }
 """The type of each argument, and what to give in words."""

@@ -18,13 +18,12 @@ from fedcover.budgets import Budgets
 from fedcover.data import Examples, Population, as_examples
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
-from fedcover.errors import InputError, check_whole
 from fedcover.federation import round as walk
 from fedcover.federation.advice import remedy
 from fedcover.federation.arguments import check_arguments
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.checkpoint import State
-from fedcover.federation.cohort import draw_budgets, resolve_budgets
+from fedcover.federation.cohort import check_cohort, draw_budgets, resolve_budgets
 from fedcover.federation.evaluator import Evaluator
 from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
@@ -32,6 +31,7 @@ from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.planned_round import PlannedRound, RoundHook
 from fedcover.federation.round import Arrivals
 from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions
+from fedcover.federation.sampling import Sampling, uniform
 from fedcover.federation.scores import Evaluation
 from fedcover.masks.cost import cost_of
 from fedcover.params import FULL, params_of
@@ -70,6 +70,7 @@ class Federation:
             belong to clients, this may happen after rounds that were covered.
         assign: Exchange patterns of equal size within a cohort such that labels of holders complement each other.
         hook: Changes to rounds, for studies of other algorithms.
+        sampling: Which clients take part in a round: ``uniform()``, ``weighted()``, ``availability()``, or your own.
 
     Raises:
         InputError: If the arguments do not fit together; the message says how to fix them.
@@ -88,13 +89,12 @@ class Federation:
     require_coverage: bool = False
     assign: bool = False
     hook: RoundHook = field(default_factory=RoundHook)
+    sampling: Sampling = field(default_factory=uniform)
 
     def __post_init__(self) -> None:
         check_arguments(self)
         clients = self.clients
-        check_whole("cohort", self.cohort, 1)
-        if self.cohort > len(clients):
-            raise InputError(f"cohort must be from 1 to the number of clients, {len(clients)}; got {self.cohort}")
+        check_cohort(self)
         rule, self.aggregator = self.aggregator, self.aggregator.bind(clients)
         self.task = self.task.fitted(clients.examples)
         self.structure = trace(self.task.model, clients.examples.example())
@@ -107,7 +107,7 @@ class Federation:
         self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
         self.theta0 = params_of(self.task.model)
         self.full_cost = cost_of(self.structure, FULL)
-        self.method = describe_method(self.task, self.policy, self.local, rule, self.hook)
+        self.method = describe_method(self.task, self.policy, self.local, rule, self.hook, self.sampling)
         self.evaluator = Evaluator(self.task, self.structure, clients.examples)
 
     @property

@@ -49,7 +49,9 @@ def differences(old: Settings, new: Settings) -> list[str]:
     ]
 
 
-def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggregator, hook: object = None) -> Method:
+def describe_method(
+    task: Task, policy: Policy, local: Recipe, aggregator: Aggregator, hook: object = None, sampling: object = None
+) -> Method:
     """Return what is trained, and how, as text that JSON can store.
 
     Args:
@@ -58,6 +60,7 @@ def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggre
         local: The recipe of local training.
         aggregator: The aggregator, not yet bound to clients.
         hook: The changes to rounds.
+        sampling: Which clients take part in a round.
     """
     recipe = describe(local)
     if isinstance(recipe, dict):  # settings at their defaults are left out, so that a later version may add settings
@@ -70,6 +73,7 @@ def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggre
         "recipe": dict(_flat(recipe)),
         "aggregator": dict(_flat(describe(aggregator))),
         "hook": dict(_flat(describe(hook))),
+        "sampling": dict(_flat(describe(sampling))),
     }
 
 

@@ -237,6 +237,7 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
         "policy": {"name": str(getattr(federation.policy, "name", federation.policy))},
         "budgets": {"by": federation.by, "items": [budget.exact for budget in federation.resolved_budgets]},
         "local": federation.local.settings(),
+        **({} if federation.sampling.uniform else {"sampling": {"name": repr(federation.sampling)}}),
     }
 
 
