@@ -42,7 +42,18 @@ from fedcover.errors import (
     StoppedWarning,
     WholeLayersWarning,
 )
-from fedcover.federation.callbacks import Callback, CSVLog, EarlyStopping, KeepBest, RoundView, RunView, Stop
+from fedcover.federation.callbacks import (
+    Callback,
+    CSVLog,
+    EarlyStopping,
+    KeepBest,
+    MLflow,
+    RoundView,
+    RunView,
+    Stop,
+    TensorBoard,
+    WandB,
+)
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.lockstep import run_many
@@ -101,6 +112,7 @@ __all__ = [
     "KeepBest",
     "LocalAdam",
     "LocalSGD",
+    "MLflow",
     "MissingExtraError",
     "ModelStructure",
     "Policy",
@@ -122,8 +134,10 @@ __all__ = [
     "StoppedWarning",
     "SubModel",
     "Task",
+    "TensorBoard",
     "Traits",
     "Vectorized",
+    "WandB",
     "WholeLayersWarning",
     "__version__",
     "aggregator",

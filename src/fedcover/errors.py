@@ -2,7 +2,7 @@
 
 import importlib.util
 
-PACKAGES = {"PIL": "pillow", "torch_pruning": "torch-pruning"}
+PACKAGES = {"PIL": "pillow", "mlflow": "mlflow-skinny", "torch_pruning": "torch-pruning"}
 """Names under which pip knows modules that are imported under another name."""
 
 

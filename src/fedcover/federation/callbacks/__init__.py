@@ -4,6 +4,9 @@ from fedcover.federation.callbacks.base import CALLBACKS, Callback, RoundView, R
 from fedcover.federation.callbacks.csv_log import CSVLog
 from fedcover.federation.callbacks.early_stopping import EarlyStopping
 from fedcover.federation.callbacks.keep_best import KeepBest
+from fedcover.federation.callbacks.mlflow import MLflow
+from fedcover.federation.callbacks.tensorboard import TensorBoard
+from fedcover.federation.callbacks.wandb import WandB
 
 __all__ = [
     "CALLBACKS",
@@ -11,7 +14,10 @@ __all__ = [
     "Callback",
     "EarlyStopping",
     "KeepBest",
+    "MLflow",
     "RoundView",
     "RunView",
     "Stop",
+    "TensorBoard",
+    "WandB",
 ]
