@@ -13,6 +13,7 @@ from fedcover.config.choices import (
     AGGREGATION,
     LOCAL,
     POLICY,
+    SAMPLING,
     SCHEDULE,
     SECTIONS,
     SERVER,
@@ -20,9 +21,10 @@ from fedcover.config.choices import (
     Section,
     Typed,
     choose,
+    choose_callbacks,
     options_of,
 )
-from fedcover.config.toml_types import parse_value
+from fedcover.config.grid import split_axes
 from fedcover.data import names
 from fedcover.errors import InputError
 from fedcover.models import MODELS
@@ -122,6 +124,13 @@ class ScheduleConfig(_Named):
     name: str = Field("constant", description="one of `fedcover list schedule`, or FILE.py:NAME for your own")
 
 
+class SamplingConfig(_Named):
+    """Which clients take part in a round, with its own settings as further keys."""
+
+    section = SAMPLING
+    name: str = Field("uniform", description="one of `fedcover list sampling`, or FILE.py:NAME for your own")
+
+
 class EvaluateConfig(_Strict):
     """When to evaluate."""
 
@@ -169,8 +178,12 @@ class Config(_Strict):
     budgets: BudgetsConfig = BudgetsConfig()
     local: LocalConfig = LocalConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    sampling: SamplingConfig = SamplingConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     flower: FlowerConfig = FlowerConfig()
+    callbacks: dict[str, Any] = Field(
+        {}, description="tables such as [callbacks.early_stopping]: see `fedcover list callbacks`; name: FILE.py:NAME"
+    )
 
     @field_validator("name")
     @classmethod
@@ -190,6 +203,14 @@ class Config(_Strict):
             settings["local"] = self.local.choice.build().settings()
         if self.schedule == ScheduleConfig():
             del settings["schedule"]
+        if self.sampling == SamplingConfig():
+            del settings["sampling"]
+        settings["callbacks"] = {
+            label: {"name": choice.name, **choice.settings}
+            for label, choice in choose_callbacks(self.callbacks).items()
+        }
+        if not settings["callbacks"]:
+            del settings["callbacks"]
         return settings
 
     @property
@@ -215,6 +236,15 @@ def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> 
     Raises:
         InputError: If the file cannot be read, or a key or a value is not valid.
     """
+    raw, axes = split_axes(read_raw(path, changes), valid_keys())
+    if axes:
+        several = "; ".join(f"{key} = {', '.join(map(str, values))}" for key, values in axes.items())
+        raise InputError(f"{several} makes a grid of runs; use `fedcover sweep`, or give one value")
+    return check_config(raw)
+
+
+def read_raw(path: str | Path | None = None, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the settings of a TOML file and of changes as a nested dict; values of changes are ``Typed`` text."""
     raw: dict[str, Any] = {}
     if path is not None:
         try:
@@ -229,7 +259,7 @@ def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> 
             budgets.pop(KEEPS, None)  # recorded by a run; another run resolves its budgets again
     for change in changes:
         _apply(raw, change)
-    return check_config(raw)
+    return raw
 
 
 def with_default_budgets(config: Config) -> Config:
@@ -298,7 +328,8 @@ def describe_keys() -> list[tuple[str, Any, str]]:
                     (f"{name}.*", None, f"settings of that {default.section.noun}: see `fedcover list {topic}`")
                 )
         else:
-            rows.append((name, default, info.description or ""))
+            whole = isinstance(default, dict)
+            rows.append((f"{name}.*" if whole else name, None if whole else default, info.description or ""))
     return rows
 
 
@@ -327,13 +358,15 @@ def _apply(raw: dict[str, Any], change: str) -> None:
     if not equals or not key:
         raise InputError(f"--set takes key=value, such as --set local.lr=0.1; got '{change}'")
     section, dot, last = key.partition(".")
-    value: Any = Typed(text)  # a policy's setting is read once the policy's name is certain
-    if section not in SECTIONS or last in ("", "name"):
+    table = raw.setdefault(section, {}) if dot else raw
+    if section == "callbacks" and last:
+        label, dot, option = last.partition(".")
+        last = option or label
+        table = table.setdefault(label, {}) if dot and isinstance(table, dict) else table
+    elif section not in SECTIONS or last in ("", "name"):
         if key in RENAMED:
             raise InputError(f"there is no setting '{key}'; use {RENAMED[key]}")
         if key not in valid_keys():
             raise InputError(f"there is no setting '{key}'{_nearest(key)}")
-        value = text if isinstance(valid_keys()[key], str) else parse_value(text)
-    table = raw.setdefault(section, {}) if dot else raw
     if isinstance(table, dict):  # if not, check_config reports it
-        table[last or section] = value
+        table[last or section] = Typed(text)  # it is read once it is certain what it is for

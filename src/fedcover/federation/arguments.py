@@ -16,6 +16,7 @@ from fedcover.data.inputs import copy_of, map_inputs, parts_of
 from fedcover.engines.base import Engine
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError, check_bool, shown
+from fedcover.federation.sampling import SAMPLINGS, Sampling
 from fedcover.policies.base import PerClient, Policy
 from fedcover.policies.registry import POLICIES
 from fedcover.seeding import ambient
@@ -38,10 +39,14 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "local": (Recipe, "a recipe or its name, such as fedcover.LocalSGD() or 'Adam'"),
     "aggregator": (Aggregator, "an aggregator or its name, such as fedcover.mean() or 'median', or a function with"
                    " @fedcover.aggregator"),
+    "sampling": (
+        Sampling,
+        "client sampling, such as fedcover.weighted('examples'), or a function with @fedcover.sampling",
+    ),
     "engine": (Engine, "an engine or its name, such as fedcover.Serial() or 'processes'"),
 }  # fmt: skip
 """The type of each argument, and what to give in words."""
-REGISTRIES = {"policy": POLICIES, "local": OPTIMIZERS, "aggregator": AGGREGATORS}
+REGISTRIES = {"policy": POLICIES, "local": OPTIMIZERS, "aggregator": AGGREGATORS, "sampling": SAMPLINGS}
 SWITCHES = ("certify", "require_coverage", "assign")
 
 

@@ -15,7 +15,16 @@ from fedcover.training.recipes import Recipe
 from fedcover.training.targets import FittedLoss
 from fedcover.training.task import Task
 
-NOT_PART_OF_A_RUN = ("name", "rounds", "engine", "workers", "checkpoint_every", "require_coverage", "flower")
+NOT_PART_OF_A_RUN = (
+    "name",
+    "rounds",
+    "engine",
+    "workers",
+    "checkpoint_every",
+    "require_coverage",
+    "flower",
+    "callbacks",
+)
 """Keys that may change when a run is resumed: they decide how much is computed and where, not the result."""
 DEEPEST = 3
 """Levels of a description that are stored as text; deeper ones are stored as a digest."""
@@ -41,9 +50,7 @@ def differences(old: Settings, new: Settings) -> list[str]:
     ]
 
 
-def describe_method(
-    task: Task, policy: Policy, local: Recipe, aggregator: Aggregator, hook: object = None, augment: object = None
-) -> Method:
+def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggregator, **others: object) -> Method:
     """Return what is trained, and how, as text that JSON can store.
 
     Args:
@@ -51,8 +58,7 @@ def describe_method(
         policy: The policy, bound to the model.
         local: The recipe of local training.
         aggregator: The aggregator, not yet bound to clients.
-        hook: The changes to rounds.
-        augment: The augmentation of inputs.
+        others: Other parts by name: the hook, the sampling of clients, the augmentation of inputs.
     """
     recipe = describe(local)
     if isinstance(recipe, dict):  # settings at their defaults are left out, so that a later version may add settings
@@ -64,8 +70,7 @@ def describe_method(
         "policy": dict(_flat(describe(policy))),
         "recipe": dict(_flat(recipe)),
         "aggregator": dict(_flat(describe(aggregator))),
-        "hook": dict(_flat(describe(hook))),
-        "augmentation": dict(_flat(describe(augment))),
+        **{name: dict(_flat(describe(part))) for name, part in others.items()},
     }
 
 

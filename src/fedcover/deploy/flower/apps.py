@@ -20,6 +20,7 @@ from fedcover.calibration import BudgetUnit
 from fedcover.calibration.fleet_budgets import check_fleet
 from fedcover.config.build import (
     build_aggregator,
+    build_callbacks,
     build_federation,
     build_recipe,
     code_items,
@@ -76,7 +77,10 @@ def play_config(
         check_fleet(code_items(config, config.policy.choice.build()), config.budgets.by, config.cohort, least)
     check_device = device_check(config, data.load(config.data.name, folder).train)
     rules = rules_from_config(config)
-    history = play(grid, make, schedule, least, rules, out, resume, config.shrink, notify, on_round, check_device)
+    history = play(
+        grid, make, schedule, least, rules, out, resume, config.shrink, notify, on_round, check_device,
+        build_callbacks(config),
+    )  # fmt: skip
     with suppress(MissingExtraError):  # without the report extra a run has no page
         from fedcover.report import write_report
 
