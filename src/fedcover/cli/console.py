@@ -42,6 +42,8 @@ EVERY = 10.0
 """Seconds between lines about a long evaluation, where the progress bar is not shown."""
 FEW = 20
 """The most rows of a long table that the console shows."""
+LONGEST_HEAD = 24
+"""The width at which the name of a run is folded in the head of its column."""
 NUMBER = re.compile(r"[-+–]?[\d.,]*\s?[A-Za-z%]{0,3}|–|—")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -129,15 +131,34 @@ def settings_line(settings: Mapping[str, Any], separator: str = ", ") -> str:
 
 
 def show_comparison(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print runs side by side: up to four as columns, which fit a narrow terminal; more as rows."""
-    if len(rows) > 4:
-        show_table(rows)
-        return
+    """Print runs side by side: one column per run, in as many blocks as the width of the terminal needs."""
     first, *measures = rows[0]
-    names = [row[first] for row in rows]
-    show_table(
-        [{first: measure, **{n: row[measure] for n, row in zip(names, rows, strict=True)}} for measure in measures]
-    )
+    left = max(map(len, (first, *measures)))
+    for number, block in enumerate(_blocks(rows, first, out.width - left)):
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column(first, no_wrap=True)
+        for row in block:
+            numbers = all(NUMBER.fullmatch(row[measure]) for measure in measures)
+            table.add_column(row[first], justify="right" if numbers else "left", overflow="fold")
+        for measure in measures:
+            table.add_row(measure, *(row[measure] for row in block))
+        if number:
+            out.print()
+        out.print(table)
+
+
+def _blocks(rows: Sequence[Mapping[str, str]], first: str, room: int) -> Iterator[list[Mapping[str, str]]]:
+    """Yield consecutive rows whose columns fit into the room; a name that is too long for a column is folded."""
+    block: list[Mapping[str, str]] = []
+    used = 0
+    for row in rows:
+        width = 2 + max(min(len(row[first]), LONGEST_HEAD), *(len(cell) for name, cell in row.items() if name != first))
+        if block and used + width > room:
+            yield block
+            block, used = [], 0
+        block.append(row)
+        used += width
+    yield block
 
 
 class RunProgress:
