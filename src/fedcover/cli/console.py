@@ -161,8 +161,21 @@ def _blocks(rows: Sequence[Mapping[str, str]], first: str, room: int) -> Iterato
     yield block
 
 
+def scores_text(accuracy: float | None, metrics: Mapping[str, float | None], loss: float | None) -> str:
+    """Return the scores of an evaluation in one line: accuracy and metrics, or else the loss.
+
+    >>> scores_text(0.9, {"f1": 0.5}, 0.1), scores_text(None, {}, 0.25), scores_text(None, {}, None)
+    ('accuracy 90.00%  f1 0.5', 'loss 0.25', 'not evaluated')
+    """
+    parts = [f"accuracy {accuracy:.2%}"] if accuracy is not None else []
+    parts += [f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in metrics.items()]
+    if not parts:
+        parts = [f"loss {loss:.4g}" if loss is not None else "not evaluated"]
+    return "  ".join(parts)
+
+
 class RunProgress:
-    """A progress bar over rounds: round, accuracy, Gamma_min and time left; plain lines if not on a terminal."""
+    """A progress bar over rounds: round, scores, Gamma_min and time left; plain lines if not on a terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -172,7 +185,7 @@ class RunProgress:
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("accuracy {task.fields[accuracy]}  Γmin {task.fields[gamma]}{task.fields[stage]}"),
+            TextColumn("{task.fields[scores]}  Γmin {task.fields[gamma]}{task.fields[stage]}"),
             TimeRemainingColumn(),
             console=err,
             disable=not self._live,
@@ -190,19 +203,19 @@ class RunProgress:
 
     def follow(self, name: str, rounds: int, note: str = "") -> Callable[[RoundRecord], None]:
         """Return a callback that advances the bar of one run, and prints the note after the first round."""
-        task = self._tasks[name] = self._progress.add_task(name, total=rounds, accuracy="–", gamma="–", stage="")
+        task = self._tasks[name] = self._progress.add_task(name, total=rounds, scores="accuracy –", gamma="–", stage="")
         notes = [] if self._quiet or not note else [note]
 
         def on_round(record: RoundRecord) -> None:
             while notes:
                 self._progress.console.print(notes.pop())
-            accuracy = f"{record.accuracy:.2%}" if record.accuracy is not None else "–"
+            scores = scores_text(record.accuracy, record.metrics, record.loss)
             gamma = str(record.gamma_min)
-            self._progress.update(task, completed=record.round, accuracy=accuracy, gamma=gamma, stage="")
+            self._progress.update(task, completed=record.round, scores=scores, gamma=gamma, stage="")
             if not self._live and not self._quiet:
                 seconds = sum(record.seconds.values())
                 where = f"{name}  round {record.round}/{rounds}"
-                err.print(f"{where}  accuracy {accuracy}  Γmin {record.gamma_min}  {seconds:.1f} s")
+                err.print(f"{where}  {scores}  Γmin {record.gamma_min}  {seconds:.1f} s")
             for entry in () if self._quiet else record.rejected:
                 sentence = f"round {record.round}: client {entry['client']} was left out: {entry['reason']}"
                 say("warning", sentence, "yellow")
