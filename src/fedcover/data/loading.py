@@ -4,7 +4,7 @@ import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ STORIES = "stories"
 """The name of the data set that is generated."""
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """The training and test examples of a data set.
 
     >>> split = load("digits")
