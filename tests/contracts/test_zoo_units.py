@@ -43,26 +43,21 @@ GROUPS: dict[str, list[int]] = {
 }
 """The sizes of the groups of units."""
 
-WHOLE: dict[str, dict[str, str]] = {
-    "vit": {
-        name: LAYER_NORM
-        for name in [
-            "patches", "cls", "places", "encoder.layers.0.self_attn.out_proj", "encoder.layers.0.linear2",
-            "encoder.layers.1.self_attn.out_proj", "encoder.layers.1.linear2",
-        ]
-    },
-    "bert": {
-        f"net.bert.{name}": LAYER_NORM
-        for name in [
-            "embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings",
-            "encoder.layer.0.attention.output.dense", "encoder.layer.0.output.dense",
-            "encoder.layer.1.attention.output.dense", "encoder.layer.1.output.dense",
-        ]
-    },
-    "gpt2": {
-        f"net.transformer.{name}": LAYER_NORM
-        for name in ["wpe", "h.0.attn.c_proj", "h.0.mlp.c_proj", "h.1.attn.c_proj", "h.1.mlp.c_proj"]
-    },
+STREAMS: dict[str, list[str]] = {
+    "vit": [
+        "patches", "cls", "places", "encoder.layers.0.self_attn.out_proj", "encoder.layers.0.linear2",
+        "encoder.layers.1.self_attn.out_proj", "encoder.layers.1.linear2",
+    ],
+    "bert": [
+        "net.bert.embeddings.word_embeddings", "net.bert.embeddings.position_embeddings",
+        "net.bert.embeddings.token_type_embeddings", "net.bert.encoder.layer.0.attention.output.dense",
+        "net.bert.encoder.layer.0.output.dense", "net.bert.encoder.layer.1.attention.output.dense",
+        "net.bert.encoder.layer.1.output.dense",
+    ],
+    "gpt2": [
+        f"net.transformer.{name}"
+        for name in ("wpe", "h.0.attn.c_proj", "h.0.mlp.c_proj", "h.1.attn.c_proj", "h.1.mlp.c_proj")
+    ],
 }  # fmt: skip
 """The layers that are left whole; in the zoo only because of layer norms."""
 
@@ -78,9 +73,8 @@ def followed(name: str) -> tuple[ModelStructure, UnitStructure]:
 def test_groups_and_layers_left_whole(name: str) -> None:
     _, units = followed(name)
     assert [group.size for group in units.groups] == GROUPS[name]
-    assert set(units.left_whole) == set(WHOLE.get(name, {}))
-    for layer, reason in WHOLE.get(name, {}).items():
-        assert reason in units.left_whole[layer]
+    assert set(units.left_whole) == set(STREAMS.get(name, []))
+    assert all(LAYER_NORM in reason for reason in units.left_whole.values())
 
 
 def inputs_like(example: Tensor, rng: torch.Generator) -> Tensor:
@@ -163,7 +157,7 @@ def test_budgets_are_kept_as_far_as_layers_can_be_pruned(name: str, keep: float)
     assert shares["WP"] == pytest.approx(exact)
     assert shares["optimal"] == pytest.approx(exact)
     message = fc.federation.advice.whole_sentence(fc.heterofl().bind(structure), structure, [fc.Budget(keep)])
-    assert bool(message) == (name in WHOLE)
+    assert bool(message) == (name in STREAMS)
     if message:
         assert f"{shares['HeteroFL']:.3g} where {keep:g} is asked" in message
 
@@ -175,7 +169,9 @@ def table() -> list[str]:
         _, units = followed(name)
         shares = kept_shares(name, 0.25)
         whole = f"{len(units.left_whole)}: layer norm" if units.left_whole else "none"
-        rows.append(f"| {animal.title} | {len(units.groups)} | {whole} | {shares['HeteroFL']:.2f} | {shares['WP']:.2f} |")
+        rows.append(
+            f"| {animal.title} | {len(units.groups)} | {whole} | {shares['HeteroFL']:.2f} | {shares['WP']:.2f} |"
+        )
     return rows
 
 

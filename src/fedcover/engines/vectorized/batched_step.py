@@ -58,7 +58,7 @@ class BatchedStep:
         device: torch.device,
         compiled: bool,
     ) -> None:
-        self._model, stream = with_keyed_dropout(jobs[0].task.model)
+        self._model, stream = with_keyed_dropout(jobs[0].task.model, jobs[0].population.examples.inputs[:2])
         _refuse_randomness(self._model.train(), jobs[0])
         _refuse_short_batches(self._model, jobs[0], table)
         if not table.full:
@@ -178,8 +178,8 @@ def _refuse_randomness(model: nn.Module, job: Job) -> None:
         if not torch.equal(before, torch.default_generator.get_state()):
             name = type(job.task.model).__name__
             raise InputError(
-                f"the model {name} draws random numbers other than by nn.Dropout, which engine=vectorized cannot"
-                f" separate by client; use nn.Dropout, or engine=processes"
+                f"the model {name} draws random numbers other than by dropout, which engine=vectorized cannot"
+                f" separate by client; use nn.Dropout or F.dropout, or engine=processes"
             )
 
 

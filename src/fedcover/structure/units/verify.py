@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from fedcover._threads import one_thread
 from fedcover.params import Params, prune, put_params
 from fedcover.seeding import ambient, generator
+from fedcover.structure.attention import CannotCutError
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.candidates import Candidate
 from fedcover.structure.units.group import UnitGroup, layer_of
@@ -91,6 +92,8 @@ class DryRun:
                         actual = small(inputs.clone())
                     if not _close(actual, expected, tolerance):
                         return MIXED
+        except CannotCutError as error:
+            return str(error)
         except Exception as error:
             return f"{FAILS} '{str(error).partition(chr(10))[0] or type(error).__name__}'"
         return ""
