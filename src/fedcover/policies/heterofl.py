@@ -74,7 +74,7 @@ class HeteroFL(UnitPolicy):
         return within[int(torch.randint(len(within), (), generator=this_round.generator("rate", client.id)))]
 
     def gains(self, rate: float) -> dict[str, float]:
-        """Return the Scaler's factors at a width: 1/r for the weight and bias of hidden layers, except recurrent ones."""
+        """Return the Scaler's factors at a width: 1/r for weights and biases of all but recurrent layers."""
         factors: dict[str, float] = {}
         for group in self.groups:
             incoming = (member.tensor for member in group.members if member.incoming)

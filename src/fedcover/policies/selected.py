@@ -18,6 +18,9 @@ from fedcover.structure.selection import select_layers
 from fedcover.structure.trace import ModelStructure
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+ARGUMENTS = """\
+    only: Layers that may be pruned, by names or patterns such as "encoder.*"; all, if it is left out.
+    skip: Layers that stay whole, in the same form."""
 
 
 @dataclass(frozen=True)
@@ -140,4 +143,12 @@ def with_selection(factory: Factory) -> Factory:
     place = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
     parameters[place:place] = added
     build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    build.__doc__ = _documented(inspect.getdoc(factory) or "")
     return cast(Factory, build)
+
+
+def _documented(text: str) -> str:
+    """Return a factory's docstring with ``only`` and ``skip`` at the end of its arguments."""
+    summary, title, rest = text.partition("\n\nArgs:\n")
+    arguments, gap, more = rest.partition("\n\n")
+    return f"{summary}\n\nArgs:\n{arguments}{chr(10) * bool(title)}{ARGUMENTS}{gap}{more}"

@@ -132,7 +132,7 @@ class Reader:
 
     def reasons(self) -> dict[str, str]:
         """Return why the units of layers cannot be removed, by layer."""
-        unit, found = self._trace.ledger.solve(), {}
+        unit, by_layer = self._trace.ledger.solve(), {}
         reason_of: dict[int, str] = {}
         for ids, reason in self._trace.ledger.fixed:
             for one in np.unique(unit[ids]).tolist():
@@ -140,8 +140,8 @@ class Reader:
         for key in sorted(self._trace.outer):
             reasons = [reason_of[u] for u in unit[self._trace.ids[key]].tolist() if u in reason_of]
             if reasons:
-                found[layer_of(key[0])] = reasons[0]
-        return found
+                by_layer[layer_of(key[0])] = reasons[0]
+        return by_layer
 
     def _incoming(self, axes: frozenset[tuple[str, int]]) -> list[tuple[str, int]]:
         return [key for key in axes if key in self._trace.outer and key[0] in self._order]
