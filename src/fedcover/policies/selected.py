@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -127,7 +127,7 @@ def selected(policy: Policy, only: Sequence[str] | None = None, skip: Sequence[s
 
 def with_selection(factory: Factory) -> Factory:
     """Return a factory of policies that also takes ``only`` and ``skip``."""
-    signature = inspect.signature(factory)
+    signature = _signature(factory)
     if {"only", "skip"} & signature.parameters.keys():
         return factory
 
@@ -145,6 +145,16 @@ def with_selection(factory: Factory) -> Factory:
     build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     build.__doc__ = _documented(inspect.getdoc(factory) or "")
     return cast(Factory, build)
+
+
+def _signature(factory: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a factory, without the fields of a dataclass that are not shown."""
+    try:
+        signature = inspect.signature(factory, eval_str=True)
+    except Exception:  # annotations in quotes may name what cannot be imported here
+        signature = inspect.signature(factory)
+    hidden = {field.name for field in fields(factory) if not field.repr} if is_dataclass(factory) else set()
+    return signature.replace(parameters=[one for name, one in signature.parameters.items() if name not in hidden])
 
 
 def _documented(text: str) -> str:

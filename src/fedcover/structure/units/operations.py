@@ -24,7 +24,7 @@ ELEMENTWISE = {
 FACTORIES = frozenset(
     ["zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty"]
 )
-COMBINES = "combines them with numbers that are not units"
+COMBINES = "combines them with numbers that are not units, such as inputs or constants"
 
 
 def rule(names: str) -> Callable[[Rule], Rule]:
