@@ -37,13 +37,28 @@ from fedcover.errors import (
     FedcoverError,
     InputError,
     MissingExtraError,
+    SamplingWarning,
     StepSizeWarning,
+    StoppedWarning,
     WholeLayersWarning,
+)
+from fedcover.federation.callbacks import (
+    Callback,
+    CSVLog,
+    EarlyStopping,
+    KeepBest,
+    MLflow,
+    RoundView,
+    RunView,
+    Stop,
+    TensorBoard,
+    WandB,
 )
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.lockstep import run_many
 from fedcover.federation.run_folder import load_model
-from fedcover.federation.runs import run_many
+from fedcover.federation.sampling import Sampling, availability, sampling, uniform, weighted
 from fedcover.masks.cost import Cost, cost_of
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
 from fedcover.policies import FACTORIES, ClientPlan, Policy, RoundFeedback, Traits, check_policy, policy
@@ -71,6 +86,8 @@ __all__ = [
     "Aggregation",
     "Aggregator",
     "Budget",
+    "CSVLog",
+    "Callback",
     "Client",
     "ClientError",
     "ClientPlan",
@@ -85,14 +102,17 @@ __all__ = [
     "FedAdam",
     "FedAvgM",
     "FedYogi",
+    "EarlyStopping",
     "FedcoverError",
     "Federation",
     "RoundFeedback",
     "GradientTransform",
     "History",
     "InputError",
+    "KeepBest",
     "LocalAdam",
     "LocalSGD",
+    "MLflow",
     "MissingExtraError",
     "ModelStructure",
     "Policy",
@@ -103,16 +123,25 @@ __all__ = [
     "Regrow",
     "Round",
     "RoundRecord",
+    "RoundView",
+    "RunView",
+    "Sampling",
+    "SamplingWarning",
     "Serial",
     "StepSizeWarning",
     "StepView",
+    "Stop",
+    "StoppedWarning",
     "SubModel",
     "Task",
+    "TensorBoard",
     "Traits",
     "Vectorized",
+    "WandB",
     "WholeLayersWarning",
     "__version__",
     "aggregator",
+    "availability",
     "average",
     "by_client",
     "by_slot",
@@ -134,11 +163,14 @@ __all__ = [
     "pruning_noise",
     "regions",
     "run_many",
+    "sampling",
     "schedules",
     "shrink",
     "trace",
     "trimmed",
     "uncovered",
+    "uniform",
+    "weighted",
     "zero_padded",
 ]
 __all__ += list(FACTORIES)

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-PACKAGES = {"PIL": "pillow"}
+PACKAGES = {"PIL": "pillow", "mlflow": "mlflow-skinny"}
 """Names under which pip knows modules that are imported under another name."""
 
 
@@ -32,6 +32,14 @@ class DesignWarning(UserWarning):
 
 class StepSizeWarning(UserWarning):
     """Issued once a run: the step size of a certified run is larger than the theorem allows."""
+
+
+class SamplingWarning(UserWarning):
+    """Issued once a run: a round has fewer clients than the cohort."""
+
+
+class StoppedWarning(UserWarning):
+    """Issued if a run is resumed that a callback has stopped: it has ended, and plays no further round."""
 
 
 class ClientError(FedcoverError):

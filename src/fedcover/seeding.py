@@ -6,10 +6,12 @@ afterwards.
 """
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 Key = int | str
@@ -51,6 +53,24 @@ def ambient(seed: int, *key: Key) -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(before)
+
+
+@contextmanager
+def seeded(seed: int, *key: Key) -> Iterator[None]:
+    """Seed the generators of torch, numpy and Python by an address inside the block, and restore them afterwards.
+
+    Users' code, such as the ``__getitem__`` of a data set, may draw from any of them.
+    """
+    number = address(seed, *key)
+    before = random.getstate(), np.random.get_state()
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    try:
+        with ambient(seed, *key):
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 @dataclass(frozen=True)

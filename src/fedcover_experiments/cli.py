@@ -5,6 +5,7 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +20,14 @@ from fedcover_experiments.paper.compare import departure_rows
 from fedcover_experiments.paper.experiments import experiments, names, title
 from fedcover_experiments.paper.published import tables
 from fedcover_experiments.results import load, load_all, run_and_save
-from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, ExperimentRun
+from fedcover_experiments.runner import CHECKPOINT_EVERY, COHORT, ROUNDS, SEEDS, ExperimentRun
 from fedcover_experiments.studies import SEEDS as STUDY_SEEDS
 from fedcover_experiments.studies import STUDIES
 from fedcover_experiments.studies.report import load_study, study_tables, write_study_report
 from fedcover_experiments.studies.selection import StudySelection, run_selection
 
+AGAIN = f"runs have a checkpoint every {CHECKPOINT_EVERY} rounds: repeat the command to continue from there"
+"""What to do after Ctrl-C."""
 RUNS = Path("runs/paper")
 """The default folder of runs."""
 
@@ -53,7 +56,7 @@ def list_(as_json: JsonOption = False) -> None:
 
 
 @paper.command("run")
-@friendly
+@partial(friendly, interrupted=AGAIN)
 def run(
     table: Annotated[str, typer.Argument(help="A table of `fedcover paper list`, or mnist, cifar10 or all.")],
     rows: Annotated[str, typer.Option(help="Only these rows: codes or nicknames, separated by commas.")] = "",
@@ -155,7 +158,7 @@ def audit(as_json: JsonOption = False) -> None:
     out.print(f"\n{len(cells)} doubtful cells in {sum(len(table.rows) for table in tables().values())} rows")
 
 
-@friendly
+@partial(friendly, interrupted=AGAIN)
 def study(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(STUDIES)}.")],
     seeds: SeedsOption = STUDY_SEEDS,
@@ -171,7 +174,7 @@ def study(
     """Run a study and report on it: the effect of `coverage`, of weights by `labels`, or published `methods` compared.
 
     Policies are compared by seed, with 95 % intervals and Holm's correction. A study takes minutes on a GPU and hours
-    on two cores.
+    on two cores. Its runs are kept in `runs/` under --out, and the same command continues an interrupted study.
     """
     if name not in STUDIES:
         raise InputError(f"there is no study '{name}'; use one of {', '.join(STUDIES)}")
@@ -182,7 +185,8 @@ def study(
         selection = StudySelection(name, seeds, rounds, on=on, only=only)
         count = len(selection.runs)
         with BatchProgress(f"{count} runs", count * rounds, quiet) as progress:
-            run_selection(selection, "fedcover study", path, engine, data, progress)
+            home = folder / "runs" / name / f"{rounds}-rounds"
+            run_selection(selection, "fedcover study", path, engine, data, progress, home)
     check_extra("report", "drawing a report", "matplotlib", "PIL")
     loaded = load_study(name, path)
     page, *_ = write_study_report(name, loaded, folder)

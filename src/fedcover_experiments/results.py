@@ -131,8 +131,9 @@ def run_and_save(
         return seconds  # all runs were finished before: the file has the time that they took
     outcomes = {run: outcome_of(run, history) for run, history in histories.items()}
     entry = provenance_of(command, len(runs), seconds, engine, data_provenance)
-    if policy:
-        entry |= {"policy": policy, "round_seconds": round((end - warm) / max(1, played - len(runs)), 4)}
+    if policy:  # without a round after the first of each run, there is no time to measure
+        measured = round((end - warm) / (played - len(runs)), 4) if played > len(runs) else None
+        entry |= {"policy": policy, **({} if measured is None else {"round_seconds": measured})}
     save(path, outcomes, rounds, entry)
     return seconds
 

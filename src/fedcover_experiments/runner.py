@@ -11,7 +11,7 @@ from fedcover.data import Examples, Population, Split, iid, load, shards
 from fedcover.engines.base import Engine
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
-from fedcover.federation.runs import run_many
+from fedcover.federation.lockstep import run_many
 from fedcover.models import INPUT_SHAPES, build
 from fedcover.policies.registry import named_policy
 from fedcover.training.recipes import LocalSGD

@@ -16,7 +16,7 @@ VOCABULARY = ["version", "errors", "_files", "_threads", "toml", "seeding", "par
 """Single modules that everything else may use."""
 ROOMS = [
     "data", "structure", "models", "masks", "aggregation", "training", "policies", "engines", "theory", "federation",
-    "calibration", "config", "audit", "report", "deploy", "cli",
+    "calibration", "config", "sweeps", "audit", "report", "deploy", "cli",
 ]  # fmt: skip
 ORDER = [*VOCABULARY, *ROOMS]
 SOURCE = Path(fedcover.__file__).parent

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import fedcover as fc
+from fedcover.data.inputs import Inputs, cast_inputs, map_inputs
 from fedcover.params import count, params_of, prune, put_params
 from fedcover.policies import POLICIES
+from fedcover.structure.calls import call_model
 from fedcover.structure.submodel import Shrinker
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.structure.units import UnitStructure, unit_structure
-from tests.zoo import ZOO, as_one_tensor
+from tests.zoo import ZOO, network
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "networks.md"
 LAYER_NORM = "a LayerNorm, normalises over all of them"
@@ -49,13 +51,13 @@ STREAMS: dict[str, list[str]] = {
         "encoder.layers.1.self_attn.out_proj", "encoder.layers.1.linear2",
     ],
     "bert": [
-        "net.bert.embeddings.word_embeddings", "net.bert.embeddings.position_embeddings",
-        "net.bert.embeddings.token_type_embeddings", "net.bert.encoder.layer.0.attention.output.dense",
-        "net.bert.encoder.layer.0.output.dense", "net.bert.encoder.layer.1.attention.output.dense",
-        "net.bert.encoder.layer.1.output.dense",
+        "bert.embeddings.word_embeddings", "bert.embeddings.position_embeddings",
+        "bert.embeddings.token_type_embeddings", "bert.encoder.layer.0.attention.output.dense",
+        "bert.encoder.layer.0.output.dense", "bert.encoder.layer.1.attention.output.dense",
+        "bert.encoder.layer.1.output.dense",
     ],
     "gpt2": [
-        f"net.transformer.{name}"
+        f"transformer.{name}"
         for name in ("wpe", "h.0.attn.c_proj", "h.0.mlp.c_proj", "h.1.attn.c_proj", "h.1.mlp.c_proj")
     ],
 }  # fmt: skip
@@ -64,7 +66,7 @@ STREAMS: dict[str, list[str]] = {
 
 @cache
 def followed(name: str) -> tuple[ModelStructure, UnitStructure]:
-    net, example = as_one_tensor(name)
+    net, example = network(name)
     structure = trace(net, example)
     return structure, unit_structure(structure)
 
@@ -77,19 +79,24 @@ def test_groups_and_layers_left_whole(name: str) -> None:
     assert all(LAYER_NORM in reason for reason in units.left_whole.values())
 
 
-def inputs_like(example: Tensor, rng: torch.Generator) -> Tensor:
-    shape = (5, *example.shape[1:])
-    if example.is_floating_point():
-        return torch.randn(shape, generator=rng, dtype=torch.float64)
-    return torch.randint(int(example.max()) + 1, shape, generator=rng)
+def inputs_like(example: Inputs, rng: torch.Generator) -> Inputs:
+    """Five random inputs: numbers of double precision, or tokens."""
+
+    def drawn(part: Tensor) -> Tensor:
+        shape = (5, *part.shape[1:])
+        if part.is_floating_point():
+            return torch.randn(shape, generator=rng, dtype=torch.float64)
+        return torch.randint(int(part.max()) + 1, shape, generator=rng)
+
+    return map_inputs(drawn, example)
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_the_smaller_network_is_the_masked_one(name: str) -> None:
     """For random units: outputs in evaluation, and gradients in training, in double precision."""
-    net, example = as_one_tensor(name)
+    net, example = network(name)
     net.double()
-    structure = trace(net, example.double() if example.is_floating_point() else example)
+    structure = trace(net, cast_inputs(example, torch.float64, whole_numbers=False))
     shrinker, rng = Shrinker(structure), torch.Generator().manual_seed(0)
     theta = {
         n: torch.randn(shape, generator=rng, dtype=torch.float64) / math.sqrt(max(1, math.prod(shape[1:])))
@@ -108,13 +115,14 @@ def test_the_smaller_network_is_the_masked_one(name: str) -> None:
         put_params(dense, prune(theta, mask))
         put_params(small, sub.cut(theta))
         with torch.no_grad():
-            torch.testing.assert_close(small.eval()(inputs), dense.eval()(inputs), rtol=1e-9, atol=1e-9)
+            actual, expected = (call_model(model.eval(), inputs) for model in (small, dense))
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
         full = sub.restore(gradients(small, inputs), theta)
         for n, gradient in prune(gradients(dense, inputs), mask).items():
             torch.testing.assert_close(full[n], gradient, rtol=1e-7, atol=1e-8)
 
 
-def gradients(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     """The gradients of a sum of squares, in training mode without dropout."""
     model.train()
     for layer in model.modules():
@@ -122,7 +130,7 @@ def gradients(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
             layer.p = 0.0
     named = dict(model.named_parameters())
     trained = {n: p for n, p in named.items() if p.requires_grad}
-    found = torch.autograd.grad(model(inputs).square().sum(), list(trained.values()), allow_unused=True)
+    found = torch.autograd.grad(call_model(model, inputs).square().sum(), list(trained.values()), allow_unused=True)
     by_name = dict(zip(trained, found, strict=True))
     return {n: torch.zeros_like(p) if by_name.get(n) is None else by_name[n] for n, p in named.items()}  # type: ignore[misc]
 

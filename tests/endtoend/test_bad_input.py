@@ -156,8 +156,8 @@ def test_run_folder_that_holds_a_run(cli: Cli, finished: Path) -> None:
 
 def test_run_folder_in_use(cli: Cli, finished: Path) -> None:
     before = snapshot(finished)
-    take = "from fedcover.federation.run_folder import RunFolder\n"
-    take += f"folder = RunFolder({str(finished)!r})\nfolder._take_lock()\n"
+    take = "from pathlib import Path\nfrom fedcover.federation.run_folder import lock_folder\n"
+    take += f"lock = lock_folder(Path({str(finished)!r}))\n"
     hold = take + "print(flush=True)\ninput()"
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcover.budgets import Budget
 from fedcover.calibration.calibration import Calibration
 from fedcover.clients import Client
-from fedcover.data import Population, from_parts
+from fedcover.data import Inputs, Population, from_parts
+from fedcover.data.inputs import copy_of, map_inputs, parts_of
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError, check_whole
 from fedcover.params import params_of
@@ -22,6 +24,7 @@ from fedcover.policies.neuron_pruning import neuron_pruning
 from fedcover.policies.weight_pruning import weight_pruning
 from fedcover.seeding import Round, generator
 from fedcover.structure.batch_norm import static_form
+from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training.client import Job
 from fedcover.training.recipes import LocalSGD
@@ -33,7 +36,7 @@ BATCHES, MOST_STEPS, CALL = 20, 300, 0.05
 
 def calibrate(
     model: nn.Module,
-    example: Tensor,
+    example: Inputs,
     keeps: Sequence[float] = (0.25, 0.5, 0.75, 1.0),
     batch: int = 10,
     units: bool = False,
@@ -69,7 +72,7 @@ def calibrate(
     theta = params_of(structure.model)
     cohort = [Client(0, slot, budget) for slot, budget in enumerate(budgets)]
     plans, _ = policy.plan(theta, cohort, Round(1, 0), policy.start())
-    task, clients, engine = Task(structure.model), synthetic_clients(structure, batch), Serial(shrink=True)
+    (task, clients), engine = synthetic_task(structure, batch), Serial(shrink=True)
     recipe = LocalSGD(1, batch, lr=1e-4)
     jobs = [Job(task, clients, cohort[0], theta, plan.mask, recipe, Round(1, 0)) for plan in plans]
     times = timed(engine, jobs, repeats)
@@ -97,7 +100,7 @@ def this_device() -> str:
     return f"{platform.platform()}, {platform.machine()}, torch {torch.__version__}, 1 thread"
 
 
-def training_structure(model: nn.Module, example: Tensor) -> ModelStructure:
+def training_structure(model: nn.Module, example: Inputs) -> ModelStructure:
     """Return the structure of the model as federations train it: batch norms use only statistics of the batch."""
     structure = trace(model, example)
     return trace(static_form(structure, model), example) if structure.moving else structure
@@ -129,24 +132,30 @@ def seconds_of_step(engine: Serial, job: Job, steps: int) -> float:
     return (time.perf_counter() - start) / (epochs * batches)
 
 
-def synthetic_clients(structure: ModelStructure, batch: int) -> Population:
-    """Return clients 0, 1, ... with 1, 2, ... batches of random data."""
-    rng, count = generator(0, "calibrate"), BATCHES * batch
+def synthetic_task(structure: ModelStructure, batch: int) -> tuple[Task, Population]:
+    """Return a task for a model of any scores, and clients 0, 1, ... with 1, 2, ... batches of random data."""
+    rng, examples, like = generator(0, "calibrate"), BATCHES * batch, structure.example
     with torch.no_grad():
-        scores = copy.deepcopy(structure.model).eval()(structure.example.clone())
-    if not isinstance(scores, Tensor) or scores.ndim != 2:
-        raise InputError("a model to calibrate must return one row of class scores for each example; wrap it")
-    like = structure.example
-    if (size := count * like[0].numel() * like.element_size()) > (most := _memory() // 4):
+        scores = call_model(copy.deepcopy(structure.model).eval(), copy_of(like))
+    size = examples * sum(part[0].numel() * part.element_size() for part in parts_of(like).values())
+    if size > (most := _memory() // 4):
         raise InputError(
             f"{BATCHES} batches of {batch} examples take {size / 1e9:,.1f} GB, and this machine can spare"
             f" {most / 1e9:,.1f}; use a smaller batch"
         )
-    inputs = like.repeat(-(-count // len(like)), *[1] * (like.ndim - 1))[:count]
-    if like.is_floating_point():
-        inputs = torch.randn(inputs.shape, generator=rng).to(like.dtype)
-    labels = torch.randint(scores.shape[1], (count,), generator=rng)
-    return from_parts((inputs, labels), [torch.arange(batch * (i + 1)) for i in range(BATCHES)])
+
+    def drawn(part: Tensor) -> Tensor:
+        if part.is_floating_point():
+            return torch.randn((examples, *part.shape[1:]), generator=rng).to(part.dtype)
+        return part.repeat(-(-examples // len(part)), *[1] * (part.ndim - 1))[:examples]
+
+    inputs = map_inputs(drawn, like)
+    if scores.ndim == 2 and scores.shape[1] > 1:
+        task, labels = Task(structure.model), torch.randint(scores.shape[1], (examples,), generator=rng)
+    else:
+        task = Task(structure.model, F.mse_loss)
+        labels = torch.zeros((examples, *scores.shape[1:]), dtype=scores.dtype)
+    return task, from_parts((inputs, labels), [torch.arange(batch * (i + 1)) for i in range(BATCHES)])
 
 
 def _memory() -> int:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedcover.budgets import Budget
 from fedcover.calibration.calibration import Line
-from fedcover.calibration.timing import median_seconds, synthetic_clients, training_structure
+from fedcover.calibration.timing import median_seconds, synthetic_task, training_structure
 from fedcover.clients import Client
+from fedcover.data import Inputs
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError, check_whole
 from fedcover.params import FULL, Mask, params_of
@@ -16,14 +17,13 @@ from fedcover.seeding import Round
 from fedcover.structure.trace import hidden_weights
 from fedcover.training.client import Job
 from fedcover.training.recipes import LocalSGD
-from fedcover.training.task import Task
 
 LEAST_FIXED = 1e-3
 """The least fraction of a step's seconds that counts as fixed, since timings are noisy."""
 
 
 def weight_seconds(
-    model: nn.Module, example: Tensor, keeps: Sequence[float] = (0.25, 0.5, 0.75), batch: int = 10, repeats: int = 7
+    model: nn.Module, example: Inputs, keeps: Sequence[float] = (0.25, 0.5, 0.75), batch: int = 10, repeats: int = 7
 ) -> tuple[dict[str, float], float]:
     """Return the seconds of one weight by layer, and the seconds of a step that pruning does not save.
 
@@ -48,7 +48,7 @@ def weight_seconds(
     layers = hidden_weights(structure, "PruneFL")
     cases: list[tuple[str, int]] = [(n, whole_part(keep, theta[n].numel())) for n in layers for keep in keeps]
     masks: list[Mask] = [largest(magnitudes(theta, [name]), count) for name, count in cases]
-    task, clients, client = Task(structure.model), synthetic_clients(structure, batch), Client(0, 0, Budget())
+    (task, clients), client = synthetic_task(structure, batch), Client(0, 0, Budget())
     recipe, first = LocalSGD(1, batch, lr=1e-4), Round(1, 0)
     jobs = [Job(task, clients, client, theta, mask, recipe, first) for mask in [*masks, FULL]]
     *pruned, full = median_seconds(Serial(), jobs, repeats)

@@ -7,7 +7,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedcover.cli import audit, calibrate, data, demo, deploy, design, report, run
+from fedcover.cli import audit, calibrate, data, demo, deploy, design, report, run, sweep
 from fedcover.cli import list as list_command
 from fedcover.version import __version__
 
@@ -77,6 +77,7 @@ def top(
 
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
+app.command("sweep")(sweep.sweep)
 app.command("design")(design.design)
 app.command("report")(report.report)
 app.command("list")(list_command.list_)

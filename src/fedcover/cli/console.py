@@ -6,6 +6,7 @@ Only `fedcover/__main__.py` and the log of a Flower server app print elsewhere.
 import functools
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +23,16 @@ from fedcover.errors import (
     DesignWarning,
     FedcoverError,
     InputError,
+    SamplingWarning,
     StepSizeWarning,
+    StoppedWarning,
     WholeLayersWarning,
 )
 from fedcover.federation.history import RoundRecord
 from fedcover.toml import toml_value
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-OURS = (CoverageWarning, DesignWarning, StepSizeWarning, WholeLayersWarning)
+OURS = (CoverageWarning, DesignWarning, SamplingWarning, StepSizeWarning, StoppedWarning, WholeLayersWarning)
 
 # No markup: names and paths may contain square brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False)
@@ -44,8 +47,17 @@ NUMBER = re.compile(r"[-+–]?[\d.,]*\s?[A-Za-z%]{0,3}|–|—")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def friendly(command: F) -> F:
-    """Return the command with errors as one sentence and an exit code: 2 invalid input, 1 failure, 130 Ctrl-C."""
+RESUMABLE = "a run folder keeps its finished rounds: repeat the command with --resume and --out FOLDER"
+"""What to do after Ctrl-C, for commands that store runs."""
+
+
+def friendly(command: F, interrupted: str = "") -> F:
+    """Return the command with errors as one sentence and an exit code: 2 invalid input, 1 failure, 130 Ctrl-C.
+
+    Args:
+        command: The command.
+        interrupted: What to do after Ctrl-C, if the command can be continued.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -55,10 +67,7 @@ def friendly(command: F) -> F:
             say("error", str(error), "bold red")
             raise typer.Exit(BAD_INPUT if isinstance(error, InputError) else FAILED) from None
         except KeyboardInterrupt:
-            err.print(
-                "interrupted; a run folder keeps its finished rounds: repeat the command with --resume (`fedcover paper"
-                " run` resumes by itself)"
-            )
+            err.print(f"interrupted; {interrupted}" if interrupted else "interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # the reader of the output has closed it, as with `| head`
             sys.stderr.close()
@@ -202,7 +211,9 @@ class RunProgress:
 
 
 class BatchProgress:
-    """A progress bar over the rounds of many runs; call it after each round. It is silent if not on a terminal.
+    """A progress bar over the rounds of many runs; call it after each round.
+
+    If not on a terminal, it prints a line at the start and every few seconds.
 
     Warnings about coverage and step sizes are not shown: such runs are part of the comparison.
     """
@@ -219,6 +230,7 @@ class BatchProgress:
         )
         self._task, self._total = self._progress.add_task(title, total=total), total
         self._rounds: dict[object, int] = {}
+        self._ended = threading.Event()
 
     def __enter__(self) -> "BatchProgress":
         with ExitStack() as stack:
@@ -227,9 +239,19 @@ class BatchProgress:
             self._stack = stack.pop_all()
         if not self._quiet and not err.is_terminal:
             err.print(self._title)
+            threading.Thread(target=self._print_lines, daemon=True).start()
         return self
 
+    def _print_lines(self) -> None:
+        """Print how far the runs are every few seconds, until they have ended."""
+        start = time.monotonic()
+        while not self._ended.wait(EVERY):
+            played = sum(self._rounds.copy().values())
+            seconds = time.monotonic() - start
+            err.print(f"{self._title}: {played} of {self._total} rounds after {seconds:.0f} s")
+
     def __exit__(self, *error: object) -> None:
+        self._ended.set()
         if error[0] is None:  # runs that were already finished have reported no rounds
             self._progress.update(self._task, completed=self._total)
         self._stack.close()

@@ -5,12 +5,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import friendly, out, say, show_table
+from fedcover.cli.console import RESUMABLE, friendly, out, say, show_table
 from fedcover.cli.options import CalibrationOption, JsonOption, QuietOption
 from fedcover.config.schema import read_config
 from fedcover.deploy.address import on_loopback, parse_address
@@ -164,7 +165,7 @@ def client(
 
 
 @app.command("run")
-@friendly
+@partial(friendly, interrupted=RESUMABLE)
 def run(
     config: Annotated[Path, typer.Argument(help="Settings in TOML.")],
     server: ServerOption,

@@ -11,7 +11,17 @@ from fedcover.budgets import QUARTERS
 from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.data import data_rows
 from fedcover.cli.options import JsonOption
-from fedcover.config.choices import AGGREGATION, LOCAL, POLICY, SCHEDULE, SERVER, Section, options_of
+from fedcover.config.choices import (
+    AGGREGATION,
+    CALLBACK,
+    LOCAL,
+    POLICY,
+    SAMPLING,
+    SCHEDULE,
+    SERVER,
+    Section,
+    options_of,
+)
 from fedcover.config.schema import describe_keys
 from fedcover.errors import InputError
 from fedcover.models import MODELS
@@ -66,6 +76,8 @@ TOPICS: dict[str, Callable[[], Rows]] = {
     "server": partial(_named, SERVER),
     "local": partial(_named, LOCAL),
     "schedule": partial(_named, SCHEDULE),
+    "sampling": partial(_named, SAMPLING),
+    "callbacks": partial(_named, CALLBACK),
     "models": _models,
     "codes": _codes,
     "data": data_rows,
@@ -77,13 +89,11 @@ TOPICS: dict[str, Callable[[], Rows]] = {
 def list_(
     topic: Annotated[
         str | None,
-        typer.Argument(
-            help="policies, aggregation, server, local, schedule, models, codes, data or settings; default: all."
-        ),
+        typer.Argument(help=f"{', '.join([*TOPICS][:-1])} or settings; default: all."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List policies, aggregation rules, optimizers, schedules, models, code digits, data sets and settings."""
+    """List what settings can name: policies, optimizers, callbacks, models, data sets and others; and all settings."""
     if topic is not None and topic not in TOPICS:
         raise InputError(f"there is no topic '{topic}'; use one of {', '.join(TOPICS)}")
     chosen = {topic: TOPICS[topic]()} if topic else {name: make() for name, make in TOPICS.items()}

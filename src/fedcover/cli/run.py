@@ -2,22 +2,31 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import RunProgress, friendly, out
+from fedcover.cli.console import RESUMABLE, RunProgress, friendly, out
 from fedcover.cli.options import BudgetUnitOption, CalibrationOption, DataOption, QuietOption
-from fedcover.config.build import build_federation, describe_budgets, recorded_keeps, schedule_of, settings_of
-from fedcover.config.schema import Config, read_config
+from fedcover.config.build import (
+    build_callbacks,
+    build_federation,
+    describe_budgets,
+    recorded_keeps,
+    schedule_of,
+    settings_of,
+)
+from fedcover.config.schema import Config, read_config, with_default_budgets
 from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.history import History
+from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.run_folder import read_settings
-from fedcover.federation.runs import Run, run_all_rounds
+from fedcover.federation.runs import Run
 
 
-@friendly
+@partial(friendly, interrupted=RESUMABLE)
 def run(
     config: Annotated[
         Path | None, typer.Argument(help="Settings in TOML; default: the paper's MNIST settings.")
@@ -82,14 +91,17 @@ def _settings(
     if resume and config is None and out_dir is not None:
         keeps = recorded_keeps(read_settings(out_dir))
         return read_config(out_dir / "config.toml", changes), keeps
-    return read_config(config, changes), None
+    return with_default_budgets(read_config(config, changes)), None
 
 
 def _show(history: History, folder: Path, report: bool) -> None:
     last, summary = history.last, history.summary
     local = f", local {last.local_accuracy:.2%}" if last.local_accuracy is not None else ""
+    if stop := summary.get("stopped"):
+        out.print(f"stopped after round {stop['round']}: {stop['reason']} ({stop['by']})")
+    accuracy = f"{last.accuracy:.2%}" if last.accuracy is not None else "not measured"
     out.print(
-        f"{summary['name']}: accuracy {last.accuracy:.2%}{local} after {len(history)} rounds;"
+        f"{summary['name']}: accuracy {accuracy}{local} after {len(history)} rounds;"
         f" Γmin {history.gamma_min}, δ² {last.pruning_noise:.4f}; {summary['seconds']:.1f} s"
     )
     if bias := summary.get("label_bias"):
@@ -134,7 +146,15 @@ def train(
     note = "\n".join(line for line in (budgets, f"engine: {federation.engine}") if line)
     on_round = progress.follow(settings.title, settings.rounds, note)
     federation.evaluator.on_progress = progress.evaluating(settings.title)
-    run = Run(federation, federation.test_set(test), on_round, folder, resume, settings_of(settings, federation))
+    run = Run(
+        federation,
+        federation.test_set(test),
+        on_round,
+        folder,
+        resume,
+        settings_of(settings, federation),
+        build_callbacks(settings),
+    )
     return run_all_rounds([run], schedule_of(settings), federation.engine)[0]
 
 

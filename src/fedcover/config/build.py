@@ -1,6 +1,6 @@
 """The federation that a configuration describes."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -14,11 +14,13 @@ from fedcover.budgets import Budget, Budgets, BudgetSpec
 from fedcover.calibration import BudgetUnit, amounts
 from fedcover.calibration.budget_units import StepsOf
 from fedcover.calibration.fleet_budgets import budgets_of_fleet, cohort_of_fleet, num_budgets_of_fleet
+from fedcover.config.choices import choose_callbacks
 from fedcover.config.schema import KEEPS, Config
 from fedcover.data import Device, Examples, Population
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
+from fedcover.federation.callbacks import Callback
 from fedcover.federation.extras import extras_of_recipe
 from fedcover.federation.federation import Federation
 from fedcover.federation.run_folder import read_settings
@@ -33,7 +35,11 @@ from fedcover.training.task import Task
 
 
 def build_federation(
-    config: Config, folder: str | None = None, keeps: Sequence[float] | None = None, devices: Sequence[Device] = ()
+    config: Config,
+    folder: str | None = None,
+    keeps: Sequence[float] | None = None,
+    devices: Sequence[Device] = (),
+    load: Callable[[str], data.Split] | None = None,
 ) -> tuple[Federation, Examples]:
     """Return the federation that a configuration describes, and its test set.
 
@@ -44,14 +50,15 @@ def build_federation(
             ``fraction``.
         devices: Clients on devices of their own. They replace the partition, and a capacity that a device declares
             replaces its budget.
+        load: Loads a data set by its name, for runs that share one in memory; by default from ``folder``.
 
     Raises:
         InputError: If settings contradict each other, the data or the devices.
     """
     policy, aggregator = config.policy.choice.build(), build_aggregator(config)
     unit = BudgetUnit(config.budgets.unit, config.budgets.calibration)
-    split = data.load(config.data.name, folder)
-    model = build(config.model.name, tuple(split.train.inputs.shape[1:]), split.train.classes, config.seed)
+    split = load(config.data.name) if load else data.load(config.data.name, folder)
+    model = build(config.model.name, split.train.input_shape, split.train.classes, config.seed)
     clients = data.DevicePopulation(split.train, devices) if devices else population(config, split.train)
     local, by, items = build_recipe(config), config.budgets.by, code_items(config, policy)
     cohort = cohort_of_fleet(items, by, config.cohort, devices) if devices else config.cohort
@@ -77,6 +84,7 @@ def build_federation(
         certify=config.certify,
         assign=config.assign,
         require_coverage=config.require_coverage,
+        sampling=config.sampling.choice.build(),
     )
     if federation.by == "slot":  # every cohort has these budgets
         federation.policy.check_budgets(federation.theta0, federation.resolved_budgets)
@@ -94,6 +102,11 @@ def build_recipe(config: Config) -> Recipe:
     schedule = config.schedule.choice.build()
     recipe: Recipe = config.local.choice.build()
     return recipe if schedule is constant_factor else replace(recipe, schedule=schedule)
+
+
+def build_callbacks(config: Config) -> list[Callback]:
+    """Return the callbacks of a run."""
+    return [choice.build() for choice in choose_callbacks(config.callbacks).values()]
 
 
 def schedule_of(config: Config) -> RunSchedule:
@@ -168,7 +181,7 @@ def _resolved(
     config: Config, unit: BudgetUnit, model: nn.Module, clients: Population, local: Recipe, policy: Policy
 ) -> tuple[Budget, ...]:
     """Return the budgets that the code's amounts in a budget unit buy."""
-    structure = trace(model, clients.examples.inputs[:2])
+    structure = trace(model, clients.examples.example())
     units, structure = policy.bind(structure).traits().units, policy.prunable(structure)
     steps_of = _most_steps(clients, local, config.budgets.by)
     return unit.budgets(config.budgets.code, structure, steps_of, local.batch_size, units, extras_of_recipe(local))

@@ -9,7 +9,7 @@ defaults.
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, cast
 
@@ -17,6 +17,8 @@ from fedcover.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, Aggregator
 from fedcover.config.python_file import load_factory
 from fedcover.config.toml_types import convert, expected, parse_value, type_of
 from fedcover.errors import InputError
+from fedcover.federation.callbacks import CALLBACKS, Callback
+from fedcover.federation.sampling import SAMPLINGS, Sampling
 from fedcover.policies.base import Policy
 from fedcover.policies.registry import POLICIES
 from fedcover.policies.selected import with_selection
@@ -79,7 +81,16 @@ SCHEDULE = Section(
     "schedule", SCHEDULES.noun, cast("type[Any]", Callable), SCHEDULES, SCHEDULES.find,
     "a function that returns a function of the round",
 )  # fmt: skip
-SECTIONS: dict[str, Section[Any]] = {section.key: section for section in (POLICY, LOCAL, SCHEDULE, AGGREGATION, SERVER)}
+SAMPLING = Section(
+    "sampling", SAMPLINGS.noun, Sampling, SAMPLINGS, SAMPLINGS.find,
+    "a function (this_round, population, state) with @fedcover.sampling",
+)  # fmt: skip
+CALLBACK = Section(
+    "callbacks", CALLBACKS.noun, Callback, CALLBACKS, CALLBACKS.find, "a subclass of fedcover.Callback"
+)  # fmt: skip
+SECTIONS: dict[str, Section[Any]] = {
+    section.key: section for section in (POLICY, LOCAL, SCHEDULE, AGGREGATION, SERVER, SAMPLING)
+}
 """The sections whose objects have settings of their own."""
 
 
@@ -162,8 +173,7 @@ def choose(section: Section[Product], name: str, settings: Mapping[str, Any] | N
     >>> choose(SERVER, "fedavgm", {"momentum": Typed("0.5")}).build(aggregator=AGGREGATORS["median"]())
     FedAvgM(aggregator=RobustMean(trim=0.5), lr=1.0, momentum=0.5)
     """
-    load = load_factory(name, section.noun, section.kind, section.decorator) if ":" in name else None
-    published, make = section.find(name) if load is None else (name, section.extended(load))
+    published, make = choose_factory(section, name)
     options, requested = options_of(make), settings or {}
     _check_callable(section, published, make)
     for key in requested:
@@ -180,6 +190,36 @@ def choose(section: Section[Product], name: str, settings: Mapping[str, Any] | N
         elif option.default is not None:
             values[key] = option.default
     return Choice(section, published, make, values)
+
+
+def choose_factory(section: Section[Product], name: str) -> tuple[str, Callable[..., Product]]:
+    """Return the published name and the factory for a name of the section's registry, or for ``FILE.py:NAME``."""
+    if ":" in name:
+        return name, section.extended(load_factory(name, section.noun, section.kind, section.decorator))
+    return section.find(name)
+
+
+def choose_callbacks(tables: Mapping[str, Any]) -> dict[str, Choice[Callback]]:
+    """Return the callbacks of ``[callbacks.LABEL]`` by label, without those that are false.
+
+    A table's ``name`` is the label by default.
+
+    Raises:
+        InputError: If there is no such callback, or a value does not fit.
+
+    >>> choose_callbacks({"early_stopping": {"patience": 5}, "csv_log": False})["early_stopping"].build()
+    EarlyStopping(metric='accuracy', patience=5, min_delta=0.0, mode='max')
+    """
+    choices = {}
+    for label, value in tables.items():
+        table = parse_value(value) if isinstance(value, Typed) else value
+        if not isinstance(table, Mapping | bool):
+            raise InputError(f"setting callbacks.{label} must be a table, true or false; got {table!r}")
+        if table is not False:
+            settings = dict(table) if isinstance(table, Mapping) else {}
+            section = replace(CALLBACK, key=f"callbacks.{label}")
+            choices[label] = choose(section, str(settings.pop("name", label)), settings)
+    return choices
 
 
 def options_of(make: Callable[..., object]) -> dict[str, Option]:

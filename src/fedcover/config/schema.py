@@ -13,6 +13,7 @@ from fedcover.config.choices import (
     AGGREGATION,
     LOCAL,
     POLICY,
+    SAMPLING,
     SCHEDULE,
     SECTIONS,
     SERVER,
@@ -20,9 +21,10 @@ from fedcover.config.choices import (
     Section,
     Typed,
     choose,
+    choose_callbacks,
     options_of,
 )
-from fedcover.config.toml_types import parse_value
+from fedcover.config.grid import split_axes
 from fedcover.data import names
 from fedcover.errors import InputError
 from fedcover.models import MODELS
@@ -34,6 +36,8 @@ RENAMED = {
     "trim": "aggregation.trim, with aggregation.name=trimmed",
 }
 """Settings of earlier versions, and what replaces them."""
+PAPERS_CODE = "1111223344"
+"""The paper's code of budgets for *WP-M1: three sizes of masks, which cover the model evenly."""
 KEEPS = "keeps"
 """Key under which a run's config.toml records the resolved keeps of its budgets; not a setting."""
 
@@ -96,7 +100,11 @@ class ServerConfig(_Named):
 class BudgetsConfig(_Strict):
     """What clients can afford."""
 
-    code: str = Field("1111111111", description="1111223344, or 4x1,6x0.75; with a unit, amounts: 159010,9x80000")
+    code: str = Field(
+        "1111111111",
+        description="1111223344, or 4x1,6x0.75; with a unit, amounts: 159010,9x80000. `fedcover run` without a code"
+        " takes 1111223344, spread over the cohort, for a policy that prunes",
+    )
     by: Literal["slot", "client"] = Field("slot", description="whether an item belongs to a cohort slot or to a client")
     unit: str = Field("fraction", description="budget unit of the code: fraction, parameters, macs, bytes or seconds")
     calibration: str = Field("", description="for seconds: file of `fedcover calibrate steps` on the clients' device")
@@ -114,6 +122,13 @@ class ScheduleConfig(_Named):
 
     section = SCHEDULE
     name: str = Field("constant", description="one of `fedcover list schedule`, or FILE.py:NAME for your own")
+
+
+class SamplingConfig(_Named):
+    """Which clients take part in a round, with its own settings as further keys."""
+
+    section = SAMPLING
+    name: str = Field("uniform", description="one of `fedcover list sampling`, or FILE.py:NAME for your own")
 
 
 class EvaluateConfig(_Strict):
@@ -163,8 +178,12 @@ class Config(_Strict):
     budgets: BudgetsConfig = BudgetsConfig()
     local: LocalConfig = LocalConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    sampling: SamplingConfig = SamplingConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     flower: FlowerConfig = FlowerConfig()
+    callbacks: dict[str, Any] = Field(
+        {}, description="tables such as [callbacks.early_stopping]: see `fedcover list callbacks`; name: FILE.py:NAME"
+    )
 
     @field_validator("name")
     @classmethod
@@ -184,6 +203,14 @@ class Config(_Strict):
             settings["local"] = self.local.choice.build().settings()
         if self.schedule == ScheduleConfig():
             del settings["schedule"]
+        if self.sampling == SamplingConfig():
+            del settings["sampling"]
+        settings["callbacks"] = {
+            label: {"name": choice.name, **choice.settings}
+            for label, choice in choose_callbacks(self.callbacks).items()
+        }
+        if not settings["callbacks"]:
+            del settings["callbacks"]
         return settings
 
     @property
@@ -209,6 +236,15 @@ def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> 
     Raises:
         InputError: If the file cannot be read, or a key or a value is not valid.
     """
+    raw, axes = split_axes(read_raw(path, changes), valid_keys())
+    if axes:
+        several = "; ".join(f"{key} = {', '.join(map(str, values))}" for key, values in axes.items())
+        raise InputError(f"{several} makes a grid of runs; use `fedcover sweep`, or give one value")
+    return check_config(raw)
+
+
+def read_raw(path: str | Path | None = None, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the settings of a TOML file and of changes as a nested dict; values of changes are ``Typed`` text."""
     raw: dict[str, Any] = {}
     if path is not None:
         try:
@@ -223,7 +259,25 @@ def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> 
             budgets.pop(KEEPS, None)  # recorded by a run; another run resolves its budgets again
     for change in changes:
         _apply(raw, change)
-    return check_config(raw)
+    return raw
+
+
+def with_default_budgets(config: Config) -> Config:
+    """Return settings in which a policy that prunes has budgets to prune to: the paper's 1111223344 if no code is set.
+
+    Without them every client would train the whole model, whatever the policy.
+
+    >>> with_default_budgets(check_config({"policy": {"name": "HeteroFL"}, "cohort": 5})).budgets.code
+    '11234'
+    """
+    budgets = config.budgets
+    if "code" in budgets.model_fields_set or config.policy.choice.build().traits().ignores_budgets:
+        return config
+    if budgets.unit != "fraction":
+        raise InputError(f"budgets in {budgets.unit} need a code, such as --set budgets.code=159010,9x80000")
+    count = config.cohort if budgets.by == "slot" else min(len(PAPERS_CODE), config.data.clients)
+    code = "".join(PAPERS_CODE[slot * len(PAPERS_CODE) // count] for slot in range(count))
+    return config.model_copy(update={"budgets": budgets.model_copy(update={"code": code})})
 
 
 def parse_config(text: str) -> Config:
@@ -274,7 +328,8 @@ def describe_keys() -> list[tuple[str, Any, str]]:
                     (f"{name}.*", None, f"settings of that {default.section.noun}: see `fedcover list {topic}`")
                 )
         else:
-            rows.append((name, default, info.description or ""))
+            whole = isinstance(default, dict)
+            rows.append((f"{name}.*" if whole else name, None if whole else default, info.description or ""))
     return rows
 
 
@@ -303,13 +358,15 @@ def _apply(raw: dict[str, Any], change: str) -> None:
     if not equals or not key:
         raise InputError(f"--set takes key=value, such as --set local.lr=0.1; got '{change}'")
     section, dot, last = key.partition(".")
-    value: Any = Typed(text)  # a policy's setting is read once the policy's name is certain
-    if section not in SECTIONS or last in ("", "name"):
+    table = raw.setdefault(section, {}) if dot else raw
+    if section == "callbacks" and last:
+        label, dot, option = last.partition(".")
+        last = option or label
+        table = table.setdefault(label, {}) if dot and isinstance(table, dict) else table
+    elif section not in SECTIONS or last in ("", "name"):
         if key in RENAMED:
             raise InputError(f"there is no setting '{key}'; use {RENAMED[key]}")
         if key not in valid_keys():
             raise InputError(f"there is no setting '{key}'{_nearest(key)}")
-        value = text if isinstance(valid_keys()[key], str) else parse_value(text)
-    table = raw.setdefault(section, {}) if dot else raw
     if isinstance(table, dict):  # if not, check_config reports it
-        table[last or section] = value
+        table[last or section] = Typed(text)  # it is read once it is certain what it is for

@@ -53,7 +53,7 @@ class Device:
                 f"client {self.number} counts labels of {len(self.labels)} classes, but there are {like.classes};"
                 f" use the same data set on all nodes"
             )
-        if sum(self.labels) != (expected := self.examples * like.labels[:1].numel()):
+        if sum(self.labels) != (expected := self.examples * like.class_labels()[:1].numel()):
             raise InputError(
                 f"client {self.number} counts {sum(self.labels)} labels, but its {self.examples} examples have"
                 f" {expected}; count each label once"

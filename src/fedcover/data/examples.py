@@ -1,31 +1,41 @@
-"""Labelled examples as two tensors, and the conversion of users' data to them."""
+"""Examples: inputs with their targets, in memory or read when they are needed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from fedcover.data.inputs import Inputs, cast_inputs, count, map_inputs, parts_of, take, to_device
+from fedcover.data.items import Items
+from fedcover.data.tensors import INPUTS, TARGETS, as_indices, as_input, as_target, as_tensor
 from fedcover.errors import InputError
+from fedcover.seeding import seeded
 
-INPUTS = (torch.float32, torch.float64, torch.int64)
-"""The types that inputs may have."""
+IGNORED = -100
+"""A class number that is not a label, as of padding; ``F.cross_entropy`` leaves it out by default, and so do
+accuracies and label counts."""
+
+Augmentation = Callable[[Inputs, torch.Generator], Inputs]
+"""A function that changes a batch of inputs at random, drawing only from the generator."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs with their labels, and their provenance.
+    """Inputs with their targets, and their provenance.
 
     Args:
-        inputs: Tensor N x ... of float32, float64, or int64 such as token numbers.
-        labels: int64 tensor of N labels, or of the shape of the inputs, as the next character at each position of a
-            text.
-        classes: Number of classes; labels are in 0..classes-1.
+        inputs: A tensor N x ... of float32, float64, bool, or int64 such as token numbers; a tuple or a dict of such
+            tensors, with which the model is called as ``model(*inputs)`` or ``model(**inputs)``; or ``Items``.
+        labels: The targets, of any shape N x ...: int64 class numbers, with -100 for positions to ignore, or float32
+            or float64 values. None for ``Items`` whose targets are not single class numbers.
+        classes: The number of classes, with class numbers in 0..classes-1; 0 if the targets are not class numbers.
         name: Name of the data set, for messages and records.
         provenance: Sentence on the origin of the data.
+        augment: A function that changes each batch of inputs in training, from addressed randomness.
 
     Raises:
         InputError: If types, shapes or labels are not valid; ``as_examples`` converts other types.
@@ -35,37 +45,105 @@ class Examples:
     (3, [1, 0, 2])
     """
 
-    inputs: Tensor
-    labels: Tensor
+    inputs: Inputs | Items
+    labels: Tensor | None
     classes: int
     name: str = "examples"
     provenance: str = "given by the caller"
+    augment: Augmentation | None = None
 
     def __post_init__(self) -> None:
-        for part, value, dtypes in (("inputs", self.inputs, INPUTS), ("labels", self.labels, (torch.int64,))):
-            if not isinstance(value, Tensor) or value.dtype not in dtypes:
-                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                valid = " or ".join(str(dtype) for dtype in dtypes)
-                raise InputError(f"{part} of {self.name} must be {valid}; got {kind}; convert with as_examples")
-        per_position = self.labels.shape == self.inputs.shape and self.labels.ndim > 1 and self.labels[0].numel() != 1
-        if (self.labels.ndim != 1 and not per_position) or self.inputs.ndim < 1:
-            shapes = f"inputs {tuple(self.inputs.shape)} and labels {tuple(self.labels.shape)}"
-            raise InputError(f"{self.name} must have inputs N x ... and labels N; got {shapes}; reshape them")
-        if len(self.inputs) != len(self.labels):
-            counts = f"{len(self.inputs)} inputs and {len(self.labels)} labels"
+        if not isinstance(self.inputs, Items):
+            for name, part in parts_of(self.inputs).items():
+                self._check_type(f"inputs {name}".strip(), part, INPUTS)
+            self._check_type("labels", self.labels, TARGETS)
+        if self.labels is None:
+            return
+        parts = [self.inputs] if isinstance(self.inputs, Items) else parts_of(self.inputs).values()
+        sizes = {len(part) for part in parts}
+        if sizes != {len(self.labels)}:
+            counts = f"{' and '.join(map(str, sorted(sizes)))} inputs and {len(self.labels)} labels"
             raise InputError(f"{self.name} must have one label for each input; got {counts}; drop the surplus")
         if len(self.labels) == 0:
             raise InputError(f"{self.name} has no examples; give at least one")
-        low, high = (int(end) for end in self.labels.aminmax())
+        if self.labels.is_floating_point() or not self.labels.numel():
+            if self.classes:
+                raise InputError(f"labels of {self.name} are values, which have no classes; got classes={self.classes}")
+            return
+        counted = self.labels[self.labels != IGNORED]
+        low, high = (int(end) for end in counted.aminmax()) if len(counted) else (0, 0)
         if low < 0 or high >= self.classes:
             worst = low if low < 0 else high
             raise InputError(f"labels of {self.name} must be in 0..{self.classes - 1}; got {worst}; renumber them")
 
+    def _check_type(self, part: str, value: object, dtypes: Sequence[torch.dtype]) -> None:
+        if not isinstance(value, Tensor) or value.dtype not in dtypes or value.ndim < 1:
+            kind = value.dtype if isinstance(value, Tensor) and value.ndim else type(value).__name__
+            valid = " or ".join(str(dtype) for dtype in dtypes)
+            raise InputError(f"{part} of {self.name} must be {valid}; got {kind}; convert with as_examples")
+
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.inputs) if isinstance(self.inputs, Items) else count(self.inputs)
+
+    @property
+    def in_memory(self) -> bool:
+        """False if items are read when they are needed."""
+        return not isinstance(self.inputs, Items)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input; raise InputError unless inputs are one tensor."""
+        first = self.read(slice(1))[0]
+        if not isinstance(first, Tensor):
+            raise InputError(f"{self.name} has several inputs, and the named models take one; use a model of your own")
+        return tuple(first.shape[1:])
+
+    @property
+    def fixed(self) -> bool:
+        """True if an example is the same in every epoch: in memory, and not augmented."""
+        return self.in_memory and self.augment is None
+
+    def read(self, rows: Tensor | slice) -> tuple[Inputs, Tensor]:
+        """Return the inputs and the targets of some rows, not augmented."""
+        if isinstance(self.inputs, Items):
+            chosen = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+            return self.inputs.read(chosen)
+        assert self.labels is not None
+        labels = self.labels[rows] if isinstance(rows, slice) else self.labels.index_select(0, rows)
+        return take(self.inputs, rows), labels
+
+    def augmented(self, augment: Augmentation | None) -> "Examples":
+        """Return examples whose inputs a function changes in training, as ``fedcover.data.random_crop_flip()``."""
+        return replace(self, augment=augment)
+
+    def cast(self, dtype: torch.dtype, whole_numbers: bool = False) -> "Examples":
+        """Return examples whose floating-point inputs have a type; whole numbers too if asked."""
+        if isinstance(self.inputs, Items):
+            return replace(self, inputs=replace(self.inputs, dtype=dtype, whole_numbers=whole_numbers))
+        return replace(self, inputs=cast_inputs(self.inputs, dtype, whole_numbers))
+
+    def example(self) -> Inputs:
+        """Return two inputs, with which a model can be traced."""
+        with seeded(0, "example"):
+            return self.read(slice(2))[0]
+
+    def tensors(self) -> tuple[Inputs, Tensor]:
+        """Return all inputs and targets of data in memory."""
+        assert not isinstance(self.inputs, Items)
+        assert self.labels is not None
+        return self.inputs, self.labels
+
+    def on_device(self, device: torch.device) -> "Examples":
+        """Return examples on a device; the same object if they are there, or if they are read when needed."""
+        if isinstance(self.inputs, Items):
+            return self
+        inputs, labels = self.tensors()
+        if all(tensor.device == device for tensor in (*parts_of(inputs).values(), labels)):
+            return self
+        return replace(self, inputs=to_device(inputs, device), labels=labels.to(device))
 
     def subset(self, indices: "Tensor | np.ndarray[Any, Any] | Sequence[int]") -> "Examples":
-        """Return the examples at these indices, in this order.
+        """Return the examples at these indices, in this order, in memory.
 
         Args:
             indices: Flat integers in 0..N-1.
@@ -76,8 +154,23 @@ class Examples:
         >>> Examples(torch.zeros(3, 2), torch.tensor([0, 1, 2]), 3).subset([2, 0]).labels.tolist()
         [2, 0]
         """
-        chosen = as_indices(indices, len(self), f"a subset of {self.name}").to(self.labels.device)
-        return replace(self, inputs=self.inputs[chosen.to(self.inputs.device)], labels=self.labels[chosen])
+        chosen = as_indices(indices, len(self), f"a subset of {self.name}")
+        if not len(chosen):
+            raise InputError(f"a subset of {self.name} has no examples; give at least one")
+        if self.labels is not None:
+            chosen = chosen.to(self.labels.device)
+        inputs, labels = self.read(chosen)
+        return replace(self, inputs=inputs, labels=labels)
+
+    def class_labels(self) -> Tensor:
+        """Return the class numbers; raise InputError if the targets are not class numbers that can be counted."""
+        if self.labels is None or not self.classes:
+            reason = "are read with each item" if self.labels is None else f"are {self.labels.dtype} values"
+            raise InputError(
+                f"the targets of {self.name} {reason}, and not class numbers that can be counted, which a partition by"
+                f" labels, a policy or a weighting asks for; pass integers as class numbers"
+            )
+        return self.labels
 
     def label_counts(self) -> Tensor:
         """Return the number of labels of each class (int64, one entry per class).
@@ -85,72 +178,26 @@ class Examples:
         >>> Examples(torch.zeros(2, 1), torch.tensor([1, 1]), classes=2).label_counts().tolist()
         [0, 2]
         """
-        return torch.bincount(self.labels.flatten(), minlength=self.classes)
+        return count_labels(self.class_labels(), self.classes)
 
 
-def as_indices(indices: object, length: int, owner: str) -> Tensor:
-    """Return indices as a flat int64 tensor; raise InputError unless all are in 0..length-1.
-
-    Args:
-        indices: Tensor, array or list of integers.
-        length: Number of examples.
-        owner: Whose indices they are, for the message.
-
-    >>> as_indices([0, 2], 3, "a subset").tolist()
-    [0, 2]
-    """
-    tensor = as_tensor(indices, f"the indices of {owner}")
-    if tensor.ndim != 1:
-        raise InputError(f"the indices of {owner} must be flat; got the shape {tuple(tensor.shape)}; flatten them")
-    if len(tensor) and (tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex()):
-        raise InputError(f"the indices of {owner} must be integers; got {tensor.dtype}; for a mask pass its nonzero()")
-    flat = tensor.to(torch.int64)
-    if len(flat):
-        low, high = (int(end) for end in flat.aminmax())
-        if low < 0 or high >= length:
-            worst = low if low < 0 else high
-            raise InputError(f"the indices of {owner} must be in 0..{length - 1}; got {worst}; drop or renumber it")
-    return flat
-
-
-def as_tensor(value: object, name: str) -> Tensor:
-    """Return a value as a tensor; raise InputError with its name if that is not possible."""
-    try:
-        if isinstance(value, np.ndarray) and not value.flags.writeable:
-            return torch.tensor(value)  # torch cannot share memory that must not be written
-        return torch.as_tensor(cast(Any, value))
-    except (TypeError, ValueError, RuntimeError) as error:
-        kind = type(value).__name__
-        raise InputError(f"{name} must be a tensor, an array or a list of numbers; got {kind} ({error})") from error
-
-
-def as_labels(labels: object) -> Tensor:
-    """Return labels as an int64 tensor; raise InputError unless all are whole numbers of 0 or more.
-
-    >>> as_labels([2.0, 0.0]).tolist()
-    [2, 0]
-    """
-    y = as_tensor(labels, "labels")
-    if y.ndim < 1:
-        raise InputError("labels must be one class number for each example; got a single number; pass a list")
-    if y.is_complex() or (y.is_floating_point() and bool((y != y.round()).any())):
-        raise InputError("labels must be whole numbers; got fractions; pass class numbers 0, 1, 2, ...")
-    y = y.to(torch.int64)
-    if y.numel() and int(y.min()) < 0:
-        raise InputError(f"labels must be 0 or more; got {int(y.min())}; renumber the classes")
-    return y
+def count_labels(labels: Tensor, classes: int) -> Tensor:
+    """Return the number of labels of each class, without those to ignore."""
+    flat = labels.flatten()
+    return torch.bincount(flat[flat != IGNORED], minlength=classes)
 
 
 def as_examples(data: object) -> Examples:
     """Return data as ``Examples``.
 
-    float32, float64 and int64 inputs stay as they are, other integers of 16 and 32 bits become int64, and all other
-    types, such as bytes, float32; nothing is scaled.
+    float32, float64, bool and int64 inputs stay as they are, other integers of 16 and 32 bits become int64, and all
+    other types, such as bytes, float32; nothing is scaled. Integer labels are class numbers, and floating-point labels
+    are values.
 
     Args:
-        data: ``Examples``, a pair (inputs, labels) of tensors, arrays or lists, or a map-style torch dataset of
-            (x, y) pairs. The number of classes is that of the dataset's ``classes`` if it has them, otherwise the
-            largest label plus one.
+        data: ``Examples``; a pair (inputs, labels) of tensors, arrays or lists, where the inputs may be a tuple or a
+            dict of these; or a map-style data set of torch or Hugging Face, which is read when needed. The number of
+            classes is that of the data set's ``classes`` if it has them, otherwise the largest label plus one.
 
     Raises:
         InputError: If the data is of another kind, or not finite, or if inputs and labels do not fit.
@@ -160,44 +207,58 @@ def as_examples(data: object) -> Examples:
     """
     if isinstance(data, Examples):
         return data
-    if isinstance(data, (tuple, list)):
+    if isinstance(data, tuple | list):
         if len(data) != 2:
             raise InputError(f"data must be a pair (inputs, labels); got {len(data)} parts; pass exactly two")
-        return _from_pair(data[0], data[1], None)
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and callable(getattr(data, "__len__", None)):
+        return _from_pair(data[0], data[1])
+    if isinstance(data, TensorDataset) and len(data.tensors) > 1:
+        *inputs, labels = data.tensors
+        return _from_pair(inputs[0] if len(inputs) == 1 else tuple(inputs), labels)
+    if _is_dataset(data):
         return _from_dataset(data)
     kind = type(data).__name__
     raise InputError(f"data must be Examples, a pair (inputs, labels) or a torch Dataset with a length; got {kind}")
 
 
+def _is_dataset(data: object) -> bool:
+    sized = callable(getattr(data, "__len__", None)) and callable(getattr(data, "__getitem__", None))
+    of_a_kind = isinstance(data, Dataset) or hasattr(data, "column_names")
+    return sized and of_a_kind and not isinstance(data, IterableDataset)
+
+
 def _from_dataset(data: Any) -> Examples:
-    pairs = []
-    for index in range(len(data)):
-        item = data[index]
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            kind = type(item).__name__
-            raise InputError(f"item {index} of the dataset must be a pair (x, y); got {kind}; wrap the dataset")
-        pairs.append((as_tensor(item[0], f"x of item {index}"), as_tensor(item[1], f"y of item {index}")))
-    if not pairs:
+    items = Items(data)
+    if not len(items):
         raise InputError("the dataset has no examples; give at least one")
-    for index, (x, y) in enumerate(pairs):
-        if x.shape != pairs[0][0].shape:
-            shapes = f"{tuple(x.shape)} at item {index}, {tuple(pairs[0][0].shape)} at item 0"
-            raise InputError(f"the inputs of a dataset must have one shape; got {shapes}; resize them")
-        if y.numel() != 1:
-            raise InputError(f"y of item {index} must be a class number; got the shape {tuple(y.shape)}; pass one")
-    classes = getattr(data, "classes", None)
-    names = len(classes) if isinstance(classes, (list, tuple)) else None
-    return _from_pair(torch.stack([x for x, _ in pairs]), torch.stack([y.reshape(()) for _, y in pairs]), names)
+    labels = items.targets()
+    names = getattr(data, "classes", None)
+    listed = len(names) if isinstance(names, list | tuple) else 0
+    classes = max(_largest(labels) + 1, listed) if labels is not None else 0
+    return Examples(items, labels, classes, name=type(data).__name__)
 
 
-def _from_pair(inputs: object, labels: object, classes: int | None) -> Examples:
-    x, y = as_tensor(inputs, "inputs"), as_labels(labels)
-    if x.dtype not in INPUTS:
-        x = x.to(torch.int64 if x.dtype in (torch.int16, torch.int32) else torch.float32)
+def _from_pair(inputs: object, labels: object) -> Examples:
+    y = as_target(as_tensor(labels, "labels"))
+    if y.ndim < 1:
+        raise InputError("labels must be one for each example; got a single number; pass a list")
+    x: Inputs
+    if isinstance(inputs, dict):
+        x = {str(name): as_input(as_tensor(part, f"inputs '{name}'")) for name, part in inputs.items()}
+    elif isinstance(inputs, tuple) and all(isinstance(part, Tensor | np.ndarray) for part in inputs):
+        x = tuple(as_input(as_tensor(part, "inputs")) for part in inputs)
+    else:
+        x = as_input(as_tensor(inputs, "inputs"))
+    map_inputs(_check_finite, x)
+    return Examples(x, y, 0 if y.is_floating_point() else _largest(y) + 1)
+
+
+def _largest(labels: Tensor) -> int:
+    return max(int(labels.max()), 0) if labels.numel() else 0
+
+
+def _check_finite(x: Tensor) -> Tensor:
     # A finite sum proves every entry finite and needs no mask as large as the data.
     if x.is_floating_point() and not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
         first = int((~torch.isfinite(x)).nonzero()[0][0])
         raise InputError(f"inputs must be finite; got nan or infinity at example {first}; repair or drop it")
-    largest = int(y.max()) + 1 if y.numel() else 1
-    return Examples(x, y, max(largest, classes or 1))
+    return x

@@ -88,7 +88,7 @@ def shape_of(name: str) -> tuple[tuple[int, ...], int]:
     """
     if name == STORIES:
         train = load(name).train
-        return tuple(train.inputs.shape[1:]), train.classes
+        return train.input_shape, train.classes
     source = source_of(name)
     return source.shape, source.classes
 

@@ -29,7 +29,7 @@ def iid(data: object, clients: int, seed: int = 0) -> Population:
     Raises:
         InputError: If there are more clients than examples, or if an argument is not valid.
 
-    >>> [iid((torch.zeros(10, 2), torch.zeros(10)), clients=3).size(client) for client in range(3)]
+    >>> [iid((torch.zeros(10, 2), torch.zeros(10).long()), clients=3).size(client) for client in range(3)]
     [4, 3, 3]
     """
     examples = as_examples(data)
@@ -59,7 +59,7 @@ def shards(data: object, clients: int, shards_each: int = 2, seed: int = 0) -> P
     [2, 2, 2, 2, 2]
     """
     examples = as_examples(data)
-    labels = _one_each(examples.labels)
+    labels = _one_each(examples.class_labels())
     count, each = _whole("clients", clients, 1), _whole("shards_each", shards_each, 1)
     total = count * each
     _check_enough(len(labels), total, "clients x shards_each")
@@ -92,7 +92,7 @@ def dirichlet(data: object, clients: int, alpha: float = 0.5, seed: int = 0, lea
     40
     """
     examples = as_examples(data)
-    labels = _one_each(examples.labels)
+    labels = _one_each(examples.class_labels())
     count, least, seed = _whole("clients", clients, 1), _whole("least", least, 0), _whole("seed", seed)
     if not isinstance(alpha, (int, float)) or not 0 < alpha < math.inf:
         raise InputError(f"alpha must be a positive number; got {alpha!r}; 0.5 is usual")

@@ -48,13 +48,13 @@ class ClientTrainer:
         """Train one client and return its update."""
         original = job.task.model
         if id(original) not in self._scratches:
-            example = job.population.examples.inputs[:2]
+            example = job.population.examples.example()
             self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original, example))
         scratch = self._scratches[id(original)]
         if not self._shrink or not job.mask or (job.options and job.options.whole):
             return train_job(self._stepper(scratch, job), job)
         if scratch.shrinker is None:
-            scratch.shrinker = Shrinker(trace(scratch.model, job.population.examples.inputs[:2]))
+            scratch.shrinker = Shrinker(trace(scratch.model, job.population.examples.example()))
         sub = scratch.shrinker.shrink(job.mask)
         options = job.options and _cut_options(sub, job.options)
         cut = replace(job, theta=sub.cut(job.theta), mask=sub.mask, options=options)

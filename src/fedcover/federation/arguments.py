@@ -1,37 +1,120 @@
-"""Checks of the kinds of a federation's arguments, so that a wrong one is named with what to give instead."""
+"""The arguments of a federation: other forms that mean the same are converted, and wrong ones are named."""
 
-from typing import TYPE_CHECKING
+import copy
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
+from fedcover.aggregation import AGGREGATORS
 from fedcover.aggregation.base import Aggregator
-from fedcover.budgets import Budgets
-from fedcover.data import Population
+from fedcover.budgets import Budgets, by_slot
+from fedcover.data import Examples, Population, as_examples
+from fedcover.data.inputs import copy_of, map_inputs, parts_of
 from fedcover.engines.base import Engine
+from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError, check_bool, shown
-from fedcover.policies.base import Policy
-from fedcover.training.recipes import Recipe
+from fedcover.federation.sampling import SAMPLINGS, Sampling
+from fedcover.policies.base import PerClient, Policy
+from fedcover.policies.registry import POLICIES
+from fedcover.seeding import ambient
+from fedcover.structure.calls import call_model
+from fedcover.training.recipes import OPTIMIZERS, Recipe
 from fedcover.training.task import Task
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "task": (Task, "a task: fedcover.Task(model)"),
-    "clients": (Population, "clients with their examples, such as fedcover.data.iid(examples, clients=10)"),
-    "policy": (Policy, "a policy, such as fedcover.weight_pruning()"),
-    "budgets": ((Budgets, type(None)), "budgets, such as fedcover.by_slot('1247')"),
-    "local": (Recipe, "a recipe, such as fedcover.LocalSGD() or fedcover.LocalAdam()"),
-    "aggregator": (Aggregator, "an aggregator, such as fedcover.mean(), or a function with @fedcover.aggregator"),
-    "engine": (Engine, "an engine, such as fedcover.Serial()"),
-}
+    "task": (Task, "a model, or a task: fedcover.Task(model, loss)"),
+    "clients": (
+        Population,
+        "clients with their examples: fedcover.data.iid(data, clients=10) deals data to clients, and"
+        " fedcover.data.from_parts(data, parts) takes each client's indices, as a list or as a dict by name",
+    ),
+    "policy": (Policy, "a policy or its name, such as fedcover.weight_pruning() or 'WP'"),
+    "budgets": ((Budgets, type(None)), "budgets or a code, such as fedcover.by_slot('1247') or '10x0.5'"),
+    "local": (Recipe, "a recipe or its name, such as fedcover.LocalSGD() or 'Adam'"),
+    "aggregator": (Aggregator, "an aggregator or its name, such as fedcover.mean() or 'median', or a function with"
+                   " @fedcover.aggregator"),
+    "sampling": (
+        Sampling,
+        "client sampling, such as fedcover.weighted('examples'), or a function with @fedcover.sampling",
+    ),
+    "engine": (Engine, "an engine or its name, such as fedcover.Serial() or 'processes'"),
+}  # fmt: skip
 """The type of each argument, and what to give in words."""
+REGISTRIES = {"policy": POLICIES, "local": OPTIMIZERS, "aggregator": AGGREGATORS, "sampling": SAMPLINGS}
 SWITCHES = ("certify", "require_coverage", "assign")
 
 
-def check_arguments(federation: "Federation") -> None:
-    """Raise InputError unless each argument of a federation is of its kind."""
+def resolve_arguments(federation: "Federation") -> None:
+    """Replace names, codes and a model without a loss by what they mean; raise InputError for anything else."""
     for name, (kind, must) in KINDS.items():
-        value = getattr(federation, name)
+        value = _meant(name, getattr(federation, name), federation.cohort)
         if not isinstance(value, kind):
             raise InputError(f"{name} must be {must}; got {shown(value)}")
+        setattr(federation, name, value)
+    federation.clients = federation.clients.with_examples(
+        fit_inputs(federation.task.model, federation.clients.examples)
+    )
     for name in SWITCHES:
         check_bool(name, getattr(federation, name))
+    policy = federation.policy
+    if federation.budgets is None and follows_budgets(policy):
+        name = getattr(policy, "name", None) or str(policy).partition("(")[0]
+        raise InputError(
+            f"the policy {name} prunes to budgets, and there are none, so that every client would train the whole"
+            f" model: give budgets, such as fedcover.by_slot('1111223344') for ten clients, or use the policy full"
+        )
+
+
+def test_examples(federation: "Federation", data: object) -> Examples:
+    """Return a test set whose inputs fit the model, with at least as many classes as the training set."""
+    test = fit_inputs(federation.task.model, as_examples(data))
+    return replace(test, classes=max(test.classes, federation.clients.examples.classes) if test.classes else 0)
+
+
+def follows_budgets(policy: Policy) -> bool:
+    """Return whether a policy of this package prunes, and only as much as budgets ask for."""
+    built_in = type(policy).__module__.partition(".")[0] == "fedcover" and not isinstance(policy, PerClient)
+    return built_in and not policy.traits().ignores_budgets
+
+
+def _meant(name: str, value: Any, cohort: int) -> Any:
+    """Return the object that a value of another kind stands for; the value itself if there is none."""
+    if name == "task" and isinstance(value, nn.Module):
+        return Task(value)
+    if name == "engine" and isinstance(value, str):
+        return choose_engine(value, cohort=cohort)
+    if name == "budgets" and isinstance(value, str | list | tuple):
+        return by_slot(value)
+    if name in REGISTRIES and isinstance(value, str):
+        registry: Any = REGISTRIES[name]
+        return registry.find(value)[1]()
+    return value
+
+
+def fit_inputs(model: nn.Module, examples: Examples) -> Examples:
+    """Return examples whose inputs have the type of the model's parameters; token numbers stay as they are.
+
+    Whole numbers become floating-point only if the model does not run on them and does on these.
+    """
+    kinds = (tensor.dtype for tensor in model.parameters() if tensor.is_floating_point())
+    dtype = next(kinds, torch.float32)
+    example = examples.example()
+    if all(not part.is_floating_point() for part in parts_of(example).values()):
+        whole = not _runs(model, example) and _runs(model, map_inputs(lambda part: part.to(dtype), example))
+        return examples.cast(dtype, whole_numbers=True) if whole else examples
+    if all(part.dtype == dtype or not part.is_floating_point() for part in parts_of(example).values()):
+        return examples
+    return examples.cast(dtype)
+
+
+def _runs(model: nn.Module, inputs: Any) -> bool:
+    with suppress(Exception), torch.no_grad(), ambient(0, "look"):
+        call_model(copy.deepcopy(model).cpu(), copy_of(inputs))
+        return True
+    return False

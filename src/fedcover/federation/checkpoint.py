@@ -1,7 +1,7 @@
 """Checkpoints: everything that resuming needs, in one file without pickle, written atomically.
 
 A checkpoint is a safetensors file: the tensors of the state as ``FIELD/NAME``, such as ``theta/NAME``, the history as
-bytes, and in its header the round, the fingerprint of the settings and a digest of all of it.
+bytes, and in its header the round, the fingerprint of the settings, the state of callbacks and a digest of all of it.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from fedcover.params import Params, on_device
 FORMAT = "fedcover-checkpoint-1"
 FIELDS = ("theta", "policy", "theory", "server", "clients")
 """The fields of ``State`` that hold tensors."""
-DIGESTED = ("round", "fingerprint", "order")
+DIGESTED = ("round", "fingerprint", "order", "callbacks")
 """Header fields that the digest covers in addition to the tensors."""
 
 
@@ -46,6 +47,16 @@ class State:
         return replace(self, theta=theta, theory=theory, server=server)
 
 
+class Checkpoint(NamedTuple):
+    """The content of a checkpoint."""
+
+    state: State
+    history: History
+    fingerprint: str
+    callbacks: dict[str, Any]
+    """The state of the run's callbacks, and the stop that one asked for."""
+
+
 def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
     """Return the SHA-256 of the names, shapes, types and bits of tensors, and of texts."""
     total = hashlib.sha256()
@@ -58,7 +69,9 @@ def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
     return total.hexdigest()
 
 
-def save(path: Path, state: State, history: History, fingerprint: str) -> None:
+def save(
+    path: Path, state: State, history: History, fingerprint: str, callbacks: Mapping[str, Any] | None = None
+) -> None:
     """Write a checkpoint, atomically."""
     from safetensors.torch import save as to_bytes
 
@@ -66,10 +79,16 @@ def save(path: Path, state: State, history: History, fingerprint: str) -> None:
     tensors["history"] = torch.frombuffer(bytearray(history.to_lines().encode() or b"\n"), dtype=torch.uint8)
     tensors = _separate(tensors)
     header = {"format": FORMAT, "round": str(state.round), "fingerprint": fingerprint}
+    if callbacks:
+        header["callbacks"] = json.dumps(callbacks)
     # safetensors sorts by name, but sums over theta go by its own order.
     header["order"] = json.dumps(list(tensors))
-    header["digest"] = digest_of(tensors, *(header[key] for key in DIGESTED))
+    header["digest"] = _digest(tensors, header)
     write_atomically(path, to_bytes(tensors, metadata=header))
+
+
+def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+    return digest_of(tensors, *(header.get(key, "") for key in DIGESTED))
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -86,8 +105,8 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return separate
 
 
-def load(path: Path) -> tuple[State, History, str]:
-    """Return the state, history and fingerprint in a checkpoint; raise InputError if any bit is wrong."""
+def load(path: Path) -> Checkpoint:
+    """Return the content of a checkpoint; raise InputError if any bit is wrong."""
     from safetensors import SafetensorError, safe_open
 
     remedy = "delete it to resume from the previous checkpoint, or start again in another folder"
@@ -99,7 +118,7 @@ def load(path: Path) -> tuple[State, History, str]:
         raise InputError(f"checkpoint {path} is truncated or corrupt ({error}); {remedy}") from error
     if header.get("format") != FORMAT:
         raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
-    if header.get("digest") != digest_of(tensors, *(header.get(key, "") for key in DIGESTED)):
+    if header.get("digest") != _digest(tensors, header):
         raise InputError(f"checkpoint {path} is corrupt: its digest does not match its contents; {remedy}")
     parts: dict[str, Params] = {part: {} for part in (*FIELDS, "history")}
     for name in json.loads(header["order"]):
@@ -107,4 +126,4 @@ def load(path: Path) -> tuple[State, History, str]:
         parts[kind][rest] = tensors[name]
     history = History.from_lines(tensors["history"].numpy().tobytes().decode())
     state = State(int(header["round"]), **{part: parts[part] for part in FIELDS})
-    return state, history, header["fingerprint"]
+    return Checkpoint(state, history, header["fingerprint"], json.loads(header.get("callbacks", "{}")))

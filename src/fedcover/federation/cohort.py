@@ -7,25 +7,52 @@ import torch
 
 from fedcover.aggregation.label_weights import assign_patterns
 from fedcover.budgets import Budget, Budgets, Codebook
-from fedcover.clients import Client, cohort_of, sample_ids
-from fedcover.errors import InputError
+from fedcover.clients import Client, cohort_of
+from fedcover.errors import InputError, check_whole
+from fedcover.federation.checkpoint import State
+from fedcover.federation.sampling import checked_ids
 from fedcover.seeding import Round
+from fedcover.training.targets import Decision
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
 
-def draw_cohort(federation: "Federation", this_round: Round) -> list[Client]:
+def check_cohort(federation: "Federation") -> None:
+    """Raise InputError if cohorts of the federation's size cannot be drawn."""
+    clients, size = len(federation.clients), federation.cohort
+    check_whole("cohort", size, 1)
+    if size > clients:
+        raise InputError(f"cohort must be from 1 to the number of clients, {clients}; got {size}")
+    federation.sampling.check(federation.clients, size)
+
+
+def draw_cohort(federation: "Federation", this_round: Round, state: State) -> list[Client]:
     """Return the clients of a round with their budgets, and their classes if the policy needs them."""
     clients = federation.clients
-    ids = sample_ids(len(clients), federation.cohort, this_round)
+    ids = _draw_ids(federation, this_round, state)
     sizes, numbers = [clients.size(i) for i in ids], [clients.number_of(i) for i in ids]
     cohort = cohort_of(ids, sizes, federation.resolved_budgets, federation.by, numbers)
     if federation.assign:
         cohort = _exchange_patterns(federation, cohort)
-    if federation.policy.traits().wants_classes:
+    has_rows = federation.task.decision == Decision()  # one score, and so one output row, for each class
+    if federation.policy.traits().wants_classes and has_rows and clients.examples.classes:
         cohort = [replace(client, classes=clients.classes_of(client.id)) for client in cohort]
     return cohort
+
+
+def draw_budgets(federation: "Federation", this_round: Round) -> list[Budget]:
+    """Return the budgets of a round's cohort; all budgets if the cohort depends on the state before the round."""
+    if federation.sampling.reads_state:
+        return list(federation.resolved_budgets)
+    ids = _draw_ids(federation, this_round, State(this_round.index - 1, {}))
+    return [client.budget for client in cohort_of(ids, [1] * len(ids), federation.resolved_budgets, federation.by)]
+
+
+def _draw_ids(federation: "Federation", this_round: Round, state: State) -> list[int]:
+    clients, size = federation.clients, federation.cohort
+    ids = federation.sampling.draw(this_round, clients, size, state)
+    return checked_ids(federation.sampling, ids, this_round, len(clients), size)
 
 
 def resolve_budgets(budgets: Budgets | None, codebook: Codebook, cohort: int, clients: int) -> tuple[Budget, ...]:

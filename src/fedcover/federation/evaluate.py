@@ -1,15 +1,23 @@
-"""Accuracy and loss: of the global model, and of each client's sub-model on its own label mix."""
+"""Loss, accuracy and metrics of a model on a test set: the definition that ``Evaluator`` agrees with."""
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from fedcover.data import Examples
+from fedcover.data import Examples, Inputs
+from fedcover.data.examples import IGNORED
+from fedcover.data.inputs import copy_of, to_device
+from fedcover.errors import InputError
 from fedcover.params import Params, device_of, put_params
+from fedcover.seeding import seeded
 from fedcover.structure.batch_norm import gather_statistics
+from fedcover.structure.calls import call_model
+from fedcover.training.metrics import Metric
+from fedcover.training.targets import Decision, Loss, fitted_targets, hits_of
 
 BATCH = 2000
 """Number of examples whose loss is computed at once."""
@@ -18,24 +26,28 @@ BATCH_ON_GPU = 10_000
 
 @dataclass(frozen=True)
 class Score:
-    """The loss and accuracy of a model on a test set."""
+    """The scores of a model on a test set."""
 
     loss: float
-    accuracy: float
+    accuracy: float | None
+    """None if the targets are values, not classes."""
     by_class: Tensor
     """Accuracy on each class; NaN for a class that the test set does not contain."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """The task's metrics by name; None for one that is not finite."""
 
 
 def evaluate(
     model: nn.Module,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Loss,
     theta: Params,
     test: Examples,
-    norms_from: Tensor | None = None,
+    norms_from: Inputs | None = None,
+    decision: Decision | None = Decision(),  # noqa: B008 - it is frozen
 ) -> Score:
-    """Return the score of theta in evaluation mode, on theta's device: the definition that ``Evaluator`` agrees with.
+    """Return the score of theta in evaluation mode, on theta's device, without metrics.
 
-    If an example has several labels, as the characters of a text, each of them counts.
+    If an example has several labels, as the characters of a text, each of them counts, except those to ignore.
 
     Args:
         model: The module that theta belongs to; it is not changed.
@@ -43,20 +55,23 @@ def evaluate(
         theta: The parameters to evaluate.
         test: The test set.
         norms_from: Inputs over which batch norms first gather their statistics; None without batch norms.
+        decision: What scores predict; None for values.
     """
     device = device_of(theta)
-    test, scratch = test_on(test, device), copy.deepcopy(model).to(device).eval()
+    test, scratch = test.on_device(device), copy.deepcopy(model).to(device).eval()
     put_params(scratch, theta)
     if norms_from is not None:
         gather_statistics(scratch, norms_from)
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    right = torch.zeros(test.classes, dtype=torch.float64, device=device)
+    totals = ScoreSum(device)
+    size = batch_on(device)
     with torch.no_grad():
-        for x, y in zip(test.inputs.split(batch_on(device)), test.labels.split(batch_on(device)), strict=True):
-            scores = scratch(x.clone())  # a model may write to its input
-            total += loss(scores, y).double() * len(x)
-            right += correct(scores, y, test.classes)
-    return score_of(total, right, test)
+        for start in range(0, len(test), size):
+            x, y = read_test(test, slice(start, start + size), device)
+            scores = call_model(scratch, copy_of(x))  # a model may write to its input
+            totals.add_loss(loss, scores, y)
+            if decision is not None:
+                totals.add_hits(*hits_of(decision, scores, y, num_classes(test, scores, decision)))
+    return totals.score()
 
 
 def batch_on(device: torch.device) -> int:
@@ -64,22 +79,66 @@ def batch_on(device: torch.device) -> int:
     return BATCH if device.type == "cpu" else BATCH_ON_GPU
 
 
-def correct(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return the number of correct predictions in each class."""
-    hits = (scores.argmax(1) == labels).double().flatten()
-    return torch.zeros(classes, dtype=torch.float64, device=hits.device).index_add_(0, labels.flatten(), hits)
+def read_test(test: Examples, rows: slice, device: torch.device) -> tuple[Inputs, Tensor]:
+    """Return test examples on a device; random numbers in reading them depend only on the rows."""
+    if test.in_memory:
+        return test.read(rows)
+    with seeded(0, "test", rows.start):
+        x, y = test.read(rows)
+    return to_device(x, device), y.to(device)
 
 
-def score_of(total: Tensor, right: Tensor, test: Examples) -> Score:
-    """Return the score from the sum of losses and the number of correct predictions in each class."""
-    seen = test.label_counts().double()
-    sums = torch.cat([total.view(1), right, seen]).cpu()  # one synchronisation with a GPU
-    right, seen = sums[1:].chunk(2)
-    return Score(float(sums[0]) / len(test), float(right.sum() / seen.sum()), right / seen)
+def num_classes(test: Examples, scores: Tensor, decision: Decision) -> int:
+    """Return the number of classes to count predictions in."""
+    return max(test.classes, 2) if decision.threshold is not None else test.classes or scores.shape[1]
 
 
-def test_on(test: Examples, device: torch.device) -> Examples:
-    """Return a test set on a device; the same object if it is there already."""
-    if test.inputs.device == device == test.labels.device:
-        return test
-    return replace(test, inputs=test.inputs.to(device), labels=test.labels.to(device))
+def measure(metrics: Mapping[str, Metric], loss: Loss, scores: Tensor, targets: Tensor) -> dict[str, float | None]:
+    """Return the metrics of all scores of a test set; None for one that is not finite.
+
+    Raises:
+        InputError: If a metric fails or does not return one number.
+    """
+    targets, values = fitted_targets(loss, scores, targets), dict[str, float | None]()
+    for name, metric in metrics.items():
+        try:
+            value = float(metric(scores, targets))
+        except Exception as error:
+            raise InputError(
+                f"metric '{name}' failed on scores of shape {tuple(scores.shape)} and labels of shape"
+                f" {tuple(targets.shape)}: {error or type(error).__name__}; a metric takes (scores, labels) of the test"
+                f" set and returns one number"
+            ) from error
+        values[name] = value if math.isfinite(value) else None
+    return values
+
+
+class ScoreSum:
+    """The sums of losses and right predictions over a test set."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._weight = torch.zeros((), dtype=torch.float64, device=device)
+        self._hits: tuple[Tensor, Tensor] | None = None
+
+    def add_loss(self, loss: Loss, scores: Tensor, targets: Tensor) -> None:
+        """Add the loss of a batch, weighted by its examples, or by their labels that are not to be ignored."""
+        weight = torch.full_like(self._weight, len(targets))
+        if not targets.is_floating_point() and targets.numel():
+            weight *= (targets != IGNORED).double().mean()
+        value = loss(scores, targets).double()
+        self._loss += torch.where(weight > 0, value * weight, 0.0)
+        self._weight += weight
+
+    def add_hits(self, right: Tensor, seen: Tensor) -> None:
+        """Add right predictions and labels in each class."""
+        before = self._hits or (torch.zeros_like(right), torch.zeros_like(seen))
+        self._hits = (before[0] + right, before[1] + seen)
+
+    def score(self, metrics: Mapping[str, float | None] | None = None) -> Score:
+        """Return the score, with metrics."""
+        right, seen = self._hits or (self._loss.new_zeros(0), self._loss.new_zeros(0))
+        sums = torch.cat([self._loss.view(1), self._weight.view(1), right, seen]).cpu()  # one synchronisation
+        right, seen = sums[2:].chunk(2)
+        accuracy = float(right.sum() / seen.sum()) if self._hits else None
+        return Score(float(sums[0] / sums[1]), accuracy, right / seen, metrics or {})

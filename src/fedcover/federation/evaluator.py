@@ -6,23 +6,29 @@ that results do not depend on the number of workers.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property, partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedcover._threads import one_thread
-from fedcover.data import Examples
-from fedcover.federation.evaluate import Score, batch_on, correct, score_of, test_on
+from fedcover.data import Examples, Inputs
+from fedcover.data.inputs import copy_of, count, to_device
+from fedcover.federation.evaluate import Score, ScoreSum, batch_on, measure, num_classes, read_test
 from fedcover.masks.content import content_keys
 from fedcover.params import FULL, Mask, Params, device_of, prune, put_params
+from fedcover.seeding import seeded
 from fedcover.structure.batch_norm import gather_statistics, has_statistics, spread_over, statistics_examples
+from fedcover.structure.calls import call_model
 from fedcover.structure.submodel import Shrinker
 from fedcover.structure.trace import ModelStructure
+from fedcover.training.metrics import Metric
+from fedcover.training.targets import Decision, hits_of
 from fedcover.training.task import Task
 
 CHUNK_WORK = 5e10
@@ -48,7 +54,7 @@ class Evaluator:
     Args:
         task: The model and its loss.
         structure: The structure of the model.
-        inputs: The clients' inputs, over which batch norms gather their statistics.
+        examples: The clients' examples, over which batch norms gather their statistics.
         shrink: Whether sub-models are evaluated physically smaller, on a CPU. Accuracies are the same, up to
             predictions that rounding decides.
 
@@ -57,11 +63,12 @@ class Evaluator:
         on_progress: Callback for progress.
     """
 
-    def __init__(self, task: Task, structure: ModelStructure, inputs: Tensor, shrink: bool = True) -> None:
-        self._task, self._structure, self._inputs, self._shrink = task, structure, inputs, shrink
+    def __init__(self, task: Task, structure: ModelStructure, examples: Examples, shrink: bool = True) -> None:
+        self._task, self._structure, self._examples, self._shrink = task, structure, examples, shrink
+        self._metrics = task.named_metrics()
         self._work = sum(math.prod(shape) * structure.macs[name] for name, shape in structure.shapes.items())
         self._scratches: dict[tuple[torch.device, int], nn.Module] = {}
-        self._norm_inputs: Tensor | None = None
+        self._norm_inputs: tuple[torch.device, Inputs] | None = None
         self.workers = 1
         self.on_progress: Progress = lambda done, total: None
 
@@ -85,15 +92,14 @@ class Evaluator:
             shown: The mask of the global model.
             clients: The clients of the round; none for no local accuracy.
         """
-        test = test_on(test, device_of(theta))
-        tested = test.label_counts().cpu() > 0
+        test = test.on_device(device_of(theta))
+        tested = test.label_counts().cpu() > 0 if clients else torch.zeros(0)
         counted = [client for client in clients if bool((tested & (client.mix > 0)).any())]
         masks = [shown, *(client.mask for client in counted)]
         keys = content_keys(masks, theta) if counted else [0]
         distinct = dict(zip(reversed(keys), reversed(masks), strict=True))
         order = list(dict.fromkeys(keys))
-        total, rights = self._sums(theta, [distinct[key] for key in order], test)
-        score = score_of(total, rights[0], test)
+        score, rights = self._sums(theta, [distinct[key] for key in order], test)
         if not counted:
             return score, None
         by_class = dict(zip(order, (torch.stack(rights) / test.label_counts()).cpu(), strict=True))
@@ -105,14 +111,20 @@ class Evaluator:
             examples += client.examples
         return score, accuracy / examples
 
-    def _sums(self, theta: Params, masks: Sequence[Mask], test: Examples) -> tuple[Tensor, list[Tensor]]:
-        """Return the sum of the first model's losses, and the correct predictions of each model in each class."""
+    def accuracy_of(self, theta: Params, mask: Mask, test: Examples) -> float | None:
+        """Return the accuracy of a sub-model on a test set; None if its targets are values."""
+        return self._sums(theta, [mask], test.on_device(device_of(theta)))[0].accuracy
+
+    def _sums(self, theta: Params, masks: Sequence[Mask], test: Examples) -> tuple[Score, list[Tensor]]:
+        """Return the score of the first model, and the right predictions of each model in each class."""
         device = device_of(theta)
         workers = self.workers if device.type == "cpu" else 1
         spans, norms, done = self._spans(len(test), device), self._norms_from(device), 0
-        total = len(masks) * (len(test) + len(norms))
-        losses = _LossSum(self._task.loss, test)
-        rights = [torch.zeros(test.classes, dtype=torch.float64, device=device) for _ in masks]
+        of_norms = count(norms) if norms is not None else 0
+        total = len(masks) * (len(test) + of_norms)
+        first_model = _FirstModel(self._task, self._metrics, test, device)
+        rights: list[Tensor | None] = [None] * len(masks)
+        predict = _Predict(test, self._task.decision, device, replicate=workers > 1)
         with ExitStack() as stack:
             stack.enter_context(one_thread())
             apply: Callable[..., Iterator[Any]] = map
@@ -121,15 +133,19 @@ class Evaluator:
             for first in range(0, len(masks), workers):  # as many models at once as there are workers, to save memory
                 numbers = range(first, min(first + workers, len(masks)))
                 models = [self._model(theta, masks[n], slot, shrink=n > 0) for slot, n in enumerate(numbers)]
-                for _ in apply(partial(gather_statistics, inputs=norms), models) if len(norms) else ():
-                    done += len(norms)
+                for _ in apply(partial(gather_statistics, inputs=norms), models) if norms is not None else ():
+                    done += of_norms
                     self.on_progress(done, total)
                 passes = [_Pass(n, model, *span) for n, model in zip(numbers, models, strict=True) for span in spans]
-                for one, result in zip(passes, apply(partial(_predict, test, workers > 1), passes), strict=True):
-                    rights[one.number] += losses.add(result, one.start) if one.number == 0 else result
+                for one, (scores, targets, hits) in zip(passes, apply(predict, passes), strict=True):
+                    if one.number == 0:
+                        first_model.add(scores, targets, hits, one.end)
+                    if hits is not None:
+                        before = rights[one.number]
+                        rights[one.number] = hits[0] if before is None else before + hits[0]
                     done += one.end - one.start
                     self.on_progress(done, total)
-        return losses.total, rights
+        return first_model.score(), [right for right in rights if right is not None]
 
     def _spans(self, examples: int, device: torch.device) -> list[tuple[int, int]]:
         """Return the first and last example of each forward pass; together they are the batches of the loss."""
@@ -141,13 +157,16 @@ class Evaluator:
             for start in range(first, min(first + batch, examples), chunk)
         ]
 
-    def _norms_from(self, device: torch.device) -> Tensor:
-        """Return the inputs over which batch norms gather statistics; no inputs without batch norms."""
+    def _norms_from(self, device: torch.device) -> Inputs | None:
+        """Return the inputs over which batch norms gather statistics; None without batch norms."""
         if not has_statistics(self._task.model):
-            return torch.empty(0)
-        if self._norm_inputs is None or self._norm_inputs.device != device:
-            self._norm_inputs = spread_over(self._inputs, statistics_examples(self._work)).to(device)
-        return self._norm_inputs
+            return None
+        if self._norm_inputs is None or self._norm_inputs[0] != device:
+            with seeded(0, "statistics"):
+                rows = spread_over(len(self._examples), statistics_examples(self._work))
+                inputs = self._examples.read(rows)[0]
+            self._norm_inputs = device, to_device(inputs, device)
+        return self._norm_inputs[1]
 
     @cached_property
     def _shrinker(self) -> Shrinker:
@@ -182,32 +201,64 @@ class _Pass(NamedTuple):
     end: int
 
 
-def _predict(test: Examples, replicate: bool, one: _Pass) -> Tensor:
-    """Return the scores of the global model, or the correct predictions of a sub-model in each class."""
-    # A model may keep values of a forward pass as attributes, so threads do not share one.
-    model = _replica(one.model) if replicate else one.model
-    with torch.no_grad():
-        scores: Tensor = model(test.inputs[one.start : one.end].clone())  # a model may write to its input
-        return scores if one.number == 0 else correct(scores, test.labels[one.start : one.end], test.classes)
+_Prediction = tuple[Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]
+"""The scores and targets of the first model, None for the others, and right predictions and labels by class."""
 
 
-class _LossSum:
-    """The sum of losses over a test set, from scores that arrive in order; each loss is that of a whole batch."""
+class _Predict:
+    """The forward passes of models over a test set."""
 
-    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], test: Examples) -> None:
-        self._loss, self._test, self._scores = loss, test, list[Tensor]()
-        self._size, self._start = batch_on(test.inputs.device), 0
-        self.total = torch.zeros((), dtype=torch.float64, device=test.inputs.device)
+    def __init__(self, test: Examples, decision: Decision | None, device: torch.device, replicate: bool) -> None:
+        self._test, self._decision, self._device, self._replicate = test, decision, device, replicate
+        self._reading = Lock()
 
-    def add(self, scores: Tensor, start: int) -> Tensor:
-        """Add scores of the examples from ``start`` on, and return the correct predictions in each class."""
-        self._scores.append(scores)
-        end = start + len(scores)
-        if end % self._size == 0 or end == len(self._test):
-            batch, labels = torch.cat(self._scores), self._test.labels[self._start : end]
-            self.total += self._loss(batch, labels).double() * len(labels)
-            self._scores, self._start = [], end
-        return correct(scores, self._test.labels[start:end], self._test.classes)
+    def __call__(self, one: _Pass) -> _Prediction:
+        # A model may keep values of a forward pass as attributes, so threads do not share one.
+        model, rows = _replica(one.model) if self._replicate else one.model, slice(one.start, one.end)
+        if self._test.in_memory:
+            inputs, targets = self._test.read(rows)
+        else:
+            with self._reading:  # a data set needs not be safe for threads
+                inputs, targets = read_test(self._test, rows, self._device)
+        with torch.no_grad():
+            scores = call_model(model, copy_of(inputs))  # a model may write to its input
+            hits = None
+            if self._decision is not None:
+                classes = num_classes(self._test, scores, self._decision)
+                hits = hits_of(self._decision, scores, targets, classes)
+        return (scores, targets, hits) if one.number == 0 else (None, None, hits)
+
+
+class _FirstModel:
+    """The score of the first model, from predictions that arrive in order; each loss is that of a whole batch."""
+
+    def __init__(self, task: Task, metrics: Mapping[str, Metric], test: Examples, device: torch.device) -> None:
+        self._loss, self._metrics, self._examples, self._size = task.loss, metrics, len(test), batch_on(device)
+        self._parts: list[tuple[Tensor, Tensor]] = []
+        self._all: list[tuple[Tensor, Tensor]] = []
+        self._totals = ScoreSum(device)
+
+    def add(self, scores: Tensor | None, targets: Tensor | None, hits: tuple[Tensor, Tensor] | None, end: int) -> None:
+        """Add the predictions of the examples up to ``end``."""
+        assert scores is not None
+        assert targets is not None
+        self._parts.append((scores, targets))
+        if hits is not None:
+            self._totals.add_hits(*hits)
+        if end % self._size == 0 or end == self._examples:
+            self._totals.add_loss(self._loss, *_joined(self._parts))
+            self._parts = []
+        if self._metrics:
+            self._all.append((scores.cpu(), targets.cpu()))
+
+    def score(self) -> Score:
+        """Return the score with the metrics."""
+        values = measure(self._metrics, self._loss, *_joined(self._all)) if self._metrics else {}
+        return self._totals.score(values)
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([scores for scores, _ in parts]), torch.cat([targets for _, targets in parts])
 
 
 def _removes_slices(mask: Mask) -> bool:

@@ -2,8 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Unpack
 
@@ -15,22 +15,23 @@ from fedcover.aggregation.base import Aggregator, ClientUpdate
 from fedcover.aggregation.label_weights import label_skew, population_mix
 from fedcover.aggregation.mean import mean
 from fedcover.budgets import Budgets
-from fedcover.clients import cohort_of, sample_ids
-from fedcover.data import Examples, Population, as_examples
+from fedcover.data import Examples, Population
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
-from fedcover.errors import InputError, check_whole
 from fedcover.federation import round as walk
 from fedcover.federation.advice import remedy
-from fedcover.federation.arguments import check_arguments
+from fedcover.federation.arguments import resolve_arguments, test_examples
+from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.checkpoint import State
-from fedcover.federation.cohort import resolve_budgets
+from fedcover.federation.cohort import check_cohort, draw_budgets, resolve_budgets
 from fedcover.federation.evaluator import Evaluator
 from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.planned_round import PlannedRound, RoundHook
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, run_all_rounds
+from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions
+from fedcover.federation.sampling import Sampling, uniform
 from fedcover.federation.scores import Evaluation
 from fedcover.masks.cost import cost_of
 from fedcover.params import FULL, params_of
@@ -54,21 +55,23 @@ class Federation:
     ``examples/01_your_own.py`` is a complete script.
 
     Args:
-        task: The model, whose present parameters are theta_0, and its loss.
+        task: The model, whose present parameters are theta_0, and its loss; or only the model, for cross-entropy.
         clients: The population with its training examples, from ``fedcover.data``.
-        policy: The policy that plans masks; full models (FedAvg) by default.
-        budgets: What clients can afford, from ``by_slot`` or ``by_client``; the whole model by default.
-        local: The recipe of local training.
+        policy: The policy that plans masks, or its name; full models (FedAvg) by default.
+        budgets: What clients can afford, from ``by_slot`` or ``by_client``, or a code for ``by_slot``. Policies that
+            prune to budgets need them.
+        local: The recipe of local training, or its name.
         cohort: Number of clients in a round.
         seed: Seed of every random draw.
         aggregator: The rule that makes a new model of updates: ``mean()`` by default, ``trimmed()``, ``median()``, a
             server optimizer such as ``FedAdam(mean())``, or your own.
-        engine: What trains the clients; ``Serial()`` by default.
+        engine: What trains the clients, or its name; ``Serial()`` by default.
         certify: Add a certificate to every record: what the convergence theorem states about the round.
         require_coverage: Raise an error before a round is trained whose masks leave an entry to no client. If budgets
             belong to clients, this may happen after rounds that were covered.
         assign: Exchange patterns of equal size within a cohort such that labels of holders complement each other.
         hook: Changes to rounds, for studies of other algorithms.
+        sampling: Which clients take part in a round: ``uniform()``, ``weighted()``, ``availability()``, or your own.
 
     Raises:
         InputError: If the arguments do not fit together; the message says how to fix them.
@@ -87,16 +90,15 @@ class Federation:
     require_coverage: bool = False
     assign: bool = False
     hook: RoundHook = field(default_factory=RoundHook)
+    sampling: Sampling = field(default_factory=uniform)
 
     def __post_init__(self) -> None:
-        check_arguments(self)
-        clients, example = self.clients, self.clients.examples.inputs[:2]
-        check_whole("cohort", self.cohort, 1)
-        if self.cohort > len(clients):
-            raise InputError(f"cohort must be from 1 to the number of clients, {len(clients)}; got {self.cohort}")
+        resolve_arguments(self)
+        clients = self.clients
+        check_cohort(self)
         rule, self.aggregator = self.aggregator, self.aggregator.bind(clients)
-        self.task = self.task.static(example)
-        self.structure = trace(self.task.model, example)
+        self.task = self.task.fitted(clients.examples)
+        self.structure = trace(self.task.model, clients.examples.example())
         sizes = {clients.number_of(client): clients.size(client) for client in range(len(clients))}
         check_batches(self.structure, sizes, self.local.batch_size)
         if self.structure.uncounted:
@@ -106,8 +108,9 @@ class Federation:
         self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
         self.theta0 = params_of(self.task.model)
         self.full_cost = cost_of(self.structure, FULL)
-        self.method = describe_method(self.task, self.policy, self.local, rule, self.hook)
-        self.evaluator = Evaluator(self.task, self.structure, clients.examples.inputs)
+        others = {"hook": self.hook, "sampling": self.sampling, "augmentation": clients.examples.augment}
+        self.method = describe_method(self.task, self.policy, self.local, rule, **others)
+        self.evaluator = Evaluator(self.task, self.structure, clients.examples)
 
     @property
     def by(self) -> str:
@@ -165,6 +168,7 @@ class Federation:
         out: str | os.PathLike[str] | None = None,
         resume: bool = False,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
+        callbacks: Sequence[Callback] = (),
         **schedule: Unpack[ScheduleOptions],
     ) -> History:
         """Play rounds from theta_0 and return their history.
@@ -175,24 +179,21 @@ class Federation:
             out: Folder for the run: settings, history, checkpoints and summary.
             resume: Continue the run in ``out``, bit-identical to an uninterrupted run.
             on_round: Called with the record of each round.
+            callbacks: Objects that see every round and may stop the run, such as ``fedcover.EarlyStopping()``.
             schedule: ``evaluate_every``, ``local_every`` and ``checkpoint_every``; see ``RunSchedule``.
 
         Raises:
             InputError: If the folder cannot be used, or holds another run.
             ClientError: If a client fails, or all clients of a round diverge.
         """
-        run = Run(self, self.test_set(evaluate_on), on_round, out, resume)
+        run = Run(self, self.test_set(evaluate_on), on_round, out, resume, callbacks=callbacks)
         return run_all_rounds([run], RunSchedule(rounds, **schedule), self.engine)[0]
 
     def remedy(self, index: int) -> str:
         """Return what to change if the masks of a round leave part of the model to no client."""
-        ids = sample_ids(len(self.clients), self.cohort, Round(index, self.seed))
-        cohort = cohort_of(ids, [1] * len(ids), self.resolved_budgets, self.by)
-        return remedy(self.policy, [client.budget for client in cohort], self.resolved_budgets, self.by)
+        cohort = draw_budgets(self, Round(index, self.seed))
+        return remedy(self.policy, cohort, self.resolved_budgets, self.by)
 
     def test_set(self, data: Any) -> Examples | None:
         """Return a test set, with at least as many classes as the training set; None without data."""
-        if data is None:
-            return None
-        test = as_examples(data)
-        return replace(test, classes=max(test.classes, self.clients.examples.classes))
+        return None if data is None else test_examples(self, data)

@@ -12,9 +12,19 @@ from fedcover.federation.description import Description, describe, describe_laye
 from fedcover.policies.base import Policy
 from fedcover.toml import Settings, flatten
 from fedcover.training.recipes import Recipe
+from fedcover.training.targets import FittedLoss
 from fedcover.training.task import Task
 
-NOT_PART_OF_A_RUN = ("name", "rounds", "engine", "workers", "checkpoint_every", "require_coverage", "flower")
+NOT_PART_OF_A_RUN = (
+    "name",
+    "rounds",
+    "engine",
+    "workers",
+    "checkpoint_every",
+    "require_coverage",
+    "flower",
+    "callbacks",
+)
 """Keys that may change when a run is resumed: they decide how much is computed and where, not the result."""
 DEEPEST = 3
 """Levels of a description that are stored as text; deeper ones are stored as a digest."""
@@ -40,7 +50,7 @@ def differences(old: Settings, new: Settings) -> list[str]:
     ]
 
 
-def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggregator, hook: object = None) -> Method:
+def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggregator, **others: object) -> Method:
     """Return what is trained, and how, as text that JSON can store.
 
     Args:
@@ -48,7 +58,7 @@ def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggre
         policy: The policy, bound to the model.
         local: The recipe of local training.
         aggregator: The aggregator, not yet bound to clients.
-        hook: The changes to rounds.
+        others: Other parts by name: the hook, the sampling of clients, the augmentation of inputs.
     """
     recipe = describe(local)
     if isinstance(recipe, dict):  # settings at their defaults are left out, so that a later version may add settings
@@ -56,11 +66,11 @@ def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggre
         recipe = {name: text for name, text in recipe.items() if name not in default}
     return {
         "model": {name: str(text) for name, text in describe_layers(task.model).items()},
-        "loss": dict(_flat(describe(task.loss))),
+        "loss": dict(_flat(describe(task.loss.loss if isinstance(task.loss, FittedLoss) else task.loss))),
         "policy": dict(_flat(describe(policy))),
         "recipe": dict(_flat(recipe)),
         "aggregator": dict(_flat(describe(aggregator))),
-        "hook": dict(_flat(describe(hook))),
+        **{name: dict(_flat(describe(part))) for name, part in others.items()},
     }
 
 

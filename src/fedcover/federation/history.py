@@ -76,6 +76,8 @@ class RoundRecord:
     label_bias: dict[str, float] | None = None
     """With weights by labels: the total variation between the labels of regions and the population's. The mean over
     entries ``before`` (uniform weights) and ``after``; the ``worst`` region and its share of the model."""
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    """The task's metrics on the test set by name; empty if the round was not evaluated, or only for accuracy."""
     certificate: dict[str, Any] | None = None
     """What the convergence theorem states about the round, if the federation certifies its rounds."""
     wire: dict[str, Any] | None = field(default=None, compare=False)
@@ -91,7 +93,7 @@ class RoundRecord:
         """Return the record that ``to_json`` wrote."""
         raw = json.loads(line)
         names = {f.name for f in fields(cls)}
-        if wrong := sorted((set(raw) ^ names) - {"wire"}):  # the oldest records have no "wire"
+        if wrong := sorted((set(raw) ^ names) - {"wire", "metrics"}):  # older records have none
             raise InputError(
                 f"a history record has missing or unknown fields {wrong}; another version wrote it; read it with the"
                 f" fedcover of its versions.json"

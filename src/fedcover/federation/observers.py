@@ -176,6 +176,8 @@ class CertificateObserver(RoundObserver):
             reasons.append("server_step")
         if not self.federation.local.is_plain:
             reasons.append("recipe")
+        if not self.federation.sampling.uniform:
+            reasons.append("sampling")
         if any(plan.options and plan.options.has_beyond("report", *self._own()) for plan in self.planned.plans):
             reasons.append("training_options")
         return [reason for reason in reasons if reason]

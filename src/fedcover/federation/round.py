@@ -51,7 +51,7 @@ def begin_round(federation: "Federation", state: State, device: torch.device) ->
     state = federation.hook.begun(state).on_device(device)
     this_round = Round(state.round + 1, federation.seed)
 
-    cohort = draw_cohort(federation, this_round)
+    cohort = draw_cohort(federation, this_round, state)
     plans, policy_state = plan_round(federation.policy, state, cohort, this_round)
     plans = with_client_states(federation, state, plans)
     norm2, noise = norm_and_noise(state.theta, [plan.mask for plan in plans])

@@ -5,7 +5,7 @@
     config.toml      all settings                    history.jsonl   one record per round
     versions.json    versions of what ran            summary.json    the outcome, once finished
     method.json      model, loss, policy, recipe     report.html     written by `fedcover run` and `report`
-    checkpoints/     round-000012.safetensors
+    checkpoints/     round-000012.safetensors        best.safetensors, metrics.csv, ...   written by callbacks
 """
 
 import json
@@ -13,7 +13,7 @@ import os
 import platform
 import tomllib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from torch import nn
 from fedcover._files import write_atomically
 from fedcover.errors import InputError
 from fedcover.federation import checkpoint
-from fedcover.federation.checkpoint import State
+from fedcover.federation.callbacks.keep_best import BEST
+from fedcover.federation.checkpoint import Checkpoint, State
 from fedcover.federation.fingerprint import Method, differences, method_differences
 from fedcover.federation.history import History, RoundRecord
-from fedcover.params import prune, put_params
+from fedcover.params import Params, prune, put_params
 from fedcover.policies.base import shown_in
 from fedcover.toml import Settings, to_toml
 from fedcover.version import __version__
@@ -57,22 +58,19 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise InputError(f"{path / 'config.toml'} cannot be read ({error}); start again in another folder") from error
 
 
-def load_model(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+def load_model(path: str | os.PathLike[str], model: nn.Module, best: bool = False) -> nn.Module:
     """Load the parameters of a run's newest checkpoint into a model and return it.
 
     Args:
         path: The run folder.
         model: A module with the run's parameter names and shapes. It is changed in place, and pruned if the run's
             policy has one mask for all clients.
+        best: Load the best model, which the callback ``KeepBest`` has written, instead of the newest.
 
     Raises:
         InputError: If there is no checkpoint, or it belongs to another model.
     """
-    newest = newest_checkpoint(Path(path))
-    if newest is None:
-        raise InputError(f"{path} has no checkpoint; name the folder of a run that has played a round")
-    state = checkpoint.load(newest)[0]
-    theta = prune(state.theta, shown_in(state.policy))
+    newest, theta = _best_of(Path(path)) if best else _newest_of(Path(path))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     if shapes != {name: tuple(tensor.shape) for name, tensor in theta.items()}:
         raise InputError(
@@ -81,6 +79,24 @@ def load_model(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         )
     put_params(model, theta)
     return model
+
+
+def _newest_of(path: Path) -> tuple[Path, Params]:
+    """Return the newest checkpoint of a run, and its model."""
+    newest = newest_checkpoint(path)
+    if newest is None:
+        raise InputError(f"{path} has no checkpoint; name the folder of a run that has played a round")
+    state = checkpoint.load(newest).state
+    return newest, prune(state.theta, shown_in(state.policy))
+
+
+def _best_of(path: Path) -> tuple[Path, Params]:
+    """Return the file of the best model of a run, and the model."""
+    from safetensors.torch import load_file
+
+    if not (path / BEST).exists():
+        raise InputError(f"{path} has no {BEST}; run it with the callback KeepBest")
+    return path / BEST, load_file(path / BEST)
 
 
 class RunFolder:
@@ -102,9 +118,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the folder."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        unlock_folder(self._lock)
+        self._lock = -1
 
     def open(
         self,
@@ -114,8 +129,8 @@ class RunFolder:
         rounds: int,
         trim: Callable[[RoundRecord], RoundRecord] = lambda record: record,
         method: Method | None = None,
-    ) -> tuple[State, History] | None:
-        """Lock the folder for a run and return the state and history of the run that it holds; None if it is new.
+    ) -> Checkpoint | None:
+        """Lock the folder for a run and return the newest checkpoint of the run that it holds; None if it is new.
 
         Nothing in the folder is changed before everything has been checked.
 
@@ -141,7 +156,7 @@ class RunFolder:
                 )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            self._lock = lock_folder(self.path)
             stored = self._stored_run(settings, fingerprint, resume, rounds, method or {}) if config.exists() else None
         except OSError as error:
             self.close()
@@ -150,21 +165,21 @@ class RunFolder:
             self.close()
             raise
         if stored:
-            stored = stored[0], History([trim(record) for record in stored[1]])
+            stored = stored._replace(history=History([trim(record) for record in stored.history]))
         for draft in [*self.path.glob(".*.part"), *self.path.glob("checkpoints/.*.part")]:
             draft.unlink()  # left by a process that was killed while writing
         if method:
             write_atomically(self.path / "method.json", json.dumps(method, indent=1) + "\n")
         write_atomically(config, to_toml(settings))
         write_atomically(self.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
-        write_atomically(self.path / "history.jsonl", stored[1].to_lines() if stored else "")
+        write_atomically(self.path / "history.jsonl", stored.history.to_lines() if stored else "")
         (self.path / "summary.json").unlink(missing_ok=True)
         return stored
 
     def _stored_run(
         self, settings: Settings, fingerprint: str, resume: bool, rounds: int, method: Method
-    ) -> tuple[State, History] | None:
-        """Return the newest state and history in the folder; raise InputError if they belong to another run."""
+    ) -> Checkpoint | None:
+        """Return the newest checkpoint in the folder; raise InputError if it belongs to another run."""
         newest = newest_checkpoint(self.path)
         done = int(newest.stem.removeprefix("round-")) if newest else 0
         if not resume:
@@ -175,7 +190,7 @@ class RunFolder:
         changed = differences(read_settings(self.path), tomllib.loads(to_toml(settings)))
         changed = changed or method_differences(self._stored_method(), method)
         stored = checkpoint.load(newest) if newest else None
-        if stored and stored[2] != fingerprint and not changed:
+        if stored and stored.fingerprint != fingerprint and not changed:
             kinds = (
                 "the data or the initial model"
                 if self._stored_method()
@@ -189,7 +204,7 @@ class RunFolder:
             )
         if done > rounds:
             raise InputError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
-        return stored[:2] if stored else None
+        return stored
 
     def _stored_method(self) -> dict[str, Any]:
         """Return the method that the folder stores; an empty one if it was written by an older version."""
@@ -206,10 +221,10 @@ class RunFolder:
         with open(self.path / "history.jsonl", "a") as file:
             file.write(record.to_json() + "\n")
 
-    def save(self, state: State, history: History, fingerprint: str) -> None:
+    def save(self, state: State, history: History, fingerprint: str, callbacks: Mapping[str, Any]) -> None:
         """Write a checkpoint and delete all but the newest few."""
         folder = self.path / "checkpoints"
-        checkpoint.save(folder / f"round-{state.round:06d}.safetensors", state, history, fingerprint)
+        checkpoint.save(folder / f"round-{state.round:06d}.safetensors", state, history, fingerprint, callbacks)
         for old in sorted(folder.glob("round-*.safetensors"))[:-KEPT_CHECKPOINTS]:
             old.unlink()
 
@@ -217,20 +232,34 @@ class RunFolder:
         """Write the summary."""
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
-    def _take_lock(self) -> None:
-        if fcntl is None:
-            note = f"this system has no file locks; make sure that no other process writes to {self.path}"
-            warnings.warn(note, RuntimeWarning, stacklevel=2)
-            return
-        # The kernel releases the lock with the process, so a killed run leaves no stale lock.
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(self._lock, 32).decode(errors="replace").strip() or "another process"
-            raise InputError(f"{self.path} is in use by process {owner}; wait for it, or name another folder") from None
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, str(os.getpid()).encode())
+
+def lock_folder(path: Path) -> int:
+    """Lock a folder for this process and return the lock, which ``unlock_folder`` takes; -1 without file locks.
+
+    Raises:
+        InputError: If another process has locked the folder.
+    """
+    if fcntl is None:
+        note = f"this system has no file locks; make sure that no other process writes to {path}"
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
+        return -1
+    # The kernel releases the lock with the process, so a killed run leaves no stale lock.
+    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(lock, 32).decode(errors="replace").strip() or "another process"
+        os.close(lock)
+        raise InputError(f"{path} is in use by process {owner}; wait for it, or name another folder") from None
+    os.ftruncate(lock, 0)
+    os.write(lock, str(os.getpid()).encode())
+    return lock
+
+
+def unlock_folder(lock: int) -> None:
+    """Release the lock of a folder."""
+    if lock >= 0:
+        os.close(lock)
 
 
 def versions() -> dict[str, str]:

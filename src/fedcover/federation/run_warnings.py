@@ -3,7 +3,7 @@
 import warnings
 from typing import TYPE_CHECKING
 
-from fedcover.errors import CoverageWarning, StepSizeWarning, WholeLayersWarning
+from fedcover.errors import CoverageWarning, SamplingWarning, StepSizeWarning, WholeLayersWarning
 from fedcover.federation.advice import whole_sentence
 from fedcover.federation.checkpoint import State
 from fedcover.federation.history import RoundRecord
@@ -39,6 +39,12 @@ class RunWarnings:
             shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
             sentence = uncovered_sentence(shares, record.round, self._federation.remedy)
             warnings.warn(sentence, CoverageWarning, stacklevel=STACKLEVEL)
+        if not self._federation.sampling.uniform and len(record.cohort) < self._federation.cohort:
+            self._warn_once(
+                SamplingWarning,
+                f"round {record.round} has {len(record.cohort)} clients instead of {self._federation.cohort}: no more"
+                f" were drawn, or the policy left some out",
+            )
         certificate = record.certificate
         if certificate and certificate["step_holds"] is False and StepSizeWarning not in self._warned:
             self._warned.add(StepSizeWarning)
@@ -46,3 +52,8 @@ class RunWarnings:
                 certificate["step_size"], certificate["largest_step"], certificate["steps"], estimated=True
             )
             warnings.warn(f"after round {record.round} {sentence}", StepSizeWarning, stacklevel=STACKLEVEL)
+
+    def _warn_once(self, kind: type[Warning], sentence: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(sentence, kind, stacklevel=STACKLEVEL + 1)

@@ -1,33 +1,38 @@
-"""Runs of many rounds: when to evaluate, what to store, and how to resume."""
+"""A run of many rounds: when to evaluate, what to store, and how to resume."""
 
 import os
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
+from torch import Tensor
 
-from fedcover._threads import one_thread
 from fedcover.data import DevicePopulation, Examples
+from fedcover.data.inputs import parts_of
 from fedcover.engines.base import Engine
-from fedcover.errors import InputError, check_whole
+from fedcover.errors import InputError, StoppedWarning, check_whole
+from fedcover.federation.callbacks.base import Callback, RoundView, RunView
+from fedcover.federation.callbacks.calls import RunCallbacks
 from fedcover.federation.checkpoint import digest_of
-from fedcover.federation.evaluate import test_on
 from fedcover.federation.fingerprint import describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
-from fedcover.federation.round import Arrivals
 from fedcover.federation.run_folder import RunFolder
 from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
 from fedcover.params import on_device, prune
 from fedcover.policies.base import shown_in
+from fedcover.seeding import seeded
 from fedcover.toml import Settings
+from fedcover.training.targets import FittedLoss
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
+
+
+SAMPLED = 32
+"""The number of items of a lazy data set that identify it, with the targets that it lists."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,12 @@ class RunSchedule:
     def trim(self, record: RoundRecord) -> RoundRecord:
         """Return the last record of a shorter run without evaluations that this schedule would not have made."""
         if not self.evaluates(record.round):
-            return replace(record, loss=None, accuracy=None, local_accuracy=None)
+            return replace(record, loss=None, accuracy=None, local_accuracy=None, metrics={})
         return record if self.evaluates_locally(record.round) else replace(record, local_accuracy=None)
+
+    def longer(self) -> "RunSchedule":
+        """Return the same schedule with one more round."""
+        return replace(self, rounds=self.rounds + 1)
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -75,15 +84,9 @@ class ScheduleOptions(TypedDict, total=False):
     checkpoint_every: int
 
 
-class RunOptions(ScheduleOptions, total=False):
-    """The keyword options of ``run_many``."""
-
-    resume: bool
-
-
 @dataclass
 class Run:
-    """One run of a federation, with its test set, its folder and its callback."""
+    """One run of a federation, with its test set, its folder and its callbacks."""
 
     federation: "Federation"
     test: Examples | None
@@ -91,8 +94,12 @@ class Run:
     out: str | os.PathLike[str] | None = None
     resume: bool = False
     settings: Settings | None = None
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
+        self._callbacks = RunCallbacks(self.callbacks)
+        self.error: Exception | None = None
+        """The error of this run's own round, if one ended it."""
         self.state = self.federation.start()
         self.history = History()
         self._folder: RunFolder | None = None
@@ -100,6 +107,11 @@ class Run:
         self._warnings = RunWarnings(self.federation)
         if self.out is None and self.resume:
             raise InputError("resume needs out, the folder of the run to continue")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback has stopped the run."""
+        return self._callbacks.stopped is not None
 
     def check(self, engine: Engine) -> None:
         """Raise InputError if the engine cannot train for the policy; warn about layers that are never pruned."""
@@ -109,8 +121,9 @@ class Run:
         warn_of_whole_layers(self.federation)
 
     def open(self, schedule: RunSchedule, engine: Engine) -> None:
-        """Lock the folder, if there is one, and restore the run that it holds."""
+        """Lock the folder, if there is one, restore the run that it holds, and start the callbacks."""
         if self.out is None:
+            self._callbacks.start(self._view(schedule), {})
             return
         if self.settings is None:
             evaluations = {"every": schedule.evaluate_every, "local_every": schedule.local_every}
@@ -123,136 +136,89 @@ class Run:
             self.settings, self._fingerprint, self.resume, schedule.rounds, schedule.trim, method
         )
         if stored:
-            self.state, self.history = stored
+            self.state, self.history = stored.state, stored.history
+        self._start_callbacks(schedule, stored.callbacks if stored else {})
+
+    def _start_callbacks(self, schedule: RunSchedule, stored: Mapping[str, Any]) -> None:
+        """Start the callbacks of a run with a folder, with the state that its checkpoint stored."""
+        before = stored.get("before")
+        if before is not None and schedule.rounds > self.state.round:
+            # A longer run would not have evaluated this round, so callbacks see its trimmed record instead.
+            *earlier, last = self.history
+            self._callbacks.start(replace(self._view(schedule), history=History(earlier)), before)
+            self._callbacks.on_round(self._round_view(last))
+        else:
+            self._callbacks.start(self._view(schedule), stored)
+        if stop := self._callbacks.stopped:
+            warnings.warn(
+                f"the run has ended: {stop['by']} stopped it after round {stop['round']}, since {stop['reason']};"
+                f" to continue it, leave this callback out or change it",
+                StoppedWarning,
+                stacklevel=5,
+            )
+
+    def _view(self, schedule: RunSchedule) -> RunView:
+        return RunView(
+            self.federation,
+            self.history,
+            schedule.rounds,
+            self.name,
+            self._folder.path if self._folder else None,
+            self.resume,
+            self.test is not None,
+            self.settings or {},
+        )
+
+    def _round_view(self, record: RoundRecord) -> RoundView:
+        folder = self._folder.path if self._folder else None
+        return RoundView(self.federation, self.state, record, self.history, folder)
+
+    @property
+    def name(self) -> str:
+        """The name of the run in its settings, or that of its folder."""
+        return str((self.settings or {}).get("name") or (Path(self.out).name if self.out is not None else ""))
 
     def store(self, record: RoundRecord, schedule: RunSchedule) -> None:
-        """Store a record, and warn if it shows something unexpected."""
+        """Store a record with the state of callbacks that have seen it; warn if it shows something unexpected."""
+        last = self.state.round == schedule.rounds
+        before = self._callbacks.state() if last and schedule.longer().trim(record) != record else {}
         self.history.append(record)
+        self._callbacks.on_round(self._round_view(record))
         if self._folder:
             self._folder.append(record)
-            if schedule.checkpoints(self.state.round):
-                self._folder.save(self.state, self.history, self._fingerprint)
+            if schedule.checkpoints(self.state.round) or self.stopped:
+                callbacks = self._callbacks.state() | ({"before": before} if before else {})
+                self._folder.save(self.state, self.history, self._fingerprint, callbacks)
         self.on_round(record)
         self._warnings.check(record, self.state)
 
-    def finish(self, engine: Engine) -> History:
+    def finish(self, schedule: RunSchedule, engine: Engine) -> History:
         """Write the summary and return the history, with the summary and the trained model."""
         cpu = torch.device("cpu")
         self.history.theta = prune(on_device(self.state.theta, cpu), on_device(shown_in(self.state.policy), cpu))
-        name = str((self.settings or {}).get("name") or (self._folder.path.name if self._folder else ""))
-        self.history.summary = summary(self.federation, self.history, name, self.test, engine)
+        self.history.summary = summary(self.federation, self.history, self.name, self.test, engine)
+        if self._callbacks.stopped:
+            self.history.summary["stopped"] = self._callbacks.stopped
         if self._folder:
             self._folder.finish(self.history.summary)
+        self._callbacks.end(self._view(schedule))
         return self.history
 
     def close(self) -> None:
-        """Release the folder."""
+        """Close the callbacks and release the folder."""
+        self._callbacks.close()
         if self._folder:
             self._folder.close()
 
 
-def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -> list[History]:
-    """Play runs in lockstep and return their histories: one call of the engine per round for all their clients.
-
-    An engine that works ahead gets the runs in ``engine.ahead`` groups, and trains one while the next is planned.
-    """
-    with ExitStack() as stack:
-        if not engine.keep_open:
-            stack.callback(engine.close)
-        for run in runs:  # check all of them before any folder is touched
-            run.check(engine)
-        for run in runs:
-            stack.callback(run.close)  # before opening, which may fail after the folder is locked
-            run.open(schedule, engine)
-        # One thread makes the records' sums equal on every machine.
-        stack.enter_context(one_thread())
-        stack.enter_context(engine.playing())
-        _move_tests(runs, engine.device)
-        for run in runs:
-            run.federation.evaluator.workers = engine.workers
-        size = -(-len(runs) // engine.ahead)
-        groups = [runs[start : start + size] for start in range(0, len(runs), size)]
-        in_training: deque[_GroupRound] = deque()
-        for index in range(min(run.state.round for run in runs) + 1, schedule.rounds + 1):
-            for group in groups:
-                if len(in_training) == len(groups):
-                    in_training.popleft().end(schedule)
-                in_training.append(_GroupRound(index, [run for run in group if run.state.round < index], engine))
-        for group_round in in_training:
-            group_round.end(schedule)
-        return [run.finish(engine) for run in runs]
-
-
-def run_many(
-    federations: Sequence["Federation"],
-    rounds: int,
-    evaluate_on: Any = None,
-    out: Sequence[str | os.PathLike[str]] | None = None,
-    engine: Engine | None = None,
-    on_round: Callable[[int, RoundRecord], None] = lambda number, record: None,
-    **options: Unpack[RunOptions],
-) -> list[History]:
-    """Play several federations in lockstep, with one engine call per round for all their clients.
-
-    A sweep over settings and seeds becomes one batch on a GPU. Each federation's result is the same as if it ran alone.
-
-    Args:
-        federations: The federations; their engines are not used, except the first one's by default.
-        rounds: Number of rounds.
-        evaluate_on: A test set for all of them.
-        out: One folder per federation.
-        engine: What trains all clients.
-        on_round: Called with the federation's position in the list and the record of each round.
-        options: ``resume``, to continue the runs in ``out``, and ``evaluate_every``, ``local_every`` and
-            ``checkpoint_every``; see ``RunSchedule``.
-
-    Returns:
-        One history per federation.
-    """
-    if out is not None and len(out) != len(federations):
-        raise InputError(f"out must have one folder per federation, {len(federations)}; got {len(out)}")
-    if not federations:
-        return []
-    resume = options.pop("resume", False)
-    runs = [
-        Run(
-            federation,
-            federation.test_set(evaluate_on),
-            partial(on_round, number),
-            out[number] if out is not None else None,
-            resume,
-        )
-        for number, federation in enumerate(federations)
-    ]
-    return run_all_rounds(runs, RunSchedule(rounds, **cast(ScheduleOptions, options)), engine or federations[0].engine)
-
-
-class _GroupRound:
-    """One round of several runs whose clients are being trained."""
-
-    def __init__(self, index: int, runs: Sequence[Run], engine: Engine) -> None:
-        self._index, self._runs, self._together = index, runs, engine.together
-        self._rounds = [run.federation.begin_round(run.state, engine.device) for run in runs]
-        self._updates = engine.train([job for planned in self._rounds for job in planned.jobs])
-
-    def end(self, schedule: RunSchedule) -> None:
-        """Average the updates and store the records."""
-        evaluates, local = schedule.evaluates(self._index), schedule.evaluates_locally(self._index)
-        for run, planned in zip(self._runs, self._rounds, strict=True):
-            arrivals = Arrivals(islice(self._updates, len(planned.jobs)), self._together)
-            test = run.test if evaluates else None
-            run.state, record = run.federation.end_round(planned, arrivals, test, local)
-            run.store(record, schedule)
-
-
-def _move_tests(runs: Sequence[Run], device: torch.device) -> None:
+def move_tests(runs: Sequence[Run], device: torch.device) -> None:
     """Move the runs' test sets to a device, each once."""
     moved: dict[int, tuple[Examples, Examples]] = {}
     for run in runs:
         if run.test is not None:
             key = id(run.test.inputs)
             if key not in moved:
-                moved[key] = (run.test, test_on(run.test, device))  # keep the original, so that its id is not reused
+                moved[key] = (run.test, run.test.on_device(device))  # keep the original, so that its id is not reused
             on_device_test = moved[key][1]
             run.test = replace(run.test, inputs=on_device_test.inputs, labels=on_device_test.labels)
 
@@ -271,19 +237,32 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
         "policy": {"name": str(getattr(federation.policy, "name", federation.policy))},
         "budgets": {"by": federation.by, "items": [budget.exact for budget in federation.resolved_budgets]},
         "local": federation.local.settings(),
+        **({} if federation.sampling.uniform else {"sampling": {"name": repr(federation.sampling)}}),
     }
 
 
 def digests(federation: "Federation", test: Examples | None) -> list[str]:
     """Return digests of theta_0, and of all data, their partition and the name of the loss."""
     clients, train = federation.clients, federation.clients.examples
-    tensors = {"inputs": train.inputs, "labels": train.labels}
+    tensors = _contents("", train)
     if test is not None:
-        tensors |= {"test inputs": test.inputs, "test labels": test.labels}
+        tensors |= _contents("test ", test)
     tensors["sizes"] = torch.tensor([clients.size(i) for i in range(len(clients))])
     tensors["parts"] = clients.parts
     loss = federation.task.loss
+    loss = loss.loss if isinstance(loss, FittedLoss) else loss
     return [digest_of(federation.theta0), digest_of(tensors, getattr(loss, "__qualname__", type(loss).__name__))]
+
+
+def _contents(prefix: str, examples: Examples) -> dict[str, Tensor]:
+    """Return what identifies examples: all of them, or of a lazy data set some, and the targets that it lists."""
+    rows = slice(None)
+    if not examples.in_memory:
+        rows = slice(None, None, -(-len(examples) // SAMPLED))
+    with seeded(0, "digest"):
+        inputs, labels = examples.read(rows)
+    named = {f"{prefix}inputs{'/' if name else ''}{name}": part for name, part in parts_of(inputs).items()}
+    return {**named, f"{prefix}labels": labels if examples.labels is None else examples.labels}
 
 
 def summary(
@@ -296,6 +275,7 @@ def summary(
         **({"clients": [device.number for device in clients.devices]} if isinstance(clients, DevicePopulation) else {}),
         "rounds": len(history),
         "accuracy": last.accuracy,
+        "metrics": last.metrics,
         "loss": last.loss,
         "local_accuracy": last.local_accuracy,
         "gamma_min": history.gamma_min,

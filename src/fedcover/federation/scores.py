@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedcover.data import Examples
+from fedcover.data import Examples, Population
 from fedcover.federation.checkpoint import State
 from fedcover.federation.evaluator import LocalTest
 from fedcover.params import Params, device_of, on_device
 from fedcover.policies.base import ClientPlan, shown_in
+from fedcover.seeding import seeded
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -34,20 +35,37 @@ def score_fields(
     """Return the fields of the record that show the scores of a state; None where nothing is measured."""
     test, clients = evaluation.test, federation.clients
     if test is None:
-        return {"loss": None, "accuracy": None, "local_accuracy": None}
+        return {"loss": None, "accuracy": None, "local_accuracy": None, "metrics": {}}
     shown = on_device(shown_in(state.policy), device_of(state.theta))
+    by_labels = clients.tests is None and clients.shares_labels and test.classes > 0
     tests = [
         LocalTest(plan.mask, clients.label_mix(plan.client.id), plan.client.examples)
         for plan in plans
-        if evaluation.local and clients.shares_labels
+        if evaluation.local and by_labels and federation.task.decision is not None
     ]
     score, local = federation.evaluator.evaluate(state.theta, test, shown, tests)
+    if evaluation.local and clients.tests is not None:
+        local = _on_own_tests(federation, state.theta, plans, clients.tests)
     loss = score.loss if math.isfinite(score.loss) else None
-    return {"loss": loss, "accuracy": score.accuracy, "local_accuracy": local}
+    return {"loss": loss, "accuracy": score.accuracy, "local_accuracy": local, "metrics": dict(score.metrics)}
+
+
+def _on_own_tests(
+    federation: "Federation", theta: Params, plans: Sequence[ClientPlan], tests: Population
+) -> float | None:
+    """Return the accuracy of the clients' sub-models on their own test sets, weighted by the sizes of these."""
+    total, examples = 0.0, 0
+    for plan in plans:
+        accuracy = federation.evaluator.accuracy_of(theta, plan.mask, tests.examples_of(plan.client.id))
+        if accuracy is not None:
+            total += accuracy * tests.size(plan.client.id)
+            examples += tests.size(plan.client.id)
+    return total / examples if examples else None
 
 
 def initial_loss(federation: "Federation", theta: Params) -> float:
     """Return the loss on some training examples."""
     train = federation.clients.examples
-    first = replace(train, inputs=train.inputs[:START_EXAMPLES], labels=train.labels[:START_EXAMPLES])
+    with seeded(0, "initial loss"):
+        first = train.subset(range(min(START_EXAMPLES, len(train))))
     return federation.evaluator.score(theta, first).loss

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedcover.budgets import budgets_of, share
 from fedcover.clients import cohort_of
+from fedcover.data.inputs import Inputs
 from fedcover.errors import InputError
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params, check_mask, count, params_of, prune
@@ -48,7 +49,7 @@ LAWS = {
 """The laws that ``check_policy`` tests, each with its rule."""
 
 
-def check_policy(policy: Policy, model: nn.Module, example: Tensor, seed: int = 0) -> None:
+def check_policy(policy: Policy, model: nn.Module, example: Inputs, seed: int = 0) -> None:
     """Raise InputError, naming the law, if a policy breaks a law of the policy contract.
 
     The policy plans a few rounds for three cohorts of four clients: with different budgets, with whole models only,

@@ -8,18 +8,20 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from fedcover.clients import Client
+from fedcover.data.inputs import copy_of, map_inputs
 from fedcover.errors import InputError, check_number
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import ClientPlan, HeldUnits, State, Traits
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import UnitPolicy, unit_mask, units_for, width_of
 from fedcover.seeding import Round, ambient
+from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.layers import TRANSPOSED, is_transposed_linear, recurrent_weights
 from fedcover.training.options import TrainingOptions
@@ -144,8 +146,6 @@ def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], 
     more = ((bias, 0),) if structure.shapes.get(bias) == (outputs,) else ()
     rows = ((structure.output, first), *more)
     before, after = _scores_before_and_after_roll(structure, rows)
-    if not isinstance(before, Tensor):
-        return (), 0
     close = math.sqrt(torch.finfo(before.dtype).eps)
     least = close * float(before.abs().max())
     weight = structure.model.get_parameter(structure.output)
@@ -158,20 +158,20 @@ def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], 
     return (), before.shape[1] if before.ndim > 1 else 0
 
 
-def _scores_before_and_after_roll(structure: ModelStructure, rows: Sequence[tuple[str, int]]) -> tuple[Any, Any]:
+def _scores_before_and_after_roll(structure: ModelStructure, rows: Sequence[tuple[str, int]]) -> tuple[Tensor, Tensor]:
     """Return the scores of a randomised copy, before and after its output rows are rolled by one."""
     with torch.no_grad(), ambient(0, "class rows"):
         model, example = copy.deepcopy(structure.model).eval(), structure.example
-        inputs = torch.rand_like(example) if example.is_floating_point() else example
+        inputs = map_inputs(lambda part: torch.rand_like(part) if part.is_floating_point() else part, example)
         # Randomise all values: a scale per class that starts as 1 would go unnoticed.
         for parameter in filter(torch.is_floating_point, model.parameters()):
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
         for name, _ in rows:
             nn.init.normal_(model.get_parameter(name))
-        before = model(inputs.clone())
+        before = call_model(model, copy_of(inputs))
         for name, axis in rows:
             model.get_parameter(name).copy_(model.get_parameter(name).roll(1, axis))
-        return before, model(inputs.clone())
+        return before, call_model(model, copy_of(inputs))
 
 
 @register("HeteroFL")
@@ -188,4 +188,9 @@ def heterofl(
         label_aware: Leave the output rows of classes that a client lacks to the clients that have them.
         scaler: Multiply hidden outputs by 1/r in training, except those of recurrent layers.
     """
-    return HeteroFL(dynamic, tuple(rates), label_aware, scaler)
+    policy = HeteroFL(dynamic, tuple(rates), label_aware, scaler)
+    if policy.rates != RATES and not dynamic:
+        raise InputError(
+            "rates are drawn only with dynamic=True; give fixed widths as budgets, such as the code 5x0.5,5x0.25"
+        )
+    return policy

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from fedcover.data.inputs import Inputs, copy_of, count, parts_of, take
 from fedcover.errors import InputError
+from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure
 
 MOST_EXAMPLES, FEWEST_EXAMPLES = 2000, 100
@@ -47,7 +49,7 @@ def static_form(structure: ModelStructure, model: nn.Module) -> nn.Module:
     return static
 
 
-def gather_statistics(model: nn.Module, inputs: Tensor) -> nn.Module:
+def gather_statistics(model: nn.Module, inputs: Inputs) -> nn.Module:
     """Set the running statistics of a model's batch norms from inputs, and return the model in evaluation mode.
 
     Training keeps no running averages, so a model that was trained here and loaded by ``load_model`` needs this
@@ -77,22 +79,23 @@ def gather_statistics(model: nn.Module, inputs: Tensor) -> nn.Module:
         layer.train()
     if layers:
         with torch.no_grad():
-            for number, batch in enumerate(inputs.split(BATCH), start=1):
+            for number, start in enumerate(range(0, count(inputs), BATCH), start=1):
                 for layer in layers:
                     layer.momentum = 1 / number  # plain averages over the batches
-                model(batch.clone())
+                call_model(model, copy_of(take(inputs, slice(start, start + BATCH))))
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     return model.eval()
 
 
-def _statistic_like(layer: _BatchNorm, model: nn.Module, inputs: Tensor) -> Tensor:
+def _statistic_like(layer: _BatchNorm, model: nn.Module, inputs: Inputs) -> Tensor:
     """Return a tensor with the size, type and device of a layer's statistics: those of its parameters, or the model's.
 
     Without any parameters they are those of the inputs.
     """
-    first = next((tensor for module in (layer, model) for tensor in module.parameters()), inputs)
-    return first.new_empty(layer.num_features)
+    first = next((tensor for module in (layer, model) for tensor in module.parameters()), None)
+    like = first if first is not None else next(iter(parts_of(inputs).values()))
+    return like.new_empty(layer.num_features)
 
 
 def has_statistics(model: nn.Module) -> bool:
@@ -115,11 +118,11 @@ def check_batches(structure: ModelStructure, sizes: Mapping[int, int], batch: in
         return
     try:
         with torch.no_grad():
-            copy.deepcopy(structure.model).train()(structure.example[:1].clone())
+            call_model(copy.deepcopy(structure.model).train(), copy_of(take(structure.example, slice(1))))
     except ValueError:
         raise InputError(
             f"client {client} has {sizes[client]} examples, so in batches of {batch} the last has one example, which a"
-            f" batch norm cannot normalise; use another local.batch_size, or group norm"
+            f" batch norm cannot normalise; use another batch_size, fedcover.data.without_small_clients, or group norm"
         ) from None
 
 
@@ -138,14 +141,14 @@ def statistics_examples(work: float) -> int:
     return max(FEWEST_EXAMPLES, min(MOST_EXAMPLES, int(MOST_WORK / work))) if work else MOST_EXAMPLES
 
 
-def spread_over(inputs: Tensor, most: int = MOST_EXAMPLES) -> Tensor:
-    """Return at most ``most`` of the inputs, evenly spread.
+def spread_over(examples: int, most: int = MOST_EXAMPLES) -> Tensor:
+    """Return at most ``most`` indices of examples, evenly spread.
 
-    >>> spread_over(torch.arange(10), 4).tolist()
+    >>> spread_over(10, 4).tolist()
     [0, 2, 5, 7]
     """
-    count = min(most, len(inputs))
-    return inputs[torch.arange(count, device=inputs.device) * len(inputs) // max(1, count)]
+    chosen = min(most, examples)
+    return torch.arange(chosen) * examples // max(1, chosen)
 
 
 def _averages(layer: nn.Module) -> bool:

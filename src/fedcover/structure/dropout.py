@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedcover.data.inputs import Inputs, copy_of
 from fedcover.seeding import ambient
 from fedcover.structure.attention import ExplicitAttention, attend, can_be_explicit
+from fedcover.structure.calls import call_model
 
 LOW = 0xFFFFFFFF
 GOLDEN = 0x9E3779B1
@@ -172,7 +174,7 @@ def _attention_arguments(
     return dropout_p, {"query": query, "key": key, "value": value, "attn_mask": attn_mask, **rest}
 
 
-def with_keyed_dropout(model: nn.Module, example: Tensor | None = None) -> tuple[nn.Module, Stream]:
+def with_keyed_dropout(model: nn.Module, example: Inputs | None = None) -> tuple[nn.Module, Stream]:
     """Return a copy of the model whose dropout draws from a stream, and that stream.
 
     This covers ``nn.Dropout``, the dropout of ``nn.MultiheadAttention`` and, for models that call them, ``F.dropout``
@@ -197,11 +199,11 @@ def with_keyed_dropout(model: nn.Module, example: Tensor | None = None) -> tuple
     return scratch, stream
 
 
-def draws(model: nn.Module, example: Tensor) -> bool:
+def draws(model: nn.Module, example: Inputs) -> bool:
     """Return whether a forward pass in training mode draws random numbers from the global generator."""
     with ambient(0, "look"), torch.no_grad():
         before = torch.default_generator.get_state()
-        copy.deepcopy(model).train()(example[:2].clone())
+        call_model(copy.deepcopy(model).train(), copy_of(example))
         return not torch.equal(before, torch.default_generator.get_state())
 
 

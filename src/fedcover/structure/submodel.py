@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from fedcover.data.inputs import Inputs
 from fedcover.params import Mask, Params, check_mask
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.structure.units import (
@@ -126,7 +127,7 @@ class Shrinker:
         return SubModel(self._structure.model, left, cuts, macs, tuple(shapes.values()))
 
 
-def shrink(model: nn.Module, mask: Mask, example: Tensor) -> SubModel:
+def shrink(model: nn.Module, mask: Mask, example: Inputs) -> SubModel:
     """Return the smaller dense module for a mask of a model.
 
     Args:

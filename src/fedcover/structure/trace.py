@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.flop_counter import flop_registry
 
+from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of, shapes, take
 from fedcover.errors import InputError
+from fedcover.seeding import ambient
+from fedcover.structure.calls import call_model, call_with
 from fedcover.structure.dispatch import Watch
 
 
@@ -23,7 +25,7 @@ class ModelStructure:
 
     model: nn.Module
     """A copy of the model, on the CPU."""
-    example: Tensor
+    example: Inputs
     """Two inputs, on which the model can run; pass a copy, since a model may write to its input."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of each parameter, by name."""
@@ -95,7 +97,7 @@ class _ParameterWatch(Watch):
                     self.first.add(name)
 
 
-def trace(model: nn.Module, example: Tensor) -> ModelStructure:
+def trace(model: nn.Module, example: Inputs) -> ModelStructure:
     """Return the structure of a model, from one forward pass on a copy of it.
 
     Args:
@@ -111,34 +113,37 @@ def trace(model: nn.Module, example: Tensor) -> ModelStructure:
     """
     # Two examples, since batch norm refuses one; training mode, since evaluation may take fused paths in which
     # parameters cannot be told apart.
-    example = (example[:2] if len(example) > 1 else torch.cat([example, example])).detach().cpu().clone()
+    two = take(example, slice(2)) if count(example) > 1 else join([example, example])
+    example = map_inputs(lambda part: part.detach().cpu().clone(), two)
     unused = copy.deepcopy(model).cpu().train()
     scratch = copy.deepcopy(unused)  # it may keep values of the forward pass, which cannot be copied
     watch = _ParameterWatch(scratch)
     buffers = {name: buffer.clone() for name, buffer in scratch.named_buffers()}
-    with torch.enable_grad(), watch:
+    with ambient(0, "trace"), torch.enable_grad(), watch:
         try:
-            scratch(example.clone())  # a model may write to its input
+            call_model(scratch, copy_of(example))  # a model may write to its input
+        except InputError:
+            raise
         except Exception as error:
-            shape = tuple(example.shape)
+            shape = shapes(example)
             raise InputError(
                 f"the model cannot run on its data: a batch of shape {shape} gave '{error}'; check the shape that the"
                 f" model expects"
             ) from error
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    if not shapes:
+    shape_of = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if not shape_of:
         raise InputError(f"the model {type(model).__name__} has no parameters; there is nothing to train")
-    names = [*watch.order, *(name for name in shapes if name not in watch.order)]
-    weights = tuple(name for name in names if len(shapes[name]) > 1)
+    names = [*watch.order, *(name for name in shape_of if name not in watch.order)]
+    weights = tuple(name for name in names if len(shape_of[name]) > 1)
     if not weights:
         raise InputError(f"the model {type(model).__name__} has no weight matrix; there is nothing to prune")
     return ModelStructure(
         model=unused,
         example=example,
-        shapes=shapes,
+        shapes=shape_of,
         weights=weights,
         output=next(reversed(watch.multiplies), weights[-1]),
-        macs={name: watch.macs.get(name, 0.0) / len(example) for name in shapes},
+        macs={name: watch.macs.get(name, 0.0) / count(example) for name in shape_of},
         first=frozenset(watch.first),
         uncounted=tuple(name for name in weights if name in watch.elsewhere and not watch.macs.get(name)),
         moving=tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name])),
@@ -181,11 +186,16 @@ def carries(structure: ModelStructure, theta: Mapping[str, Tensor]) -> bool:
     """
     model, example = copy.deepcopy(structure.model).eval(), structure.example
     rng = torch.Generator().manual_seed(0)
-    if example.is_floating_point():
-        varied = torch.rand(example.shape, generator=rng).to(example.dtype)
-    else:
-        varied = torch.ones_like(example)
-    local = {name: tensor.to(example.device) for name, tensor in theta.items()}
+    varied = map_inputs(
+        lambda part: (
+            torch.rand(part.shape, generator=rng).to(part.dtype) if part.is_floating_point() else torch.ones_like(part)
+        ),
+        example,
+    )
+    device = next(iter(parts_of(example).values())).device
+    local = {name: tensor.to(device) for name, tensor in theta.items()}
     with torch.no_grad():
-        blank_scores, varied_scores = (functional_call(model, local, (x,)) for x in (torch.zeros_like(example), varied))
+        blank_scores, varied_scores = (
+            call_with(model, local, x) for x in (map_inputs(torch.zeros_like, example), varied)
+        )
     return not torch.equal(blank_scores, varied_scores)

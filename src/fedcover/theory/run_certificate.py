@@ -22,6 +22,8 @@ REASONS = {
     "server_step": "the theorem covers uniform averages, and this policy's server takes a partial step towards them",
     "training_options": "the theorem covers plain masked SGD, and this policy changes local training",
     "recipe": "the theorem covers SGD, with momentum at most, and the recipe of local training is another",
+    "sampling": "the theorem covers cohorts that are drawn uniformly at random, and these are not; use"
+    " sampling.name=uniform",
     "unequal_steps": "the theorem covers clients that all take equally many local steps in every round, and these do"
     " not; give them equally many examples, or set local.local_steps to one number",
     "step_sizes": "the theorem covers one step size in all rounds, and a schedule changes it; use"

@@ -1,6 +1,6 @@
 """The training of one client: the steps of its recipe on its data, taken by a fast path or by their definition."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -10,8 +10,9 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.clients import Client
 from fedcover.data import Population
+from fedcover.data.inputs import Inputs, take
 from fedcover.params import Mask, Params
-from fedcover.seeding import Round, address, ambient
+from fedcover.seeding import Round, address, ambient, seeded
 from fedcover.training.options import TrainingOptions, regrown
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
@@ -53,10 +54,10 @@ class TrainedClient(NamedTuple):
 class ClientSteps(Protocol):
     """The steps of one client in one round, from theta o m on; ``FastSteps`` and ``DefinedSteps`` take them."""
 
-    def epochs(self, inputs: Tensor, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
+    def epochs(self, inputs: Inputs, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
         """Take the steps of several epochs, each with its own order of the examples; return the losses of the last."""
 
-    def values(self, inputs: Tensor, labels: Tensor) -> tuple[Params, Params]:
+    def values(self, inputs: Inputs, labels: Tensor) -> tuple[Params, Params]:
         """Return the present values of the trained tensors, and their gradients on a batch, at pruned entries too."""
 
     def remask(self, old: Mask, new: Mask) -> None:
@@ -92,24 +93,69 @@ def epoch_orders(job: Job, owned: Tensor) -> list[Tensor]:
     return [*epochs[:-1], epochs[-1][: batches * recipe.batch_size]]
 
 
+def batches_of(inputs: Inputs, labels: Tensor, order: Tensor, size: int) -> Iterator[tuple[Inputs, Tensor]]:
+    """Yield the batches of one epoch, with the examples in an order."""
+    inputs, labels = take(inputs, order), labels.index_select(0, order)
+    for start in range(0, len(order), size):
+        rows = slice(start, start + size)
+        yield take(inputs, rows), labels[rows]
+
+
+def training_batch(job: Job, rows: Tensor, step: int) -> tuple[Inputs, Tensor]:
+    """Return the batch of a client's step; random numbers in reading and augmenting it have the step's address.
+
+    Args:
+        job: The client's job.
+        rows: The indices of the examples.
+        step: The number of the step in this round.
+    """
+    examples, this_round = job.population.examples, job.this_round
+    if examples.in_memory:
+        inputs, labels = examples.read(rows)
+    else:
+        with seeded(this_round.seed, "round", this_round.index, "items", job.client.id, step):
+            inputs, labels = examples.read(rows)
+    if examples.augment is not None:
+        inputs = examples.augment(inputs, this_round.generator("augment", job.client.id, step))
+    return inputs, labels
+
+
+def _take_epochs(steps: ClientSteps, job: Job, orders: Sequence[Tensor], epochs: range) -> Tensor:
+    """Take the steps of some epochs, and return the losses of the last.
+
+    Data that is the same in every epoch is passed whole. Otherwise one batch is read and augmented after the other.
+    """
+    examples, size = job.population.examples, job.recipe.batch_size
+    if examples.fixed:
+        return steps.epochs(*examples.tensors(), [orders[epoch] for epoch in epochs], size)
+    each = job.recipe.steps_per_epoch(job.examples)
+    for epoch in epochs:
+        losses = []
+        for number, rows in enumerate(orders[epoch].split(size)):
+            inputs, labels = training_batch(job, rows, epoch * each + number)
+            losses.append(steps.epochs(inputs, labels, [torch.arange(len(rows))], size))
+    return torch.cat(losses)
+
+
 def train_client(steps: ClientSteps, job: Job) -> ClientUpdate:
     """Train one client by steps that have not begun, and return its update; pruned entries are exactly 0."""
-    client, data, batch_size = job.client.id, job.population.examples, job.recipe.batch_size
+    client, batch_size = job.client.id, job.recipe.batch_size
     owned, mask = job.population.indices(client), job.mask
     regrow = job.options.regrow if job.options and mask else None
     # Random numbers of the model other than those of nn.Dropout come from a generator with its own address.
     with ambient(job.this_round.seed, "round", job.this_round.index, "train", client), torch.no_grad():
         epochs = epoch_orders(job, owned)
         first = min(regrow.after, len(epochs)) if regrow else len(epochs)
-        losses = steps.epochs(data.inputs, data.labels, epochs[:first], batch_size)
+        losses = _take_epochs(steps, job, epochs, range(first))
         if regrow:
-            batch = epochs[min(first, len(epochs) - 1)][:batch_size]
-            values, grads = steps.values(data.inputs.index_select(0, batch), data.labels.index_select(0, batch))
+            at = min(first, len(epochs) - 1)
+            step = at * job.recipe.steps_per_epoch(len(owned))
+            values, grads = steps.values(*training_batch(job, epochs[at][:batch_size], step))
             new = {n: regrown(values[n], m, grads[n], regrow.share) if n in values else m for n, m in mask.items()}
             steps.remask(mask, new)
             mask = new
             if first < len(epochs):
-                losses = steps.epochs(data.inputs, data.labels, epochs[first:], batch_size)
+                losses = _take_epochs(steps, job, epochs, range(first, len(epochs)))
         last = len(epochs[-1])
         sizes = (last - torch.arange(0, last, batch_size)).clamp(max=batch_size)
         train_loss = float((losses * sizes).sum()) / last

@@ -25,9 +25,9 @@ from fedcover.data import load
 from fedcover.engines.base import Engine
 from fedcover.federation.checkpoint import State
 from fedcover.federation.federation import Federation
+from fedcover.federation.lockstep import run_many
 from fedcover.federation.planned_round import PlannedRound, RoundHook
 from fedcover.federation.planning import plan_round
-from fedcover.federation.runs import run_many
 from fedcover.params import FULL, Mask, Params, device_of, on_device, prune
 from fedcover.policies.base import Policy
 from fedcover.policies.ranked import Ranked, Ranks

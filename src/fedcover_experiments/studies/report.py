@@ -115,7 +115,9 @@ def _costs(results: Results, experiment: Experiment) -> dict[str, str]:
     seconds = [
         entry["round_seconds"]
         for entry in results.provenance
-        if entry.get("policy") == experiment.policy and list(entry["data"]) == [experiment.data]
+        if entry.get("policy") == experiment.policy
+        and list(entry["data"]) == [experiment.data]
+        and "round_seconds" in entry
     ]
     return {
         "local, %": f"{100 * fmean(local):.2f}" if None not in local else "",

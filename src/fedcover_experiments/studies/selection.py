@@ -62,9 +62,18 @@ class StudySelection:
 
 
 def run_selection(
-    selection: StudySelection, command: str, path: Path, engine: str, data: str | None, on_round: OnRound
+    selection: StudySelection,
+    command: str,
+    path: Path,
+    engine: str,
+    data: str | None,
+    on_round: OnRound,
+    out: Path | None = None,
 ) -> float:
-    """Run a selection, add its outcomes to the file ``path``, and return the seconds that it took."""
+    """Run a selection, add its outcomes to the file ``path``, and return the seconds that it took.
+
+    With ``out``, a folder for the runs, those that are already there are resumed.
+    """
     study, total = STUDIES[selection.study], 0.0
     for batch in selection.batches():
         runs = batch.runs
@@ -75,6 +84,7 @@ def run_selection(
                 selection.rounds,
                 chosen,
                 data=data,
+                out=out,
                 on_round=on_round,
                 command=f"{command} {batch.options}",
                 federation_of=study.federation_of,

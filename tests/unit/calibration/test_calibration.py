@@ -141,8 +141,6 @@ def test_calibrate_refuses_invalid_arguments() -> None:
         calibrate(net, torch.zeros(2, 4), batch=0)
     with pytest.raises(InputError, match="nothing to prune"):
         calibrate(nn.Linear(4, 2), torch.zeros(2, 4))
-    with pytest.raises(InputError, match="class scores"):
-        calibrate(nn.Sequential(net, nn.Unflatten(1, (1, 2))), torch.zeros(2, 4))
     tokens = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
     assert len(calibrate(tokens, torch.zeros(2, 3, dtype=torch.long), repeats=1).points) == 4
 
@@ -171,3 +169,17 @@ def test_seconds_of_weights_are_of_batch_norms_as_federations_train_them() -> No
     assert list(seconds) == ["0.weight"]
     assert fixed > 0
     assert not bool(net[1].running_mean.any())  # the caller's model is unchanged
+
+
+def test_a_model_of_any_scores_and_inputs_can_be_calibrated() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(4, 6), nn.Linear(3, 6), nn.Linear(6, 1)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.out(torch.relu(self.a(a) + self.b(b)))
+            return scores
+
+    calibration = calibrate(Towers(), {"a": torch.zeros(2, 4), "b": torch.zeros(2, 3)}, units=False, repeats=1)
+    assert all(seconds > 0 for _, seconds in calibration.points)

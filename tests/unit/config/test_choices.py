@@ -159,7 +159,7 @@ def wide(width: float, mode: str = "static", turns: int | None = None, score=abs
 class Static(HeteroFL):
     pass
 
-half = fc.heterofl(rates=[0.5])
+half = fc.heterofl(dynamic=True, rates=[0.5])
 
 def forgotten(theta, client, this_round):
     return {}
@@ -183,7 +183,7 @@ def test_a_user_s_policy_takes_the_parameters_of_its_factory(mine: str) -> None:
     assert choice.settings == {"width": 1.0, "mode": "dynamic"}
     assert choice.build() == fc.heterofl(True, [1.0])
     assert choose(POLICY, f"{mine}:wide", {"width": 0.5, "turns": 3}).settings["turns"] == 3
-    assert choose(POLICY, f"{mine}:half").build() == fc.heterofl(rates=[0.5])
+    assert choose(POLICY, f"{mine}:half").build() == fc.heterofl(dynamic=True, rates=[0.5])
     assert choose(POLICY, f"{mine}:Static", {"scaler": False}).build().scaler is False  # type: ignore[attr-defined]
     assert "rows" not in choose(POLICY, f"{mine}:Static").settings
 

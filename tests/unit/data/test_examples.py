@@ -53,10 +53,11 @@ def test_a_bad_subset_is_refused(indices: Any, message: str) -> None:
             1,
             "inputs of .* got torch.float16",
         ),
-        (torch.zeros(2, 1), torch.zeros(2), 1, "labels of .* got torch.float32"),
+        (torch.zeros(2, 1), torch.zeros(2), 1, "are values, which have no classes; got classes=1"),
+        (torch.zeros(2, 1), torch.zeros(2, dtype=torch.float16), 0, "labels of .* got torch.float16"),
         (np.zeros((2, 1)), torch.zeros(2, dtype=torch.int64), 1, "got ndarray"),
         (torch.zeros(2, 1), torch.zeros(3, dtype=torch.int64), 1, "2 inputs and 3 labels"),
-        (torch.zeros(2, 1), torch.zeros(2, 1, dtype=torch.int64), 1, "reshape"),
+        ((torch.zeros(2, 1), torch.zeros(3)), torch.zeros(2, dtype=torch.int64), 1, "2 and 3 inputs and 2 labels"),
         (torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64), 1, "no examples"),
         (torch.zeros(2, 1), torch.tensor([0, -1]), 2, "got -1"),
         (torch.zeros(2, 1), torch.tensor([0, 2]), 2, "0..1; got 2"),
@@ -128,6 +129,11 @@ class Empty(Named):
         return 0
 
 
+def test_items_of_different_shapes_are_named_when_they_are_read() -> None:
+    with pytest.raises(InputError, match=r"one shape; got \(2,\) at item 1, \(1,\) at item 0; resize or pad"):
+        as_examples(Ragged()).read(slice(2))
+
+
 def test_a_dataset_that_names_its_classes_has_them_all() -> None:
     assert as_examples(Named()).classes == 3
 
@@ -139,14 +145,13 @@ def test_a_dataset_that_names_its_classes_has_them_all() -> None:
         ("mnist", "got str"),
         (torch.zeros(3, 2), "got Tensor"),
         (Stream(), "got Stream"),
-        (Ragged(), r"\(2,\) at item 1"),
         (Single(), "item 0 .* must be a pair"),
         (Empty(), "no examples"),
         ((torch.zeros(2),), "1 parts"),
         ((torch.zeros(2, 1), [0]), "2 inputs and 1 labels"),
         ((torch.zeros(0, 1), []), "no examples"),
         ((torch.zeros(2, 1), [0, -3]), "got -3"),
-        ((torch.zeros(2, 1), [0.0, 0.5]), "whole numbers"),
+        ((torch.zeros(2, 1), [1j, 0j]), "complex"),
         ((torch.tensor([[0.0], [torch.inf]]), [0, 1]), "example 1"),
         ((torch.tensor([[torch.nan], [0.0]]), [0, 1]), "example 0"),
         (("ab", [0, 1]), "inputs must be a tensor"),

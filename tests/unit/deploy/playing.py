@@ -1,6 +1,6 @@
 """Runs over a grid in this process: the client registry, and rounds with its clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import fedcover as fc
@@ -21,7 +21,7 @@ def remote(playing: fc.Federation, policy: fc.Policy) -> fc.Federation:
     devices = [Device(i, clients.size(i), tuple(clients.label_counts(i).tolist())) for i in range(len(clients))]
     return fc.Federation(
         playing.task, DevicePopulation(clients.examples, devices), policy, fc.by_slot("124567"), playing.local,
-        playing.cohort, playing.seed, playing.aggregator,
+        playing.cohort, playing.seed, playing.aggregator, sampling=playing.sampling,
     )  # fmt: skip
 
 
@@ -34,11 +34,12 @@ def play(
     resume: bool = False,
     lines: list[str] | None = None,
     on_round: Callable[[fc.RoundRecord], None] = lambda record: None,
+    callbacks: Sequence[fc.Callback] = (),
 ) -> fc.History:
     notify = (lines if lines is not None else []).append
     registry, schedule = ClientRegistry(), RunSchedule(rounds)
     registry.gather(grid, len(playing.clients), 5, notify)
-    run = Run(playing, small_data(40, seed=9), on_round, out, resume)
+    run = Run(playing, small_data(40, seed=9), on_round, out, resume, callbacks=callbacks)
     try:
         run.open(schedule, FlowerEngine())
         return FedCover(run, schedule, registry, rules, shrink=True, notify=notify).run(grid)

@@ -82,3 +82,18 @@ def test_rounds_that_flowers_own_loop_could_not_play_are_played_after_it() -> No
     )
     with pytest.raises(fc.InputError, match=r"num_rounds must be 1"):
         strategy.start(grid, ArrayRecord())
+
+
+def test_a_callback_stops_flowers_own_loop() -> None:
+    playing = federation(Serial(shrink=True), "WP")
+    far, schedule, registry = remote(playing, fc.weight_pruning()), RunSchedule(4), ClientRegistry()
+    grid = grid_of(playing)
+    registry.gather(grid, len(far.clients), 5, lambda line: None)
+    run = Run(far, None, lambda record: None, callbacks=[fc.EarlyStopping("train_loss", patience=1, min_delta=1e9)])
+    try:
+        run.open(schedule, FlowerEngine())
+        FedCover(run, schedule, registry, QUICK).start(grid, ArrayRecord(), 4, timeout=1)
+    finally:
+        run.close()
+    assert len(run.history) == 2
+    assert run.history.summary["stopped"]["round"] == 2

@@ -298,8 +298,14 @@ def test_records_and_lines_name_clients_by_their_numbers(tmp_path: Path) -> None
     assert any(line.startswith("round 1: client 7 is left out") for line in lines)
 
 
+def fails_in_training(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if torch.is_grad_enabled():
+        raise RuntimeError("no attribute 'ohno'")
+    return scores.mean()
+
+
 def test_a_device_that_fails_reports_its_own_number() -> None:
-    playing, broken = federation(Serial()), fc.Task(federation(Serial()).task.model, loss=lambda out, labels: out.ohno)
+    playing, broken = federation(Serial()), fc.Task(federation(Serial()).task.model, loss=fails_in_training)
     apps = {
         n: client_app(broken if n == 45 else playing.task, lambda context, n=n: playing.clients.examples_of(n - 40))
         for n in range(40, 48)

@@ -42,6 +42,18 @@ def test_a_run_on_the_wire_is_bit_identical_to_the_serial_engine(name: str) -> N
     assert same(history.theta, expected.theta)
 
 
+@pytest.mark.parametrize("kind", [fc.weighted("examples"), fc.availability([range(1, 8), range(7)], repeat=True)])
+def test_sampling_and_callbacks_on_the_wire_are_those_of_the_serial_engine(kind: fc.Sampling, tmp_path: Path) -> None:
+    playing = replace(federation(serial(shrink=True), fc.weight_pruning(), shared=True), sampling=kind)
+    stop = fc.EarlyStopping("loss", patience=1, min_delta=1e9)
+    expected = playing.run(5, evaluate_on=small_data(40, seed=9), callbacks=[stop])
+    far = remote(playing, fc.weight_pruning())
+    history = play(grid_of(playing), far, 5, out=tmp_path / "run", callbacks=[stop])
+    assert history == expected
+    assert len(history) == 2
+    assert history.summary["stopped"]["round"] == 2
+
+
 @pytest.mark.parametrize(
     "aggregator", [fc.FedAdam(fc.mean("examples")), fc.FedAvgM(fc.trimmed(0.2)), fc.mean("labels")]
 )

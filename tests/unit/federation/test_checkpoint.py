@@ -35,7 +35,7 @@ STATE = State(
 def test_everything_comes_back(tmp_path: Path) -> None:
     history = History([record(1), record(2)])
     checkpoint.save(tmp_path / "c.safetensors", STATE, history, "mark")
-    state, again, mark = checkpoint.load(tmp_path / "c.safetensors")
+    state, again, mark, _ = checkpoint.load(tmp_path / "c.safetensors")
     assert (state.round, mark) == (2, "mark")
     assert same(state.theta, STATE.theta)
     assert bool(torch.signbit(state.theta["z.weight"][0, 1]))
@@ -51,7 +51,7 @@ def test_tensors_may_share_memory(tmp_path: Path) -> None:
     stack = torch.arange(12.0).view(3, 4)
     shared = {"whole": stack, "again": stack, "row": stack[1], "turned": stack.T, "empty": torch.empty(0)}
     checkpoint.save(tmp_path / "c.safetensors", replace(STATE, clients=shared), History([]), "mark")
-    state, _, _ = checkpoint.load(tmp_path / "c.safetensors")
+    state, *_ = checkpoint.load(tmp_path / "c.safetensors")
     assert same(state.clients, shared)
     assert torch.equal(stack, torch.arange(12.0).view(3, 4))
 

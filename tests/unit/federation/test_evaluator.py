@@ -19,6 +19,12 @@ from fedcover.structure.batch_norm import spread_over, static_form
 Masks = list[Mask]
 
 
+def norm_inputs(data: fc.Examples) -> Tensor:
+    inputs = data.read(spread_over(len(data)))[0]
+    assert isinstance(inputs, Tensor)
+    return inputs
+
+
 def images(count: int = 60) -> fc.Examples:
     inputs = torch.randn(count, 1, 8, 8)
     return fc.Examples(inputs, inputs.flatten(1)[:, :4].argmax(1), classes=4)
@@ -66,9 +72,9 @@ def test_the_global_model_has_the_bits_of_the_definition(
 ) -> None:
     monkeypatch.setattr("fedcover.federation.evaluate.BATCH", 16)
     task, structure, theta, data = setting(make())
-    evaluator = Evaluator(task, structure, data.inputs)
+    evaluator = Evaluator(task, structure, data)
     evaluator.workers = workers
-    expected = evaluate(task.model, task.loss, theta, data, spread_over(data.inputs))
+    expected = evaluate(task.model, task.loss, theta, data, norm_inputs(data))
     score, _ = evaluator.evaluate(theta, data, clients=local(masks_of(structure, theta, 1.0, 0.5)))
     assert (score.loss, score.accuracy) == (expected.loss, expected.accuracy)
     assert torch.equal(score.by_class, expected.by_class)
@@ -81,12 +87,12 @@ def test_local_accuracy_is_that_of_whole_masked_models(make: Callable[[], nn.Mod
     clients = local(masks_of(structure, theta, 1.0, 0.5, 0.25, 0.5))
     expected = 0.0
     for client in clients:
-        score = evaluate(task.model, task.loss, prune(theta, client.mask), data, spread_over(data.inputs))
+        score = evaluate(task.model, task.loss, prune(theta, client.mask), data, norm_inputs(data))
         expected += client.examples * float((client.mix * score.by_class).sum())
     expected /= sum(client.examples for client in clients)
     accuracies = []
     for workers in (1, 2):
-        evaluator = Evaluator(task, structure, data.inputs, shrink)
+        evaluator = Evaluator(task, structure, data, shrink)
         evaluator.workers = workers
         accuracies.append(evaluator.evaluate(theta, data, clients=clients)[1])
     assert accuracies[0] == accuracies[1] == pytest.approx(expected)
@@ -97,7 +103,7 @@ def test_devices_agree(device: str) -> None:
     task, structure, theta, data = setting(CNN((1, 8, 8), 4))
     masks = masks_of(structure, theta, 1.0, 0.5, 0.25)
     there = [on_device(mask, torch.device(device)) for mask in masks]
-    evaluator = Evaluator(task, structure, data.inputs)
+    evaluator = Evaluator(task, structure, data)
     score, accuracy = evaluator.evaluate(theta, data, clients=local(masks))
     other, other_accuracy = evaluator.evaluate(on_device(theta, torch.device(device)), data, clients=local(there))
     assert other.loss == pytest.approx(score.loss, rel=1e-4)
@@ -111,7 +117,7 @@ def test_sub_models_are_shrunk_and_equal_masks_evaluated_once(monkeypatch: pytes
     whole = {"fc1.weight": torch.ones(20, 64, dtype=torch.bool)}
     widths = []
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: widths.append(self.out_features) or linear(self, x))
-    Evaluator(task, structure, data.inputs).evaluate(theta, data, clients=local([half, whole, copied, quarter, half]))
+    Evaluator(task, structure, data).evaluate(theta, data, clients=local([half, whole, copied, quarter, half]))
     assert widths == [20, 4, 10, 4, 5, 4]  # the global model, which the client with the whole model has too; two more
 
 
@@ -122,7 +128,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
 def test_the_global_model_may_be_pruned() -> None:
     task, structure, theta, data = setting(MLP((1, 8, 8), 4, hidden=20))
     (shown,) = masks_of(structure, theta, 0.5)
-    score, accuracy = Evaluator(task, structure, data.inputs).evaluate(theta, data, shown, local([shown]))
+    score, accuracy = Evaluator(task, structure, data).evaluate(theta, data, shown, local([shown]))
     expected = evaluate(task.model, task.loss, prune(theta, shown), data)
     assert score.loss == expected.loss
     assert accuracy == pytest.approx(float((local([shown])[0].mix * expected.by_class).sum()))
@@ -134,13 +140,13 @@ def test_large_models_are_evaluated_in_small_batches(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("fedcover.federation.evaluator.SMALLEST_CHUNK", 7)
     task, structure, theta, data = setting(MLP((1, 8, 8), 4, hidden=20))
     task = fc.Task(task.model, lambda scores, labels: F.cross_entropy(scores - scores.mean(0), labels))
-    score = Evaluator(task, structure, data.inputs).score(theta, data)
+    score = Evaluator(task, structure, data).score(theta, data)
     assert score.loss == pytest.approx(evaluate(task.model, task.loss, theta, data).loss, abs=1e-6)
 
 
 def test_progress_goes_to_the_end_and_only_forward() -> None:
     task, structure, theta, data = setting(CNN((1, 8, 8), 4))
-    evaluator = Evaluator(task, structure, data.inputs)
+    evaluator = Evaluator(task, structure, data)
     evaluator.workers = 2
     calls: list[tuple[int, int]] = []
     evaluator.on_progress = lambda done, total: calls.append((done, total))

@@ -125,31 +125,11 @@ def test_moments_that_are_not_finite_are_the_reason_for_a_rejection(small_federa
     assert record.rejected == [{"client": record.cohort[0], "reason": "its moments are not all finite"}]
 
 
-@pytest.mark.parametrize(
-    ("argument", "why"),
-    [
-        ({"task": small_net()}, r"task must be a task: fedcover.Task\(model\); got a value of type Sequential"),
-        ({"clients": small_data()}, "clients with their examples, such as .*; got a value of type Examples"),
-        ({"policy": fc.weight_pruning}, "policy must be a policy.*; got weight_pruning itself, which must be called"),
-        ({"policy": "WP"}, r"policy must be a policy, such as fedcover.weight_pruning\(\); got 'WP'"),
-        ({"budgets": "1247"}, "budgets must be budgets, such as fedcover.by_slot.*; got '1247'"),
-        ({"local": "Adam"}, r"or fedcover.LocalAdam\(\); got 'Adam'"),
-        ({"local": fc.LocalAdam}, "got LocalAdam itself, which must be called"),
-        ({"aggregator": "median"}, r"an aggregator, such as fedcover.mean\(\), .*; got 'median'"),
-        ({"aggregator": fc.mean}, "got mean itself, which must be called"),
-        ({"engine": "serial"}, r"engine must be an engine, such as fedcover.Serial\(\); got 'serial'"),
-        ({"certify": "no"}, "certify must be True or False; got 'no'"),
-    ],
-)
-def test_arguments_of_the_wrong_kind_are_named_with_what_to_give(argument: dict[str, object], why: str) -> None:
-    settings = {"task": fc.Task(small_net()), "clients": fc.data.iid(small_data(), clients=8, seed=1), **argument}
-    with pytest.raises(fc.InputError, match=why):
-        fc.Federation(**settings)  # type: ignore[arg-type]
-
-
 def test_a_client_that_fails_is_named(small_federation: Make) -> None:
     def fails(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("out of paper")
+        if len(labels) > 2:
+            raise RuntimeError("out of paper")
+        return scores.mean()
 
     federation = fc.Federation(fc.Task(small_net(), fails), small_federation().clients, cohort=2)
     first = federation.run
@@ -207,11 +187,11 @@ def test_token_models_and_double_precision() -> None:
     tokens = torch.randint(0, 5, (60, 4), generator=torch.Generator().manual_seed(0))
     net = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Flatten(), torch.nn.Linear(12, 2))
     clients = fc.data.iid((tokens, tokens[:, 0] % 2), 5)
-    assert fc.Federation(fc.Task(net), clients, fc.weight_pruning(), cohort=3).run(1).last.macs == 24
+    assert fc.Federation(fc.Task(net), clients, fc.weight_pruning(), fc.by_slot("3x1"), cohort=3).run(1).last.macs == 24
     x = torch.randn(60, 4, dtype=torch.float64)
     double = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2)).double()
     clients = fc.data.iid((x, (x[:, 0] > 0).long()), 5)
-    history = fc.Federation(fc.Task(double), clients, fc.neuron_pruning(), cohort=3).run(1)
+    history = fc.Federation(fc.Task(double), clients, fc.neuron_pruning(), fc.by_slot("3x1"), cohort=3).run(1)
     assert history.theta is not None
     assert history.theta["0.weight"].dtype == torch.float64
 
@@ -268,7 +248,7 @@ def test_bad_federations(small_federation: Make) -> None:
         fc.mean("size")
     linear = fc.Task(torch.nn.Linear(6, 3))
     with pytest.raises(fc.InputError, match="finds nothing to prune"):
-        fc.Federation(linear, small_federation().clients, fc.weight_pruning(), cohort=4)
+        fc.Federation(linear, small_federation().clients, fc.weight_pruning(), fc.by_slot("4x0.5"), cohort=4)
     with pytest.raises(fc.InputError, match="resume needs out"):
         small_federation().run(1, resume=True)
 

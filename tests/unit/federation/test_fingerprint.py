@@ -104,7 +104,8 @@ def federation(
     net[0].bias.requires_grad_(not frozen)
     clients = fc.data.iid(small_data(), 4, seed=1)
     return fc.Federation(
-        fc.Task(net, loss), clients, policy or fc.full(), cohort=2, local=fc.LocalSGD(1), engine=engine or fc.Serial(),
+        fc.Task(net, loss), clients, policy or fc.full(), fc.by_slot("2x1"), cohort=2, local=fc.LocalSGD(1),
+        engine=engine or fc.Serial(),
         hook=hook or RoundHook(),
     )  # fmt: skip
 

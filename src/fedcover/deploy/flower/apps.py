@@ -20,6 +20,7 @@ from fedcover.calibration import BudgetUnit
 from fedcover.calibration.fleet_budgets import check_fleet
 from fedcover.config.build import (
     build_aggregator,
+    build_callbacks,
     build_federation,
     build_recipe,
     code_items,
@@ -76,7 +77,10 @@ def play_config(
         check_fleet(code_items(config, config.policy.choice.build()), config.budgets.by, config.cohort, least)
     check_device = device_check(config, data.load(config.data.name, folder).train)
     rules = rules_from_config(config)
-    history = play(grid, make, schedule, least, rules, out, resume, config.shrink, notify, on_round, check_device)
+    history = play(
+        grid, make, schedule, least, rules, out, resume, config.shrink, notify, on_round, check_device,
+        build_callbacks(config),
+    )  # fmt: skip
     with suppress(MissingExtraError):  # without the report extra a run has no page
         from fedcover.report import write_report
 
@@ -88,8 +92,8 @@ def device_check(config: Config, train: Examples) -> Callable[[Device], None]:
     """Return a function that raises InputError for a device that the run of these settings cannot use."""
     policy = config.policy.choice.build()
     needs_labels = policy.traits().wants_classes or config.assign or build_aggregator(config).needs_labels
-    task = Task(build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed))
-    structure = trace(task.static(train.inputs[:2]).model, train.inputs[:2])
+    task = Task(build(config.model.name, train.input_shape, train.classes, config.seed))
+    structure = trace(task.static(train.example()).model, train.example())
 
     def check(device: Device) -> None:
         device.check_labels(train)
@@ -138,8 +142,8 @@ def _task_and_population(text: str, folder: str | None) -> tuple[Task, Populatio
     """Return the task and all clients of a run; cached, since one process may train many of them."""
     config = parse_config(text)
     train = data.load(config.data.name, folder).train
-    model = build(config.model.name, tuple(train.inputs.shape[1:]), train.classes, config.seed)
-    return Task(model).static(train.inputs[:2]), population(config, train)
+    model = build(config.model.name, train.input_shape, train.classes, config.seed)
+    return Task(model).fitted(train), population(config, train)
 
 
 def _client_from_npz(config: Config, path: str) -> LocalClient:
@@ -172,7 +176,7 @@ def _capacity(context: Context) -> float | None:
     if (amount := node.get("budget")) is None:
         return None
     config, local = parse_config(_settings(context)), _load_client(context)
-    structure, recipe = trace(local.task.model, local.examples.inputs[:2]), build_recipe(config)
+    structure, recipe = trace(local.task.model, local.examples.example()), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
     steps = recipe.most_steps(len(local.examples))  # a node does not know its index
     policy, extras = config.policy.choice.build(), extras_of_recipe(recipe)

@@ -79,7 +79,7 @@ def build_client_app(
 
 def train_reply(body: bytes, local: LocalClient, number: int | None = None) -> bytes:
     """Train as a request asks and return the reply; errors name the client by its ``number``."""
-    task = local.task.static(local.examples.inputs[:2])
+    task = local.task.fitted(local.examples)
     request = decode_request(body, params_of(task.model), frozen_in(task))
     population = SingleClientPopulation(request.client, local.examples, number)
     (update,) = _engine(request.shrink).train([job_from_request(request, task, population)])

@@ -19,6 +19,7 @@ from fedcover.deploy.flower.registry_file import FILE
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FedCover, FlowerEngine
 from fedcover.deploy.wire.recipe import check_sendable
+from fedcover.federation.callbacks import Callback
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.runs import Run, RunSchedule
@@ -45,6 +46,7 @@ def play(
     notify: Notify = print_line,
     on_round: Callable[[RoundRecord], None] | None = None,
     check_device: Callable[[Device], None] = lambda device: None,
+    callbacks: Sequence[Callback] = (),
 ) -> History:
     """Wait for clients, play all rounds with those that have joined, and return the history.
 
@@ -62,6 +64,7 @@ def play(
         on_round: Called with the record of each round; by default a line about it goes to ``notify``.
         check_device: Raises InputError for a device that the run cannot use. Such a device is left out, so that the
             facts of one device cannot end the run of the others.
+        callbacks: Objects that see every round and may stop the run.
 
     Raises:
         InputError: If too few clients join in time.
@@ -79,7 +82,7 @@ def play(
     registry.closed = True
     federation, test, settings = make([registry.devices[number] for number in sorted(registry.devices)])
     on_round = on_round or (lambda record: notify(round_line(record, schedule.rounds)))
-    run = Run(federation, federation.test_set(test), on_round, out, resume, settings)
+    run = Run(federation, federation.test_set(test), on_round, out, resume, settings, callbacks)
     check_sendable(federation.local)
     engine = FlowerEngine(shrink)
     run.check(engine)

@@ -85,7 +85,12 @@ class FedCover(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one request for each client of the cohort that is online; a list, since Flower iterates twice."""
+        """Return one request for each client of the cohort that is online; none if a callback has stopped the run.
+
+        It is a list, since Flower iterates twice.
+        """
+        if self.played_run.stopped:
+            return []
         online = set(grid.get_node_ids())
         self.registry.update(grid, online, self._notify)
         with one_thread():
@@ -105,6 +110,8 @@ class FedCover(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies and end the round if there are enough; otherwise change nothing and return (None, None)."""
+        if self.played_run.stopped:
+            return None, None
         assert self._round is not None, "replies arrived before requests were sent"
         self._add(match_replies(replies, self._round.waiting, self._notify))
         return self._end()
@@ -167,9 +174,9 @@ class FedCover(Strategy):
         Raises:
             ClientError: If a round gets too few valid replies as often as the rules allow.
         """
-        if self.played_run.state.round < self.schedule.rounds:
+        if self._rounds_left():
             self.summary()
-        while self.played_run.state.round < self.schedule.rounds:
+        while self._rounds_left():
             messages = list(self.configure_train(0, ArrayRecord(), ConfigRecord(), grid))
             self._add(exchange(grid, messages, self.rules.deadline, self._notify))
             arrays, _ = self._end()
@@ -177,7 +184,10 @@ class FedCover(Strategy):
                 if self._attempts >= self.rules.tries:
                     raise ClientError(self._no_quorum())
                 wait_until(lambda: self._quorum_online(grid), self.rules.deadline)
-        return self.played_run.finish(FlowerEngine())
+        return self.played_run.finish(self.schedule, FlowerEngine())
+
+    def _rounds_left(self) -> bool:
+        return self.played_run.state.round < self.schedule.rounds and not self.played_run.stopped
 
     def _quorum_online(self, grid: Grid) -> bool:
         """Update the registry and return whether enough of the cohort are online."""

@@ -5,8 +5,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
+from fedcover.data import Examples, Inputs
+from fedcover.data.inputs import copy_of
+from fedcover.engines.vectorized.batch_data import BatchData
 from fedcover.engines.vectorized.batch_table import BatchTable, to_device
 from fedcover.engines.vectorized.compile import compile_step
 from fedcover.engines.vectorized.convolutions import use_stacked_convolutions
@@ -16,9 +19,10 @@ from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, re
 from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks
 from fedcover.errors import InputError
 from fedcover.params import Params
-from fedcover.seeding import ambient
+from fedcover.seeding import seeded
 from fedcover.structure.batch_norm import has_statistics
-from fedcover.structure.dropout import Stream, with_keyed_dropout
+from fedcover.structure.calls import call_model, call_with
+from fedcover.structure.dropout import Stream, draws, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
 
 LOOKED_AT = 64
@@ -43,7 +47,7 @@ class BatchedStep:
         table: The batches of the jobs.
         masked: Whether to have masks, which are then there for every tensor: one step for all masks of a policy.
         kind: The training options for which there are buffers.
-        data: The inputs and the labels of all examples, on the device.
+        data: The examples, on the device.
         device: The device to train on.
         compiled: Whether to compile the step.
     """
@@ -54,11 +58,11 @@ class BatchedStep:
         table: BatchTable,
         masked: bool,
         kind: OptionsKind,
-        data: tuple[Tensor, Tensor],
+        data: BatchData,
         device: torch.device,
         compiled: bool,
     ) -> None:
-        self._model, stream = with_keyed_dropout(jobs[0].task.model, jobs[0].population.examples.inputs[:2])
+        self._model, stream = with_keyed_dropout(jobs[0].task.model, jobs[0].population.examples.example())
         _refuse_randomness(self._model.train(), jobs[0])
         _refuse_short_batches(self._model, jobs[0], table)
         if not table.full:
@@ -66,7 +70,7 @@ class BatchedStep:
         self._model.to(device)
         if compiled and device.type == "cuda":  # uncompiled, unfolding costs more than it saves
             use_stacked_convolutions(self._model)
-        self._inputs, self._labels = data
+        self._data = data
         self._device, self.masked = device, masked
         self._trained = tuple(name for name, p in self._model.named_parameters() if p.requires_grad)
         steps, clients = table.index.shape[:2]
@@ -119,7 +123,7 @@ class BatchedStep:
             _fill([mask.get(name, whole) for mask in masks], mask_of, stack)
             stacks.theta[name].masked_fill_(~stack, 0.0)
         stacks.load(jobs)
-        self._index.copy_(table.index)
+        self._index.copy_(self._data.load(jobs, table))
         self._keys.copy_(to_device([dropout_key(job) for job in jobs], self._device))
         self._step_number.zero_()
 
@@ -127,14 +131,7 @@ class BatchedStep:
         """Return the arguments of the update for the current step, with its batch gathered on the device."""
         step = self._step_number
         index = self._index.index_select(0, step.view(1)).squeeze(0)
-        return self._stacks.arguments(step), self._batch(index), self._keys, step
-
-    def _batch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return inputs, labels, and which of them are examples and not padding."""
-        flat = index.clamp_min(0).view(-1)
-        x = self._inputs.index_select(0, flat).view(*index.shape, *self._inputs.shape[1:])
-        y = self._labels.index_select(0, flat).view(*index.shape, *self._labels.shape[1:])
-        return x, y, index >= 0
+        return self._stacks.arguments(step), self._data.batch(index), self._keys, step
 
     def _step(self) -> None:
         losses = self._update(*self._arguments())
@@ -149,7 +146,7 @@ class BatchedStep:
             rows, batches = (to_device(n, self._device) for n in ([t.row for t in part], [t.batch for t in part]))
             theta = stacks.shown(rows)
             parameters = {name: theta.pop(name) for name in self._trained}
-            batch = self._batch(self._index[batches, rows])
+            batch = self._data.batch(self._index[batches, rows])
             grads, _ = self._gradients(parameters, theta, *batch, self._keys[rows], step)
             shares = to_device([readjustment.share for readjustment in part], self._device, torch.float64)
             for name, grad in grads.items():
@@ -172,15 +169,12 @@ class BatchedStep:
 
 def _refuse_randomness(model: nn.Module, job: Job) -> None:
     """Raise InputError if a model draws random numbers itself: they would depend on the other clients of a batch."""
-    with ambient(0, "look"), torch.no_grad():
-        before = torch.default_generator.get_state()
-        model(job.population.examples.inputs[:2].clone())
-        if not torch.equal(before, torch.default_generator.get_state()):
-            name = type(job.task.model).__name__
-            raise InputError(
-                f"the model {name} draws random numbers other than by dropout, which engine=vectorized cannot"
-                f" separate by client; use nn.Dropout or F.dropout, or engine=processes"
-            )
+    if draws(model, job.population.examples.example()):
+        name = type(job.task.model).__name__
+        raise InputError(
+            f"the model {name} draws random numbers other than by dropout, which engine=vectorized cannot separate by"
+            f" client; use nn.Dropout or F.dropout, or engine=processes"
+        )
 
 
 def _refuse_short_batches(model: nn.Module, job: Job, table: BatchTable) -> None:
@@ -197,11 +191,11 @@ def _refuse_short_batches(model: nn.Module, job: Job, table: BatchTable) -> None
 def _refuse_joint_losses(model: nn.Module, job: Job) -> None:
     """Raise InputError unless the loss of a batch is the mean over its examples: padding could not be left out."""
     examples, loss = job.population.examples, job.task.loss
-    chosen = _one_of_each_label(examples.labels)
-    with ambient(0, "look"), torch.no_grad():
-        scores, labels = model(examples.inputs[chosen].clone()), examples.labels[chosen]
+    with seeded(0, "look"), torch.no_grad():
+        inputs, labels = examples.read(_one_of_each_label(examples))
+        scores = call_model(model, copy_of(inputs))
         together = loss(scores, labels)
-        alone = torch.stack([loss(scores[i : i + 1], labels[i : i + 1]) for i in range(len(chosen))]).mean(0)
+        alone = torch.stack([loss(scores[i : i + 1], labels[i : i + 1]) for i in range(len(labels))]).mean(0)
     rounding = max(1e-3, 4 * torch.finfo(together.dtype).eps)
     if together.shape != alone.shape or not torch.allclose(together, alone, rtol=rounding, atol=1e-5):
         size, name = job.recipe.batch_size, getattr(loss, "__name__", type(loss).__name__)
@@ -211,12 +205,12 @@ def _refuse_joint_losses(model: nn.Module, job: Job) -> None:
         )
 
 
-def _one_of_each_label(labels: Tensor) -> Tensor:
-    """Return the indices of some examples, among them one with each label."""
-    first = torch.arange(min(len(labels), LOOKED_AT))
-    rows = labels.flatten(1) if labels.ndim > 1 else labels.unsqueeze(1)
-    if labels.is_floating_point():
+def _one_of_each_label(examples: Examples) -> Tensor:
+    """Return the indices of some examples, among them one with each label, if they can be counted."""
+    first, labels = torch.arange(min(len(examples), LOOKED_AT)), examples.labels
+    if labels is None or labels.is_floating_point():
         return first
+    rows = labels.flatten(1) if labels.ndim > 1 else labels.unsqueeze(1)
     values = rows.unique()[:LOOKED_AT]
     return torch.cat([first, torch.stack([(rows == value).any(1).to(torch.int8).argmax() for value in values])])
 
@@ -242,10 +236,10 @@ def _client_gradients(
     """Return a function from one client's parameters and batch to its gradients and its loss."""
 
     def client_loss(
-        parameters: Params, fixed: Params, x: Tensor, y: Tensor, real: Tensor, key: Tensor, step: Tensor
+        parameters: Params, fixed: Params, x: Inputs, y: Tensor, real: Tensor, key: Tensor, step: Tensor
     ) -> Tensor:
         stream.key, stream.step = key, step
-        scores = functional_call(model, {**fixed, **parameters}, (x,))
+        scores = call_with(model, {**fixed, **parameters}, x)
         if full:
             return loss(scores, y)
         each = vmap(lambda score, label: loss(score.unsqueeze(0), label.unsqueeze(0)))(scores, y)

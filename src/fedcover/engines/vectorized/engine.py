@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedcover.aggregation.base import ClientUpdate
+from fedcover.data import Examples, Items
+from fedcover.data.inputs import parts_of
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import failure
+from fedcover.engines.vectorized.batch_data import BatchData, RoundData, WholeData
 from fedcover.engines.vectorized.batch_table import BatchTable, batch_table
 from fedcover.engines.vectorized.batched_step import BatchedStep, TrainedStacks
 from fedcover.engines.vectorized.stacks import option_kinds
@@ -61,7 +64,7 @@ class Vectorized(Engine):
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._compile = self.device.type == "cuda" if compile is None else compile
         self._most = most
-        self._data: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self._data: dict[Any, WholeData] = {}
         self._batched_steps: dict[Any, BatchedStep] = {}
         self._stream: Any = None
         if self.device.type == "cuda":
@@ -175,16 +178,16 @@ class Vectorized(Engine):
             steps.pop(key, None)
             while len(steps) >= self.ahead:  # not more than needed: each has stacks of whole models
                 del steps[next(iter(steps))]
-            steps[key] = BatchedStep(jobs, table, masked, kind, self._data_of(jobs[0]), self.device, self._compile)
+            steps[key] = BatchedStep(jobs, table, masked, kind, self._data_of(jobs, table), self.device, self._compile)
         return steps[key]
 
-    def _data_of(self, job: Job) -> tuple[Tensor, Tensor]:
-        inputs, labels = job.population.examples.inputs, job.population.examples.labels
-        key = (id(inputs), id(labels))
-        if key not in self._data:
-            # The first two are references, so that their ids are not reused.
-            self._data[key] = (inputs, labels, inputs.to(self.device), labels.to(self.device))
-        return self._data[key][2:]
+    def _data_of(self, jobs: Sequence[Job], table: BatchTable) -> BatchData:
+        examples = jobs[0].population.examples
+        if not examples.fixed:
+            return RoundData(jobs, table, self.device)
+        if (key := _data_key(examples)) not in self._data:
+            self._data[key] = WholeData(examples, self.device)
+        return self._data[key]
 
 
 def _task_key(task: Task) -> Any:
@@ -213,7 +216,13 @@ def _job_key(job: Job) -> Any:
     The step size is not part of it: a schedule changes it in every round, and a new step would have to be compiled.
     Nor is the number of steps: a client that has finished stays as it is.
     """
-    return job.recipe.template, id(job.population.examples.inputs), id(job.population.examples.labels)
+    return job.recipe.template, _data_key(job.population.examples)
+
+
+def _data_key(examples: Examples) -> Any:
+    """Return what examples must share to be gathered from one copy on a device."""
+    parts = [examples.inputs] if isinstance(examples.inputs, Items) else list(parts_of(examples.inputs).values())
+    return tuple(id(part) for part in (*parts, examples.labels, examples.augment))
 
 
 def _updates(jobs: Sequence[Job], trained: _Trained) -> list[ClientUpdate]:

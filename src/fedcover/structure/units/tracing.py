@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedcover.data.inputs import copy_of
+from fedcover.structure.calls import call_model
 from fedcover.structure.dispatch import Watch
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import views  # noqa: F401  its rules are registered when it is imported
@@ -95,9 +97,9 @@ class UnitTrace(Watch):
         names = [argument.name for argument in func._schema.arguments]
         self._tape.append((self._modules[-1], func, {**dict(zip(names, args, strict=False)), **kwargs}, out))
 
-    def replay(self, outputs: Iterable[Tensor]) -> None:
-        """Pass on the labels through the operations on which outputs depend."""
-        needed, tape = {id(tensor) for tensor in outputs}, []
+    def replay(self, scores: Tensor) -> None:
+        """Pass on the labels through the operations on which the scores depend."""
+        needed, tape = {id(scores)}, []
         for step in reversed(self._tape):
             _, func, args, out = step
             if func._schema.is_mutable or any(id(tensor) in needed for tensor in tensors_in(out)):
@@ -148,12 +150,10 @@ def follow_units(structure: ModelStructure) -> UnitTrace:
     with torch.no_grad(), warnings.catch_warnings(), _unfused():
         warnings.simplefilter("ignore")
         with trace:
-            outputs = model(structure.example.clone())
-    scores = list(tensors_in(outputs))
+            scores = call_model(model, copy_of(structure.example))
     trace.replay(scores)
-    for tensor in scores:
-        for factor in trace.get(tensor):
-            trace.ledger.fix(factor.ids, OUTPUTS)
+    for factor in trace.get(scores):
+        trace.ledger.fix(factor.ids, OUTPUTS)
     for name, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
             _share_hidden_size(trace, f"{name}." if name else "", module)

@@ -3,19 +3,19 @@
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from fedcover._threads import one_thread
+from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of
 from fedcover.params import Params, prune, put_params
 from fedcover.seeding import ambient, generator
 from fedcover.structure.attention import CannotCutError
+from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.candidates import Candidate
 from fedcover.structure.units.group import UnitGroup, layer_of
@@ -86,10 +86,10 @@ class DryRun:
                         group.restrict(mask, theta, _patterns(order)[pattern])
                     put_params(dense, prune(theta, mask))
                     small = smaller_copy(dense, cuts_of(groups, mask))
-                    expected = dense(inputs.clone())  # a model may write to its input
+                    expected = call_model(dense, copy_of(inputs))  # a model may write to its input
                     with warnings.catch_warnings():
                         warnings.simplefilter("error")
-                        actual = small(inputs.clone())
+                        actual = call_model(small, copy_of(inputs))
                     if not _close(actual, expected, tolerance):
                         return MIXED
         except CannotCutError as error:
@@ -99,26 +99,21 @@ class DryRun:
         return ""
 
     @cached_property
-    def _setup(self) -> tuple[nn.Module, Tensor, float]:
+    def _setup(self) -> tuple[nn.Module, Inputs, float]:
         """A copy of the model in evaluation mode, inputs that differ, and the tolerance of the comparison."""
         model, inputs = copy.deepcopy(self._structure.model).eval(), _inputs(self._structure)
         try:
-            double, precise = copy.deepcopy(model).double(), inputs.double() if inputs.is_floating_point() else inputs
-            double(precise.clone())
+            double = copy.deepcopy(model).double()
+            precise = map_inputs(lambda part: part.double() if part.is_floating_point() else part, inputs)
+            call_model(double, copy_of(precise))
             return double, precise, 1e-8
         except Exception:  # such as a module that converts its input to float32
             return model, inputs, math.sqrt(max(torch.finfo(tensor.dtype).eps for tensor in model.parameters()))
 
 
-def _close(actual: Any, expected: Any, tolerance: float) -> bool:
-    """Return whether two outputs, which may be nested, have the same form and are equal up to a tolerance."""
-    ours, theirs = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
-    return len(ours) == len(theirs) and all(
-        a.shape == b.shape and torch.allclose(a, b, rtol=tolerance, atol=tolerance)
-        if isinstance(a, Tensor) and isinstance(b, Tensor)
-        else a == b
-        for a, b in zip(ours, theirs, strict=True)
-    )
+def _close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Return whether two outputs have the same shape and are equal up to a tolerance."""
+    return actual.shape == expected.shape and torch.allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def _patterns(order: Tensor) -> tuple[Tensor, ...]:
@@ -135,22 +130,29 @@ def _parameters(structure: ModelStructure, rng: torch.Generator) -> Params:
     }
 
 
-def _inputs(structure: ModelStructure) -> Tensor:
+def _inputs(structure: ModelStructure) -> Inputs:
     """Return the example and random inputs like it: equal inputs or equal tokens would hide faults of attention."""
     example = structure.example
-    shape = (max(len(example), min(MOST_INPUTS, int(WORK / max(1.0, _work(structure))))), *example.shape[1:])
-    blank = example.is_floating_point() and not bool(example.any())
-    if example.is_floating_point():
-        drawn = [torch.randn(shape).to(example), torch.rand(shape).to(example)]
-    else:
-        drawn = [torch.randint(_characters(structure), shape).to(example.dtype)]
-    for random_inputs in drawn:
-        inputs = random_inputs if blank else torch.cat([example, random_inputs])
+    rows = max(count(example), min(MOST_INPUTS, int(WORK / max(1.0, _work(structure)))))
+    blank = not any(bool(part.any()) for part in parts_of(example).values())
+    for draw in (torch.randn, torch.rand):
+        random_inputs = map_inputs(partial(_like, structure, rows, draw), example)
+        inputs = random_inputs if blank else join([example, random_inputs])
         with suppress(Exception):  # some models refuse these, such as one that takes a logarithm of its input
-            outputs = copy.deepcopy(structure.model).eval()(inputs.clone())
-            if all(bool(scores.isfinite().all()) for scores in ([outputs] if isinstance(outputs, Tensor) else outputs)):
+            if bool(call_model(copy.deepcopy(structure.model).eval(), copy_of(inputs)).isfinite().all()):
                 return inputs
     return example
+
+
+def _like(structure: ModelStructure, rows: int, draw: Callable[..., Tensor], part: Tensor) -> Tensor:
+    """Return random rows like those of a part of the example."""
+    shape = (rows, *part.shape[1:])
+    if part.is_floating_point():
+        return draw(shape).to(part)
+    several = not isinstance(structure.example, Tensor)
+    if part.dtype == torch.bool or (several and int(part.max()) <= 1):  # such as a mask of attention
+        return part[:1].expand(shape).clone()
+    return torch.randint(_characters(structure, part), shape).to(part.dtype)
 
 
 def _work(structure: ModelStructure) -> float:
@@ -158,7 +160,7 @@ def _work(structure: ModelStructure) -> float:
     return sum(math.prod(shape) * structure.macs[name] for name, shape in structure.shapes.items())
 
 
-def _characters(structure: ModelStructure) -> int:
+def _characters(structure: ModelStructure, part: Tensor) -> int:
     """Return the number of tokens that a model can read."""
     tables = [layer.num_embeddings for layer in structure.model.modules() if isinstance(layer, nn.Embedding)]
-    return min(tables, default=int(structure.example.max()) + 2)
+    return min(tables, default=int(part.max()) + 2)

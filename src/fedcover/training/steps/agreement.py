@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from fedcover.data.inputs import Inputs, copy_of
 from fedcover.params import Params
 from fedcover.seeding import ambient
+from fedcover.structure.calls import call_model, call_with
 from fedcover.structure.dropout import Stream
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.step import StepData, start_state, take_step
@@ -26,7 +27,7 @@ SEEDS = (0, 1)
 """Keys of dropout, and of random values: rounding may move values next to the kink of a ReLU to either side, so one
 agreement of two is enough."""
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Inputs, Tensor]
 Drawn = TypeVar("Drawn")
 Result = Sequence[Tensor]
 """The losses of two steps, and all parameters and momenta after them, in the order of the model's parameters."""
@@ -52,10 +53,10 @@ def defined_steps(
     for number, (x, y) in enumerate(batches):
         stream.step = STEP + number
 
-        def gradients(shown: Params, x: Tensor = x, y: Tensor = y) -> tuple[Params, Tensor]:
+        def gradients(shown: Params, x: Inputs = x, y: Tensor = y) -> tuple[Params, Tensor]:
             with torch.enable_grad():
                 leaves = {name: shown[name].detach().clone().requires_grad_() for name in names}
-                value = loss(functional_call(model, {**shown, **leaves}, (x.clone(),)), y)
+                value = loss(call_with(model, {**shown, **leaves}, copy_of(x)), y)
                 grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
             return dict(zip(names, grads, strict=True)), value.detach()
 
@@ -96,14 +97,14 @@ def _close(actual: Result, expected: Result) -> bool:
     )
 
 
-def repeats(model: nn.Module, x: Tensor) -> bool:
+def repeats(model: nn.Module, x: Inputs) -> bool:
     """Return whether forward passes depend only on input, parameters and buffers, so that one can be replayed.
 
     They do not if they draw from Python's or numpy's generators, or change attributes of modules, such as a counter.
     """
     before = random.getstate(), _numpy_state(), _attributes(model)
     with ambient(0, "repeats"), torch.no_grad():
-        model(x.clone())
+        call_model(model, copy_of(x))
     return before == (random.getstate(), _numpy_state(), _attributes(model))
 
 

@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedcover.data.inputs import Inputs, copy_of
 from fedcover.params import Mask, Params, prune
-from fedcover.training.client import Job, TrainedClient, dropout_key, width_draws
+from fedcover.structure.calls import call_model
+from fedcover.training.client import Job, TrainedClient, batches_of, dropout_key, width_draws
 from fedcover.training.options import PLAIN
 from fedcover.training.step import StepData, StepState, as_bits, reads_start, shown_values, start_state, take_step
 from fedcover.training.steps.stepper import Loss, Stepper
@@ -60,15 +62,14 @@ class DefinedSteps:
         self._distil, self._inside = options.distil, [self._bits(mask) for mask in options.widths]
         self._widths = width_draws(job, job.examples).tolist() if options.widths else []
 
-    def epochs(self, inputs: Tensor, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
+    def epochs(self, inputs: Inputs, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
         """Take the steps of several epochs, and return the losses of the last."""
         losses: list[Tensor] = []
         for order in orders:
-            xs, ys = (data.index_select(0, order).split(batch_size) for data in (inputs, labels))
-            losses = [self._step(x, y) for x, y in zip(xs, ys, strict=True)]
+            losses = [self._step(x, y) for x, y in batches_of(inputs, labels, order, batch_size)]
         return torch.stack(losses)
 
-    def values(self, inputs: Tensor, labels: Tensor) -> tuple[Params, Params]:
+    def values(self, inputs: Inputs, labels: Tensor) -> tuple[Params, Params]:
         """Return the trained tensors, and their gradients on a batch."""
         grads, _ = self._gradients(inputs, labels)(shown_values(self._whole, {}, self._data.gains))
         return self._state.theta, {name: grad.clone() for name, grad in grads.items()}
@@ -102,7 +103,7 @@ class DefinedSteps:
     def _whole(self) -> Params:
         return {**self._data.frozen, **self._state.theta}
 
-    def _step(self, x: Tensor, y: Tensor) -> Tensor:
+    def _step(self, x: Inputs, y: Tensor) -> Tensor:
         number = self._stepper.number
         inside = self._inside[self._widths[number]] if self._widths else {}
         gradients = self._gradients(x, y, self._loss(x) if self._distil else None)
@@ -110,7 +111,7 @@ class DefinedSteps:
         self._stepper.number += 1
         return loss
 
-    def _gradients(self, x: Tensor, y: Tensor, loss: Loss | None = None) -> Callable[[Params], tuple[Params, Tensor]]:
+    def _gradients(self, x: Inputs, y: Tensor, loss: Loss | None = None) -> Callable[[Params], tuple[Params, Tensor]]:
         def gradients(shown: Params) -> tuple[Params, Tensor]:
             self._stepper.show(shown)
             value = self._stepper.gradients(x, y, loss)
@@ -118,12 +119,12 @@ class DefinedSteps:
 
         return gradients
 
-    def _loss(self, x: Tensor) -> Loss:
+    def _loss(self, x: Inputs) -> Loss:
         """Return the loss (1 - a) loss + a KL(scores of the widest || scores), with a the weight of distillation."""
         stepper, share = self._stepper, self._distil
         stepper.show(shown_values(self._whole, self._inside[-1], self._data.gains))
         stepper.stream.step = stepper.number
-        teacher = F.log_softmax(stepper.model(x.clone()), 1)
+        teacher = F.log_softmax(call_model(stepper.model, copy_of(x)), 1)
 
         def distilled(scores: Tensor, labels: Tensor) -> Tensor:
             divergence = F.kl_div(F.log_softmax(scores, 1), teacher, reduction="batchmean", log_target=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedcover.data.inputs import Inputs
 from fedcover.params import Mask, Params
 from fedcover.training.client import Job, TrainedClient, dropout_key
 from fedcover.training.options import PLAIN, TrainingOptions
@@ -27,7 +28,7 @@ class FastSteps:
         self._stepper = stepper
         stepper.start(job.theta, job.mask, recipe.lr, recipe.momentum, dropout_key(job), options.gains)
 
-    def epochs(self, inputs: Tensor, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
+    def epochs(self, inputs: Inputs, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
         """Take the steps of several epochs, and return the losses of the last."""
         whole = [order for order in orders if len(order) == len(orders[0])]
         losses = self._stepper.epochs(inputs, labels, torch.stack(whole), batch_size)
@@ -35,7 +36,7 @@ class FastSteps:
             losses = self._stepper.epochs(inputs, labels, order.unsqueeze(0), batch_size)
         return losses
 
-    def values(self, inputs: Tensor, labels: Tensor) -> tuple[Params, Params]:
+    def values(self, inputs: Inputs, labels: Tensor) -> tuple[Params, Params]:
         """Return the trained tensors, and their gradients on a batch; momenta stay as they are."""
         stepper = self._stepper
         momenta = [flat.velocity.clone() for flat in stepper.flats]

@@ -14,8 +14,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from fedcover.data.inputs import Inputs
 from fedcover.params import Mask, Params, params_of, prune, put_params
+from fedcover.structure.calls import call_model
 from fedcover.structure.dropout import DropoutCall, Stream, scales
+from fedcover.training.client import batches_of
 from fedcover.training.steps.agreement import RECIPE, STEP, agree, defined_steps, repeats
 from fedcover.training.steps.native import ChainState, Matcher
 from fedcover.training.steps.traced import TracedStep, trace_step
@@ -143,10 +146,9 @@ class Stepper:
             flat.velocity.masked_fill_(~stays, 0.0)
             flat.kept = after if flat.gain is None else after.mul_(flat.gain.square())
 
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
+    def step(self, x: Inputs, y: Tensor) -> Tensor:
         """Take one step on a batch, and return the loss before it."""
-        traced = self._traced_step(x, y)
-        loss = self._by_autograd(x, y) if traced is None else self._by_traced(traced, x, y)
+        loss = self._gradients_into_momenta(x, y)
         self._descend()
         return loss
 
@@ -159,17 +161,16 @@ class Stepper:
                 flat.theta.addcmul_(flat.velocity, flat.kept, value=-self.lr)
         self.number += 1
 
-    def epochs(self, inputs: Tensor, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor:
+    def epochs(self, inputs: Inputs, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor:
         """Take the steps of several epochs, each with its own order of the examples; return the losses of the last."""
-        losses = self._by_chain(inputs, labels, orders, batch_size)
+        losses = self._by_chain(inputs, labels, orders, batch_size) if isinstance(inputs, Tensor) else None
         if losses is not None:
             return losses
         for order in orders:
-            xs, ys = (data.index_select(0, order).split(batch_size) for data in (inputs, labels))
-            steps = [self.step(x, y) for x, y in zip(xs, ys, strict=True)]
+            steps = [self.step(x, y) for x, y in batches_of(inputs, labels, order, batch_size)]
         return torch.stack(steps)
 
-    def gradients(self, x: Tensor, y: Tensor, loss: Loss | None = None) -> Tensor:
+    def gradients(self, x: Inputs, y: Tensor, loss: Loss | None = None) -> Tensor:
         """Return the loss on a batch, and replace the momenta by the gradients, at pruned entries too.
 
         Args:
@@ -181,10 +182,15 @@ class Stepper:
         for flat in self.flats:
             flat.velocity.zero_()
         try:
-            traced = self._traced_step(x, y) if loss is None else None
-            return self._by_autograd(x, y, loss) if traced is None else self._by_traced(traced, x, y)
+            return self._gradients_into_momenta(x, y) if loss is None else self._by_autograd(x, y, loss)
         finally:
             self.momentum = momentum
+
+    def _gradients_into_momenta(self, x: Inputs, y: Tensor) -> Tensor:
+        """Add the gradients on a batch to the decayed momenta, and return the loss."""
+        if isinstance(x, Tensor) and (traced := self._traced_step(x, y)) is not None:
+            return self._by_traced(traced, x, y)
+        return self._by_autograd(x, y)
 
     @property
     def trained(self) -> list[str]:
@@ -278,11 +284,11 @@ class Stepper:
             self._dropout[call] = (first, drawn)
         return drawn[self.number - first]
 
-    def _by_autograd(self, x: Tensor, y: Tensor, loss_function: Loss | None = None) -> Tensor:
+    def _by_autograd(self, x: Inputs, y: Tensor, loss_function: Loss | None = None) -> Tensor:
         self.stream.step = self.number
         with torch.enable_grad():
             trained = [p for p in self.model.parameters() if p.requires_grad]
-            loss = (loss_function or self.loss)(self.model(x), y)
+            loss = (loss_function or self.loss)(call_model(self.model, x), y)
             gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         grads = dict(zip(names, gradients, strict=True))

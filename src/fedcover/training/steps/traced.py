@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
-from torch.func import functional_call
 
 from fedcover.seeding import ambient
+from fedcover.structure.calls import call_model, call_with
 from fedcover.structure.dropout import DropoutCall, Stream
 
 aten = torch.ops.aten
@@ -77,7 +77,7 @@ def trace_step(
         named = dict(zip([*trained, *fixed], [*parameters, *tensors[len(trained) :]], strict=False))
         stream.prepared = dict(zip(calls, tensors[len(values) :], strict=True))
         stream.step = 0
-        value = loss(functional_call(model, named, (x,)), y)
+        value = loss(call_with(model, named, x), y)
         return [value, *torch.autograd.grad(value, parameters, materialize_grads=True)]
 
     try:
@@ -100,7 +100,7 @@ def dropout_calls(model: nn.Module, stream: Stream, x: Tensor) -> tuple[DropoutC
     stream.recorded.clear()
     stream.step = 0
     with torch.no_grad():
-        model(x.clone())  # a model may modify its input
+        call_model(model, x.clone())  # a model may modify its input
     return tuple(stream.recorded)
 
 

@@ -1,0 +1,73 @@
+"""The progress of a sweep: a bar over rounds and runs, or one line per run if not on a terminal."""
+
+from contextlib import ExitStack
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedcover.cli.console import err, plain_warnings
+from fedcover.federation.history import RoundRecord
+from fedcover.sweeps.cells import SweepCell
+from fedcover.sweeps.folder import SweepFolder
+
+
+class SweepProgress:
+    """A progress bar over the runs and rounds of a sweep; use it in a ``with`` block.
+
+    Args:
+        sweep: The sweep.
+        quiet: Show nothing.
+    """
+
+    def __init__(self, sweep: SweepFolder, quiet: bool) -> None:
+        self._sweep, self._quiet = sweep, quiet
+        self._rounds: dict[str, int] = {}
+        self._ended = 0
+        total = sum(cell.config.rounds for cell in sweep.cells)
+        self._progress = Progress(
+            TextColumn("sweep", style="bold"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds  {task.fields[ended]}/{task.fields[runs]} runs"),
+            TextColumn("{task.description}", markup=False),
+            TimeRemainingColumn(),
+            console=err,
+            disable=quiet or not err.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=total, ended=0, runs=len(sweep.cells))
+
+    def __enter__(self) -> "SweepProgress":
+        with ExitStack() as stack:
+            stack.enter_context(plain_warnings(shown=False))
+            stack.enter_context(self._progress)
+            self._stack = stack.pop_all()
+        if not self._quiet and not err.is_terminal:
+            total = sum(cell.config.rounds for cell in self._sweep.cells)
+            err.print(f"sweep of {len(self._sweep.cells)} runs, {total} rounds")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def on_round(self, cell: SweepCell, record: RoundRecord) -> None:
+        """Show that a run has played a round; rounds before it was resumed count too."""
+        accuracy = f"accuracy {record.accuracy:.2%}" if record.accuracy is not None else ""
+        self._advance(cell, record.round, f"{cell.folder}  {accuracy}")
+
+    def on_end(self, cell: SweepCell) -> None:
+        """Show that a run has ended, with its outcome."""
+        self._ended += 1
+        self._advance(cell, cell.config.rounds, cell.folder)
+        self._progress.update(self._task, ended=self._ended)
+        if self._quiet or err.is_terminal:
+            return
+        where = f"{cell.folder} ({self._ended}/{len(self._sweep.cells)} runs)"
+        summary = self._sweep.summary_of(cell)
+        if summary is None:
+            err.print(f"{where}: failed")
+        else:
+            accuracy = f"accuracy {summary['accuracy']:.2%} " if summary["accuracy"] is not None else ""
+            err.print(f"{where}: {accuracy}after {summary['rounds']} rounds")
+
+    def _advance(self, cell: SweepCell, rounds: int, text: str) -> None:
+        self._progress.advance(self._task, rounds - self._rounds.get(cell.folder, 0))
+        self._progress.update(self._task, description=text)
+        self._rounds[cell.folder] = rounds

@@ -1,0 +1,98 @@
+"""The callbacks of one run: their calls, their state in checkpoints, and the stop that one asked for."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from fedcover.errors import InputError, shown
+from fedcover.federation.callbacks.base import Callback, RoundView, RunView, Stop
+
+
+class RunCallbacks:
+    """The callbacks of one run.
+
+    Args:
+        callbacks: The callbacks, in the order in which they are called.
+
+    Attributes:
+        stopped: The round, the reason and the callback of a stop, as summary.json shows it; None if there was none.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise InputError(
+                    f"callbacks must be objects such as fedcover.EarlyStopping(patience=5); got {shown(callback)}"
+                )
+        self._callbacks = list(callbacks)
+        counts: Counter[str] = Counter()
+        self._keys: list[str] = []
+        for callback in callbacks:
+            name = type(callback).__name__
+            self._keys.append(f"{name} #{counts[name]}" if counts[name] else name)
+            counts[name] += 1
+        self.stopped: dict[str, Any] | None = None
+
+    def start(self, run: RunView, stored: Mapping[str, Any]) -> None:
+        """Start the callbacks, and restore those that a checkpoint has the state of.
+
+        A stop holds as long as the callback that asked for it is there with the same arguments.
+        """
+        states = stored.get("states", {})
+        for key, callback in zip(self._keys, self._callbacks, strict=True):
+            callback.on_start(run)
+            if key in states:
+                callback.load_state_dict(states[key])
+        stop = stored.get("stopped")
+        self.stopped = stop if stop and stop["by"] in map(describe_callback, self._callbacks) else None
+
+    def on_round(self, view: RoundView) -> None:
+        """Call all callbacks after a round; the first that asks for a stop gives the reason."""
+        for callback in self._callbacks:
+            answer: object = callback.on_round(view)
+            if isinstance(answer, Stop) and self.stopped is None:
+                self.stopped = {
+                    "round": view.record.round, "reason": answer.reason, "by": describe_callback(callback)
+                }  # fmt: skip
+            elif answer is not None and not isinstance(answer, Stop):
+                raise InputError(
+                    f"on_round of {type(callback).__name__} must return None or fedcover.Stop(reason); got"
+                    f" {shown(answer)}"
+                )
+
+    def end(self, run: RunView) -> None:
+        """Call all callbacks at the end of the run."""
+        for callback in self._callbacks:
+            callback.on_end(run)
+
+    def close(self) -> None:
+        """Close all callbacks."""
+        for callback in self._callbacks:
+            callback.close()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores; an empty dict without callbacks."""
+        if not self._callbacks:
+            return {}
+        states = {key: callback.state_dict() for key, callback in zip(self._keys, self._callbacks, strict=True)}
+        for key, state in states.items():
+            try:
+                json.dumps(state)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"state_dict of callback {key} must have JSON values only ({error})") from error
+        return {"states": states, **({"stopped": self.stopped} if self.stopped else {})}
+
+
+def describe_callback(callback: Callback) -> str:
+    """Return the class of a callback with its arguments.
+
+    >>> describe_callback(Callback())
+    'Callback'
+    """
+    name = type(callback).__name__
+    if not is_dataclass(callback):
+        return name
+    arguments = ", ".join(f"{field.name}={getattr(callback, field.name)!r}" for field in fields(callback) if field.init)
+    return f"{name}({arguments})"

@@ -1,0 +1,151 @@
+"""Runs in lockstep: one call of the engine per round for the clients of all of them."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from fedcover._threads import one_thread
+from fedcover.aggregation.base import ClientUpdate
+from fedcover.engines.base import Engine
+from fedcover.errors import InputError
+from fedcover.federation.callbacks.base import Callback
+from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.planned_round import PlannedRound
+from fedcover.federation.round import Arrivals
+from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, move_tests
+
+if TYPE_CHECKING:
+    from fedcover.federation.federation import Federation
+
+
+class RunOptions(ScheduleOptions, total=False):
+    """The keyword options of ``run_many``."""
+
+    resume: bool
+    callbacks: Sequence[Sequence[Callback]]
+
+
+def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -> list[History]:
+    """Play runs in lockstep and return their histories: one call of the engine per round for all their clients.
+
+    An engine that works ahead gets the runs in ``engine.ahead`` groups, and trains one while the next is planned.
+    """
+    with ExitStack() as stack:
+        if not engine.keep_open:
+            stack.callback(engine.close)
+        for run in runs:  # check all of them before any folder is touched
+            run.check(engine)
+        for run in runs:
+            stack.callback(run.close)  # before opening, which may fail after the folder is locked
+            run.open(schedule, engine)
+        # One thread makes the records' sums equal on every machine.
+        stack.enter_context(one_thread())
+        stack.enter_context(engine.playing())
+        move_tests(runs, engine.device)
+        for run in runs:
+            run.federation.evaluator.workers = engine.workers
+        size = -(-len(runs) // engine.ahead)
+        groups = [runs[start : start + size] for start in range(0, len(runs), size)]
+        in_training: deque[_GroupRound] = deque()
+        for index in range(min(run.state.round for run in runs) + 1, schedule.rounds + 1):
+            for group in groups:
+                if len(in_training) == len(groups):
+                    in_training.popleft().end(schedule)
+                playing = [run for run in group if run.state.round < index and not run.stopped]
+                in_training.append(_GroupRound(index, playing, engine))
+        for group_round in in_training:
+            group_round.end(schedule)
+        return [run.finish(schedule, engine) for run in runs]
+
+
+def run_many(
+    federations: Sequence["Federation"],
+    rounds: int,
+    evaluate_on: Any = None,
+    out: Sequence[str | os.PathLike[str]] | None = None,
+    engine: Engine | None = None,
+    on_round: Callable[[int, RoundRecord], None] = lambda number, record: None,
+    **options: Unpack[RunOptions],
+) -> list[History]:
+    """Play several federations in lockstep, with one engine call per round for all their clients.
+
+    A sweep over settings and seeds becomes one batch on a GPU. Each federation's result is the same as if it ran alone.
+
+    Args:
+        federations: The federations; their engines are not used, except the first one's by default.
+        rounds: Number of rounds.
+        evaluate_on: A test set for all of them.
+        out: One folder per federation.
+        engine: What trains all clients.
+        on_round: Called with the federation's position in the list and the record of each round.
+        options: ``resume``, to continue the runs in ``out``; ``callbacks``, one list of callbacks per federation; and
+            ``evaluate_every``, ``local_every`` and ``checkpoint_every``; see ``RunSchedule``.
+
+    Returns:
+        One history per federation.
+    """
+    if out is not None and len(out) != len(federations):
+        raise InputError(f"out must have one folder per federation, {len(federations)}; got {len(out)}")
+    if not federations:
+        return []
+    resume = options.pop("resume", False)
+    callbacks = options.pop("callbacks", [()] * len(federations))
+    if len(callbacks) != len(federations):
+        raise InputError(f"callbacks must have one list per federation, {len(federations)}; got {len(callbacks)}")
+    runs = [
+        Run(
+            federation,
+            federation.test_set(evaluate_on),
+            partial(on_round, number),
+            out[number] if out is not None else None,
+            resume,
+            callbacks=callbacks[number],
+        )
+        for number, federation in enumerate(federations)
+    ]
+    return run_all_rounds(runs, RunSchedule(rounds, **cast(ScheduleOptions, options)), engine or federations[0].engine)
+
+
+class _GroupRound:
+    """One round of several runs whose clients are being trained."""
+
+    def __init__(self, index: int, runs: Sequence[Run], engine: Engine) -> None:
+        self._index, self._runs, self._together = index, runs, engine.together
+        self._engine_failed = False
+        self._rounds: list[PlannedRound] = []
+        for run in runs:
+            with self._errors_of(run):
+                self._rounds.append(run.federation.begin_round(run.state, engine.device))
+        jobs = [job for planned in self._rounds for job in planned.jobs]
+        self._updates = self._watched(engine.train(jobs)) if jobs else iter(())
+
+    def end(self, schedule: RunSchedule) -> None:
+        """Average the updates and store the records."""
+        evaluates, local = schedule.evaluates(self._index), schedule.evaluates_locally(self._index)
+        for run, planned in zip(self._runs, self._rounds, strict=True):
+            arrivals = Arrivals(islice(self._updates, len(planned.jobs)), self._together)
+            test = run.test if evaluates else None
+            with self._errors_of(run):
+                run.state, record = run.federation.end_round(planned, arrivals, test, local)
+                run.store(record, schedule)
+
+    def _watched(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+        """Yield the engine's updates; its error need not be that of the run which waits for an update."""
+        try:
+            yield from updates
+        except Exception:
+            self._engine_failed = True
+            raise
+
+    @contextmanager
+    def _errors_of(self, run: Run) -> Iterator[None]:
+        """Note an error in the block as that of the run, unless it is the engine's."""
+        try:
+            yield
+        except Exception as error:
+            run.error = None if self._engine_failed else error
+            raise

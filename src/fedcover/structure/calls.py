@@ -1,0 +1,50 @@
+"""The call of a model: its inputs may be one tensor, a tuple or a dict, and its output needs not be one tensor."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedcover.data.inputs import Inputs
+from fedcover.errors import InputError
+
+
+def call_model(model: nn.Module, inputs: Inputs) -> Tensor:
+    """Return the scores of a model; a tuple is passed as ``model(*inputs)``, and a dict as ``model(**inputs)``."""
+    if isinstance(inputs, Tensor):
+        return scores_of(model(inputs))
+    return scores_of(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
+
+
+def call_with(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+    """Return the scores of a model under other parameters than its own."""
+    if isinstance(inputs, dict):
+        return scores_of(functional_call(model, dict(parameters), (), inputs))
+    return scores_of(functional_call(model, dict(parameters), inputs if isinstance(inputs, tuple) else (inputs,)))
+
+
+def scores_of(output: Any) -> Tensor:
+    """Return the scores in a model's output: itself, its ``logits``, or the first element of a tuple.
+
+    >>> import torch
+    >>> scores_of((torch.ones(2), "hidden states")).tolist()
+    [1.0, 1.0]
+
+    Raises:
+        InputError: If there is no tensor at that place.
+    """
+    scores = output
+    if not isinstance(output, Tensor):
+        if hasattr(output, "logits"):
+            scores = output.logits
+        elif isinstance(output, dict):
+            scores = output.get("logits")
+        elif isinstance(output, tuple | list) and output:
+            scores = output[0]
+    if not isinstance(scores, Tensor):
+        raise InputError(
+            f"the model returns a value of type {type(output).__name__}; return the scores as a tensor, as the first"
+            f" element of a tuple, or as the attribute 'logits'"
+        )
+    return scores

@@ -1,0 +1,134 @@
+"""The folder of a sweep: ``sweep.json``, and one run folder per cell."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcover._files import write_atomically
+from fedcover.config.schema import KEEPS
+from fedcover.errors import InputError
+from fedcover.federation.fingerprint import differences
+from fedcover.federation.run_folder import lock_folder, read_settings, unlock_folder
+from fedcover.sweeps.cells import Grid, SweepCell, cells_of
+from fedcover.toml import to_toml
+
+FILE = "sweep.json"
+
+
+class SweepFolder:
+    """The folder of a sweep, written by one process at a time; use it in a ``with`` block.
+
+    ``sweep.json`` has the ``grid``, the values of each setting that is swept over; the ``runs``, each with its
+    ``folder``, its ``settings`` and, if it failed, its ``error``; and the ``base``, the settings that all runs share.
+
+    Args:
+        path: The folder.
+        grids: The settings of the sweep.
+        resume: Whether to continue the sweep in the folder, if any. The grid may have more values than before.
+
+    Raises:
+        InputError: If the folder cannot be used, or holds another sweep.
+    """
+
+    def __init__(self, path: Path, grids: Sequence[Grid], resume: bool) -> None:
+        self.path, self.grids, self.cells = path, list(grids), cells_of(grids)
+        self.errors: dict[str, str] = {}
+        self._lock = -1
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path} is a file; name a folder for the sweep")
+        if (path / FILE).exists():
+            self._check(read_sweep(path), resume)
+        elif path.is_dir() and (other := [p.name for p in path.iterdir() if p.name != ".lock"]):
+            raise InputError(f"{path} is not empty and not a sweep's folder (it holds {other[0]}); name a new folder")
+
+    def __enter__(self) -> "SweepFolder":
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be written to ({error}); name another folder") from error
+        self._lock = lock_folder(self.path)
+        self.save()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        unlock_folder(self._lock)
+
+    def folder_of(self, cell: SweepCell) -> Path:
+        """Return the run folder of a cell."""
+        return self.path / cell.folder
+
+    def is_complete(self, cell: SweepCell) -> bool:
+        """Return whether a cell's run has ended; raise InputError if its folder holds a run of other settings."""
+        folder = self.folder_of(cell)
+        if not (folder / "config.toml").exists():
+            return False
+        stored = read_settings(folder)
+        stored.get("budgets", {}).pop(KEEPS, None)
+        if changed := differences(stored, tomllib.loads(to_toml(cell.config.complete()))):
+            raise InputError(f"{folder} was started with other settings: {'; '.join(changed)}; name another folder")
+        outcome = self.summary_of(cell)
+        return outcome is not None and (outcome["rounds"] >= cell.config.rounds or "stopped" in outcome)
+
+    def summary_of(self, cell: SweepCell) -> dict[str, Any] | None:
+        """Return the outcome of a cell's run; None if it has not ended."""
+        try:
+            return dict(json.loads((self.folder_of(cell) / "summary.json").read_text()))
+        except FileNotFoundError:
+            return None
+
+    def fail(self, cell: SweepCell, error: Exception) -> None:
+        """Record that a cell failed, with the reason."""
+        self.errors[cell.folder] = str(error) or type(error).__name__
+        self.save()
+
+    def save(self) -> None:
+        """Write ``sweep.json``."""
+        runs = [{"folder": cell.folder, "settings": dict(cell.settings), **self._error_of(cell)} for cell in self.cells]
+        grid: dict[str, list[Any]] = {}
+        for cell in self.cells:
+            for key, value in cell.settings.items():
+                if value not in grid.setdefault(key, []):
+                    grid[key].append(value)
+        base = [{"file": grid.file, "settings": self._base(grid), "axes": grid.axes} for grid in self.grids]
+        write_atomically(self.path / FILE, json.dumps({"grid": grid, "runs": runs, "base": base}, indent=1) + "\n")
+
+    def _base(self, grid: Grid) -> dict[str, Any]:
+        """Return the settings that all cells of a grid share, as JSON values."""
+        callbacks = grid.cells()[0].config.complete().get("callbacks", {})
+        return {**grid.base, **({"callbacks": callbacks} if callbacks else {})}
+
+    def _error_of(self, cell: SweepCell) -> dict[str, str]:
+        return {"error": self.errors[cell.folder]} if cell.folder in self.errors else {}
+
+    def _check(self, stored: Mapping[str, Any], resume: bool) -> None:
+        if not resume:
+            raise InputError(
+                f"{self.path} already holds a sweep of {len(stored['runs'])} runs; continue it with --resume, or name"
+                f" another folder"
+            )
+        here = {cell.folder for cell in self.cells}
+        if missing := [run["folder"] for run in stored["runs"] if run["folder"] not in here]:
+            raise InputError(
+                f"{self.path} has the run {missing[0]}, which is not in this sweep; resume with at least the values"
+                f" that it was started with, or name another folder"
+            )
+
+
+def read_sweep(path: Path) -> dict[str, Any]:
+    """Return the content of a folder's ``sweep.json``."""
+    try:
+        content = json.loads((path / FILE).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{path} does not hold a sweep: it has no {FILE}; name the folder of a sweep") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path / FILE} cannot be read ({error}); start again in another folder") from error
+    if not isinstance(content, dict) or not {"grid", "runs", "base"} <= set(content):
+        raise InputError(f"{path / FILE} is not that of a sweep; name the folder of a sweep")
+    return content
+
+
+def stored_grids(path: Path) -> list[Grid]:
+    """Return the grids of the sweep in a folder."""
+    return [Grid(one["settings"], one["axes"], one["file"]) for one in read_sweep(path)["base"]]

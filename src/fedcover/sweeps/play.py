@@ -1,0 +1,107 @@
+"""Play the runs of a sweep: those that share an engine and a schedule in lockstep, as one batch."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+from fedcover import data
+from fedcover.config.build import build_callbacks, build_federation, keeps_in, schedule_of, settings_of
+from fedcover.config.schema import Config
+from fedcover.data.loading import Split
+from fedcover.engines.choose import choose_engine
+from fedcover.errors import FedcoverError, InputError
+from fedcover.federation.history import RoundRecord
+from fedcover.federation.lockstep import run_all_rounds
+from fedcover.federation.runs import Run
+from fedcover.sweeps.cells import SweepCell
+from fedcover.sweeps.folder import SweepFolder
+
+TOGETHER = 16
+"""The most runs of one batch, by default: each has a model and a history in memory."""
+
+OnRound = Callable[[SweepCell, RoundRecord], None]
+"""A callback that receives the record of every round."""
+
+
+def play_sweep(
+    sweep: SweepFolder,
+    folder: str | None,
+    on_round: OnRound,
+    on_end: Callable[[SweepCell], None],
+    together: int = TOGETHER,
+) -> None:
+    """Play the cells of a sweep that are not complete; a cell that fails is recorded, and the others continue.
+
+    Each run has the same bits as if it were played alone.
+
+    Args:
+        sweep: The open folder of the sweep.
+        folder: Folder with the data sets; the usual places if None.
+        on_round: Called after every round of every run.
+        on_end: Called when a cell is complete or has failed, also for those that were complete before.
+        together: The most runs of one batch.
+    """
+    batches: dict[tuple[object, ...], list[SweepCell]] = {}
+    for cell in sweep.cells:
+        if sweep.is_complete(cell):
+            on_end(cell)
+        else:
+            config = cell.config
+            batches.setdefault((config.engine, config.workers, config.shrink, schedule_of(config)), []).append(cell)
+    load = cache(partial(data.load, folder=folder))
+    for cells in batches.values():
+        for start in range(0, len(cells), together):
+            _Batch(sweep, load, on_round).play(cells[start : start + together])
+            for cell in cells[start : start + together]:
+                on_end(cell)
+
+
+def check_engine(config: Config) -> None:
+    """Raise InputError if runs of these settings cannot be part of a sweep."""
+    if config.engine in ("flower", "flower-sim"):
+        raise InputError(f"engine '{config.engine}' cannot be swept; use `fedcover run` for each run, or engine=auto")
+
+
+class _Batch:
+    def __init__(self, sweep: SweepFolder, load: Callable[[str], Split], on_round: OnRound) -> None:
+        self._sweep, self._load, self._on_round = sweep, load, on_round
+
+    def play(self, cells: Sequence[SweepCell]) -> None:
+        """Play cells in lockstep, without those that fail."""
+        while runs := self._built(cells):
+            config = next(iter(runs)).config
+            cohort = sum(cell.config.cohort for cell in runs)
+            engine = choose_engine(config.engine, config.workers or None, config.shrink, max(cohort, 2))
+            try:
+                run_all_rounds(list(runs.values()), schedule_of(config), engine)
+                return
+            except Exception as error:
+                failed = {cell: run.error for cell, run in runs.items() if run.error is not None}
+                if len(runs) == 1:
+                    failed = dict.fromkeys(runs, error)
+                for cell, reason in failed.items():
+                    self._sweep.fail(cell, reason or error)
+                cells = [cell for cell in runs if cell not in failed]
+                if not failed:  # the engine failed, which may be the fault of any of them
+                    for cell in cells:
+                        self.play([cell])
+                    return
+
+    def _built(self, cells: Sequence[SweepCell]) -> "dict[SweepCell, Run]":
+        """Return the runs of cells; those that cannot be built are recorded as failed."""
+        runs: dict[SweepCell, Run] = {}
+        for cell in cells:
+            folder, config = self._sweep.folder_of(cell), cell.config
+            try:
+                federation, test = build_federation(config, keeps=keeps_in(folder), load=self._load)
+                runs[cell] = Run(
+                    federation,
+                    federation.test_set(test),
+                    partial(self._on_round, cell),
+                    folder,
+                    True,
+                    settings_of(config, federation),
+                    build_callbacks(config),
+                )
+            except FedcoverError as error:
+                self._sweep.fail(cell, error)
+        return runs

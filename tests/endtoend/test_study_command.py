@@ -1,0 +1,59 @@
+"""``fedcover study`` shows progress from the start, and what it promises on Ctrl-C is true."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedcover_experiments.results import load
+
+STUDY = ["study", "labels", "--on", "mnist", "--seeds", "2", "--rounds", "3", "--engine", "serial"]
+
+
+def command(out: Path) -> list[str]:
+    return [sys.executable, "-m", "fedcover", *STUDY, "--out", str(out)]
+
+
+@pytest.mark.usefixtures("mnist_folder")
+def test_progress_and_interruption_of_the_real_command(tmp_path: Path) -> None:
+    process = subprocess.Popen(command(tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    assert "runs" in first
+    runs = tmp_path / "runs" / "labels" / "3-rounds"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not any(path.read_text() for path in runs.rglob("history.jsonl")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 130, rest
+    assert "interrupted; runs have a checkpoint every 25 rounds: repeat the command to continue from there" in rest
+    assert "--resume" not in rest
+    played = len(list(runs.rglob("history.jsonl")))
+    assert played == 20
+    again = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=240)
+    assert again.returncode == 0, again.stderr
+    results = load(tmp_path / "labels.json")
+    assert len(results.outcomes) == 20
+    assert all(outcome.is_sound(3) for outcome in results.outcomes.values())
+
+
+@pytest.mark.usefixtures("mnist_folder")
+def test_a_bar_is_on_the_terminal_before_the_first_round(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(command(tmp_path), stderr=follower, stdout=subprocess.DEVNULL)
+    os.close(follower)
+    shown = b""
+    while "━".encode() not in shown:
+        shown += os.read(leader, 1000)
+    process.kill()
+    process.wait()
+    os.close(leader)
+    assert b" 0 %" in shown or b"0 %" in shown
+    assert not list(tmp_path.rglob("history.jsonl"))

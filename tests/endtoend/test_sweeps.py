@@ -1,0 +1,198 @@
+"""``fedcover sweep``: its runs are those of ``fedcover run``, and a killed sweep resumes to the same bits."""
+
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fedcover as fc
+from tests.endtoend.deploy.conftest import slow
+from tests.endtoend.test_resume import final_theta
+from tests.laws.strategies import same
+
+Cli = Callable[..., tuple[int, str, str]]
+SMALL = (
+    "data.name=digits", "data.clients=12", "cohort=4", "budgets.code=1247", "local.epochs=1", "rounds=3",
+    "engine=serial",
+)  # fmt: skip
+
+
+def sets(*changes: str) -> list[str]:
+    return [part for change in changes for part in ("--set", change)]
+
+
+def history_in(folder: Path) -> fc.History:
+    return fc.History.load(folder / "history.jsonl")
+
+
+def test_a_sweep_is_the_runs_one_by_one(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    grid = ["policy.name=WP,NP,PT", "seed=0,1,2,3,4"]
+    code, printed, err = cli("sweep", *sets(*SMALL, *grid), "--out", str(out))
+    assert code == 0, err
+    content = json.loads((out / "sweep.json").read_text())
+    assert content["grid"] == {"policy.name": ["WP", "NP", "PT"], "seed": [0, 1, 2, 3, 4]}
+    assert [run["folder"] for run in content["runs"]][:2] == ["policy.name=WP,seed=0", "policy.name=WP,seed=1"]
+    assert content["runs"][7]["settings"] == {"policy.name": "NP", "seed": 2}
+    assert len(content["runs"]) == 15
+    alone = tmp_path / "alone"
+    assert cli("run", *sets(*SMALL, "policy.name=NP", "seed=2"), "--out", str(alone), "--no-report")[0] == 0
+    assert history_in(out / "policy.name=NP,seed=2") == history_in(alone)
+    assert same(final_theta(out / "policy.name=NP,seed=2"), final_theta(alone))
+
+    accuracies = [history_in(out / f"policy.name=WP,seed={seed}").last.accuracy for seed in range(5)]
+    mean, deviation = statistics.fmean(accuracies), statistics.stdev(accuracies)
+    assert f"{mean * 100:.2f} ± {deviation * 100:.2f} %" in printed
+    code, text, _ = cli("sweep", "--resume", "--out", str(out), "--json")
+    table = json.loads(text)["table"]
+    assert code == 0
+    assert len(table) == 3
+    assert table[0]["accuracy"] == {"mean": mean, "deviation": deviation}
+
+
+def test_complete_runs_are_not_played_again(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    assert cli("sweep", *sets(*SMALL, "seed=0,1"), "--out", str(out))[0] == 0
+    files = {path: path.stat().st_mtime_ns for path in out.glob("*/*")}
+    code, _, err = cli("sweep", *sets(*SMALL, "seed=0,1,2"), "--out", str(out), "--resume")
+    assert code == 0, err
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert len(history_in(out / "seed=2")) == 3
+    code, _, err = cli("sweep", *sets(*SMALL, "seed=0,2"), "--out", str(out), "--resume")
+    assert code == 2
+    assert "has the run seed=1, which is not in this sweep" in err
+    code, _, err = cli("sweep", *sets(*SMALL, "seed=0,1,2", "local.lr=0.5"), "--out", str(out), "--resume")
+    assert code == 2
+    assert "local.lr was 0.01 and is 0.5" in err
+    code, _, err = cli("sweep", *sets(*SMALL, "seed=0,1,2"), "--out", str(out))
+    assert code == 2
+    assert "already holds a sweep of 3 runs" in err
+
+
+def test_a_failed_run_is_recorded_and_the_others_continue(cli: Cli, tmp_path: Path) -> None:
+    """One cell cannot be built, and one diverges in its first round."""
+    out = tmp_path / "sweep"
+    changes = [*SMALL, "local.lr=0.01,1e30", 'budgets.code=["1247", "12"]']
+    code, printed, err = cli("sweep", *sets(*changes), "--out", str(out))
+    assert code == 1
+    runs = {run["folder"]: run.get("error", "") for run in json.loads((out / "sweep.json").read_text())["runs"]}
+    assert runs["budgets.code=1247,local.lr=0.01"] == ""
+    assert "every client of round 1 diverged" in runs["budgets.code=1247,local.lr=1e+30"]
+    assert "the code has 2 slots but cohort is 4" in runs["budgets.code=12,local.lr=0.01"]
+    assert "local.lr=1e+30 failed: every client" in err
+    assert len(history_in(out / "budgets.code=1247,local.lr=0.01")) == 3
+    assert "0 of 1" in printed
+
+
+def test_settings_files_are_parts_of_a_sweep(cli: Cli, tmp_path: Path) -> None:
+    for name, text in {
+        "fedavg": "[policy]\nname = 'full'\n[budgets]\ncode = '1111'\n",
+        "heterofl": "[policy]\nname = 'HeteroFL'\nrates = [1.0, 0.5]\n[budgets]\ncode = '4x0.5'\n",
+    }.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    files = [str(tmp_path / "fedavg.toml"), str(tmp_path / "heterofl.toml")]
+    common = [change for change in SMALL if not change.startswith("budgets")]
+    out = tmp_path / "sweep"
+    code, printed, err = cli("sweep", *files, *sets(*common, "seed=0,1", "rounds=2"), "--out", str(out))
+    assert code == 0, err
+    content = json.loads((out / "sweep.json").read_text())
+    assert content["grid"] == {"config": ["fedavg", "heterofl"], "seed": [0, 1]}
+    assert len(history_in(out / "config=heterofl,seed=1")) == 2
+    assert "heterofl" in printed
+    assert cli("sweep", "--resume", "--out", str(out))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (sets(*SMALL), "nothing to sweep over"),
+        (sets(*SMALL, "seed=0,1", "engine=flower-sim"), "engine 'flower-sim' cannot be swept"),
+        (sets(*SMALL, "seed=0,1", "policy.name=WPP"), "the run seed=0 of the sweep: there is no policy 'WPP'"),
+        (["--resume"], "--resume needs --out"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
+    code, _, err = cli("sweep", *arguments, *([] if arguments == ["--resume"] else ["--out", str(tmp_path / "sweep")]))
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "sweep").exists() or not list((tmp_path / "sweep").glob("*/config.toml"))
+
+
+def test_early_stopping_in_a_sweep(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    changes = [*SMALL, "rounds=8", "seed=0,1", "callbacks.early_stopping.patience=1", "callbacks.csv_log=true",
+               "callbacks.early_stopping.min_delta=0.2"]  # fmt: skip
+    code, _, err = cli("sweep", *sets(*changes), "--out", str(out))
+    assert code == 0, err
+    for seed in (0, 1):
+        summary = json.loads((out / f"seed={seed}/summary.json").read_text())
+        assert summary["stopped"]["round"] == summary["rounds"] < 8
+        assert (out / f"seed={seed}/metrics.csv").read_text().count("\n") == summary["rounds"] + 1
+    before = (out / "seed=0/summary.json").stat().st_mtime_ns
+    assert cli("sweep", "--resume", "--out", str(out))[0] == 0
+    assert (out / "seed=0/summary.json").stat().st_mtime_ns == before
+
+
+KILLED = (
+    "data.name=digits", "data.clients=20", "data.partition=dirichlet", "budgets.code=1111223344", "rounds=6",
+    "local.local_steps=60", "local.name=Adam", "local.lr=0.003", "local.keep_moments=true", "engine=serial",
+    "callbacks.early_stopping.patience=2", "callbacks.early_stopping.min_delta=0.05", "callbacks.keep_best=true",
+    "callbacks.csv_log=true", "policy.name=WP,PT", "seed=0,1",
+)  # fmt: skip
+
+
+def kill_and_resume(tmp_path: Path, kills: int, tag: str) -> None:
+    """Kill sweeps with SIGKILL at random moments, resume each, and compare the end with an undisturbed sweep."""
+    run = [sys.executable, "-m", "fedcover", "sweep", *sets(*KILLED), "--resume", "--quiet", "--out"]
+    whole, rng, done, sweeps = tmp_path / "whole", random.Random(tag), 0, 0
+    start = time.monotonic()
+    subprocess.run([*run, str(whole)], check=True, timeout=300)
+    seconds = time.monotonic() - start
+    while done < kills:
+        sweeps += 1
+        folder = tmp_path / f"killed-{sweeps}"
+        for _ in range(4):
+            process = subprocess.Popen([*run, str(folder)], env=dict(os.environ))
+            time.sleep(rng.uniform(0.3 * seconds, seconds))
+            process.send_signal(signal.SIGKILL)
+            if process.wait() != -signal.SIGKILL or (done := done + 1) == kills:
+                break
+        subprocess.run([*run, str(folder)], check=True, timeout=300)
+        check_same(whole, folder)
+    print(f"{done} kills of {sweeps} sweeps of {seconds:.1f} s")
+
+
+def check_same(whole: Path, killed: Path) -> None:
+    runs = json.loads((whole / "sweep.json").read_text())["runs"]
+    assert json.loads((killed / "sweep.json").read_text())["runs"] == runs
+    for run in runs:
+        one, other = whole / run["folder"], killed / run["folder"]
+        assert history_in(one) == history_in(other)
+        assert same(final_theta(one), final_theta(other))
+        stops = [json.loads((folder / "summary.json").read_text()).get("stopped") for folder in (one, other)]
+        assert stops[0] == stops[1]
+        tables = [
+            [line.rpartition(",")[0] for line in (folder / "metrics.csv").read_text().splitlines()]
+            for folder in (one, other)
+        ]
+        assert tables[0] == tables[1]
+        assert len(tables[0]) == len(history_in(one)) + 1
+
+
+@pytest.mark.timeout(300)
+def test_two_kills_of_a_sweep(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, 2, "quick")
+
+
+@slow
+@pytest.mark.timeout(3000)
+def test_fifty_kills_of_sweeps(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, 50, "slow")
