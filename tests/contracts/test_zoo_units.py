@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import fedcover as fc
+from fedcover.audit.tally import EntryTally, UnitTally
+from fedcover.calibration import CostModel
 from fedcover.data.inputs import Inputs, cast_inputs, map_inputs
 from fedcover.params import count, params_of, prune, put_params
-from fedcover.policies import POLICIES
+from fedcover.policies import POLICIES, check_policy
 from fedcover.structure.calls import call_model
 from fedcover.structure.submodel import Shrinker
 from fedcover.structure.trace import ModelStructure, trace
@@ -168,6 +170,35 @@ def test_budgets_are_kept_as_far_as_layers_can_be_pruned(name: str, keep: float)
     assert bool(message) == (name in STREAMS)
     if message:
         assert f"{shares['HeteroFL']:.3g} where {keep:g} is asked" in message
+
+
+@pytest.mark.parametrize("name", ["densenet", "unet", "towers", "gru2", "vit", "gpt2"])
+def test_costs_and_audits_count_units_as_masks_do(name: str) -> None:
+    """Also where an axis has units of several groups, as behind ``torch.cat``."""
+    structure, _ = followed(name)
+    policy, theta = fc.fedrolex().bind(structure), params_of(structure.model)
+    cohort = [fc.Client(i, i, fc.Budget(keep)) for i, keep in enumerate((0.5, 0.5, 0.25))]
+    hold = policy.traits().hold
+    assert hold is not None
+    by_unit, by_entry = UnitTally(policy, structure, cohort, hold), EntryTally(policy, structure, cohort)
+    for index in (1, 2, 3):
+        units, entries = (tally.cells(tally.plan(fc.Round(index, 0))) for tally in (by_unit, by_entry))
+        assert by_unit.units(units) == by_entry.units(entries)
+        for tensor in theta:
+            assert by_unit.covered(units, tensor) == by_entry.covered(entries, tensor)
+    for keep in (1.0, 0.5, 0.25):
+        plans, _ = policy.plan(theta, [fc.Client(0, 0, fc.Budget(keep))], fc.Round(1, 0), {})
+        exact, cost = fc.cost_of(structure, plans[0].mask), CostModel(structure, units=True).at(keep)
+        assert (cost.parameters, cost.macs) == (exact.parameters, pytest.approx(exact.macs))
+        assert cost.bytes_down >= exact.bytes_down
+
+
+@pytest.mark.parametrize(
+    "policy", ["NP", "optimal_units", "HeteroFL", "FedRolex", "weight_complete", "FjORD", "FedEcover"]
+)
+@pytest.mark.parametrize("name", ["densenet", "gru2", "attention"])
+def test_policies_of_units_keep_their_contract(name: str, policy: str) -> None:
+    check_policy(POLICIES[policy](), *network(name))
 
 
 def table() -> list[str]:
