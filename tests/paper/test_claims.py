@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from fedcover.errors import InputError
+from fedcover.report.statistics import holm, paired
 from fedcover_experiments.measures import late_loss, unsteadiness
 from fedcover_experiments.paper.arithmetic import audit_row
 from fedcover_experiments.paper.claim_tests import outside
 from fedcover_experiments.paper.claims import EQUAL_COVERAGE, STARS, claims
 from fedcover_experiments.results import Outcome, Results, load_all
 from fedcover_experiments.runner import LARGE, SMALL
-from fedcover_experiments.statistics import holm, paired
 
 RESULTS = Path(__file__).parents[2] / "docs" / "paper" / "results"
 SEEDS = 6

@@ -127,7 +127,7 @@ def _counts(text: str) -> dict[str, int]:
 
 def _gains(study: Any, results: Any, codes: Sequence[str], policy: str) -> dict[str, Any]:
     """Return the differences from the study's base: all by code, and by data set those that are significant."""
-    from fedcover_experiments.statistics import holm
+    from fedcover.report.statistics import holm
     from fedcover_experiments.studies.report import cells, data_titles
 
     some = [

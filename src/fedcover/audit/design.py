@@ -12,6 +12,7 @@ from torch import nn
 from fedcover.audit.window import WindowCoverage, measure_window
 from fedcover.budgets import Budget, share
 from fedcover.clients import Client
+from fedcover.data import Inputs
 from fedcover.errors import InputError, check_whole
 from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise
 from fedcover.masks.design import Frontier, Point, Segment, SegmentShare, deal, frontier, profile, uniform_weights
@@ -60,7 +61,7 @@ def design_report(
     gamma: int | None = None,
     noise: float | None = None,
     model: nn.Module | None = None,
-    example: torch.Tensor | None = None,
+    example: Inputs | None = None,
     weights: str = "uniform weights",
     units: bool = False,
     window: int = WINDOW,

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from fedcover.models import default_model
+from fedcover.config.task_and_data import model_and_example
 from fedcover.structure.trace import ModelStructure, trace
 
 
@@ -17,4 +17,4 @@ def named_structure(model: str, seed: int) -> ModelStructure:
     Raises:
         InputError: If there is no model of this name.
     """
-    return trace(*default_model(model, seed))
+    return trace(*model_and_example(model, seed))

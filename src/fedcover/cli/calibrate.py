@@ -13,11 +13,12 @@ from fedcover.calibration import calibrate as time_steps
 from fedcover.calibration.timing import this_device
 from fedcover.cli.console import friendly, out, say, show_table
 from fedcover.cli.options import JsonOption, ModelOption
+from fedcover.config.task_and_data import model_and_example
 from fedcover.data import names, shape_of
 from fedcover.deploy import bandwidth
 from fedcover.deploy.address import parse_address
 from fedcover.errors import InputError
-from fedcover.models import INPUT_SHAPES, default_model
+from fedcover.models import INPUT_SHAPES
 from fedcover.report.format import megabytes
 
 KEEPS = "0.25,0.5,0.75,1"
@@ -51,7 +52,7 @@ def steps(
     """
     if out_file is not None:
         check_writable(out_file)  # before minutes of timing
-    calibration = time_steps(*default_model(model), _fractions(keeps), batch, whole_units, model)
+    calibration = time_steps(*model_and_example(model), _fractions(keeps), batch, whole_units, model)
     _deliver(calibration, out_file, as_json)
 
 
@@ -71,7 +72,7 @@ def weights(
     if out_file is not None:
         check_writable(out_file)
     fractions = [keep for keep in _fractions(keeps) if keep != 1]
-    seconds, fixed = weight_seconds(*default_model(model), fractions, batch)
+    seconds, fixed = weight_seconds(*model_and_example(model), fractions, batch)
     text = _prunefl_settings(model, batch, seconds, fixed)
     if out_file is not None:
         write_atomically(out_file, text)
@@ -144,7 +145,7 @@ def _prunefl_settings(model: str, batch: int, seconds: dict[str, float], fixed: 
         f"# Seconds of a training step of {batch} examples: per weight of each layer, and the fixed rest.",
         f"# {this_device()}",
         f"[model]\nname = {json.dumps(model)}\n",
-        f"[data]\nname = {json.dumps(_data_set_for(model))}\n\n[local]\nbatch_size = {batch}\n",
+        f"{_data_set_for(model)}[local]\nbatch_size = {batch}\n",
         f'[policy]\nname = "PruneFL"\nfixed = {fixed:.6g}\n\n[policy.seconds]',
         *(f"{json.dumps(name)} = {value:.6g}" for name, value in seconds.items()),
     ]
@@ -152,8 +153,11 @@ def _prunefl_settings(model: str, batch: int, seconds: dict[str, float], fixed: 
 
 
 def _data_set_for(model: str) -> str:
-    """Return the first data set whose inputs have the shape on which a model is timed."""
-    return next(name for name in names() if shape_of(name)[0] == INPUT_SHAPES[model])
+    """Return settings with the first data set whose inputs have the shape on which a model is timed; "" for an own."""
+    if model not in INPUT_SHAPES:
+        return ""
+    name = next(name for name in names() if shape_of(name)[0] == INPUT_SHAPES[model])
+    return f"[data]\nname = {json.dumps(name)}\n\n"
 
 
 def _fractions(text: str) -> list[float]:

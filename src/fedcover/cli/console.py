@@ -42,6 +42,8 @@ EVERY = 10.0
 """Seconds between lines about a long evaluation, where the progress bar is not shown."""
 FEW = 20
 """The most rows of a long table that the console shows."""
+LONGEST_HEAD = 24
+"""The width at which the name of a run is folded in the head of its column."""
 NUMBER = re.compile(r"[-+–]?[\d.,]*\s?[A-Za-z%]{0,3}|–|—")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -129,19 +131,51 @@ def settings_line(settings: Mapping[str, Any], separator: str = ", ") -> str:
 
 
 def show_comparison(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print runs side by side: up to four as columns, which fit a narrow terminal; more as rows."""
-    if len(rows) > 4:
-        show_table(rows)
-        return
+    """Print runs side by side: one column per run, in as many blocks as the width of the terminal needs."""
     first, *measures = rows[0]
-    names = [row[first] for row in rows]
-    show_table(
-        [{first: measure, **{n: row[measure] for n, row in zip(names, rows, strict=True)}} for measure in measures]
-    )
+    left = max(map(len, (first, *measures)))
+    for number, block in enumerate(_blocks(rows, first, out.width - left)):
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column(first, no_wrap=True)
+        for row in block:
+            numbers = all(NUMBER.fullmatch(row[measure]) for measure in measures)
+            table.add_column(row[first], justify="right" if numbers else "left", overflow="fold")
+        for measure in measures:
+            table.add_row(measure, *(row[measure] for row in block))
+        if number:
+            out.print()
+        out.print(table)
+
+
+def _blocks(rows: Sequence[Mapping[str, str]], first: str, room: int) -> Iterator[list[Mapping[str, str]]]:
+    """Yield consecutive rows whose columns fit into the room; a name that is too long for a column is folded."""
+    block: list[Mapping[str, str]] = []
+    used = 0
+    for row in rows:
+        width = 2 + max(min(len(row[first]), LONGEST_HEAD), *(len(cell) for name, cell in row.items() if name != first))
+        if block and used + width > room:
+            yield block
+            block, used = [], 0
+        block.append(row)
+        used += width
+    yield block
+
+
+def scores_text(accuracy: float | None, metrics: Mapping[str, float | None], loss: float | None) -> str:
+    """Return the scores of an evaluation in one line: accuracy and metrics, or else the loss.
+
+    >>> scores_text(0.9, {"f1": 0.5}, 0.1), scores_text(None, {}, 0.25), scores_text(None, {}, None)
+    ('accuracy 90.00%  f1 0.5', 'loss 0.25', 'not evaluated')
+    """
+    parts = [f"accuracy {accuracy:.2%}"] if accuracy is not None else []
+    parts += [f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in metrics.items()]
+    if not parts:
+        parts = [f"loss {loss:.4g}" if loss is not None else "not evaluated"]
+    return "  ".join(parts)
 
 
 class RunProgress:
-    """A progress bar over rounds: round, accuracy, Gamma_min and time left; plain lines if not on a terminal."""
+    """A progress bar over rounds: round, scores, Gamma_min and time left; plain lines if not on a terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -151,7 +185,7 @@ class RunProgress:
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("accuracy {task.fields[accuracy]}  Γmin {task.fields[gamma]}{task.fields[stage]}"),
+            TextColumn("{task.fields[scores]}  Γmin {task.fields[gamma]}{task.fields[stage]}"),
             TimeRemainingColumn(),
             console=err,
             disable=not self._live,
@@ -169,19 +203,19 @@ class RunProgress:
 
     def follow(self, name: str, rounds: int, note: str = "") -> Callable[[RoundRecord], None]:
         """Return a callback that advances the bar of one run, and prints the note after the first round."""
-        task = self._tasks[name] = self._progress.add_task(name, total=rounds, accuracy="–", gamma="–", stage="")
+        task = self._tasks[name] = self._progress.add_task(name, total=rounds, scores="accuracy –", gamma="–", stage="")
         notes = [] if self._quiet or not note else [note]
 
         def on_round(record: RoundRecord) -> None:
             while notes:
                 self._progress.console.print(notes.pop())
-            accuracy = f"{record.accuracy:.2%}" if record.accuracy is not None else "–"
+            scores = scores_text(record.accuracy, record.metrics, record.loss)
             gamma = str(record.gamma_min)
-            self._progress.update(task, completed=record.round, accuracy=accuracy, gamma=gamma, stage="")
+            self._progress.update(task, completed=record.round, scores=scores, gamma=gamma, stage="")
             if not self._live and not self._quiet:
                 seconds = sum(record.seconds.values())
                 where = f"{name}  round {record.round}/{rounds}"
-                err.print(f"{where}  accuracy {accuracy}  Γmin {record.gamma_min}  {seconds:.1f} s")
+                err.print(f"{where}  {scores}  Γmin {record.gamma_min}  {seconds:.1f} s")
             for entry in () if self._quiet else record.rejected:
                 sentence = f"round {record.round}: client {entry['client']} was left out: {entry['reason']}"
                 say("warning", sentence, "yellow")

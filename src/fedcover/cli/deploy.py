@@ -15,6 +15,7 @@ from fedcover.cli.console import RESUMABLE, friendly, out, say, show_table
 from fedcover.cli.options import CalibrationOption, JsonOption, QuietOption
 from fedcover.config.schema import read_config
 from fedcover.deploy.address import on_loopback, parse_address
+from fedcover.deploy.own_files import absolute_files
 from fedcover.deploy.processes import keys as key_files
 from fedcover.deploy.processes.environment import find_program
 from fedcover.deploy.processes.flower_app import APPS, write_app
@@ -139,6 +140,10 @@ def client(
     share_labels: Annotated[
         bool, typer.Option("--share-labels", help="Report the number of labels of each class to the server.")
     ] = False,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--file", help="A Python file that the node executes if a run names it.", metavar="FILE.py"),
+    ] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the log.", metavar="DIR")] = None,
     patience: Annotated[
         float, typer.Option(min=1, help="Seconds without a connection to the server after which the client ends.")
@@ -153,7 +158,7 @@ def client(
     find_program("flower-supernode")
     check_security(keys is not None, insecure, "FOLDER/node-0")
     parse_address(server)
-    config = node_config(client, data, capacity, context.args, share_labels)
+    config = node_config(client, data, capacity, context.args, share_labels, files or [])
     config |= budget_config(budget, unit, calibration, capacity)
     node_keys = key_files.node_keys(keys) if keys else None
     if node_keys:
@@ -189,7 +194,7 @@ def run(
     """
     find_program("flwr")
     settings = read_config(config, set_ or [])
-    text = to_toml(settings.complete())
+    text = to_toml(absolute_files(settings.complete()))
     with _connect(server, keys, insecure, wait) as control:
         state = submit(control, text, out_dir, resume, quiet, data=data)
     if not state.completed:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from torch import Tensor, nn
+from torch import nn
 
 from fedcover._files import write_atomically
 from fedcover.audit.design import WINDOW, DesignReport, design_report
@@ -14,10 +14,12 @@ from fedcover.budgets import parse_code
 from fedcover.calibration import BudgetUnit
 from fedcover.cli.console import friendly, out, show_table
 from fedcover.cli.options import BudgetUnitOption, CalibrationOption, JsonOption
+from fedcover.config.task_and_data import model_and_example
+from fedcover.data import Inputs
 from fedcover.errors import InputError, check_extra
 from fedcover.federation.run_folder import load_model
 from fedcover.masks.design import Point, SegmentShare
-from fedcover.models import MODELS, default_model
+from fedcover.models import MODELS
 from fedcover.report.format import MISSING, percent_down
 from fedcover.structure.trace import trace
 from fedcover.theory import Constants, Steps, theorem1
@@ -124,9 +126,9 @@ def _check_needs_no_model(options: dict[str, object], unit: BudgetUnit) -> None:
         raise InputError(f"budgets in {unit.unit} need --model, the model whose {unit.unit} they are")
 
 
-def _module(model: str, folder: Path | None) -> tuple[nn.Module, Tensor]:
+def _module(model: str, folder: Path | None) -> tuple[nn.Module, Inputs]:
     """Return a named model, new or with the weights of a run, and an example of its inputs."""
-    module, example = default_model(model)
+    module, example = model_and_example(model)
     return load_model(folder, module) if folder is not None else module, example
 
 

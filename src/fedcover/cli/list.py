@@ -15,16 +15,15 @@ from fedcover.config.choices import (
     AGGREGATION,
     CALLBACK,
     LOCAL,
+    MODEL,
     POLICY,
     SAMPLING,
     SCHEDULE,
     SERVER,
     Section,
-    options_of,
 )
 from fedcover.config.schema import describe_keys
 from fedcover.errors import InputError
-from fedcover.models import MODELS
 
 Rows = list[dict[str, Any]]
 
@@ -38,14 +37,10 @@ def _named(section: Section[Any]) -> Rows:
         {
             section.noun: name,
             "what it does": _first_line(make),
-            "settings": {option.name: option.default for option in options_of(make).values()},
+            "settings": {option.name: option.default for option in section.options(make).values()},
         }
         for name, make in section.registry.items()
     ]
-
-
-def _models() -> Rows:
-    return [{"model": name, "what it is": _first_line(make)} for name, make in MODELS.items()]
 
 
 def _codes() -> Rows:
@@ -78,7 +73,7 @@ TOPICS: dict[str, Callable[[], Rows]] = {
     "schedule": partial(_named, SCHEDULE),
     "sampling": partial(_named, SAMPLING),
     "callbacks": partial(_named, CALLBACK),
-    "models": _models,
+    "models": partial(_named, MODEL),
     "codes": _codes,
     "data": data_rows,
     "settings": _settings,

@@ -12,7 +12,7 @@ DataOption = Annotated[
         "--data", envvar="FEDCOVER_DATA", help="Folder with mnist/, fashion_mnist/ or cifar10/.", metavar="DIR"
     ),
 ]
-ModelOption = Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")]
+ModelOption = Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}, or FILE.py:NAME for your own.")]
 SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
 RoundsOption = Annotated[int, typer.Option(help="Number of rounds.")]
 EngineOption = Annotated[str, typer.Option(help="auto, serial, processes or vectorized.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedcover.cli.console import RESUMABLE, RunProgress, friendly, out
+from fedcover.cli.console import RESUMABLE, RunProgress, friendly, out, scores_text
 from fedcover.cli.options import BudgetUnitOption, CalibrationOption, DataOption, QuietOption
 from fedcover.config.build import (
     build_callbacks,
@@ -18,7 +18,8 @@ from fedcover.config.build import (
     schedule_of,
     settings_of,
 )
-from fedcover.config.schema import Config, read_config, with_default_budgets
+from fedcover.config.default_budgets import with_default_budgets
+from fedcover.config.schema import Config, read_config
 from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.history import History
 from fedcover.federation.lockstep import run_all_rounds
@@ -99,9 +100,9 @@ def _show(history: History, folder: Path, report: bool) -> None:
     local = f", local {last.local_accuracy:.2%}" if last.local_accuracy is not None else ""
     if stop := summary.get("stopped"):
         out.print(f"stopped after round {stop['round']}: {stop['reason']} ({stop['by']})")
-    accuracy = f"{last.accuracy:.2%}" if last.accuracy is not None else "not measured"
+    scores = scores_text(last.accuracy, last.metrics, last.loss)
     out.print(
-        f"{summary['name']}: accuracy {accuracy}{local} after {len(history)} rounds;"
+        f"{summary['name']}: {scores}{local} after {len(history)} rounds;"
         f" Γmin {history.gamma_min}, δ² {last.pruning_noise:.4f}; {summary['seconds']:.1f} s"
     )
     if bias := summary.get("label_bias"):

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedcover.cli.console import err, plain_warnings
+from fedcover.cli.console import err, plain_warnings, scores_text
 from fedcover.federation.history import RoundRecord
 from fedcover.sweeps.cells import SweepCell
 from fedcover.sweeps.folder import SweepFolder
@@ -49,8 +49,8 @@ class SweepProgress:
 
     def on_round(self, cell: SweepCell, record: RoundRecord) -> None:
         """Show that a run has played a round; rounds before it was resumed count too."""
-        accuracy = f"accuracy {record.accuracy:.2%}" if record.accuracy is not None else ""
-        self._advance(cell, record.round, f"{cell.folder}  {accuracy}")
+        scores = scores_text(record.accuracy, record.metrics, record.loss)
+        self._advance(cell, record.round, f"{cell.folder}  {scores}")
 
     def on_end(self, cell: SweepCell) -> None:
         """Show that a run has ended, with its outcome."""
@@ -64,8 +64,8 @@ class SweepProgress:
         if summary is None:
             err.print(f"{where}: failed")
         else:
-            accuracy = f"accuracy {summary['accuracy']:.2%} " if summary["accuracy"] is not None else ""
-            err.print(f"{where}: {accuracy}after {summary['rounds']} rounds")
+            scores = scores_text(summary["accuracy"], summary.get("metrics", {}), summary["loss"])
+            err.print(f"{where}: {scores} after {summary['rounds']} rounds")
 
     def _advance(self, cell: SweepCell, rounds: int, text: str) -> None:
         self._progress.advance(self._task, rounds - self._rounds.get(cell.folder, 0))

@@ -1,6 +1,6 @@
 """The federation that a configuration describes."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +16,7 @@ from fedcover.calibration.budget_units import StepsOf
 from fedcover.calibration.fleet_budgets import budgets_of_fleet, cohort_of_fleet, num_budgets_of_fleet
 from fedcover.config.choices import choose_callbacks
 from fedcover.config.schema import KEEPS, Config
+from fedcover.config.task_and_data import Load, build_task, load_data, population
 from fedcover.data import Device, Examples, Population
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.serial import Serial
@@ -25,13 +26,11 @@ from fedcover.federation.extras import extras_of_recipe
 from fedcover.federation.federation import Federation
 from fedcover.federation.run_folder import read_settings
 from fedcover.federation.runs import RunSchedule
-from fedcover.models import build
 from fedcover.policies.base import Policy
 from fedcover.structure.trace import trace
 from fedcover.toml import Settings
 from fedcover.training.recipes import Recipe
 from fedcover.training.schedules import constant_factor
-from fedcover.training.task import Task
 
 
 def build_federation(
@@ -39,8 +38,8 @@ def build_federation(
     folder: str | None = None,
     keeps: Sequence[float] | None = None,
     devices: Sequence[Device] = (),
-    load: Callable[[str], data.Split] | None = None,
-) -> tuple[Federation, Examples]:
+    load: Load | None = None,
+) -> tuple[Federation, Examples | None]:
     """Return the federation that a configuration describes, and its test set.
 
     Args:
@@ -57,22 +56,22 @@ def build_federation(
     """
     policy, aggregator = config.policy.choice.build(), build_aggregator(config)
     unit = BudgetUnit(config.budgets.unit, config.budgets.calibration)
-    split = load(config.data.name) if load else data.load(config.data.name, folder)
-    model = build(config.model.name, split.train.input_shape, split.train.classes, config.seed)
-    clients = data.DevicePopulation(split.train, devices) if devices else population(config, split.train)
+    loaded = load_data(config, folder, load)
+    task = build_task(config, loaded.train)
+    clients = data.DevicePopulation(loaded.train, devices) if devices else population(config, loaded)
     local, by, items = build_recipe(config), config.budgets.by, code_items(config, policy)
     cohort = cohort_of_fleet(items, by, config.cohort, devices) if devices else config.cohort
     spec: BudgetSpec = config.budgets.code
     if not unit.plain and keeps is not None:
         spec = _recorded(keeps, num_budgets_of_fleet(items, by, cohort, devices) if devices else len(items))
     elif not unit.plain:
-        spec = _resolved(config, unit, model, clients, local, policy)
+        spec = _resolved(config, unit, task.model, clients, local, policy)
     budgets = Budgets(spec, by)
     if devices:
         budgets = budgets_of_fleet(devices, budgets.resolve(policy.codebook), by, items, cohort)
     _check_policy(config, policy, budgets)
     federation = Federation(
-        task=Task(model),
+        task=task,
         clients=clients,
         policy=policy,
         budgets=budgets,
@@ -88,7 +87,7 @@ def build_federation(
     )
     if federation.by == "slot":  # every cohort has these budgets
         federation.policy.check_budgets(federation.theta0, federation.resolved_budgets)
-    return federation, split.test
+    return federation, loaded.test
 
 
 def build_aggregator(config: Config) -> Aggregator:
@@ -114,15 +113,6 @@ def schedule_of(config: Config) -> RunSchedule:
     return RunSchedule(config.rounds, config.evaluate.every, config.evaluate.local_every, config.checkpoint_every)
 
 
-def population(config: Config, train: Examples) -> Population:
-    """Return the clients with their parts of the training set."""
-    if config.data.partition == "iid":
-        return data.iid(train, config.data.clients, seed=config.seed)
-    if config.data.partition == "shards":
-        return data.shards(train, config.data.clients, config.data.shards_each, seed=config.seed)
-    return data.dirichlet(train, config.data.clients, config.data.alpha, seed=config.seed)
-
-
 def code_items(config: Config, policy: Policy) -> tuple[Hashable, ...]:
     """Return the items of the code: budgets, or amounts in another budget unit than ``fraction``."""
     if config.budgets.unit == "fraction":
@@ -137,6 +127,8 @@ def settings_of(config: Config, federation: Federation) -> dict[str, Any]:
     uses these, so that a change of the calibration cannot change the run.
     """
     settings = {**config.complete(), "name": config.title}
+    if config.data.partition == "natural":
+        settings["data"] = {**settings["data"], "clients": len(federation.clients)}
     if config.budgets.unit != "fraction":
         settings["budgets"] = {**settings["budgets"], KEEPS: [budget.keep for budget in federation.resolved_budgets]}
     return settings

@@ -11,14 +11,19 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
+from torch import nn
+
+from fedcover import data
 from fedcover.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, Aggregator
 from fedcover.config.python_file import load_factory
 from fedcover.config.toml_types import convert, expected, parse_value, type_of
 from fedcover.errors import InputError
 from fedcover.federation.callbacks import CALLBACKS, Callback
 from fedcover.federation.sampling import SAMPLINGS, Sampling
+from fedcover.models import MODELS
 from fedcover.policies.base import Policy
 from fedcover.policies.registry import POLICIES
 from fedcover.policies.selected import with_selection
@@ -49,6 +54,10 @@ class Section(Generic[Product]):
     """How a function becomes such an object, for error messages."""
     arguments: tuple[str, ...] = ()
     """Parameters of the factories that are not settings, since the code provides them."""
+    offered: tuple[str, ...] = ()
+    """The same, for parameters that a factory may leave out."""
+    also: tuple[type[Any], ...] = ()
+    """Other types that the factories may return."""
     extended: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda factory: factory
     """Adds the settings that all factories of the section take to one from a user's file."""
 
@@ -58,7 +67,18 @@ class Section(Generic[Product]):
         >>> POLICY.names_with("gamma")
         ['optimal', 'optimal_units']
         """
-        return [name for name, make in self.registry.items() if key in options_of(make)]
+        return [name for name, make in self.registry.items() if key in self.options(make)]
+
+    def options(self, make: Callable[..., object]) -> "dict[str, Option]":
+        """Return the settings that a factory takes, by name."""
+        provided = {*self.arguments, *self.offered}
+        return {name: option for name, option in options_of(make).items() if name not in provided}
+
+
+def _find_data(name: str) -> tuple[str, Callable[..., data.Split]]:
+    """Return the name and the loader of a data set; raise InputError if there is none."""
+    data.shape_of(name)
+    return name, partial(data.load, name)
 
 
 POLICY = Section(
@@ -88,8 +108,16 @@ SAMPLING = Section(
 CALLBACK = Section(
     "callbacks", CALLBACKS.noun, Callback, CALLBACKS, CALLBACKS.find, "a subclass of fedcover.Callback"
 )  # fmt: skip
+MODEL = Section(
+    "model", MODELS.noun, nn.Module, MODELS, MODELS.find, "a subclass of torch.nn.Module",
+    offered=("shape", "classes"), also=(tuple,),
+)  # fmt: skip
+DATA = Section(
+    "data", "data set", data.Split, {name: partial(data.load, name) for name in data.names()}, _find_data,
+    "a function that returns (train, test)", offered=("folder",), also=(data.Population, tuple, list, dict),
+)  # fmt: skip
 SECTIONS: dict[str, Section[Any]] = {
-    section.key: section for section in (POLICY, LOCAL, SCHEDULE, AGGREGATION, SERVER, SAMPLING)
+    section.key: section for section in (MODEL, DATA, POLICY, LOCAL, SCHEDULE, AGGREGATION, SERVER, SAMPLING)
 }
 """The sections whose objects have settings of their own."""
 
@@ -134,8 +162,12 @@ class Choice(Generic[Product]):
         """Return the object itself; raise InputError if its factory fails or returns something else.
 
         Args:
-            arguments: The values of the section's ``arguments``.
+            arguments: The values of the section's ``arguments``, and those of ``offered``.
         """
+        takes = _parameters(self.make)
+        arguments = {
+            name: value for name, value in arguments.items() if name not in self.section.offered or name in takes
+        }
         key, noun = self.section.key, self.section.noun
         try:
             product = self.make(**arguments, **self.settings)
@@ -149,7 +181,7 @@ class Choice(Generic[Product]):
             raise InputError(
                 f"{noun} {self.name} cannot be created ({type(error).__name__}: {error}); fix its factory"
             ) from error
-        if not isinstance(product, self.section.kind):
+        if not isinstance(product, (self.section.kind, *self.section.also)):
             expected_type, actual_type = self.section.kind.__name__, type(product).__name__
             raise InputError(f"the factory of {noun} {self.name} must return {expected_type}, not {actual_type}")
         return product
@@ -174,7 +206,7 @@ def choose(section: Section[Product], name: str, settings: Mapping[str, Any] | N
     FedAvgM(aggregator=RobustMean(trim=0.5), lr=1.0, momentum=0.5)
     """
     published, make = choose_factory(section, name)
-    options, requested = options_of(make), settings or {}
+    options, requested = section.options(make), settings or {}
     _check_callable(section, published, make)
     for key in requested:
         if key not in options:
@@ -254,7 +286,7 @@ def _parameters(make: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
 
 def _check_callable(section: Section[Any], name: str, make: Callable[..., object]) -> None:
     """Raise InputError if a factory has a parameter without a default that no setting can provide."""
-    provided = {*options_of(make), *section.arguments}
+    provided = {*options_of(make), *section.arguments, *section.offered}
     missing = [
         name
         for name, parameter in _parameters(make).items()

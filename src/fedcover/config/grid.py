@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcover.config.choices import SECTIONS, Option, Section, Typed, choose_factory, options_of
+from fedcover.config.choices import SECTIONS, Option, Section, Typed, choose_factory
 from fedcover.config.toml_types import parse_value
 from fedcover.errors import InputError
 
@@ -78,7 +78,12 @@ def _at(settings: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> A
 
 
 def _plain(key: str, value: Any, default: Any) -> tuple[Any, list[Any] | None]:
-    """Return the value of a setting that takes one number, text or truth value, or its several values."""
+    """Return the value of a setting that takes one number, text, truth value or list, or its several values."""
+    if isinstance(default, list):
+        listed = parse_value(value) if isinstance(value, Typed) else value
+        items = listed if isinstance(listed, list) else _parts(str(listed))
+        nested = bool(items) and all(isinstance(item, list) for item in items)
+        return (None, items) if nested else (items, None)
     if not isinstance(value, Typed):
         return value, value if isinstance(value, list) else None
     listed = parse_value(value)
@@ -112,7 +117,7 @@ def _own(section: Section[Any], key: str, value: Any, names: list[Any]) -> tuple
 
 def _option(section: Section[Any], name: Any, key: str) -> Option | None:
     try:
-        return options_of(choose_factory(section, str(name))[1]).get(key)
+        return section.options(choose_factory(section, str(name))[1]).get(key)
     except InputError:  # check_config reports it
         return None
 

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedcover.config.choices import (
     AGGREGATION,
+    DATA,
     LOCAL,
+    MODEL,
     POLICY,
     SAMPLING,
     SCHEDULE,
@@ -22,13 +24,14 @@ from fedcover.config.choices import (
     Typed,
     choose,
     choose_callbacks,
-    options_of,
 )
 from fedcover.config.grid import split_axes
 from fedcover.data import names
 from fedcover.errors import InputError
 from fedcover.models import MODELS
 from fedcover.toml import flatten
+from fedcover.training.losses import LOSSES
+from fedcover.training.metrics import METRICS
 
 RENAMED = {
     "weighting": "aggregation.weighting",
@@ -36,30 +39,12 @@ RENAMED = {
     "trim": "aggregation.trim, with aggregation.name=trimmed",
 }
 """Settings of earlier versions, and what replaces them."""
-PAPERS_CODE = "1111223344"
-"""The paper's code of budgets for *WP-M1: three sizes of masks, which cover the model evenly."""
 KEEPS = "keeps"
 """Key under which a run's config.toml records the resolved keeps of its budgets; not a setting."""
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class DataConfig(_Strict):
-    """The data set, and how it is divided among the clients."""
-
-    name: str = Field("mnist", description=", ".join(names()))
-    partition: Literal["iid", "shards", "dirichlet"] = Field("iid", description="division of the data among clients")
-    clients: int = Field(100, ge=1, description="clients in the population")
-    shards_each: int = Field(2, ge=1, description="for shards: label shards per client")
-    alpha: float = Field(0.5, gt=0, description="for dirichlet: concentration; smaller is more skewed")
-
-
-class ModelConfig(_Strict):
-    """The model."""
-
-    name: str = Field("mlp", description=", ".join(MODELS))
 
 
 class _Named(_Strict):
@@ -74,6 +59,44 @@ class _Named(_Strict):
     def choice(self) -> Choice[Any]:
         """The object with this name and its settings, checked on first access."""
         return choose(self.section, self.name, self.model_extra)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Those of the object's own settings that were set."""
+        return {key: self.choice.settings[key] for key in self.model_extra or {}}
+
+
+class DataConfig(_Named):
+    """The data set, and how it is divided among the clients; a data set of one's own has settings as further keys."""
+
+    section = DATA
+    name: str = Field("mnist", description=f"{', '.join(names())}, or FILE.py:NAME for your own")
+    partition: Literal["iid", "shards", "dirichlet", "natural"] = Field(
+        "iid", description="division of the data among clients; natural: that of the data set itself"
+    )
+    clients: int = Field(100, ge=1, description="clients in the population")
+    shards_each: int = Field(2, ge=1, description="for shards: label shards per client")
+    alpha: float = Field(0.5, gt=0, description="for dirichlet: concentration; smaller is more skewed")
+    augment: str = Field("", description="change of inputs at every step: crop_flip, or FILE.py:NAME for your own")
+    small: Literal["refuse", "skip", "merge"] = Field(
+        "refuse", description="clients with one example, which a batch norm cannot train"
+    )
+
+
+class ModelConfig(_Named):
+    """The model, with its own settings as further keys."""
+
+    section = MODEL
+    name: str = Field("mlp", description=f"{', '.join(MODELS)}, or FILE.py:NAME for your own")
+
+
+class TaskConfig(_Strict):
+    """The loss and the metrics."""
+
+    loss: str = Field("cross_entropy", description=f"{', '.join(LOSSES)}, or FILE.py:NAME for your own")
+    metrics: list[str] = Field(
+        [], description=f"{', '.join(METRICS)}, or FILE.py:NAME for your own; none: those that the targets ask for"
+    )
 
 
 class PolicyConfig(_Named):
@@ -172,6 +195,7 @@ class Config(_Strict):
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
     policy: PolicyConfig = PolicyConfig()
     aggregation: AggregationConfig = AggregationConfig()
     server: ServerConfig = ServerConfig()
@@ -201,10 +225,14 @@ class Config(_Strict):
         # As in run folders of older versions, unless something else than their settings is set.
         if ":" not in self.local.name:
             settings["local"] = self.local.choice.build().settings()
-        if self.schedule == ScheduleConfig():
-            del settings["schedule"]
-        if self.sampling == SamplingConfig():
-            del settings["sampling"]
+        settings["model"] = {"name": self.model.name, **self.model.own}
+        settings["data"] = {**self.model_dump()["data"], **self.data.own}
+        for key in ("augment", "small"):
+            if key not in self.data.model_fields_set:
+                del settings["data"][key]
+        for key in ("schedule", "sampling", "task"):
+            if getattr(self, key) == type(getattr(self, key))():
+                del settings[key]
         settings["callbacks"] = {
             label: {"name": choice.name, **choice.settings}
             for label, choice in choose_callbacks(self.callbacks).items()
@@ -222,7 +250,7 @@ class Config(_Strict):
         code = code if self.budgets.unit == "fraction" else f"{code}-{self.budgets.unit}"
         policy = self.policy.name.rpartition(":")[2]
         start = f"{policy}-{code}" if policy.lower() != "full" else policy
-        title = f"{start}-{self.data.name}-{self.data.partition}-seed{self.seed}"
+        title = f"{start}-{self.data.name.rpartition(':')[2]}-{self.data.partition}-seed{self.seed}"
         return "".join(c if c.isalnum() or c in ".-" else "_" for c in title)
 
 
@@ -260,24 +288,6 @@ def read_raw(path: str | Path | None = None, changes: Sequence[str] = ()) -> dic
     for change in changes:
         _apply(raw, change)
     return raw
-
-
-def with_default_budgets(config: Config) -> Config:
-    """Return settings in which a policy that prunes has budgets to prune to: the paper's 1111223344 if no code is set.
-
-    Without them every client would train the whole model, whatever the policy.
-
-    >>> with_default_budgets(check_config({"policy": {"name": "HeteroFL"}, "cohort": 5})).budgets.code
-    '11234'
-    """
-    budgets = config.budgets
-    if "code" in budgets.model_fields_set or config.policy.choice.build().traits().ignores_budgets:
-        return config
-    if budgets.unit != "fraction":
-        raise InputError(f"budgets in {budgets.unit} need a code, such as --set budgets.code=159010,9x80000")
-    count = config.cohort if budgets.by == "slot" else min(len(PAPERS_CODE), config.data.clients)
-    code = "".join(PAPERS_CODE[slot * len(PAPERS_CODE) // count] for slot in range(count))
-    return config.model_copy(update={"budgets": budgets.model_copy(update={"code": code})})
 
 
 def parse_config(text: str) -> Config:
@@ -323,7 +333,7 @@ def describe_keys() -> list[tuple[str, Any, str]]:
             for inner, field in type(default).model_fields.items():
                 rows.append((f"{name}.{inner}", field.default, field.description or ""))
             if isinstance(default, _Named):
-                topic = "policies" if name == POLICY.key else name
+                topic = {"policy": "policies", "model": "models"}.get(name, name)
                 rows.append(
                     (f"{name}.*", None, f"settings of that {default.section.noun}: see `fedcover list {topic}`")
                 )
@@ -340,7 +350,7 @@ def _nearest(key: str) -> str:
         f"{section.key}.{name}": None
         for section in SECTIONS.values()
         for make in section.registry.values()
-        for name in options_of(make)
+        for name in section.options(make)
     }
     with_objects = [*keys, *of_objects]
     tail = key.rpartition(".")[2]

@@ -1,28 +1,25 @@
 """Models by name: the paper's two, HeteroFL's, a ResNet-18 and a small transformer, as plain modules."""
 
-from collections.abc import Callable
-from difflib import get_close_matches
-
 import torch
 from torch import Tensor, nn
 
-from fedcover.errors import InputError
 from fedcover.models.cnn import CNN
 from fedcover.models.mlp_lenet import MLP, LeNet
 from fedcover.models.resnet import ResNet18, resnet18_gn
 from fedcover.models.transformer import Transformer
+from fedcover.registry import Registry
 from fedcover.seeding import ambient
 
 __all__ = ["CNN", "INPUT_SHAPES", "MLP", "MODELS", "LeNet", "ResNet18", "Transformer", "build", "default_model"]
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
-    "mlp": MLP,
-    "lenet": LeNet,
-    "cnn": CNN,
-    "resnet18": ResNet18,
-    "resnet18_gn": resnet18_gn,
-    "transformer": Transformer,
-}
+MODELS: Registry[nn.Module] = Registry("model")
+"""The models by name; each takes the shape of an input and the number of classes."""
+MODELS.register("mlp")(MLP)
+MODELS.register("lenet")(LeNet)
+MODELS.register("cnn")(CNN)
+MODELS.register("resnet18")(ResNet18)
+MODELS.register("resnet18_gn")(resnet18_gn)
+MODELS.register("transformer")(Transformer)
 
 INPUT_SHAPES: dict[str, tuple[int, ...]] = {
     "mlp": (1, 28, 28),
@@ -71,9 +68,6 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Modu
     >>> sum(p.numel() for p in build("mlp", (1, 28, 28), 10, seed=0).parameters())
     159010
     """
-    if name not in MODELS:
-        near = get_close_matches(name, MODELS, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise InputError(f"there is no model '{name}'; use one of {', '.join(MODELS)}{hint}")
+    name, make = MODELS.find(name)
     with ambient(seed, "model", name):
-        return MODELS[name](shape, classes)
+        return make(shape, classes)

@@ -12,10 +12,20 @@ if TYPE_CHECKING:
     from fedcover.report.figures import export_figures
     from fedcover.report.loading import LoadedRun, load_run
     from fedcover.report.page import write_report
-    from fedcover.report.table import comparison_rows
+    from fedcover.report.table import comparison_rows, method_rows, paired_rows
     from fedcover.report.traffic import client_rows, left_out_rows
 
-__all__ = ["LoadedRun", "client_rows", "comparison_rows", "export_figures", "load_run", "left_out_rows", "write_report"]
+__all__ = [
+    "LoadedRun",
+    "client_rows",
+    "comparison_rows",
+    "export_figures",
+    "left_out_rows",
+    "load_run",
+    "method_rows",
+    "paired_rows",
+    "write_report",
+]
 
 _MODULES = {
     "LoadedRun": "loading",
@@ -24,6 +34,8 @@ _MODULES = {
     "export_figures": "figures",
     "load_run": "loading",
     "left_out_rows": "traffic",
+    "method_rows": "table",
+    "paired_rows": "table",
     "write_report": "page",
 }
 

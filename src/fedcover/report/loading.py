@@ -4,7 +4,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ class LoadedRun:
     versions: dict[str, Any]
     history: History
     summary: dict[str, Any] | None
+    method: dict[str, Any] = field(default_factory=dict)
+    """What is trained, and how, as in ``method.json``; empty in folders of older versions."""
+    swept: dict[str, Any] | None = None
+    """The settings that a sweep gave to this run, if it belongs to one."""
 
     @property
     def planned_rounds(self) -> int | None:
@@ -55,19 +59,72 @@ def load_run(path: AnyPath) -> LoadedRun:
     config = _load_dict(folder / "config.toml", tomllib.loads) or {}
     versions = _load_dict(folder / "versions.json", json.loads) or {}
     summary = _load_dict(folder / "summary.json", json.loads)
+    method = _load_dict(folder / "method.json", json.loads) or {}
     candidates = ((summary or {}).get("name"), config.get("name"), folder.resolve().name)
     names = [printable(name) for name in candidates if isinstance(name, str)]
     name = next((name for name in names if name), "run")
-    return LoadedRun(folder, name, config, versions, history, summary)
+    return LoadedRun(folder, name, config, versions, history, summary, method)
+
+
+@dataclass(frozen=True)
+class SweepEntry:
+    """One run of a sweep: its folder, which may not exist yet, and the settings that the sweep gave to it."""
+
+    path: Path
+    settings: dict[str, Any]
+
+    @property
+    def started(self) -> bool:
+        """True once the run has recorded a round."""
+        history = self.path / "history.jsonl"
+        return history.is_file() and history.stat().st_size > 0
+
+
+def is_sweep(path: AnyPath) -> bool:
+    """Return whether a folder is that of a sweep."""
+    return (Path(path) / "sweep.json").is_file()
+
+
+def read_sweep(path: AnyPath) -> list[SweepEntry]:
+    """Return the runs of a sweep, started or not.
+
+    Raises:
+        InputError: If ``sweep.json`` does not list run folders inside the sweep's folder.
+    """
+    folder, file = Path(path), Path(path) / "sweep.json"
+    runs = (_load_dict(file, json.loads) or {}).get("runs")
+    entries = []
+    for run in runs if isinstance(runs, list) else []:
+        name, settings = (run.get("folder"), run.get("settings")) if isinstance(run, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(settings, dict):
+            raise InputError(f"{file} has a run without folder or settings; repair it, or give the run folders")
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{file} names {name!r}, which is outside the sweep's folder; repair it")
+        entries.append(SweepEntry(folder / name, settings))
+    if not entries:
+        raise InputError(f"{file} lists no runs; give the folder of a sweep, or run folders")
+    return entries
+
+
+def _load_folder(path: AnyPath) -> list[LoadedRun]:
+    """Return the run in a folder, or the runs of a sweep that have recorded a round, under their folders' names."""
+    if not is_sweep(path):
+        return [load_run(path)]
+    started = [entry for entry in read_sweep(path) if entry.started]
+    if not started:
+        raise InputError(f"no run of the sweep {path} has recorded a round yet; wait until the first round is done")
+    return [replace(load_run(entry.path), name=printable(entry.path.name), swept=entry.settings) for entry in started]
 
 
 def open_runs(runs: "Iterable[LoadedRun | AnyPath] | LoadedRun | AnyPath") -> list[LoadedRun]:
     """Return the runs, loaded from their folders where they are paths, under distinct names.
 
+    The folder of a sweep stands for all of its runs that have recorded a round.
+
     Runs with the same name are distinguished by their folders, or else by numbers.
     """
     several: Iterable[LoadedRun | AnyPath] = [runs] if isinstance(runs, LoadedRun | str | os.PathLike) else runs
-    loaded = [run if isinstance(run, LoadedRun) else load_run(run) for run in several]
+    loaded = [one for run in several for one in ([run] if isinstance(run, LoadedRun) else _load_folder(run))]
     if not loaded:
         raise InputError("there are no runs to report on; give the folder of at least one fedcover run")
     names = [run.name for run in loaded]

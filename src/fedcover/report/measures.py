@@ -25,6 +25,8 @@ class Measures:
     accuracy: float | None
     """Accuracy at the last evaluated round, as are ``local_accuracy`` and ``loss``."""
     accuracy_round: int | None
+    metrics: dict[str, float]
+    """Each metric of the task at the last round in which it was evaluated; accuracy is one of them."""
     local_accuracy: float | None
     loss: float | None
     gamma_min: int
@@ -57,6 +59,7 @@ def measure(history: History) -> Measures:
         rounds=len(history),
         accuracy=accuracy,
         accuracy_round=accuracy_round,
+        metrics=last_metrics(history),
         local_accuracy=last_measured(history, "local_accuracy")[1],
         loss=last_measured(history, "loss")[1],
         gamma_min=history.gamma_min,
@@ -83,6 +86,28 @@ def last_measured(history: History, name: str) -> tuple[int | None, float | None
         if value is not None:
             return record.round, float(value)
     return None, None
+
+
+def metrics_of(record: RoundRecord) -> dict[str, float]:
+    """Return the metrics of a round by name; older records have only accuracy."""
+    metrics: dict[str, float | None] = {"accuracy": record.accuracy, **(getattr(record, "metrics", None) or {})}
+    return {name: float(value) for name, value in metrics.items() if value is not None}
+
+
+def last_metrics(history: History) -> dict[str, float]:
+    """Return each metric at the last round in which it was evaluated."""
+    return {name: value for record in history for name, value in metrics_of(record).items()}
+
+
+def metric_names(histories: Iterable[History]) -> list[str]:
+    """Return the metrics that were evaluated in any round, accuracy first; only accuracy if there was no evaluation."""
+    names = {name: None for history in histories for record in history for name in metrics_of(record)}
+    return sorted(names, key=lambda name: name != "accuracy") or ["accuracy"]
+
+
+def present(values: Iterable[float | None]) -> list[float]:
+    """Return the values that were measured."""
+    return [value for value in values if value is not None]
 
 
 def mean(values: Iterable[float]) -> float | None:

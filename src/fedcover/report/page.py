@@ -10,7 +10,9 @@ from pathlib import Path
 from fedcover._files import write_atomically
 from fedcover.errors import InputError
 from fedcover.report import sections, verdict
+from fedcover.report.elements import attribute, contents
 from fedcover.report.loading import AnyPath, LoadedRun, open_runs
+from fedcover.report.methods import group_runs
 
 
 def write_report(runs: Iterable[LoadedRun | AnyPath], out: str | os.PathLike[str] | None = None) -> Path:
@@ -19,8 +21,8 @@ def write_report(runs: Iterable[LoadedRun | AnyPath], out: str | os.PathLike[str
     Equal runs give equal bytes.
 
     Args:
-        runs: Runs, or the folders of runs.
-        out: The file to write; by default ``report.html`` in the folder of a single run.
+        runs: Runs, or the folders of runs or sweeps.
+        out: The file to write; by default ``report.html`` in the folder of a single run or sweep.
 
     Raises:
         InputError: If a folder does not hold a run, or several runs are compared without ``out``.
@@ -30,7 +32,10 @@ def write_report(runs: Iterable[LoadedRun | AnyPath], out: str | os.PathLike[str
     >>> write_report(["runs/full", "runs/wp"], out="compare.html")  # doctest: +SKIP
     PosixPath('compare.html')
     """
-    loaded = open_runs(runs)
+    listed = [runs] if isinstance(runs, LoadedRun | str | os.PathLike) else list(runs)
+    loaded = open_runs(listed)
+    if out is None and len(listed) == 1 and not isinstance(listed[0], LoadedRun):
+        out = Path(listed[0]) / "report.html"
     if out is None:
         if len(loaded) > 1:
             raise InputError(f"a comparison of {len(loaded)} runs needs out, the file to write, such as compare.html")
@@ -40,22 +45,27 @@ def write_report(runs: Iterable[LoadedRun | AnyPath], out: str | os.PathLike[str
 
 def page(runs: Sequence[LoadedRun]) -> str:
     """Return the whole page as HTML."""
-    parts = [
+    return frame(verdict.title(runs), run_parts(runs))
+
+
+def run_parts(runs: Sequence[LoadedRun]) -> list[str]:
+    """Return the sections of the page on runs, as HTML."""
+    methods = group_runs(runs)
+    return [
         sections.heading(runs),
         sections.tiles(runs),
-        sections.comparison(runs) if len(runs) > 1 else "",
+        sections.comparison(methods),
         sections.certificates(runs),
-        sections.figures(runs),
+        sections.figures(methods),
         sections.traffic(runs),
         sections.rounds(runs),
-        sections.settings(runs),
+        sections.settings(methods),
     ]
-    return frame(verdict.title(runs), parts)
 
 
 def frame(title: str, parts: Sequence[str]) -> str:
     """Return a page with this title and these parts, which are HTML."""
-    style, script = _package_file("page.css"), _package_file("page.js")
+    style, script = package_file("page.css"), package_file("page.js")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -63,17 +73,23 @@ def frame(title: str, parts: Sequence[str]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
-<title>{sections.attribute(title)} · fedcover</title>
+<title>{attribute(title)} · fedcover</title>
 <style>{style}</style>
 </head>
 <body>
-<main>
-{chr(10).join(part for part in parts if part)}
-</main>
+{main(parts)}
 <script>{script}</script>
 </body>
 </html>
 """
+
+
+def main(parts: Sequence[str]) -> str:
+    """Return the main element of a page: its parts, with the contents before the first section."""
+    shown = [part for part in parts if part]
+    first = next((number for number, part in enumerate(shown) if part.startswith("<h2")), len(shown))
+    body = "\n".join(part for part in (*shown[:first], contents(shown), *shown[first:]) if part)
+    return f"<main>\n{body}\n</main>"
 
 
 def _policy(script: str) -> str:
@@ -82,5 +98,6 @@ def _policy(script: str) -> str:
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data: blob:"
 
 
-def _package_file(name: str) -> str:
+def package_file(name: str) -> str:
+    """Return a text file of this package."""
     return resources.files("fedcover.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,33 +1,26 @@
-"""The parts of the page as HTML; ``text``, ``prose`` and ``attribute`` escape everything that comes from a run."""
+"""The sections of the page on runs, as HTML."""
 
-import html
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fedcover.report import format as cells
 from fedcover.report import verdict
-from fedcover.report.figures import Drawing, drawings
+from fedcover.report.elements import figure, key, legend, prose, section_heading, table, text
+from fedcover.report.figures import LegendEntry, drawings
 from fedcover.report.loading import LoadedRun
-from fedcover.report.measures import Measures, measure
-from fedcover.report.style import dashes
-from fedcover.report.svg import inline_svg
-from fedcover.report.table import best_names, comparison_rows, round_rows, setting_rows
+from fedcover.report.measures import Measures, measure, metric_names
+from fedcover.report.methods import MethodRuns, has_seeds
+from fedcover.report.table import (
+    MOST_ROWS,
+    MOST_ROWS_IN_ALL,
+    UNDECIDED,
+    best_names,
+    comparison_rows,
+    method_rows,
+    paired_rows,
+    round_rows,
+    setting_rows,
+)
 from fedcover.report.traffic import client_rows, left_out_rows
-
-
-def text(plain: object) -> str:
-    """Return any text escaped for HTML, with the index of Gamma_min as a subscript."""
-    return html.escape(str(plain)).replace("Γmin", "Γ<sub>min</sub>")
-
-
-def prose(plain: str) -> str:
-    """Return a sentence escaped for HTML, without line breaks between a number and its percent sign."""
-    return re.sub(r"(?<=\d) (?=%)", "\u00a0", text(plain))
-
-
-def attribute(plain: object) -> str:
-    """Return any text escaped for a double-quoted attribute."""
-    return html.escape(str(plain))
 
 
 def heading(runs: Sequence[LoadedRun]) -> str:
@@ -62,7 +55,9 @@ def _about(run: LoadedRun) -> str:
 def tiles(runs: Sequence[LoadedRun]) -> str:
     """Return the key numbers; of several runs their ranges."""
     numbers = [measure(run.history) for run in runs]
-    contents = _tiles_of_one(numbers[0]) if len(runs) == 1 else _tiles_of_many(numbers)
+    contents = (
+        _tiles_of_one(numbers[0]) if len(runs) == 1 else _tiles_of_many(numbers, metric_names(r.history for r in runs))
+    )
     boxes = []
     for label, value, note in contents:
         below = f'<dd class="note">{text(note)}</dd>' if note else ""
@@ -79,9 +74,15 @@ def _tiles_of_one(numbers: Measures) -> list[tuple[str, str, str]]:
     uncovered_in = (
         f"in {numbers.uncovered_rounds} of {numbers.rounds} rounds" if numbers.uncovered > 0 else "in any round"
     )
+    others = {name: value for name, value in numbers.metrics.items() if name != "accuracy"}
+    tiles = [
+        (name[:1].upper() + name[1:], cells.decimal(value), "global model, test set") for name, value in others.items()
+    ]
+    if numbers.accuracy is not None or not others:
+        tiles.insert(0, ("Accuracy", cells.percent(numbers.accuracy), measured))
+        tiles.insert(1, ("Local accuracy", cells.percent(numbers.local_accuracy), "mean over clients"))
     return [
-        ("Accuracy", cells.percent(numbers.accuracy), measured),
-        ("Local accuracy", cells.percent(numbers.local_accuracy), "mean over clients"),
+        *tiles,
         ("Test loss", cells.decimal(numbers.loss), "global model"),
         ("Least coverage Γmin", f"{numbers.gamma_min} of {cells.clients(numbers.clients)}", "clients, worst round"),
         ("Uncovered", cells.percent(numbers.uncovered) if numbers.uncovered > 0 else "0 %", uncovered_in),
@@ -93,19 +94,29 @@ def _tiles_of_one(numbers: Measures) -> list[tuple[str, str, str]]:
     ]
 
 
-def _tiles_of_many(numbers: Sequence[Measures]) -> list[tuple[str, str, str]]:
-    def span(values: Sequence[float | None], digits: int) -> str:
+def _tiles_of_many(numbers: Sequence[Measures], metrics: Sequence[str]) -> list[tuple[str, str, str]]:
+    def span(values: Sequence[float | None], digits: int | None = None) -> str:
         measured = [value for value in values if value is not None]
         if not measured:
             return cells.MISSING
-        low, high = cells.percent(min(measured), digits), cells.percent(max(measured), digits)
+        low, high = (
+            cells.decimal(end) if digits is None else cells.percent(end, digits)
+            for end in (min(measured), max(measured))
+        )
         return low if low == high else f"{low.removesuffix(' %')} – {high}"
 
     gammas = [m.gamma_min for m in numbers]
     gamma = f"{gammas[0]}" if min(gammas) == max(gammas) else f"{min(gammas)} – {max(gammas)}"
     uncovered = sum(m.uncovered > 0 for m in numbers)
     return [
-        ("Accuracy", span([m.accuracy for m in numbers], 2), "lowest – highest, test set"),
+        *(
+            (
+                name[:1].upper() + name[1:],
+                span([m.metrics.get(name) for m in numbers], 2 if name == "accuracy" else None),
+                "lowest – highest, test set",
+            )
+            for name in metrics
+        ),
         ("Least coverage Γmin", gamma, "clients, each run's worst round"),
         ("Uncovered entries", f"{uncovered} of {len(numbers)}", "runs had some, in any round"),
         ("Model held", span([m.kept for m in numbers], 0), "mean over clients and rounds"),
@@ -113,76 +124,69 @@ def _tiles_of_many(numbers: Sequence[Measures]) -> list[tuple[str, str, str]]:
     ]
 
 
-def table(
-    rows: Sequence[Mapping[str, str]],
-    label: str,
-    marks: Mapping[tuple[int, str], str] | None = None,
-    words: Collection[str] = (),
-    keys: Sequence[str] = (),
-) -> str:
-    """Return rows as a table in a box that scrolls by itself.
+def comparison(methods: Sequence[MethodRuns]) -> str:
+    """Return the table of methods with their paired tests, if there are several seeds, and the table of runs."""
+    runs = [run for method in methods for run in method.runs]
+    if len(runs) == 1:
+        return ""
+    if not has_seeds(methods):
+        numbers = {method.name: method.measures for method in methods}
+        keys = [key(number) for number in range(len(methods))]
+        body = table(comparison_rows(runs), "Runs compared", _marks(numbers), keys=keys)
+        return f"{section_heading('Runs')}\n{body}"
+    return "\n".join(part for part in (_methods(methods, runs), _tests(runs), _runs_of(methods)) if part)
 
-    Args:
-        rows: The rows, each from header to cell.
-        label: Description for screen readers.
-        marks: Classes of single cells by row number and header.
-        words: Headers of columns with prose; the others are numbers.
-        keys: Small drawings before the first cells.
-    """
 
-    def kind(header: str, mark: str = "") -> str:
-        names = " ".join(name for name in ("words" if header in words else "", mark) if name)
-        return f' class="{names}"' if names else ""
-
-    heads = "".join(f'<th scope="col"{kind(header)}>{text(header)}</th>' for header in rows[0])
-    body = []
-    for number, row in enumerate(rows):
-        (_, first), *rest = row.items()
-        columns = [f"<td{kind(h, (marks or {}).get((number, h), ''))}>{text(cell)}</td>" for h, cell in rest]
-        key = keys[number] if keys else ""
-        body.append(f'<tr><th scope="row">{key}{text(first)}</th>{"".join(columns)}</tr>')
-    tall = " long" if len(rows) > 20 else ""
-    return (
-        f'<div class="scroll{tall}" tabindex="0" role="region" aria-label="{attribute(label)}">\n<table>\n'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n" + "\n".join(body) + "\n</tbody>\n</table>\n</div>"
+def _methods(methods: Sequence[MethodRuns], runs: Sequence[LoadedRun]) -> str:
+    keys = [key(number) for number in range(len(methods))]
+    rows = method_rows(runs)
+    body = table(rows, "Methods compared", _marks({m.name: m.measures for m in methods}), keys=keys)
+    note = (
+        "Runs whose settings differ only in their seeds are one method. Metrics and loss are mean ± standard deviation "
+        "over seeds, Γmin is the least, uncovered the worst, and costs are means."
     )
+    return f'{section_heading("Methods")}\n<p class="about">{prose(note)}</p>\n{body}'
 
 
-def comparison(runs: Sequence[LoadedRun]) -> str:
-    """Return the table of runs, each with its line style in the figures."""
-    best = best_names(runs)
+def _tests(runs: Sequence[LoadedRun]) -> str:
+    rows = paired_rows(runs)[:MOST_ROWS]
+    if not rows:
+        return ""
+    marks = {(n, "verdict"): "open" if row["verdict"] == UNDECIDED else "clear" for n, row in enumerate(rows)}
+    note = (
+        "Difference first − second after the last round (accuracy in points), paired by seed: Student's t-test, p with "
+        f"Holm's correction over all pairs of a metric. “{UNDECIDED.capitalize()}” does not mean that there is none."
+    )
+    body = table(rows, "Paired tests", marks, words=("second", "metric", "verdict"))
+    return f'{section_heading("Paired tests")}\n<p class="about">{prose(note)}</p>\n{body}'
+
+
+def _runs_of(methods: Sequence[MethodRuns]) -> str:
+    """Return the table of all runs, folded, each with the line style of its method."""
+    runs = [run for method in methods for run in method.runs]
+    keys = [key(number) for number, method in enumerate(methods) for _ in method.runs]
+    numbers = {run.name: [measure(run.history)] for run in runs}
+    body = table(comparison_rows(runs), "Runs compared", _marks(numbers), keys=keys)
+    return f"<details>\n<summary>All {len(runs)} runs</summary>\n{body}\n</details>"
+
+
+def _marks(numbers: Mapping[str, Sequence[Measures]]) -> dict[tuple[int, str], str]:
+    """Return the classes of the best values, and of shares that no client held."""
+    best = best_names(numbers)
     marks: dict[tuple[int, str], str] = {}
-    for number, run in enumerate(runs):
-        marks |= {(number, header): "best" for header, names in best.items() if run.name in names}
-        if measure(run.history).uncovered > 0:
+    for number, (name, measures) in enumerate(numbers.items()):
+        marks |= {(number, header): "best" for header, names in best.items() if name in names}
+        if any(m.uncovered > 0 for m in measures):
             marks[number, "uncovered"] = "bad"
-    keys = [_key(number) for number in range(len(runs))]
-    return f"<h2>Runs</h2>\n{table(comparison_rows(runs), 'Runs compared', marks, keys=keys)}"
+    return marks
 
 
-def _key(index: int) -> str:
-    """Return the line style of the index-th run as a small drawing."""
-    strokes = " ".join(f"{2 * length:g}" for length in dashes(index))
-    dash = f' stroke-dasharray="{strokes}"' if strokes else ""
-    stroke = f'stroke="var(--series-{index % 8 + 1})"{dash}'
-    return f'<svg class="key" viewBox="0 0 30 10" aria-hidden="true"><path d="M0 5H30" {stroke}/></svg>'
-
-
-def figures(runs: Sequence[LoadedRun]) -> str:
-    """Return every figure with its title, caption and a place for its buttons to save."""
-    return '<h2>Figures</h2>\n<div class="figures">\n' + "\n".join(map(figure, drawings(runs))) + "\n</div>"
-
-
-def figure(drawing: Drawing) -> str:
-    """Return one figure with its title, caption and a place for its buttons to save."""
-    drawn = drawing.draw()
-    kind = ' class="tall"' if drawn.get_figheight() > drawn.get_figwidth() else ""
-    svg = inline_svg(drawn, re.sub(r"[^a-z0-9-]", "-", drawing.name), attribute(drawing.alt))
-    return (
-        f'<figure{kind}>\n<div class="head"><h3>{text(drawing.title)}</h3>'
-        f'<span class="get" data-name="{attribute(drawing.name)}"></span></div>\n'
-        f"{svg}\n<figcaption>{prose(drawing.caption)}</figcaption>\n</figure>"
-    )
+def figures(methods: Sequence[MethodRuns]) -> str:
+    """Return every figure, under one legend for all of them if there are several methods."""
+    entries = [LegendEntry(method.name, index, method.name) for index, method in enumerate(methods)]
+    shared = legend(entries, shared=True) if len(entries) > 1 else ""
+    drawn = "\n".join(map(figure, drawings(methods)))
+    return f'{section_heading("Figures")}\n{shared}\n<div class="figures">\n{drawn}\n</div>'
 
 
 def certificates(runs: Sequence[LoadedRun]) -> str:
@@ -191,7 +195,7 @@ def certificates(runs: Sequence[LoadedRun]) -> str:
     certified = {name: summary for name, summary in summaries if isinstance(summary, dict) and summary.get("sentence")}
     if not certified:
         return ""
-    parts = ["<h2>Certificate</h2>"]
+    parts = [section_heading("Certificate")]
     for name, summary in certified.items():
         head = f"{text(name)}: " if len(certified) > 1 else ""
         sentence = str(summary["sentence"])
@@ -223,14 +227,14 @@ def traffic(runs: Sequence[LoadedRun]) -> str:
         if rows := left_out_rows(run):
             body = table(rows, f"Clients left out of {run.name}", words=("reason",))
             parts.append(f"<h3>{text(f'Left out{of}')}</h3>\n{body}")
-    return "\n".join(["<h2>Clients</h2>", *parts]) if parts else ""
+    return "\n".join([section_heading("Clients"), *parts]) if parts else ""
 
 
 def rounds(runs: Sequence[LoadedRun]) -> str:
     """Return the table of rounds of each run, folded."""
-    parts = ["<h2>Rounds</h2>"]
+    parts = [section_heading("Rounds")]
     for run in runs:
-        rows = round_rows(run)
+        rows = round_rows(run, min(MOST_ROWS, max(MOST_ROWS_IN_ALL // len(runs), 20)))
         count = f"{len(run.history)} round{'s' if len(run.history) > 1 else ''}"
         if len(rows) < len(run.history):
             count += f", of which {len(rows)} are shown; history.jsonl has all"
@@ -241,27 +245,30 @@ def rounds(runs: Sequence[LoadedRun]) -> str:
     return "\n".join(parts)
 
 
-def settings(runs: Sequence[LoadedRun]) -> str:
-    """Return config and versions; of several runs first what differs, then what they share."""
+def settings(methods: Sequence[MethodRuns]) -> str:
+    """Return config and versions; of several methods first what differs, then what they share."""
     parts = []
-    for title, tables in (("Settings", [run.config for run in runs]), ("Versions", [run.versions for run in runs])):
-        parts.append(f"<h2>{title}</h2>")
-        names = [run.name for run in runs] if len(runs) > 1 else ["value"]
+    first = [method.runs[0] for method in methods]
+    configs = [{**run.config} for run in first]
+    if has_seeds(methods):
+        for config, method in zip(configs, methods, strict=True):
+            config["seed"] = ", ".join(f"{seed}" for seed in method.by_seed)
+            config.pop("name", None)
+    for title, tables in (("Settings", configs), ("Versions", [run.versions for run in first])):
+        parts.append(section_heading(title))
+        names = [method.name for method in methods] if len(methods) > 1 else ["value"]
         rows = setting_rows(tables, names)
         if not rows:
             parts.append(f'<p class="about">No {title.lower()} were recorded.</p>')
             continue
-        if len(runs) == 1:
-            parts.append(
-                _fold(
-                    "All settings" if title == "Settings" else "All versions", rows, names, opened=title == "Settings"
-                )
-            )
+        if len(methods) == 1:
+            parts.append(_fold(f"All {title.lower()}", rows, names, opened=title == "Settings"))
             continue
         differing = [row for row in rows if len({row[name] for name in names}) > 1]
         shared = [{"": row[""], "value": row[names[0]]} for row in rows if row not in differing]
-        parts.append(_fold("Different between the runs", differing, names, opened=True) if differing else "")
-        parts.append(_fold("The same in all runs", shared, ["value"], opened=False) if shared else "")
+        of = "methods" if has_seeds(methods) else "runs"
+        parts.append(_fold(f"Different between the {of}", differing, names, opened=True) if differing else "")
+        parts.append(_fold(f"The same in all {of}", shared, ["value"], opened=False) if shared else "")
     return "\n".join(part for part in parts if part)
 
 

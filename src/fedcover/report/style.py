@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -25,10 +26,14 @@ COLOURS = {"ink": INK, "muted": MUTED, "rule": RULE, "card": CARD, "warn": WARN}
 }
 """The colour of each theme variable in the light theme; ``page.css`` has the dark ones."""
 
+SERIES_MARK, MAP_MARK = "series:", "map:"
+"""Prefixes of the ids of artists that belong to a series, or that are a map; the names of series or rows follow."""
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.6), (1.3, 1.3), (6, 1.5, 1.3, 1.5))
-WIDTH = 5.2
-"""Width of figures in inches: narrow, so that their text stays readable on a phone."""
-LONGEST_LABEL = 16
+WIDTH, TEXT = 4.4, 12
+"""Width of figures in inches and size of their text in points: on a phone, text is at least 12 pixels high."""
+ROW = 0.2
+"""Height of a legend's row in inches."""
+LONGEST_LABEL = 12
 """The longest name that fits beside a curve; longer ones go into a legend."""
 
 _SETTINGS: dict[Any, Any] = {
@@ -38,7 +43,7 @@ _SETTINGS: dict[Any, Any] = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.labelcolor": MUTED,
-    "axes.labelsize": 10,
+    "axes.labelsize": TEXT,
     "axes.linewidth": 0.7,
     "axes.spines.left": False,
     "axes.spines.right": False,
@@ -46,11 +51,11 @@ _SETTINGS: dict[Any, Any] = {
     "axes.titlecolor": MUTED,
     "axes.titlelocation": "left",
     "axes.titlepad": 8,
-    "axes.titlesize": 10,
+    "axes.titlesize": TEXT,
     "figure.dpi": 100,
     "figure.facecolor": "none",
     "font.family": ["DejaVu Sans"],
-    "font.size": 10,
+    "font.size": TEXT,
     "grid.color": RULE,
     "grid.linewidth": 0.7,
     "legend.fontsize": 10,
@@ -61,9 +66,11 @@ _SETTINGS: dict[Any, Any] = {
     "text.color": INK,
     "text.parse_math": False,
     "xtick.color": MUTED,
+    "xtick.labelsize": TEXT,
     "xtick.major.size": 3,
     "xtick.major.width": 0.7,
     "ytick.color": MUTED,
+    "ytick.labelsize": TEXT,
     "ytick.major.size": 0,
 }
 
@@ -111,6 +118,16 @@ def new_axes(measure: str, x: str = "round", height: float = 3.0) -> tuple[Figur
     return figure, axes
 
 
+def mark_series(artist: Artist, name: str) -> None:
+    """Mark an artist as part of a series, so that a page can hide and highlight it with the rest of the series."""
+    artist.set_gid(SERIES_MARK + name)
+
+
+def draw_band(axes: Axes, xs: Sequence[float], low: Sequence[float], high: Sequence[float], index: int) -> Artist:
+    """Draw a band in the index-th colour."""
+    return axes.fill_between(xs, low, high, color=colour(index), alpha=0.13, linewidth=0)
+
+
 def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], index: int = 0, step: bool = False) -> Line2D:
     """Draw a curve in the index-th colour and dashes, with markers if it has few points."""
     (line,) = axes.plot(xs, ys, color=colour(index), drawstyle="steps-mid" if step else "default")
@@ -138,18 +155,20 @@ def whole_numbers() -> MaxNLocator:
 
 def name_lines(figure: Figure, axes: Axes, lines: Sequence[Line2D], names: Sequence[str]) -> None:
     """Write each curve's name beside its end, or in a legend above if names are long or many."""
-    if len(lines) > 12 or max(map(len, names)) > LONGEST_LABEL:
+    for line, name in zip(lines, names, strict=True):
+        mark_series(line, name)
+    if len(lines) > 10 or max(map(len, names)) > LONGEST_LABEL:
         add_legend(figure, lines, names)
         return
     low, high = axes.get_ylim()
     ends = [_end(line) for line in lines]
-    heights = move_apart([(y - low) / (high - low) for _, y in ends], gap=0.076 * 3.0 / figure.get_figheight())
+    heights = move_apart([(y - low) / (high - low) for _, y in ends], gap=0.088 * 3.0 / figure.get_figheight())
     right = axes.get_xlim()[1]
     for (x, y), height, line, name in zip(ends, heights, lines, names, strict=True):
         edge = (right - x) / (right - axes.get_xlim()[0])
         shade = str(line.get_color())
         leader = {"arrowstyle": "-", "color": shade, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 3, "alpha": 0.7}
-        axes.annotate(
+        label = axes.annotate(
             name,
             xy=(x, y),
             xytext=(1.045, height),
@@ -159,16 +178,37 @@ def name_lines(figure: Figure, axes: Axes, lines: Sequence[Line2D], names: Seque
             annotation_clip=False,
             arrowprops=leader if edge > 0.01 or abs(height - (y - low) / (high - low)) > 0.01 else None,
         )
+        mark_series(label, name)
+        if label.arrow_patch:
+            mark_series(label.arrow_patch, name)
 
 
 def add_legend(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -> None:
     """Add a legend with the curves' names above the axes, and make the figure taller for it."""
-    for line, name in zip(lines, names, strict=True):
-        line.set_label(shorten(name, 56))
-    columns = 2 if len(lines) > 3 and max(map(len, names)) <= 26 else 1
-    rows = -(-len(lines) // columns)
-    figure.set_figheight(figure.get_figheight() + 0.2 * rows + 0.1)
-    figure.legend(handles=list(lines), loc="outside upper left", ncols=columns, handlelength=2.6, labelcolor=INK)
+    shown = [shorten(name, 44) for name in names]
+    for line, name in zip(lines, shown, strict=True):
+        line.set_label(name)
+    figure.set_figheight(figure.get_figheight() + _legend_height(shown))
+    columns = _legend_columns(shown)
+    figure.legend(handles=list(lines), loc="outside upper left", ncols=columns, handlelength=2.2, labelcolor=INK)
+
+
+def without_legend(figure: Figure) -> Figure:
+    """Return a figure of series without its legend and the room for it, for a page that has a legend of its own."""
+    if not any((line.get_gid() or "").startswith(SERIES_MARK) for axes in figure.axes for line in axes.lines):
+        return figure
+    for legend in [*figure.legends]:
+        figure.set_figheight(figure.get_figheight() - _legend_height([text.get_text() for text in legend.get_texts()]))
+        legend.remove()
+    return figure
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    return 2 if len(names) > 3 and max(map(len, names)) <= 18 else 1
+
+
+def _legend_height(names: Sequence[str]) -> float:
+    return 0.1 + ROW * -(-len(names) // _legend_columns(names))
 
 
 def _end(line: Line2D) -> tuple[float, float]:

@@ -1,15 +1,19 @@
 """Figures as bytes: SVG elements that follow a page's theme, and files of their own."""
 
+import html
 import io
+import json
 import re
 
 import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedcover.report.style import COLOURS, figure_style
+from fedcover.report.plot_data import plot_data
+from fedcover.report.style import COLOURS, SERIES_MARK, figure_style
 
 FORMATS = ("svg", "png", "pdf")
+_LINES = re.compile(r'd="(?:[ML] -?[\d.]+ -?[\d.]+\s*|z\s*)+"')
 _FONTS = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 
@@ -29,7 +33,7 @@ def inline_svg(figure: Figure, name: str, alt: str) -> str:
     """Return the figure as an ``<svg>`` element for an HTML page.
 
     Text stays text. A named colour becomes ``var(--name, #light)``: the page's theme decides, and a copy of the
-    element outside the page has the light colours.
+    element outside the page has the light colours. The element's metadata hold the values of curves and maps.
 
     Args:
         figure: The figure to draw.
@@ -45,12 +49,13 @@ def inline_svg(figure: Figure, name: str, alt: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>|<style\b.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # the root element sets the font
     text = _with_unique_ids(_with_short_numbers(text), name)
+    data = json.dumps(plot_data(figure), ensure_ascii=False, separators=(",", ":"))
     text = re.sub(r'style="[^"]*"', lambda match: _themed(match[0]), text)
     text = re.sub(r">\s+<", "><", text).strip()
     width, height = figure.get_size_inches() * 72
     size = f"0 0 {width:g} {height:g}"
     root = f'<svg viewBox="{size}" role="img" aria-label="{alt}" stroke-linejoin="round" font-family="{_FONTS}">'
-    return root + text[text.index(">") + 1 :]
+    return f"{root}<metadata>{html.escape(data, quote=False)}</metadata>{text[text.index('>') + 1 :]}"
 
 
 def _with_palette(png: bytes) -> bytes:
@@ -71,21 +76,47 @@ def _themed(style: str) -> str:
 
 
 def _with_short_numbers(text: str) -> str:
-    """Return a drawing whose coordinates are rounded to a hundredth of a point.
+    """Return a drawing whose coordinates are short: lines relative and in tenths of a point, others in hundredths.
 
-    >>> _with_short_numbers('<path d="M 12.345678 2 L 0.5 7.000001"/>')
-    '<path d="M 12.35 2 L 0.5 7"/>'
+    >>> _with_short_numbers('<path d="M 12.345678 2 L 0.5 7.000001"/><path d="M 1 2 Q 3.14159 1 0 0"/>')
+    '<path d="M12.3 2l-11.8 5"/><path d="M 1 2 Q 3.14 1 0 0"/>'
     """
 
     def rounded(attribute: re.Match[str]) -> str:
+        if _LINES.fullmatch(attribute[0]):
+            return f'd="{_relative(attribute[0])}"'
         return re.sub(r"-?\d+\.\d{3,}", lambda number: f"{round(float(number[0]), 2):g}", attribute[0])
 
     return re.sub(r'\b(?:d|x|y)="[^"]*"', rounded, text)
 
 
+def _relative(path: str) -> str:
+    """Return a path of straight lines with relative coordinates, which are differences of rounded absolute ones."""
+    parts: list[str] = []
+    x = y = 0
+    for command, across, down in re.findall(r"([ML]) (\S+) ([^\s\"]+)|z", path):
+        if not command:
+            parts.append("z")
+            continue
+        new = round(10 * float(across)), round(10 * float(down))
+        if command == "M":
+            parts.append(f"M{new[0] / 10:g} {new[1] / 10:g}")
+        else:
+            start = " " if parts and parts[-1][0] in "l " else "l"
+            parts.append(f"{start}{(new[0] - x) / 10:g} {(new[1] - y) / 10:g}")
+        x, y = new
+    return "".join(parts)
+
+
 def _with_unique_ids(text: str, name: str) -> str:
-    """Return a drawing with only the ids that it refers to, each as ``name-number``."""
+    """Return a drawing with only the ids that it refers to, each as ``name-number``; series become attributes."""
     used = dict.fromkeys(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
     ids = {old: f"{name}-{number}" for number, old in enumerate(used, 1)}
-    text = re.sub(r' id="([^"]*)"', lambda match: f' id="{ids[match[1]]}"' if match[1] in ids else "", text)
+
+    def renamed(match: re.Match[str]) -> str:
+        if match[1].startswith(SERIES_MARK):
+            return f' data-series="{match[1].removeprefix(SERIES_MARK)}"'
+        return f' id="{ids[match[1]]}"' if match[1] in ids else ""
+
+    text = re.sub(r' id="([^"]*)"', renamed, text)
     return re.sub(r'(url\(#|href="#)([^)"]+)', lambda match: match[1] + ids[match[2]], text)

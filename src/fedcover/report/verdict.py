@@ -1,15 +1,24 @@
 """The verdict on one run or several: sentences built from the numbers, as plain text that the page escapes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from fedcover.report import format as cells
 from fedcover.report.loading import LoadedRun
-from fedcover.report.measures import Measures, measure
+from fedcover.report.measures import Measures, measure, metric_names, present
+from fedcover.report.methods import group_runs, has_seeds, mean_and_deviation
 
 
 def title(runs: Sequence[LoadedRun]) -> str:
     """Return the title of the page."""
-    return runs[0].name if len(runs) == 1 else f"Comparison of {len(runs)} runs"
+    if len(runs) == 1:
+        return runs[0].name
+    methods = group_runs(runs)
+    if not has_seeds(methods):
+        return f"Comparison of {len(runs)} runs"
+    if len(methods) == 1:
+        return f"{methods[0].name} with {len(runs)} seeds"
+    return f"Comparison of {len(methods)} methods over seeds"
 
 
 def verdict(runs: Sequence[LoadedRun]) -> str:
@@ -20,19 +29,27 @@ def verdict(runs: Sequence[LoadedRun]) -> str:
 def warnings(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
     """Return what a reader must know before trusting the numbers, each as a heading and a sentence."""
     boxes = []
-    for run in runs:
-        suffix = f" in {run.name}" if len(runs) > 1 else ""
-        numbers = measure(run.history)
-        if numbers.uncovered > 0:
-            boxes.append((f"Uncovered parameters{suffix}", _uncovered(numbers)))
-        if numbers.rejected:
-            boxes.append((f"Rejected updates{suffix}", _rejected(numbers)))
+    for method in group_runs(runs):
+        numbers = {run.name: measure(run.history) for run in method.runs}
+        kinds: list[tuple[str, Callable[[Measures], float], Callable[[Measures], str]]] = [
+            ("Uncovered parameters", lambda m: m.uncovered, _uncovered),
+            ("Rejected updates", lambda m: m.rejected, _rejected),
+        ]
+        for head, count, sentence in kinds:
+            if affected := {name: m for name, m in numbers.items() if count(m) > 0}:
+                worst = max(affected, key=lambda name: count(affected[name]))
+                where = f" in {method.name}" if len(runs) > len(numbers) else ""
+                of = f"In {len(affected)} of {len(numbers)} seeds; worst is {worst}. " if len(numbers) > 1 else ""
+                boxes.append((f"{head}{where}", of + sentence(affected[worst])))
     return boxes
 
 
 def notes(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
     """Return further notes, each as a heading and a sentence: runs that have not finished."""
     unfinished = [run for run in runs if run.summary is None]
+    if len(unfinished) > 3:
+        done = ", ".join(f"{run.name} {len(run.history)} of {run.planned_rounds or 'unknown'}" for run in unfinished)
+        return [(f"{len(unfinished)} of {len(runs)} runs are unfinished", f"Rounds so far: {done}.")]
     return [(f"Unfinished{f': {run.name}' if len(runs) > 1 else ''}", _unfinished(run)) for run in unfinished]
 
 
@@ -42,6 +59,10 @@ def _verdict_on_one(run: LoadedRun) -> str:
 
 
 def _accuracy(run: LoadedRun, numbers: Measures) -> str:
+    if numbers.accuracy is None and numbers.metrics:
+        return (
+            f"{', '.join(f'{name} {cells.decimal(value)}' for name, value in numbers.metrics.items())} on the test set"
+        )
     if numbers.accuracy is None:
         return "the model has not been evaluated"
     text = f"accuracy {cells.percent(numbers.accuracy)} on the test set"
@@ -74,14 +95,19 @@ def _cost(numbers: Measures) -> str:
 
 def _verdict_on_many(runs: Sequence[LoadedRun]) -> str:
     numbers = {run.name: measure(run.history) for run in runs}
+    methods = group_runs(runs)
+    metric = metric_names(run.history for run in runs)[0]
+    form = cells.percent if metric == "accuracy" else cells.decimal
+    values = {m.name: present(n.metrics.get(metric) for n in m.measures) for m in methods}
+    ranked = sorted((fmean(measured), name) for name, measured in values.items() if measured)
+    texts = {name: mean_and_deviation(measured, form) for name, measured in values.items()}
     parts = []
-    ranked = sorted((m.accuracy, name) for name, m in numbers.items() if m.accuracy is not None)
     if ranked:
-        low, high = ranked[0], ranked[-1]
-        spread = f"from {cells.percent(low[0])} ({low[1]}) to {cells.percent(high[0])} ({high[1]})"
-        parts.append(
-            f"accuracy {spread if len(ranked) > 1 else f'{cells.percent(high[0])} ({high[1]})'} on the test set"
-        )
+        low, high = ranked[0][1], ranked[-1][1]
+        spread = f"from {texts[low]} ({low}) to {texts[high]} ({high})"
+        if len(ranked) == 1:
+            spread = texts[high] if len(methods) == 1 else f"{texts[high]} ({high})"
+        parts.append(f"{metric} {spread} on the test set")
     else:
         parts.append("no run has been evaluated")
     parts.append(f"the least-held parameter was held by {_range([m.gamma_min for m in numbers.values()])} clients")
@@ -90,7 +116,11 @@ def _verdict_on_many(runs: Sequence[LoadedRun]) -> str:
         low_share, high_share = cells.rough_percent(min(shares)), cells.rough_percent(max(shares))
         spread = low_share if low_share == high_share else f"{low_share} to {high_share}"
         parts.append(f"clients sent {spread} of the bytes of full models")
-    return f"{len(runs)} runs of {_range([m.rounds for m in numbers.values()])} rounds: {'; '.join(parts)}."
+    start = f"{len(runs)} runs of {_range([m.rounds for m in numbers.values()])} rounds"
+    if has_seeds(methods):
+        seeds = _range([len(method.runs) for method in methods])
+        start += f", {len(methods)} method{'s' if len(methods) > 1 else ''} with {seeds} seeds each (mean ± deviation)"
+    return f"{start}: {'; '.join(parts)}."
 
 
 def _range(values: Sequence[int]) -> str:

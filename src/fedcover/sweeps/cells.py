@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fedcover.config.default_budgets import with_default_budgets
 from fedcover.config.grid import Axes, put, split_axes
 from fedcover.config.schema import Config, check_config, read_raw, valid_keys
 from fedcover.errors import InputError
@@ -52,7 +53,7 @@ class Grid:
         folder = folder_name(settings)
         raw["name"] = f"{raw['name']} {folder}"[:100] if raw.get("name") else folder
         try:
-            return SweepCell(folder, settings, check_config(raw))
+            return SweepCell(folder, settings, with_default_budgets(check_config(raw)))
         except InputError as error:
             raise InputError(f"the run {folder} of the sweep: {error}") from error
 

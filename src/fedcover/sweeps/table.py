@@ -26,7 +26,10 @@ def sweep_rows(sweep: SweepFolder) -> list[dict[str, Any]]:
     for key, cells in groups.items():
         summaries = [summary for cell in cells if (summary := sweep.summary_of(cell)) is not None]
         row: dict[str, Any] = {**json.loads(key), "runs": len(summaries), "of": len(cells)}
-        rows.append({**row, **{measure: _spread([one.get(measure) for one in summaries]) for measure in MEASURES}})
+        metrics = list(dict.fromkeys(name for one in summaries for name in one.get("metrics", {})))
+        measured = {name: _spread([one.get("metrics", {}).get(name) for one in summaries]) for name in metrics}
+        row |= {measure: _spread([one.get(measure) for one in summaries]) for measure in MEASURES}
+        rows.append({**row, **measured})
     return rows
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedcover.data.examples import IGNORED
 from fedcover.errors import InputError
+from fedcover.seeding import generator
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function from (scores, targets) to the mean loss over the batch."""
@@ -85,12 +86,31 @@ def fit_loss(loss: Loss, scores: Tensor, targets: Tensor) -> Loss:
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
             got = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise InputError(f"the loss {name_of(loss)} must return the mean over the batch, one number; got {got}")
-        return candidate
+        if _depends_on_scores(candidate, scores, targets):
+            return candidate
+        problem = problem or "its gradient is 0 whatever the scores are, so that nothing would be trained"
     raise InputError(
         f"the loss {name_of(loss)} does not take scores of shape {tuple(scores.shape)} and labels of shape"
         f" {tuple(targets.shape)} and type {targets.dtype}: {problem}; give labels in the form that the loss takes, or"
         f" a loss that takes these"
     )
+
+
+def _depends_on_scores(loss: Loss, scores: Tensor, targets: Tensor) -> bool:
+    """Return whether some scores have a gradient; cross-entropy of a single class has none, for example."""
+    if not targets.is_floating_point() and bool((targets == IGNORED).all()):
+        return True
+    rng = generator(0, "scores")
+    with torch.enable_grad():
+        for draw in (scores, *(torch.randn(scores.shape, generator=rng).to(scores) for _ in range(3))):
+            at = draw.detach().clone().requires_grad_()
+            try:
+                (gradient,) = torch.autograd.grad(loss(at, targets), [at])
+            except Exception:  # such as a loss that takes only probabilities, or cannot be differentiated twice
+                continue
+            if bool(gradient.any()):
+                return True
+    return False
 
 
 def _forms(loss: Loss, scores: Tensor, targets: Tensor) -> Iterator[Loss]:

@@ -7,11 +7,11 @@ Otherwise no difference was found, which does not mean that there is none.
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from fedcover.report.statistics import Difference, holm, paired
 from fedcover_experiments.measures import ACCURACY, MEASURES
 from fedcover_experiments.paper.published import tables
 from fedcover_experiments.results import Results
 from fedcover_experiments.runner import Experiment
-from fedcover_experiments.statistics import Difference, holm, paired
 
 LEVEL = 0.05
 VERDICTS = ("as claimed", "the opposite", "no difference found")

@@ -15,7 +15,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from fedcover.report.style import DASHES, SERIES, WIDTH, add_legend, colour, draw_line, fit_rounds, styled
+from fedcover.report.style import (
+    DASHES,
+    SERIES,
+    WIDTH,
+    add_legend,
+    colour,
+    draw_band,
+    draw_line,
+    fit_rounds,
+    mark_series,
+    styled,
+)
 from fedcover_experiments.results import Outcome
 
 Column = Literal["loss", "accuracy"]
@@ -148,7 +159,7 @@ def curves_figure(curves: Sequence[Curve], column: Column) -> Figure:
 
 def _difference(column: Column, window: int) -> str:
     title = f"difference from FullNets, {'%' if column == 'loss' else 'points'}"
-    return title if window == 1 else f"{title}, mean of the last {window} rounds"
+    return title if window == 1 else f"{title},\nmean of the last {window} rounds"
 
 
 def _draw(axes: Axes, drawn: Sequence[tuple[Curve, Points]], bands: bool) -> list[Line2D]:
@@ -156,8 +167,9 @@ def _draw(axes: Axes, drawn: Sequence[tuple[Curve, Points]], bands: bool) -> lis
     for curve, points in drawn:
         if bands:
             low, high = points.mean - points.spread, points.mean + points.spread
-            axes.fill_between(points.rounds, low, high, color=colour(curve.style), alpha=0.13, linewidth=0)
+            mark_series(draw_band(axes, points.rounds, low.tolist(), high.tolist(), curve.style), curve.name)
         lines.append(draw_line(axes, points.rounds, points.mean.tolist(), curve.style))
+        mark_series(lines[-1], curve.name)
     return lines
 
 

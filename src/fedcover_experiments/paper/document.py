@@ -7,7 +7,7 @@ from fedcover.report.figures import Drawing
 from fedcover.report.format import MISSING, duration, signed
 from fedcover_experiments.measures import LATE, MEASURES
 from fedcover_experiments.paper.arithmetic import OPEN_RULE, audit_rows
-from fedcover_experiments.paper.claim_tests import Comparison, outside
+from fedcover_experiments.paper.claim_tests import VERDICTS, Comparison, outside
 from fedcover_experiments.paper.claims import claims
 from fedcover_experiments.paper.compare import accuracy_rows, cost_rows, departure_rows, plain_rows
 from fedcover_experiments.paper.experiments import PRETRAINED, UNCOVERED, title
@@ -19,6 +19,10 @@ from fedcover_experiments.runner import DATA, ExperimentRun
 PAPER = "On the Convergence of Heterogeneous Federated Learning with Arbitrary Adaptive Online Model Pruning"
 AUTHORS = "Hanhan Zhou, Tian Lan, Guru Venkataramani, Wenbo Ding"
 TITLE = f"{PAPER}: reproduced"
+KINDS = dict(zip(VERDICTS, ("confirmed", "opposite", "open"), strict=True))
+"""The class of each verdict, which decides its colour."""
+PLAIN = ("confirmed", "open")
+"""Classes that Markdown does not set in bold."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def _claims(results: Results) -> Iterator[Element]:
     )
     for claim in judged:
         rows = [_comparison(comparison) for comparison in claim.comparisons]
-        marks = {(n, "verdict"): "bad" for n, row in enumerate(rows) if row["verdict"] == "the opposite"}
+        marks = {(n, "verdict"): KINDS[row["verdict"]] for n, row in enumerate(rows)}
         marks |= {(n, "published difference"): "bad" for n, c in enumerate(claim.comparisons) if outside(c)}
         table = Rows(f"{len(rows)} comparisons", rows, marks, prose=("verdict",), folded=True) if rows else None
         yield ClaimVerdict(claim.title, claim.statement, claim.verdict, claim.finding, table)

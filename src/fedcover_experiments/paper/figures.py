@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedcover.report import format as cells
-from fedcover.report.figures import Drawing
+from fedcover.report.figures import Drawing, LegendEntry
 from fedcover_experiments.paper.curves import (
     FULL_STYLE,
     MOST_BANDS,
@@ -190,7 +190,9 @@ def _drawn(plans: Iterable[Plan], results: Results) -> Iterator[Drawing]:
         if not all(curve.full for curve in curves):
             caption = f"{plan.hint}. The paper: {plan.claim}. {_source(plan, curves, results)}."
             alt = f"Line chart of {COLUMNS[plan.column]} over rounds; at the end {_ends(curves, plan.column)}"
-            yield Drawing(plan.name, plan.title, caption, alt, partial(curves_figure, curves, plan.column))
+            legend = [LegendEntry(curve.name, curve.style, curve.label) for curve in curves]
+            draw = partial(curves_figure, curves, plan.column)
+            yield Drawing(plan.name, plan.title, caption, alt, draw, legend)
 
 
 def _name(experiment: Experiment, by_code: bool) -> str:

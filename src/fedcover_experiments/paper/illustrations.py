@@ -17,12 +17,12 @@ from fedcover.budgets import QUARTERS, parse_code
 from fedcover.clients import Client
 from fedcover.params import Mask, Params, params_of
 from fedcover.policies.registry import named_policy
-from fedcover.report.style import INK, MUTED, RULE, WARN, WIDTH, colour, styled
+from fedcover.report.style import INK, MUTED, RULE, TEXT, WARN, WIDTH, colour, styled
 from fedcover.seeding import Round, ambient, generator
 from fedcover.structure.trace import trace
 from fedcover_experiments.paper.arithmetic import audit_row
 
-DESIGNS = {"1111444444": "(a) existing", "1111234444": "(b) higher Γmin", "1111223344": "(c) highest"}
+DESIGNS = {"1111444444": "(a) existing", "1111234444": "(b) higher", "1111223344": "(c) highest"}
 """The codes of Figure 1."""
 REGIONS = 4
 INPUTS, NEURONS, OUTPUTS = 8, 8, 3
@@ -50,7 +50,7 @@ def region_coverage(code: str) -> list[int]:
 @styled
 def designs_figure() -> Figure:
     """Draw Figure 1: the regions that clients hold under three codes of equal cost, and the coverage of each."""
-    figure = Figure(figsize=(WIDTH, 4.05), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.5), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, len(DESIGNS)))
     for axes, (code, title) in zip(panels, DESIGNS.items(), strict=True):
         _draw_design(axes, code)
@@ -135,8 +135,8 @@ def _small_model() -> tuple[nn.Module, list[Params]]:
 @styled
 def policies_figure() -> Figure:
     """Draw the masks of WP, NP and FS for a small model, and below those of PT in each round."""
-    figure = Figure(figsize=(WIDTH, 3.3), layout="constrained")
-    titles = {"WP": "WP: single weights", "NP": "NP: whole neurons", "FS": "FS: first neurons"}
+    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    titles = {"WP": "WP: single\nweights", "NP": "NP: whole\nneurons", "FS": "FS: first\nneurons"}
     grid = figure.add_gridspec(2, len(titles) * ROUNDS)
     for number, (policy, title) in enumerate(titles.items()):
         axes = figure.add_subplot(grid[0, number * ROUNDS : (number + 1) * ROUNDS])
@@ -150,9 +150,9 @@ def policies_figure() -> Figure:
         _clear(axes, INPUTS, NEURONS)
         axes.set_xticks([])
         axes.set_yticks([])
-        axes.set_title(f"round {number + 1}" if number else "PT, round 1", color=INK)
+        axes.set_title(f"round {number + 1}" if number else "PT:\nround 1", color=INK)
         changed = 0 if before is None else int((shown.incoming != before).sum())
-        axes.set_xlabel(f"{changed} changed" if changed else "same mask" if number else "first mask", fontsize=9)
+        axes.set_xlabel(f"{changed}\nchanged" if changed else "same\nmask" if number else "first\nmask")
         before = shown.incoming
     _add_key(figure, "kept", "cut")
     return figure
@@ -163,7 +163,7 @@ def _draw_mask(axes: Axes, shown: RoundMask) -> None:
     _draw_weights(axes, shown.theta["0.weight"], shown.incoming)
     _draw_weights(axes, shown.theta["2.weight"].T, shown.outgoing, after=INPUTS + 1)
     _clear(axes, INPUTS + 1 + OUTPUTS, NEURONS)
-    axes.set_xticks([(INPUTS - 1) / 2, INPUTS + 1 + (OUTPUTS - 1) / 2], ["in", "out"], fontsize=9)
+    axes.set_xticks([(INPUTS - 1) / 2, INPUTS + 1 + (OUTPUTS - 1) / 2], ["in", "out"])
     axes.set_yticks([])
 
 
@@ -190,4 +190,12 @@ def _clear(axes: Axes, columns: float, rows: float) -> None:
 
 def _add_key(figure: Figure, kept: str, cut: str) -> None:
     handles = [Patch(label=kept, linewidth=0.6, **_KEPT), Patch(label=cut, linewidth=0.6, **_CUT)]  # type: ignore[arg-type]
-    figure.legend(handles=handles, loc="outside upper left", ncols=2, labelcolor=INK, handlelength=1, handleheight=1)
+    figure.legend(
+        handles=handles,
+        loc="outside upper left",
+        ncols=2,
+        labelcolor=INK,
+        fontsize=TEXT,
+        handlelength=1,
+        handleheight=1,
+    )

@@ -1,14 +1,16 @@
 """The report as files: one self-contained HTML page, and Markdown with figures beside it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedcover._files import write_atomically
+from fedcover.report.elements import anchor, figure, prose, section_heading, table, text
 from fedcover.report.figures import write_drawings
 from fedcover.report.page import frame
-from fedcover.report.sections import figure, prose, table, text
 from fedcover_experiments.markdown import markdown_table
 from fedcover_experiments.paper.document import (
+    PLAIN,
     TITLE,
     ClaimVerdict,
     Element,
@@ -43,14 +45,14 @@ def as_html(elements: Sequence[Element]) -> str:
 def _html(element: Element) -> str:
     match element:
         case Heading():
-            return f"<h2>{text(element.text)}</h2>"
+            return section_heading(element.text)
         case Paragraph():
             kind = f' class="{element.kind}"' if element.kind else ""
             return f"<p{kind}>{prose(element.text)}</p>"
         case ClaimVerdict():
+            tag = f'<span class="tag {_kind(element.verdict)}">{text(element.verdict)}</span>'
             return (
-                '<section class="claim">\n'
-                f'<h3>{text(element.title)} <span class="tag">{text(element.verdict)}</span></h3>\n'
+                f'<section class="claim" id="{anchor(element.title)}">\n<h3>{text(element.title)} {tag}</h3>\n'
                 f'<p class="about">The paper: {prose(element.statement)}</p>\n<p>{prose(element.finding)}</p>\n'
                 f"{_html(element.comparisons) if element.comparisons else ''}\n</section>"
             )
@@ -61,6 +63,11 @@ def _html(element: Element) -> str:
             )
         case FigureGrid():
             return '<div class="figures">\n' + "\n".join(map(figure, element.drawings)) + "\n</div>"
+
+
+def _kind(verdict: str) -> str:
+    """Return the class of a claim's verdict, which decides its colour."""
+    return {"holds": "confirmed", "fails": "opposite"}.get(re.split(r"\W", verdict)[0], "open")
 
 
 def as_markdown(elements: Sequence[Element]) -> str:
@@ -92,7 +99,10 @@ def _markdown(element: Element) -> str:
 def _cells(rows: Sequence[Mapping[str, str]], marks: Mapping[tuple[int, str], str]) -> list[dict[str, str]]:
     """Return the rows with cells in Markdown; marked cells are bold."""
     return [
-        {head: f"**{_escaped(cell)}**" if (number, head) in marks else _escaped(cell) for head, cell in row.items()}
+        {
+            head: f"**{_escaped(cell)}**" if marks.get((number, head), PLAIN[0]) not in PLAIN else _escaped(cell)
+            for head, cell in row.items()
+        }
         for number, row in enumerate(rows)
     ]
 

@@ -24,12 +24,12 @@ def _gains(study: Study, panels: Mapping[str, Sequence[Cell]]) -> Figure:
     policies = [p for p in dict.fromkeys(e.policy for e in study.experiments()) if p not in ("full", study.base)]
     compared = {cell.experiment.code for row in panels.values() for cell in row if cell.gain}
     codes = [code for code in study.budgets if code in compared]
-    height = 0.5 + 0.3 * len(codes)
+    height = 0.75 + 0.3 * len(codes)
     figure = Figure(figsize=(WIDTH, 0.4 + height * len(panels)), layout="constrained")
     subplots = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, (title, row) in zip(subplots, panels.items(), strict=True):
         _draw_gains(axes, row, policies, codes)
-        axes.set_title(f"{title}: gain in accuracy over {study.base}, points")
+        axes.set_title(f"{title}:\ngain over {study.base}, points of accuracy")
     handles = [figure.axes[0].plot([], [], "o-", color=colour(index))[0] for index in range(len(policies))]
     add_legend(figure, handles, policies)
     return figure
@@ -49,7 +49,7 @@ def _draw_gains(axes: Axes, row: Sequence[Cell], policies: Sequence[str], codes:
 
 def _accuracies(study: Study, panels: Mapping[str, Sequence[Cell]]) -> Figure:
     """Draw a dot for every seed, the best policy first, and a line at the base."""
-    heights = [0.6 + 0.2 * len(row) for row in panels.values()]
+    heights = [0.85 + 0.2 * len(row) for row in panels.values()]
     figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
     subplots = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     for axes, (title, row) in zip(subplots, panels.items(), strict=True):
@@ -62,5 +62,5 @@ def _accuracies(study: Study, panels: Mapping[str, Sequence[Cell]]) -> Figure:
                 axes.axvline(fmean(cell.accuracies), color=MUTED, linewidth=0.8)
         axes.set_yticks(range(len(best)), [cell.experiment.policy for cell in best])
         axes.set_ylim(len(best) - 0.4, -0.6)
-        axes.set_title(f"{title}: accuracy over the last rounds, %")
+        axes.set_title(f"{title}:\nlate accuracy, %")
     return figure

@@ -8,11 +8,11 @@ from statistics import fmean
 from fedcover._files import write_atomically
 from fedcover.errors import InputError
 from fedcover.report.format import mean_and_deviation, signed
+from fedcover.report.statistics import Difference, holm, paired
 from fedcover_experiments.markdown import markdown_table
 from fedcover_experiments.measures import late_accuracy
 from fedcover_experiments.results import Results, load_all
 from fedcover_experiments.runner import Experiment
-from fedcover_experiments.statistics import Difference, holm, paired
 from fedcover_experiments.studies.registry import STUDIES, Study
 
 LEVEL = 0.05

@@ -63,7 +63,7 @@ def test_clients_that_do_not_share_their_labels() -> None:
         population.label_mix(2)
     with pytest.raises(fc.InputError, match="--share-labels"):
         fc.Federation(playing.task, population, aggregator=fc.mean("labels"), cohort=2)
-    one = fc.Federation(playing.task, population, fc.heterofl(), cohort=2)
+    one = fc.Federation(playing.task, population, fc.heterofl(), fc.by_slot("2x1"), cohort=2)
     with pytest.raises(fc.InputError, match="--share-labels"):
         one.begin_round(one.start())
 

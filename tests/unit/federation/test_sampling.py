@@ -99,7 +99,7 @@ def test_wrong_ids_are_refused(small_federation: Make, ids: list[int]) -> None:
         (lambda: fc.availability([[0, 9]]), "names client 9, but there are 8 clients"),
         (lambda: fc.availability([]), "at least one round"),
         (lambda: fc.availability("none.csv"), "none.csv cannot be read"),
-        (lambda: "weighted", "sampling must be client sampling, such as"),
+        (lambda: 0.5, "sampling must be client sampling, such as"),
     ],
 )
 def test_wrong_sampling_is_refused(small_federation: Make, make: Callable[[], fc.Sampling], message: str) -> None:

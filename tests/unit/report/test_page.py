@@ -15,6 +15,7 @@ from fedcover.federation.history import RoundRecord
 from fedcover.report import format as cells
 from fedcover.report import load_run, sections, write_report
 from fedcover.report.loading import open_runs
+from fedcover.report.methods import group_runs
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -129,10 +130,10 @@ def test_a_comparison_is_whole_small_escaped_and_always_the_same(make_run: MakeR
 def test_the_first_setting_shown_is_one_that_differs(
     save: Callable[..., Path], record: Callable[..., RoundRecord]
 ) -> None:
-    paths = [save(name, [record(1)], name=name, seed=seed) for name, seed in (("a", 3), ("b", 4))]
-    text = sections.settings(open_runs(paths))
+    paths = [save(name, [record(1)], name=name, rounds=rounds) for name, rounds in (("a", 3), ("b", 4))]
+    text = sections.settings(group_runs(open_runs(paths)))
     different, same = text.index("Different between the runs"), text.index("The same in all runs")
-    assert different < text.index('<th scope="row">seed</th>') < same < text.index('<th scope="row">local.lr</th>')
+    assert different < text.index('<th scope="row">rounds</th>') < same < text.index('<th scope="row">local.lr</th>')
 
 
 def test_an_unfinished_run_of_one_round_has_a_page(make_run: MakeRun) -> None:
@@ -173,7 +174,7 @@ def test_settings_and_versions_may_be_missing(make_run: MakeRun) -> None:
     path = make_run("wp", 1)
     (path / "config.toml").unlink()
     (path / "versions.json").unlink()
-    text = sections.settings(open_runs(path))
+    text = sections.settings(group_runs(open_runs(path)))
     assert "No settings were recorded." in text
     assert "No versions were recorded." in text
 

@@ -73,7 +73,10 @@ def test_best_values_ignore_losses_that_are_not_numbers(
     save: Callable[..., Path], record: Callable[..., RoundRecord]
 ) -> None:
     good, bad = save("good", [record(9)], name="good"), save("bad", [replace(record(1), loss=math.nan)], name="bad")
-    assert best_names([load_run(good), load_run(bad)]) == {"accuracy": {"good"}, "local accuracy": {"good"}}
+    assert best_names({path.name: [measure(load_run(path).history)] for path in (good, bad)}) == {
+        "accuracy": {"good"},
+        "local accuracy": {"good"},
+    }
 
 
 def test_round_rows_are_thinned_in_long_runs(save: Callable[..., Path], record: Callable[..., RoundRecord]) -> None:

@@ -3,9 +3,11 @@
 ``flwr run`` loads them as ``fedcover.deploy.flower.apps:server`` and ``fedcover.deploy.flower.apps:client``. The run's
 configuration has the settings as TOML (``settings``), folders on the server (``out``, ``data``) and whether to resume
 (``resume``). A node's configuration has its client's number (``client``), the location of its data (``data``) and what
-it can afford: ``capacity``, or a ``budget`` in a ``budget-unit``, with a ``calibration`` if that is seconds.
+it can afford: ``capacity``, or a ``budget`` in a ``budget-unit``, with a ``calibration`` if that is seconds. ``files``
+lists the Python files that the node may execute if the settings name them.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -25,21 +27,21 @@ from fedcover.config.build import (
     build_recipe,
     code_items,
     keeps_in,
-    population,
     schedule_of,
     settings_of,
 )
 from fedcover.config.schema import Config, parse_config
+from fedcover.config.task_and_data import build_task, load_data, population
 from fedcover.data import Device, Examples, Population, as_examples
 from fedcover.deploy.flower.client import LocalClient, build_client_app, number_of
 from fedcover.deploy.flower.messages import Notify
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.server import FederationSetup, play, print_line
+from fedcover.deploy.own_files import settings_of_node
 from fedcover.deploy.wire import Limits
 from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.extras import extras_of_recipe
 from fedcover.federation.history import History, RoundRecord
-from fedcover.models import build
 from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.trace import trace
 from fedcover.training.task import Task
@@ -75,7 +77,7 @@ def play_config(
     least = config.flower.clients or config.data.clients
     if not resume:
         check_fleet(code_items(config, config.policy.choice.build()), config.budgets.by, config.cohort, least)
-    check_device = device_check(config, data.load(config.data.name, folder).train)
+    check_device = device_check(config, load_data(config, folder).train)
     rules = rules_from_config(config)
     history = play(
         grid, make, schedule, least, rules, out, resume, config.shrink, notify, on_round, check_device,
@@ -92,7 +94,7 @@ def device_check(config: Config, train: Examples) -> Callable[[Device], None]:
     """Return a function that raises InputError for a device that the run of these settings cannot use."""
     policy = config.policy.choice.build()
     needs_labels = policy.traits().wants_classes or config.assign or build_aggregator(config).needs_labels
-    task = Task(build(config.model.name, train.input_shape, train.classes, config.seed))
+    task = build_task(config, train)
     structure = trace(task.static(train.example()).model, train.example())
 
     def check(device: Device) -> None:
@@ -141,9 +143,8 @@ def local_client(text: str, folder: str | None, number: int) -> LocalClient:
 def _task_and_population(text: str, folder: str | None) -> tuple[Task, Population]:
     """Return the task and all clients of a run; cached, since one process may train many of them."""
     config = parse_config(text)
-    train = data.load(config.data.name, folder).train
-    model = build(config.model.name, train.input_shape, train.classes, config.seed)
-    return Task(model).fitted(train), population(config, train)
+    loaded = load_data(config, folder)
+    return build_task(config, loaded.train).fitted(loaded.train), population(config, loaded)
 
 
 def _client_from_npz(config: Config, path: str) -> LocalClient:
@@ -154,6 +155,10 @@ def _client_from_npz(config: Config, path: str) -> LocalClient:
             inputs, labels = arrays["inputs"], arrays["labels"]
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{path} is not an .npz file with inputs and labels ({error}); {remedy}") from error
+    if ":" in config.data.name:
+        raise InputError(
+            f"{path} cannot be compared with the data set {config.data.name}; load it in that file instead"
+        )
     expected, classes = data.shape_of(config.data.name)
     shape = tuple(inputs.shape[1:])
     if shape != expected:
@@ -162,12 +167,12 @@ def _client_from_npz(config: Config, path: str) -> LocalClient:
         )
     examples = as_examples((data.inputs_like(config.data.name, inputs, path), labels))
     examples = Examples(examples.inputs, examples.labels, classes, Path(path).name, "the device's own")
-    return LocalClient(Task(build(config.model.name, expected, classes, config.seed)), examples)
+    return LocalClient(build_task(config, examples), examples)
 
 
 def _load_client(context: Context) -> LocalClient:
     folder = context.node_config.get("data")
-    return local_client(_settings(context), str(folder) if folder else None, number_of(context))
+    return local_client(_node_settings(context), str(folder) if folder else None, number_of(context))
 
 
 def _capacity(context: Context) -> float | None:
@@ -175,7 +180,7 @@ def _capacity(context: Context) -> float | None:
     node = context.node_config
     if (amount := node.get("budget")) is None:
         return None
-    config, local = parse_config(_settings(context)), _load_client(context)
+    config, local = parse_config(_node_settings(context)), _load_client(context)
     structure, recipe = trace(local.task.model, local.examples.example()), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
     steps = recipe.most_steps(len(local.examples))  # a node does not know its index
@@ -183,6 +188,13 @@ def _capacity(context: Context) -> float | None:
     units, structure = policy.bind(structure).traits().units, policy.prunable(structure)
     (budget,) = unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, units, extras)
     return budget.keep
+
+
+def _node_settings(context: Context) -> str:
+    """Return the run's settings, with files of the node's own."""
+    node = context.node_config
+    files = [Path(file) for file in str(node.get("files", "")).split(os.pathsep) if file]
+    return settings_of_node(_settings(context), files, needs_policy="budget" in node)
 
 
 def _settings(context: Context) -> str:

@@ -136,8 +136,9 @@ def simulated_client(config: Config, folder: str | None) -> Any:
 
     from fedcover.deploy.flower.apps import local_client
     from fedcover.deploy.flower.client import LocalClient, build_client_app, number_of
+    from fedcover.deploy.own_files import absolute_files
 
-    text = to_toml(config.complete())
+    text = to_toml(absolute_files(config.complete()))
 
     def load(context: Context) -> LocalClient:
         return local_client(text, folder, number_of(context))

@@ -1,5 +1,6 @@
 """Build and validate a node's configuration before the node is started."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,12 @@ NodeConfig = dict[str, str | int | float | bool]
 
 
 def node_config(
-    client: int | None, data: str, capacity: float | None, extra: Sequence[str] = (), share_labels: bool = False
+    client: int | None,
+    data: str,
+    capacity: float | None,
+    extra: Sequence[str] = (),
+    share_labels: bool = False,
+    files: Sequence[Path] = (),
 ) -> NodeConfig:
     """Return the configuration that the client's app reads.
 
@@ -21,6 +27,7 @@ def node_config(
         capacity: The share of the model that the node can afford, in (0, 1].
         extra: Further entries as KEY=VALUE.
         share_labels: Whether the node reports its label counts.
+        files: Python files that the node may execute if a run's settings name them.
     """
     config: NodeConfig = {}
     if client is not None:
@@ -33,6 +40,11 @@ def node_config(
         config["capacity"] = capacity
     if share_labels:
         config["share-labels"] = True
+    if files:
+        for file in files:
+            if not file.is_file() or file.suffix != ".py":
+                raise InputError(f"--file must be a Python file; got {file}")
+        config["files"] = os.pathsep.join(str(file.absolute()) for file in files)
     for item in extra:
         key, equals, value = item.partition("=")
         if not equals or not key:

@@ -1,0 +1,74 @@
+"""Settings that name a Python file, ``FILE.py:NAME``, on a server and on its nodes.
+
+A file that settings name is executed. A node does not let the server choose: it executes only files that its operator
+listed with ``--file``, and finds the one that the settings name by its file name.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcover.errors import InputError
+from fedcover.toml import to_toml
+
+SERVER_ONLY = ("aggregation", "server", "sampling", "callbacks")
+"""Sections that only the server uses."""
+KEYS = ("model.name", "data.name", "data.augment", "task.loss", "task.metrics", "local.name", "schedule.name")
+"""Settings that a node uses and that may name a file."""
+POLICY = "policy.name"
+
+
+def absolute_files(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings in which the paths of files are absolute, for a process in another folder."""
+    return _mapped(settings, lambda path: path.absolute())
+
+
+def settings_of_node(text: str, files: Sequence[Path], needs_policy: bool) -> str:
+    """Return a run's settings for a node, in which files are the node's own.
+
+    Args:
+        text: The settings as TOML, as the server sent them.
+        files: The files that the node's operator allows.
+        needs_policy: Whether the node needs the policy, to compute what its budget buys.
+
+    Raises:
+        InputError: If a setting that the node uses names a file that the operator did not allow.
+    """
+    raw = {key: value for key, value in tomllib.loads(text).items() if key not in SERVER_ONLY}
+    by_name = {file.name: file for file in files}
+
+    def own(path: Path) -> Path:
+        if path.name not in by_name:
+            raise InputError(
+                f"the run uses {path.name}, a file of its own, which a node executes only if it was started with"
+                f" --file {path.name}, a copy that its operator trusts"
+            )
+        return by_name[path.name]
+
+    if not needs_policy and _is_file(raw.get("policy", {}).get("name")):
+        del raw["policy"]
+    return to_toml(_mapped(raw, own))
+
+
+def _mapped(settings: Mapping[str, Any], function: Any) -> dict[str, Any]:
+    """Return nested settings with a function applied to the path of every file."""
+    changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
+    for dotted in (*KEYS, POLICY, *(f"{section}.name" for section in SERVER_ONLY)):
+        section, _, key = dotted.partition(".")
+        table = changed.get(section)
+        if isinstance(table, dict) and key in table:
+            value = table[key]
+            table[key] = [_moved(v, function) for v in value] if isinstance(value, list) else _moved(value, function)
+    return changed
+
+
+def _moved(value: Any, function: Any) -> Any:
+    if not _is_file(value):
+        return value
+    file, _, name = value.rpartition(":")
+    return f"{function(Path(file))}:{name}"
+
+
+def _is_file(value: object) -> bool:
+    return isinstance(value, str) and ".py:" in value
