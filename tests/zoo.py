@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -255,31 +254,7 @@ ZOO: dict[str, Animal] = {
 """The networks by name. They return scores, or an object that has them as ``logits``."""
 
 
-class OneTensor(nn.Module):
-    """A network that takes one tensor and returns its scores, around one with dict inputs or ``logits``."""
-
-    def __init__(self, net: nn.Module, example: dict[str, Tensor] | None) -> None:
-        super().__init__()
-        self.net = net
-        self.shapes = {name: tuple(value.shape[1:]) for name, value in (example or {}).items()}
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Any
-        if self.shapes:
-            sizes = [torch.Size(shape).numel() for shape in self.shapes.values()]
-            parts = zip(self.shapes.items(), x.split(sizes, 1), strict=True)
-            out = self.net(**{name: part.reshape(len(x), *shape) for (name, shape), part in parts})
-        else:
-            out = self.net(x)
-        scores: Tensor = out.logits if hasattr(out, "logits") else out
-        return scores
-
-
-def as_one_tensor(name: str) -> tuple[nn.Module, Tensor]:
-    """Return a network of the zoo and an example, wrapped where it needs more than one tensor or has ``logits``."""
-    animal = ZOO[name]
+def network(name: str) -> tuple[nn.Module, Tensor | dict[str, Tensor]]:
+    """Return a network of the zoo and an example of its inputs; the network is the same every time."""
     torch.manual_seed(0)
-    net, example = animal.build(), animal.example
-    if isinstance(example, Tensor):
-        return (OneTensor(net, None) if name in ("bert", "gpt2") else net), example
-    return OneTensor(net, example), torch.cat([value.flatten(1) for value in example.values()], 1)
+    return ZOO[name].build(), ZOO[name].example

@@ -137,7 +137,8 @@ def test_lists_show_the_settings_of_policies(cli: Cli) -> None:
     rows = json.loads(cli("list", "policies", "--json")[1])["policies"]
     assert [row["policy"] for row in rows] == list(POLICIES)
     settings = {row["policy"]: row["settings"] for row in rows}
-    assert settings["FedEcover"] == {"step": 1.0, "decay": 0.5, "every": 100}
-    assert settings["WP"] == {}
+    assert settings["FedEcover"] == {"step": 1.0, "decay": 0.5, "every": 100, "only": None, "skip": None}
+    assert settings["WP"] == {"only": None, "skip": None}
+    assert settings["full"] == {}
     keys = [row["setting"] for row in json.loads(cli("list", "settings", "--json")[1])["settings"]]
     assert [key for key in keys if key.startswith("policy.")] == ["policy.name", "policy.*"]

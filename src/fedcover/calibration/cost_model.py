@@ -75,8 +75,8 @@ class CostModel:
                 left = 1 if -1 in axes else math.prod(n for axis, n in enumerate(shape) if axis not in axes)
                 for axis, lists in axes.items():
                     whole = math.prod(shape) if axis < 0 else shape[axis]  # of which some may belong to no list
-                    gone = sum(indices[-1] - indices[counts[which] - 1] for which, indices in lists)
-                    left *= whole - gone
+                    removed = sum(indices[-1] - indices[counts[which] - 1] for which, indices in lists)
+                    left *= whole - removed
                 masks += _longest_encoding(left, shape, product=self._units)
             parameters += left
             sent += left * (name not in self._structure.frozen)

@@ -73,8 +73,8 @@ def get(name: str | Source, folder: Folder = None, progress: Callable[[str], Non
     files = ", ".join(source.layouts[0].files)
     raise InputError(
         f"{source.name} could not be fetched; tried {'; '.join(tried) or 'nothing, since it has no mirror'}; "
-        f"put its files ({files}) into FOLDER/{source.name} and pass --data FOLDER"
-        + (f" ({source.hint})" if source.hint else "")
+        f"put its files ({files}) into FOLDER/{source.name} and set FEDCOVER_DATA=FOLDER, or on the command line --data"
+        " FOLDER" + (f" ({source.hint})" if source.hint else "")
     )
 
 

@@ -221,7 +221,7 @@ def _not_found(source: Source, folder: Folder) -> str:
     searched = " or ".join(str(path) for path in search_path(source, folder))
     return (
         f"{source.name} was not found in {searched}; run `fedcover data get {source.name}`, "
-        f"or point --data (FEDCOVER_DATA) at a folder that has {source.name}/"
+        f"or name a folder that has {source.name}/ by FEDCOVER_DATA, or by --data on the command line"
     )
 
 

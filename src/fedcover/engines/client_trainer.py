@@ -48,7 +48,8 @@ class ClientTrainer:
         """Train one client and return its update."""
         original = job.task.model
         if id(original) not in self._scratches:
-            self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original))
+            example = job.population.examples.example()
+            self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original, example))
         scratch = self._scratches[id(original)]
         if not self._shrink or not job.mask or (job.options and job.options.whole):
             return train_job(self._stepper(scratch, job), job)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fedcover.clients import Client
 from fedcover.params import Params
 from fedcover.policies.base import ClientPlan, Policy, State, Traits
-from fedcover.policies.registry import register
+from fedcover.policies.registry import POLICIES
 from fedcover.seeding import Round
 
 
@@ -29,7 +29,7 @@ class FullModels(Policy):
         return [ClientPlan(client) for client in cohort], state
 
 
-@register("full", "FedAvg")
+@POLICIES.register("full", "FedAvg")
 def full() -> Policy:
     """Full models for all clients: FedAvg."""
     return FullModels()

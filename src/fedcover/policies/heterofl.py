@@ -23,7 +23,7 @@ from fedcover.policies.unit_policy import UnitPolicy, unit_mask, units_for, widt
 from fedcover.seeding import Round, ambient
 from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure
-from fedcover.structure.units.layers import TRANSPOSED
+from fedcover.structure.units.layers import TRANSPOSED, is_transposed_linear, recurrent_weights
 from fedcover.training.options import TrainingOptions
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -47,6 +47,8 @@ class HeteroFL(UnitPolicy):
     scores: int = field(default=0, repr=False, kw_only=True)
     """Number of classes that the model scores."""
     output: str = field(default="", repr=False, kw_only=True)
+    unscaled: frozenset[str] = field(default=frozenset(), repr=False, kw_only=True)
+    """Weights of recurrent layers: a factor inside their gates would not be one of their outputs."""
 
     def __post_init__(self) -> None:
         if not self.rates:
@@ -62,7 +64,8 @@ class HeteroFL(UnitPolicy):
     def bind(self, structure: ModelStructure) -> Self:
         """Return this policy with the model's groups of units and its output layer."""
         rows, scores = class_rows(structure)
-        return replace(super().bind(structure), rows=rows, scores=scores, output=structure.output)
+        bound = replace(super().bind(structure), rows=rows, scores=scores, output=structure.output)
+        return replace(bound, unscaled=frozenset(recurrent_weights(structure.model)))
 
     def rate(self, client: Client, this_round: Round) -> float:
         """Return a client's width in a round: its budget, or with ``dynamic`` a rate drawn within its budget."""
@@ -73,10 +76,11 @@ class HeteroFL(UnitPolicy):
         return within[int(torch.randint(len(within), (), generator=this_round.generator("rate", client.id)))]
 
     def gains(self, rate: float) -> dict[str, float]:
-        """Return the Scaler's factors at a width: 1/r for the weight and bias of every hidden layer."""
+        """Return the Scaler's factors at a width: 1/r for weights and biases of all but recurrent layers."""
         factors: dict[str, float] = {}
         for group in self.groups:
-            for weight in (member.tensor for member in group.members if member.incoming):
+            incoming = (member.tensor for member in group.members if member.incoming)
+            for weight in (name for name in incoming if name not in self.unscaled):
                 factors[weight] = 1 / rate
                 bias = weight.removesuffix("weight") + "bias"
                 if any(member.tensor == bias for member in group.members):
@@ -134,7 +138,9 @@ def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], 
     empty for a model whose scores come from several layers, or not directly from its last layer.
     """
     layer, _, kind = structure.output.rpartition(".")
-    first = 1 if isinstance(structure.model.get_submodule(layer), TRANSPOSED) and kind == "weight" else 0
+    module = structure.model.get_submodule(layer)
+    transposed = isinstance(module, TRANSPOSED) or is_transposed_linear(module)
+    first = 1 if transposed and kind == "weight" else 0
     outputs = structure.shapes[structure.output][first]
     bias = structure.output.removesuffix("weight") + "bias"
     more = ((bias, 0),) if structure.shapes.get(bias) == (outputs,) else ()
@@ -180,7 +186,7 @@ def heterofl(
         dynamic: Draw each client's width in every round from the ``rates`` within its budget.
         rates: Widths to draw from, in (0, 1].
         label_aware: Leave the output rows of classes that a client lacks to the clients that have them.
-        scaler: Multiply hidden outputs by 1/r in training.
+        scaler: Multiply hidden outputs by 1/r in training, except those of recurrent layers.
     """
     policy = HeteroFL(dynamic, tuple(rates), label_aware, scaler)
     if policy.rates != RATES and not dynamic:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -18,6 +18,9 @@ from fedcover.structure.selection import select_layers
 from fedcover.structure.trace import ModelStructure
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+ARGUMENTS = """\
+    only: Layers that may be pruned, by names or patterns such as "encoder.*"; all, if it is left out.
+    skip: Layers that stay whole, in the same form."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def selected(policy: Policy, only: Sequence[str] | None = None, skip: Sequence[s
 
 def with_selection(factory: Factory) -> Factory:
     """Return a factory of policies that also takes ``only`` and ``skip``."""
-    signature = inspect.signature(factory)
+    signature = _signature(factory)
     if {"only", "skip"} & signature.parameters.keys():
         return factory
 
@@ -140,4 +143,22 @@ def with_selection(factory: Factory) -> Factory:
     place = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
     parameters[place:place] = added
     build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    build.__doc__ = _documented(inspect.getdoc(factory) or "")
     return cast(Factory, build)
+
+
+def _signature(factory: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a factory, without the fields of a dataclass that are not shown."""
+    try:
+        signature = inspect.signature(factory, eval_str=True)
+    except Exception:  # annotations in quotes may name what cannot be imported here
+        signature = inspect.signature(factory)
+    hidden = {field.name for field in fields(factory) if not field.repr} if is_dataclass(factory) else set()
+    return signature.replace(parameters=[one for name, one in signature.parameters.items() if name not in hidden])
+
+
+def _documented(text: str) -> str:
+    """Return a factory's docstring with ``only`` and ``skip`` at the end of its arguments."""
+    summary, title, rest = text.partition("\n\nArgs:\n")
+    arguments, gap, more = rest.partition("\n\n")
+    return f"{summary}\n\nArgs:\n{arguments}{chr(10) * bool(title)}{ARGUMENTS}{gap}{more}"

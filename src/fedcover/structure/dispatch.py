@@ -1,8 +1,11 @@
 """Watching the operations of a forward pass, one by one."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -32,3 +35,16 @@ class Watch(TorchDispatchMode, ABC):
             kwargs: Its keyword arguments.
             out: Its result.
         """
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Make torch run attention and recurrent layers as single operations that can be followed."""
+    before, fast = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(fast)

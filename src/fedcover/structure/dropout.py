@@ -1,6 +1,6 @@
 """Dropout with an address: the units that drop depend only on (client, round, step, layer).
 
-``nn.Dropout`` draws from a global generator, so the units that a client drops would depend on the engine and on the
+Dropout draws from a global generator, so the units that a client drops would depend on the engine and on the
 other clients in the cohort. Copies of the model that are trained use ``KeyedDropout`` instead, whose bits are a hash.
 """
 
@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fedcover.data.inputs import Inputs, copy_of
+from fedcover.seeding import ambient
+from fedcover.structure.attention import ExplicitAttention, attend, can_be_explicit
+from fedcover.structure.calls import call_model
 
 LOW = 0xFFFFFFFF
 GOLDEN = 0x9E3779B1
@@ -123,16 +130,60 @@ class KeyedDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop entries with probability p and scale the others by 1 / (1 - p); in evaluation return the input."""
-        if not self.training or self.p == 0:
-            return x
-        if self.p == 1:
-            return torch.zeros_like(x)
-        call = DropoutCall(self.stream.number(self.layer), self.p, tuple(x.shape), x.dtype)
-        return x * self.stream.scale(call, x.device)
+        return _drop(x, self.p, self.layer, self.stream) if self.training else x
 
 
-def with_keyed_dropout(model: nn.Module) -> tuple[nn.Module, Stream]:
-    """Return a copy of the model whose ``nn.Dropout`` layers draw from a stream, and that stream."""
+def _drop(x: Tensor, p: float, layer: int, stream: Stream) -> Tensor:
+    """Return the input with entries dropped with probability p, and the others scaled by 1 / (1 - p)."""
+    if p == 0:
+        return x
+    if p == 1:
+        return torch.zeros_like(x)
+    call = DropoutCall(stream.number(layer), p, tuple(x.shape), x.dtype)
+    return x * stream.scale(call, x.device)
+
+
+class _KeyedFunctions(TorchFunctionMode):
+    """A context in which ``F.dropout`` and the dropout of ``F.scaled_dot_product_attention`` draw from a stream."""
+
+    def __init__(self, layer: int, stream: Stream) -> None:
+        super().__init__()
+        self._layer, self._stream = layer, stream
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.dropout or func is torch.dropout:
+            x, p, training = _dropout_arguments(*args, **(kwargs or {}))
+            return _drop(x, p, self._layer, self._stream) if training else x
+        if func is F.scaled_dot_product_attention:
+            drop_p, rest = _attention_arguments(*args, **(kwargs or {}))
+            if drop_p:
+                return attend(drop=lambda weights: _drop(weights, drop_p, self._layer, self._stream), **rest)
+        return func(*args, **(kwargs or {}))
+
+
+def _dropout_arguments(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
+) -> tuple[Tensor, float, bool]:
+    return input, p, training and train
+
+
+def _attention_arguments(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **rest: Any
+) -> tuple[float, dict[str, Any]]:
+    rest.pop("enable_gqa", None)
+    return dropout_p, {"query": query, "key": key, "value": value, "attn_mask": attn_mask, **rest}
+
+
+def with_keyed_dropout(model: nn.Module, example: Inputs | None = None) -> tuple[nn.Module, Stream]:
+    """Return a copy of the model whose dropout draws from a stream, and that stream.
+
+    This covers ``nn.Dropout``, the dropout of ``nn.MultiheadAttention`` and, for models that call them, ``F.dropout``
+    and the dropout of ``F.scaled_dot_product_attention``.
+
+    Args:
+        model: The model, which is not changed.
+        example: A batch of inputs, by which functions that draw are noticed; without it they are not replaced.
+    """
     stream = Stream()
     scratch = copy.deepcopy(model)
     keyed: dict[nn.Module, KeyedDropout] = {}
@@ -140,4 +191,23 @@ def with_keyed_dropout(model: nn.Module) -> tuple[nn.Module, Stream]:
         for name, child in list(parent._modules.items()):  # one layer may have several names
             if type(child) is nn.Dropout:
                 setattr(parent, name, keyed.setdefault(child, KeyedDropout(child.p, len(keyed), stream)))
+        if isinstance(parent, nn.MultiheadAttention) and parent.dropout and can_be_explicit(parent):
+            ExplicitAttention.replace(parent)
+            parent.keyed_dropout = keyed[parent] = KeyedDropout(parent.dropout, len(keyed), stream)
+    if example is not None and draws(scratch, example):
+        _enter_while_running(scratch, _KeyedFunctions(len(keyed), stream))
     return scratch, stream
+
+
+def draws(model: nn.Module, example: Inputs) -> bool:
+    """Return whether a forward pass in training mode draws random numbers from the global generator."""
+    with ambient(0, "look"), torch.no_grad():
+        before = torch.default_generator.get_state()
+        call_model(copy.deepcopy(model).train(), copy_of(example))
+        return not torch.equal(before, torch.default_generator.get_state())
+
+
+def _enter_while_running(model: nn.Module, context: _KeyedFunctions) -> None:
+    """Make a context active during the forward passes of a model and of its copies."""
+    model.register_forward_pre_hook(lambda *_: (context.__enter__(), None)[1])  # type: ignore[no-untyped-call]
+    model.register_forward_hook(lambda *_: context.__exit__(None, None, None), always_call=True)  # type: ignore[no-untyped-call]

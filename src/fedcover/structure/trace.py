@@ -16,7 +16,7 @@ from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts
 from fedcover.errors import InputError
 from fedcover.seeding import ambient
 from fedcover.structure.calls import call_model, call_with
-from fedcover.structure.dispatch import Watch
+from fedcover.structure.dispatch import Watch, unfused
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ModelStructure:
     first: frozenset[str]
     """Tensors that are multiplied with the raw input, for which training needs no gradient towards the input."""
     uncounted: tuple[str, ...]
-    """Weight tensors whose multiply-adds could not be counted, as in an LSTM; ``macs`` is 0 for them."""
+    """Weight tensors whose multiply-adds could not be counted, as in a matrix power; ``macs`` is 0 for them."""
     moving: tuple[str, ...]
     """Buffers that a forward pass in training mode changes, such as running statistics."""
     frozen: frozenset[str] = frozenset()
@@ -119,7 +119,7 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
     scratch = copy.deepcopy(unused)  # it may keep values of the forward pass, which cannot be copied
     watch = _ParameterWatch(scratch)
     buffers = {name: buffer.clone() for name, buffer in scratch.named_buffers()}
-    with ambient(0, "trace"), torch.enable_grad(), watch:
+    with ambient(0, "trace"), torch.enable_grad(), unfused(), watch:
         try:
             call_model(scratch, copy_of(example))  # a model may write to its input
         except InputError:

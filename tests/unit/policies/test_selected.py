@@ -81,7 +81,7 @@ def test_names_are_checked_and_the_nearest_is_suggested() -> None:
     with pytest.raises(fc.InputError, match=r"write skip=\['2'\]"):
         fc.weight_pruning(skip="2")
     with pytest.raises(fc.InputError, match="prunes nothing"):
-        POLICIES["full"](skip=["2"])
+        selected(POLICIES["full"](), skip=["2"])
 
 
 def test_a_policy_of_ones_own_is_restricted_too() -> None:

@@ -114,3 +114,21 @@ def test_models_that_cannot_be_used() -> None:
         trace(nn.LayerNorm(4), torch.zeros(2, 4))
     with pytest.raises(InputError, match=r"has no parameters"):
         trace(nn.ReLU(), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+def test_the_multiply_adds_of_recurrent_layers_are_counted(kind: type[nn.RNNBase], gates: int) -> None:
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = kind(5, 8, batch_first=True), nn.Linear(8, 2)  # type: ignore[arg-type]
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = self.head(self.rnn(x)[0][:, -1])
+            return scores
+
+    structure = trace(Text(), torch.randn(2, 6, 5))
+    assert not structure.uncounted
+    assert structure.output == "head.weight"
+    assert (structure.macs["rnn.weight_ih_l0"], structure.macs["rnn.weight_hh_l0"]) == (6, 6)
+    assert structure.shapes["rnn.weight_hh_l0"] == (gates * 8, 8)

@@ -33,6 +33,7 @@ def test_a_run_names_the_layers_the_reason_and_an_alternative(policy: str) -> No
     message = str(warning.message)
     assert "1 of the 2 hidden layers: '2'" in message
     assert "a Softmax, computes each of them from all the others" in message
+    assert "clients therefore keep 0.671 where 0.5 is asked" in message
     assert "such as WP" in message
     assert "--" not in message
     assert Path(warning.filename) == Path(__file__)

@@ -19,10 +19,10 @@ from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, re
 from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks
 from fedcover.errors import InputError
 from fedcover.params import Params
-from fedcover.seeding import ambient, seeded
+from fedcover.seeding import seeded
 from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.calls import call_model, call_with
-from fedcover.structure.dropout import Stream, with_keyed_dropout
+from fedcover.structure.dropout import Stream, draws, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
 
 LOOKED_AT = 64
@@ -62,7 +62,7 @@ class BatchedStep:
         device: torch.device,
         compiled: bool,
     ) -> None:
-        self._model, stream = with_keyed_dropout(jobs[0].task.model)
+        self._model, stream = with_keyed_dropout(jobs[0].task.model, jobs[0].population.examples.example())
         _refuse_randomness(self._model.train(), jobs[0])
         _refuse_short_batches(self._model, jobs[0], table)
         if not table.full:
@@ -169,15 +169,12 @@ class BatchedStep:
 
 def _refuse_randomness(model: nn.Module, job: Job) -> None:
     """Raise InputError if a model draws random numbers itself: they would depend on the other clients of a batch."""
-    with ambient(0, "look"), torch.no_grad():
-        before = torch.default_generator.get_state()
-        call_model(model, copy_of(job.population.examples.example()))
-        if not torch.equal(before, torch.default_generator.get_state()):
-            name = type(job.task.model).__name__
-            raise InputError(
-                f"the model {name} draws random numbers other than by nn.Dropout, which engine=vectorized cannot"
-                f" separate by client; use nn.Dropout, or engine=processes"
-            )
+    if draws(model, job.population.examples.example()):
+        name = type(job.task.model).__name__
+        raise InputError(
+            f"the model {name} draws random numbers other than by dropout, which engine=vectorized cannot separate by"
+            f" client; use nn.Dropout or F.dropout, or engine=processes"
+        )
 
 
 def _refuse_short_batches(model: nn.Module, job: Job, table: BatchTable) -> None:

@@ -25,6 +25,20 @@ class Candidate:
     splits: tuple[Ids, ...] = ()
     """The labels of axes that views split, as into attention heads, in the shape of the parts."""
 
+    @property
+    def layers(self) -> list[str]:
+        """The layers whose outputs the units are."""
+        return [layer_of(tensor) for group in self.finest for tensor, _ in sorted(_incoming_axes(group))]
+
+    @property
+    def key(self) -> object:
+        """The form of the candidate, which equal parts of a model share."""
+        groups = tuple(
+            (group.size, *((m.axis, m.incoming, m.units.numpy().tobytes()) for m in group.members))
+            for group in self.finest
+        )
+        return groups, tuple(ids.shape for ids in self.splits), self.reader.kinds(self.layers)
+
     def coarser(self) -> Iterator[tuple[UnitGroup, ...]]:
         """Yield groups with larger units, the smallest first: units that share some coordinates of a split."""
         shapes = {ids.shape for ids in self.splits}
@@ -132,7 +146,7 @@ class Reader:
 
     def reasons(self) -> dict[str, str]:
         """Return why the units of layers cannot be removed, by layer."""
-        unit, found = self._trace.ledger.solve(), {}
+        unit, by_layer = self._trace.ledger.solve(), {}
         reason_of: dict[int, str] = {}
         for ids, reason in self._trace.ledger.fixed:
             for one in np.unique(unit[ids]).tolist():
@@ -140,8 +154,15 @@ class Reader:
         for key in sorted(self._trace.outer):
             reasons = [reason_of[u] for u in unit[self._trace.ids[key]].tolist() if u in reason_of]
             if reasons:
-                found[layer_of(key[0])] = reasons[0]
-        return found
+                by_layer[layer_of(key[0])] = reasons[0]
+        return by_layer
+
+    def kinds(self, layers: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """Return the classes of layers and of the modules around them."""
+        model = self._structure.model
+        modules = dict(model.named_modules())
+        around = [(modules.get(name, model), modules.get(name.rpartition(".")[0], model)) for name in layers]
+        return tuple((type(layer).__qualname__, type(parent).__qualname__) for layer, parent in around)
 
     def _incoming(self, axes: frozenset[tuple[str, int]]) -> list[tuple[str, int]]:
         return [key for key in axes if key in self._trace.outer and key[0] in self._order]

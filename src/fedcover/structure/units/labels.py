@@ -126,9 +126,9 @@ class Ledger:
         """
         for axis in {axis: None for operand in operands for axis in operand.sizes}:
             size = max(operand.sizes.get(axis, 0) for operand in operands)
-            found = [operand.at(axis) for operand in operands if operand.sizes.get(axis) == size]
-            labelled = [factor for factor in found if factor is not None]
-            if len(labelled) < len(found):
+            present = [operand.at(axis) for operand in operands if operand.sizes.get(axis) == size]
+            labelled = [factor for factor in present if factor is not None]
+            if len(labelled) < len(present):
                 self.fix_axis(labelled, axis, reason)
                 continue
             for factor in labelled[1:]:

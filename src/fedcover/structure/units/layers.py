@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from fedcover.structure.units.attention import FewerHeads
+from fedcover.structure.attention import ExplicitAttention
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -28,7 +28,7 @@ def resize(layer: nn.Module, whole: nn.Module) -> None:
     """Set the size attributes of a layer from the shapes of its tensors; ``whole`` is the layer it was cut from."""
     small: Any = layer
     if isinstance(layer, nn.MultiheadAttention):
-        FewerHeads.cut_from(layer, cast(nn.MultiheadAttention, whole))
+        ExplicitAttention.cut_from(layer, cast(nn.MultiheadAttention, whole))
         return
     if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
         _resize_recurrent(small)
@@ -69,6 +69,12 @@ def _resize_recurrent(small: Any) -> None:
         small.proj_size = recurrent.shape[1]
     if isinstance(small, nn.RNNBase):
         small._init_flat_weights()
+
+
+def recurrent_weights(model: nn.Module) -> list[str]:
+    """Return the names of the parameters of recurrent layers."""
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
+    return [f"{name}.{own}" if name else own for name, layer in layers for own, _ in layer.named_parameters()]
 
 
 def is_transposed_linear(layer: nn.Module) -> bool:

@@ -24,7 +24,7 @@ ELEMENTWISE = {
 FACTORIES = frozenset(
     ["zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty"]
 )
-COMBINES = "combines them with numbers that are not units"
+COMBINES = "combines them with numbers that are not units, such as inputs or constants"
 
 
 def rule(names: str) -> Callable[[Rule], Rule]:
@@ -56,7 +56,7 @@ def unknown(trace: "UnitTrace", name: str, args: Arguments, out: Any) -> None:
 
 
 def elementwise(trace: "UnitTrace", args: Arguments, out: Any) -> None:
-    """Operands meet index by index, from the last axis on; axes of size 1 are broadcast."""
+    """Let operands meet index by index, from the last axis on; axes of size 1 are broadcast."""
     first = next((tensor for tensor in tensors_in(out) if tensor.ndim), None)
     if first is None:
         return
@@ -74,7 +74,7 @@ def elementwise(trace: "UnitTrace", args: Arguments, out: Any) -> None:
 
 
 def factory(trace: "UnitTrace", args: Arguments, out: Tensor) -> None:
-    """A new tensor may be of any size: its indices are whatever units it meets."""
+    """Give a new tensor labels of its own: it may have any size, so its indices are the units that it meets."""
     trace.put(out, [Factor((axis,), trace.ledger.fresh(size)) for axis, size in enumerate(out.shape)])
 
 

@@ -27,10 +27,10 @@ def _reduce(trace: "UnitTrace", args: Arguments, out: Tensor, reason: str | None
     before: Tensor = args["self"]
     dims = args.get("dim")
     dims = list(range(before.ndim)) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
-    gone = {axis % before.ndim for axis in dims} if before.ndim else set()
+    reduced = {axis % before.ndim for axis in dims} if before.ndim else set()
     kept = out.ndim == before.ndim
-    left = [axis for axis in range(before.ndim) if axis not in gone]
-    for axis in gone if reason else ():
+    left = [axis for axis in range(before.ndim) if axis not in reduced]
+    for axis in reduced if reason else ():
         trace.ledger.fix_axis(trace.get(before), axis, str(reason))
     move_axes(trace, before, out, {old: old if kept else new for new, old in enumerate(left)})
 
@@ -77,7 +77,7 @@ def _channel_norm(trace: "UnitTrace", args: Arguments, out: Any) -> None:
 
 
 def spatial(trace: "UnitTrace", images: Tensor, out: Any, count: int) -> None:
-    """The last ``count`` axes are places of an image, which are averaged or copied; the others stay."""
+    """Pass on all but the last ``count`` axes, which are places of an image that are averaged or copied."""
     for axis in range(images.ndim - count, images.ndim):
         trace.ledger.fix_axis(trace.get(images), axis, trace.at("moves over them as over places of an image"))
     places = {axis: axis for axis in range(images.ndim - count)}

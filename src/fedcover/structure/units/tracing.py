@@ -2,8 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from fedcover.data.inputs import copy_of
 from fedcover.structure.calls import call_model
-from fedcover.structure.dispatch import Watch
+from fedcover.structure.dispatch import Watch, unfused
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import views  # noqa: F401  its rules are registered when it is imported
 from fedcover.structure.units.labels import Factor, Ids, Ledger, Operand
@@ -97,9 +96,9 @@ class UnitTrace(Watch):
         names = [argument.name for argument in func._schema.arguments]
         self._tape.append((self._modules[-1], func, {**dict(zip(names, args, strict=False)), **kwargs}, out))
 
-    def replay(self, outputs: Iterable[Tensor]) -> None:
-        """Pass on the labels through the operations on which outputs depend."""
-        needed, tape = {id(tensor) for tensor in outputs}, []
+    def replay(self, scores: Tensor) -> None:
+        """Pass on the labels through the operations on which the scores depend."""
+        needed, tape = {id(scores)}, []
         for step in reversed(self._tape):
             _, func, args, out = step
             if func._schema.is_mutable or any(id(tensor) in needed for tensor in tensors_in(out)):
@@ -126,19 +125,6 @@ class UnitTrace(Watch):
             unknown(self, name, args, out)
 
 
-@contextmanager
-def _unfused() -> Iterator[None]:
-    """Make torch run attention and recurrent layers as single operations that can be followed."""
-    before, fast = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
 def follow_units(structure: ModelStructure) -> UnitTrace:
     """Return the labels of a model's parameters after a forward pass on its example.
 
@@ -147,14 +133,13 @@ def follow_units(structure: ModelStructure) -> UnitTrace:
     """
     model = copy.deepcopy(structure.model).eval()  # without dropout, whose numbers have no units
     trace = UnitTrace(model)
-    with torch.no_grad(), warnings.catch_warnings(), _unfused():
+    with torch.no_grad(), warnings.catch_warnings(), unfused():
         warnings.simplefilter("ignore")
         with trace:
-            scores = [call_model(model, copy_of(structure.example))]
+            scores = call_model(model, copy_of(structure.example))
     trace.replay(scores)
-    for tensor in scores:
-        for factor in trace.get(tensor):
-            trace.ledger.fix(factor.ids, OUTPUTS)
+    for factor in trace.get(scores):
+        trace.ledger.fix(factor.ids, OUTPUTS)
     for name, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
             _share_hidden_size(trace, f"{name}." if name else "", module)

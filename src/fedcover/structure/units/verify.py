@@ -14,10 +14,11 @@ from fedcover._threads import one_thread
 from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of
 from fedcover.params import Params, prune, put_params
 from fedcover.seeding import ambient, generator
+from fedcover.structure.attention import CannotCutError
 from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.candidates import Candidate
-from fedcover.structure.units.group import UnitGroup, layer_of
+from fedcover.structure.units.group import UnitGroup
 from fedcover.structure.units.slicing import cuts_of, smaller_copy
 
 PATTERNS = 4
@@ -43,20 +44,47 @@ def verify_groups(
     finest, dry_run = tuple(group for candidate in candidates for group in candidate.finest), DryRun(structure)
     if not finest or not dry_run.fault_of(finest):
         return finest, {}
+    # Equal candidates, as the layers of a transformer have, are tried once; all together must then pass.
+    tried: dict[object, tuple[int, str]] = {}
+    chosen: list[tuple[UnitGroup, ...]] = []
+    faults: dict[str, str] = {}
+    for candidate in candidates:
+        options = (candidate.finest, *candidate.coarser())
+        if candidate.key not in tried:
+            tried[candidate.key] = _first_without_fault(dry_run, options, ())
+        place, fault = tried[candidate.key]
+        chosen.append(() if fault else options[place])
+        faults |= dict.fromkeys(candidate.layers, fault) if fault else {}
+    groups = tuple(group for option in chosen for group in option)
+    if not groups or not dry_run.fault_of(groups):
+        return groups, faults
+    return _one_after_another(dry_run, candidates)
+
+
+def _one_after_another(
+    dry_run: "DryRun", candidates: Sequence[Candidate]
+) -> tuple[tuple[UnitGroup, ...], dict[str, str]]:
+    """Return the groups that can be cut together with all earlier ones, and the layers of all others."""
     groups: tuple[UnitGroup, ...] = ()
     faults: dict[str, str] = {}
     for candidate in candidates:
-        reason = ""
-        for option in (candidate.finest, *candidate.coarser()):
-            fault = dry_run.fault_of((*groups, *option))
-            if not fault:
-                groups += option
-                break
-            reason = fault
-        else:
-            members = (member for group in candidate.finest for member in group.members)
-            faults |= {layer_of(member.tensor): reason for member in members if member.incoming}
+        options = (candidate.finest, *candidate.coarser())
+        place, fault = _first_without_fault(dry_run, options, groups)
+        groups += () if fault else options[place]
+        faults |= dict.fromkeys(candidate.layers, fault) if fault else {}
     return groups, faults
+
+
+def _first_without_fault(
+    dry_run: "DryRun", options: Sequence[tuple[UnitGroup, ...]], beside: tuple[UnitGroup, ...]
+) -> tuple[int, str]:
+    """Return the place of the first option that can be cut beside other groups, or the fault of the last one."""
+    fault = ""
+    for place, option in enumerate(options):
+        fault = dry_run.fault_of((*beside, *option))
+        if not fault:
+            return place, ""
+    return 0, fault
 
 
 class DryRun:
@@ -91,6 +119,8 @@ class DryRun:
                         actual = call_model(small, copy_of(inputs))
                     if not _close(actual, expected, tolerance):
                         return MIXED
+        except CannotCutError as error:
+            return str(error)
         except Exception as error:
             return f"{FAILS} '{str(error).partition(chr(10))[0] or type(error).__name__}'"
         return ""

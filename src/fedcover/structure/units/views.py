@@ -44,8 +44,8 @@ def _unsqueeze(trace: "UnitTrace", args: Arguments, out: Tensor) -> None:
 def _squeeze(trace: "UnitTrace", args: Arguments, out: Tensor) -> None:
     before: Tensor = args["self"]
     dims = args.get("dim", range(before.ndim))
-    gone = {axis % before.ndim for axis in ([dims] if isinstance(dims, int) else dims)}
-    left = [axis for axis in range(before.ndim) if axis not in gone or before.shape[axis] != 1]
+    removed = {axis % before.ndim for axis in ([dims] if isinstance(dims, int) else dims)}
+    left = [axis for axis in range(before.ndim) if axis not in removed or before.shape[axis] != 1]
     move_axes(trace, before, out, {old: new for new, old in enumerate(left)})
 
 

@@ -1,5 +1,6 @@
-"""``nn.MultiheadAttention`` with fewer heads than its width would give."""
+"""``nn.MultiheadAttention`` in single operations: with any number of heads, and with dropout of one's own."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -7,25 +8,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class FewerHeads(nn.MultiheadAttention):
-    """``nn.MultiheadAttention`` from which whole heads were cut; each of the others keeps its width.
+class CannotCutError(Exception):
+    """A layer cannot be cut in this way; the message is the reason."""
+
+
+class ExplicitAttention(nn.MultiheadAttention):
+    """``nn.MultiheadAttention`` from which heads may be cut; each of the others keeps its width.
 
     torch derives the width of a head from the number of heads, so its own forward pass cannot have fewer heads.
     """
 
     @classmethod
+    def replace(cls, layer: nn.MultiheadAttention) -> None:
+        """Make a layer compute its outputs by single operations, in place."""
+        if not can_be_explicit(layer):
+            raise CannotCutError("it adds a row to keys and values (add_bias_kv or add_zero_attn)")
+        layer.__class__ = cls
+        layer._qkv_same_embed_dim = False  # torch's encoder layer then calls this forward pass, not its fused one
+
+    @classmethod
     def cut_from(cls, layer: nn.MultiheadAttention, whole: nn.MultiheadAttention) -> None:
         """Turn a copy of ``whole``, whose parameters were cut, into an attention with fewer heads, in place."""
-        if whole.bias_k is not None or whole.add_zero_attn:
-            raise NotImplementedError("its keys and values have an additional row (add_bias_kv or add_zero_attn)")
-        layer.__class__ = cls
+        cls.replace(layer)
         packed = layer.in_proj_weight
         rows = len(packed) // 3 if packed is not None else len(cast(Tensor, layer.q_proj_weight))
         if rows % whole.head_dim:
-            raise NotImplementedError("its heads cannot be narrower")
+            raise CannotCutError("its heads cannot be narrower")
         layer.num_heads = rows // whole.head_dim
         layer.embed_dim = layer.out_proj.out_features = len(layer.out_proj.weight)
-        layer._qkv_same_embed_dim = False  # torch's encoder layer then calls this forward pass, not its fused one
 
     def forward(
         self,
@@ -51,7 +61,8 @@ class FewerHeads(nn.MultiheadAttention):
         )
         scores = q @ k.transpose(-2, -1) / self.head_dim**0.5 + self._mask(q, k, attn_mask, key_padding_mask, is_causal)
         weights = scores.softmax(-1)
-        mixed = F.dropout(weights, self.dropout, self.training) @ v
+        drop = self._modules.get("keyed_dropout")
+        mixed = (F.dropout(weights, self.dropout, self.training) if drop is None else drop(weights)) @ v
         out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         shown = (weights.mean(1) if average_attn_weights else weights) if need_weights else None
         if single:
@@ -76,12 +87,37 @@ class FewerHeads(nn.MultiheadAttention):
         if attn_mask is not None:
             if attn_mask.ndim == 3:
                 if len(attn_mask) != len(q) * self.num_heads:
-                    raise NotImplementedError("its mask differs between heads")
+                    raise CannotCutError("its mask differs between heads")
                 attn_mask = attn_mask.unflatten(0, (len(q), self.num_heads))
             added = added + _additive(attn_mask, q)
         if padding is not None:
             added = added + _additive(padding[:, None, None, :], q)
         return added
+
+
+def can_be_explicit(layer: nn.MultiheadAttention) -> bool:
+    """Return whether a layer can be replaced: not if it adds a row to keys and values."""
+    return layer.bias_k is None and not layer.add_zero_attn
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    drop: Callable[[Tensor], Tensor],
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Return what ``F.scaled_dot_product_attention`` does, with a function that drops weights of attention."""
+    if key.shape[1] != query.shape[1] and query.ndim == 4:  # several heads of queries share one of keys and values
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        scores = scores + _additive(~attn_mask if attn_mask.dtype == torch.bool else attn_mask, scores)
+    return drop(scores.softmax(-1)) @ value
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
