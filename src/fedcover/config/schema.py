@@ -264,7 +264,10 @@ def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> 
     Raises:
         InputError: If the file cannot be read, or a key or a value is not valid.
     """
-    raw, axes = split_axes(read_raw(path, changes), valid_keys())
+    settings = read_raw(path, changes)
+    if "search" in settings:
+        raise InputError(f"[search] in {path} is for `fedcover sweep --trials N`; leave it out for one run")
+    raw, axes = split_axes(settings, valid_keys())
     if axes:
         several = "; ".join(f"{key} = {', '.join(map(str, values))}" for key, values in axes.items())
         raise InputError(f"{several} makes a grid of runs; use `fedcover sweep`, or give one value")
