@@ -99,7 +99,7 @@ class Search:
         report = _TrialReport(trial, self.metric, len(cells))
         player.play(cells, lambda cell: [PruneTrial(report, cells.index(cell))])
         summaries = [self._sweep.summary_of(cell) for cell in cells]
-        values = [summary and self._value(summary) for summary in summaries]
+        values = [self._value(summary) if summary else None for summary in summaries]
         pruned = any(summary and summary.get("stopped", {}).get("by") == PruneTrial.__name__ for summary in summaries)
         if any(value is None for value in values) or pruned:
             if not pruned:
