@@ -95,7 +95,7 @@ def test_a_failed_run_is_recorded_and_the_others_continue(cli: Cli, tmp_path: Pa
 def test_settings_files_are_parts_of_a_sweep(cli: Cli, tmp_path: Path) -> None:
     for name, text in {
         "fedavg": "[policy]\nname = 'full'\n[budgets]\ncode = '1111'\n",
-        "heterofl": "[policy]\nname = 'HeteroFL'\nrates = [1.0, 0.5]\n[budgets]\ncode = '4x0.5'\n",
+        "heterofl": "[policy]\nname = 'HeteroFL'\ndynamic = true\nrates = [1.0, 0.5]\n[budgets]\ncode = '4x0.5'\n",
     }.items():
         (tmp_path / f"{name}.toml").write_text(text)
     files = [str(tmp_path / "fedavg.toml"), str(tmp_path / "heterofl.toml")]
