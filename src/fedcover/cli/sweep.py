@@ -10,7 +10,7 @@ import typer
 
 from fedcover.cli.console import FAILED, RESUMABLE, friendly, out, say, show_table
 from fedcover.cli.options import DataOption, QuietOption
-from fedcover.cli.run import unused
+from fedcover.cli.run import unused, write_page
 from fedcover.cli.search import search_settings
 from fedcover.cli.sweep_progress import SweepProgress
 from fedcover.errors import InputError, check_whole
@@ -42,6 +42,7 @@ def sweep(
     together: Annotated[int, typer.Option(help="The most runs that are played as one batch.")] = TOGETHER,
     data: DataOption = None,
     quiet: QuietOption = False,
+    report: Annotated[bool, typer.Option(help="Write the page report.html into the folder of the sweep.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else.")] = False,
 ) -> None:
     """Run every combination of several values of settings, and print the mean and deviation over seeds.
@@ -65,6 +66,8 @@ def sweep(
         rounds = sum(cell.config.rounds for cell in opened.cells)
         with SweepProgress(opened, quiet or as_json, len(opened.cells), rounds) as progress:
             play_sweep(opened, data, progress.on_round, progress.on_end, together)
+        if report and any(opened.summary_of(cell) for cell in opened.cells):
+            write_page(folder)
         _show(opened, quiet, as_json)
         if opened.errors:
             raise typer.Exit(FAILED)
@@ -119,6 +122,8 @@ def _show(sweep: SweepFolder, quiet: bool, as_json: bool) -> None:
         "mean ± deviation over seeds" if any(row["of"] > 1 for row in rows) else None,
     )
     out.print(f"sweep: {sweep.path}")
+    if (sweep.path / "report.html").exists():
+        out.print(f"report: {sweep.path / 'report.html'}")
 
 
 def _cell(measure: str, spread: dict[str, Any] | None) -> str:

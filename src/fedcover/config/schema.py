@@ -301,6 +301,18 @@ def parse_config(text: str) -> Config:
         raise InputError(f"the settings are not valid TOML ({error}); see `fedcover list settings`") from error
 
 
+def parse_client_config(text: str) -> Config:
+    """Return the configuration in a TOML text, as a client needs it: without what only the server uses.
+
+    Files of callbacks and of client sampling thus need not be on the clients.
+    """
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the settings are not valid TOML ({error}); see `fedcover list settings`") from error
+    return check_config({key: value for key, value in raw.items() if key not in ("callbacks", "sampling")})
+
+
 def check_config(raw: dict[str, Any]) -> Config:
     """Return the configuration that a nested dict describes.
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcover._files import write_atomically
+from fedcover.config.build import build_callbacks
 from fedcover.config.schema import KEEPS
 from fedcover.errors import InputError
+from fedcover.federation.callbacks.calls import describe_callback
 from fedcover.federation.fingerprint import differences
 from fedcover.federation.run_folder import lock_folder, read_settings, unlock_folder
 from fedcover.sweeps.cells import Grid, SweepCell, cells_of
@@ -74,8 +76,10 @@ class SweepFolder:
         stored.get("budgets", {}).pop(KEEPS, None)
         if changed := differences(stored, tomllib.loads(to_toml(cell.config.complete()))):
             raise InputError(f"{folder} was started with other settings: {'; '.join(changed)}; name another folder")
-        outcome = self.summary_of(cell)
-        return outcome is not None and (outcome["rounds"] >= cell.config.rounds or "stopped" in outcome)
+        if (outcome := self.summary_of(cell)) is None:
+            return False
+        callbacks = [describe_callback(callback) for callback in build_callbacks(cell.config)]
+        return outcome["rounds"] >= cell.config.rounds or outcome.get("stopped", {}).get("by") in callbacks
 
     def summary_of(self, cell: SweepCell) -> dict[str, Any] | None:
         """Return the outcome of a cell's run; None if it has not ended."""
