@@ -46,6 +46,7 @@ from fedcover.federation.callbacks import (
     Callback,
     CSVLog,
     EarlyStopping,
+    EvaluateClients,
     KeepBest,
     MLflow,
     RoundView,
@@ -54,6 +55,7 @@ from fedcover.federation.callbacks import (
     TensorBoard,
     WandB,
 )
+from fedcover.federation.client_evaluation import ClientEvaluation, evaluate_clients
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.lockstep import run_many
@@ -90,6 +92,7 @@ __all__ = [
     "Callback",
     "Client",
     "ClientError",
+    "ClientEvaluation",
     "ClientPlan",
     "ClientUpdate",
     "Cost",
@@ -103,6 +106,7 @@ __all__ = [
     "FedAvgM",
     "FedYogi",
     "EarlyStopping",
+    "EvaluateClients",
     "FedcoverError",
     "Federation",
     "RoundFeedback",
@@ -151,6 +155,7 @@ __all__ = [
     "cost_of",
     "coverage_of",
     "data",
+    "evaluate_clients",
     "gamma_min",
     "gather_statistics",
     "gradient_transform",

@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,10 @@ import typer
 
 import fedcover as fc
 from fedcover.cli import app
-from fedcover.config.schema import parse_config, read_config
+from fedcover.config.grid import split_axes
+from fedcover.config.schema import read_config, valid_keys
+from fedcover.sweeps.cells import Grid
+from fedcover.sweeps.space import read_space
 from tests.endtoend.documents import DOCUMENTS, PAGES, ROOT, blocks, name_of, tool
 
 README = ROOT / "README.md"
@@ -107,7 +111,7 @@ def is_cheap(words: Sequence[str]) -> bool:
     """Whether a command takes seconds and needs nothing that is not there."""
     if words[0] == "report":
         return all(Path(word).is_dir() for word in words[1:] if word.startswith("runs/"))
-    if words[0] == "run":
+    if words[0] in ("run", "sweep"):
         return "data.name=digits" in words
     if words[0] == "audit" and "resnet18" in words:
         return False  # the collected numbers of audits come from these commands
@@ -127,7 +131,10 @@ def test_cheap_commands_run(path: Path, cli: Cli, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("path", [path for path in EXECUTED if blocks(path, "sh")], ids=name_of)
 def test_settings_in_documents_are_valid(path: Path) -> None:
     for text in blocks(path, "toml"):
-        parse_config(text)
+        raw = tomllib.loads(text)
+        if search := raw.pop("search", {}):
+            assert read_space({key: value for key, value in search.items() if key != "metric"})
+        assert Grid(*split_axes(raw, valid_keys())).cells()
     for words in commands(path):
         changes = [change for option, change in pairwise(words) if option == "--set"]
         if words[0] == "run" and not any(".py:" in change for change in changes):

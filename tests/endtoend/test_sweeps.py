@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedcover as fc
+from fedcover.federation.run_folder import lock_folder, unlock_folder
 from tests.endtoend.deploy.conftest import slow
 from tests.endtoend.test_resume import final_theta
 from tests.laws.strategies import same
@@ -38,6 +39,8 @@ def test_a_sweep_is_the_runs_one_by_one(cli: Cli, tmp_path: Path) -> None:
     grid = ["policy.name=WP,NP,PT", "seed=0,1,2,3,4"]
     code, printed, err = cli("sweep", *sets(*SMALL, *grid), "--out", str(out))
     assert code == 0, err
+    assert f"report: {out / 'report.html'}" in printed.replace("\n", "")
+    assert (out / "report.html").exists()
     content = json.loads((out / "sweep.json").read_text())
     assert content["grid"] == {"policy.name": ["WP", "NP", "PT"], "seed": [0, 1, 2, 3, 4]}
     assert [run["folder"] for run in content["runs"]][:2] == ["policy.name=WP,seed=0", "policy.name=WP,seed=1"]
@@ -51,7 +54,7 @@ def test_a_sweep_is_the_runs_one_by_one(cli: Cli, tmp_path: Path) -> None:
     accuracies = [history_in(out / f"policy.name=WP,seed={seed}").last.accuracy for seed in range(5)]
     mean, deviation = statistics.fmean(accuracies), statistics.stdev(accuracies)
     assert f"{mean * 100:.2f} ± {deviation * 100:.2f} %" in printed
-    code, text, _ = cli("sweep", "--resume", "--out", str(out), "--json")
+    code, text, _ = cli("sweep", "--no-report", "--resume", "--out", str(out), "--json")
     table = json.loads(text)["table"]
     assert code == 0
     assert len(table) == 3
@@ -60,19 +63,21 @@ def test_a_sweep_is_the_runs_one_by_one(cli: Cli, tmp_path: Path) -> None:
 
 def test_complete_runs_are_not_played_again(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
-    assert cli("sweep", *sets(*SMALL, "seed=0,1"), "--out", str(out))[0] == 0
+    assert cli("sweep", "--no-report", *sets(*SMALL, "seed=0,1"), "--out", str(out))[0] == 0
     files = {path: path.stat().st_mtime_ns for path in out.glob("*/*")}
-    code, _, err = cli("sweep", *sets(*SMALL, "seed=0,1,2"), "--out", str(out), "--resume")
+    code, _, err = cli("sweep", "--no-report", *sets(*SMALL, "seed=0,1,2"), "--out", str(out), "--resume")
     assert code == 0, err
     assert {path: path.stat().st_mtime_ns for path in files} == files
     assert len(history_in(out / "seed=2")) == 3
-    code, _, err = cli("sweep", *sets(*SMALL, "seed=0,2"), "--out", str(out), "--resume")
+    code, _, err = cli("sweep", "--no-report", *sets(*SMALL, "seed=0,2"), "--out", str(out), "--resume")
     assert code == 2
     assert "has the run seed=1, which is not in this sweep" in err
-    code, _, err = cli("sweep", *sets(*SMALL, "seed=0,1,2", "local.lr=0.5"), "--out", str(out), "--resume")
+    code, _, err = cli(
+        "sweep", "--no-report", *sets(*SMALL, "seed=0,1,2", "local.lr=0.5"), "--out", str(out), "--resume"
+    )
     assert code == 2
     assert "local.lr was 0.01 and is 0.5" in err
-    code, _, err = cli("sweep", *sets(*SMALL, "seed=0,1,2"), "--out", str(out))
+    code, _, err = cli("sweep", "--no-report", *sets(*SMALL, "seed=0,1,2"), "--out", str(out))
     assert code == 2
     assert "already holds a sweep of 3 runs" in err
 
@@ -81,7 +86,7 @@ def test_a_failed_run_is_recorded_and_the_others_continue(cli: Cli, tmp_path: Pa
     """One cell cannot be built, and one diverges in its first round."""
     out = tmp_path / "sweep"
     changes = [*SMALL, "local.lr=0.01,1e30", 'budgets.code=["1247", "12"]']
-    code, printed, err = cli("sweep", *sets(*changes), "--out", str(out))
+    code, printed, err = cli("sweep", "--no-report", *sets(*changes), "--out", str(out))
     assert code == 1
     runs = {run["folder"]: run.get("error", "") for run in json.loads((out / "sweep.json").read_text())["runs"]}
     assert runs["budgets.code=1247,local.lr=0.01"] == ""
@@ -95,19 +100,19 @@ def test_a_failed_run_is_recorded_and_the_others_continue(cli: Cli, tmp_path: Pa
 def test_settings_files_are_parts_of_a_sweep(cli: Cli, tmp_path: Path) -> None:
     for name, text in {
         "fedavg": "[policy]\nname = 'full'\n[budgets]\ncode = '1111'\n",
-        "heterofl": "[policy]\nname = 'HeteroFL'\nrates = [1.0, 0.5]\n[budgets]\ncode = '4x0.5'\n",
+        "heterofl": "[policy]\nname = 'HeteroFL'\ndynamic = true\nrates = [1.0, 0.5]\n[budgets]\ncode = '4x0.5'\n",
     }.items():
         (tmp_path / f"{name}.toml").write_text(text)
     files = [str(tmp_path / "fedavg.toml"), str(tmp_path / "heterofl.toml")]
     common = [change for change in SMALL if not change.startswith("budgets")]
     out = tmp_path / "sweep"
-    code, printed, err = cli("sweep", *files, *sets(*common, "seed=0,1", "rounds=2"), "--out", str(out))
+    code, printed, err = cli("sweep", "--no-report", *files, *sets(*common, "seed=0,1", "rounds=2"), "--out", str(out))
     assert code == 0, err
     content = json.loads((out / "sweep.json").read_text())
     assert content["grid"] == {"config": ["fedavg", "heterofl"], "seed": [0, 1]}
     assert len(history_in(out / "config=heterofl,seed=1")) == 2
     assert "heterofl" in printed
-    assert cli("sweep", "--resume", "--out", str(out))[0] == 0
+    assert cli("sweep", "--no-report", "--resume", "--out", str(out))[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,9 @@ def test_settings_files_are_parts_of_a_sweep(cli: Cli, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_swept_is_refused(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
-    code, _, err = cli("sweep", *arguments, *([] if arguments == ["--resume"] else ["--out", str(tmp_path / "sweep")]))
+    code, _, err = cli(
+        "sweep", "--no-report", *arguments, *([] if arguments == ["--resume"] else ["--out", str(tmp_path / "sweep")])
+    )
     assert code == 2
     assert message in err
     assert not (tmp_path / "sweep").exists() or not list((tmp_path / "sweep").glob("*/config.toml"))
@@ -130,15 +137,39 @@ def test_early_stopping_in_a_sweep(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     changes = [*SMALL, "rounds=8", "seed=0,1", "callbacks.early_stopping.patience=1", "callbacks.csv_log=true",
                "callbacks.early_stopping.min_delta=0.2"]  # fmt: skip
-    code, _, err = cli("sweep", *sets(*changes), "--out", str(out))
+    code, _, err = cli("sweep", "--no-report", *sets(*changes), "--out", str(out))
     assert code == 0, err
     for seed in (0, 1):
         summary = json.loads((out / f"seed={seed}/summary.json").read_text())
         assert summary["stopped"]["round"] == summary["rounds"] < 8
         assert (out / f"seed={seed}/metrics.csv").read_text().count("\n") == summary["rounds"] + 1
     before = (out / "seed=0/summary.json").stat().st_mtime_ns
-    assert cli("sweep", "--resume", "--out", str(out))[0] == 0
+    assert cli("sweep", "--no-report", "--resume", "--out", str(out))[0] == 0
     assert (out / "seed=0/summary.json").stat().st_mtime_ns == before
+    patient = [change.replace("patience=1", "patience=9") for change in changes]
+    assert cli("sweep", "--no-report", *sets(*patient), "--resume", "--out", str(out))[0] == 0
+    assert len(history_in(out / "seed=0")) == 8
+
+
+def test_a_run_that_was_stopped_says_so_when_it_is_resumed(cli: Cli, tmp_path: Path) -> None:
+    changes = [*SMALL, "rounds=8", "callbacks.early_stopping.patience=1", "callbacks.early_stopping.min_delta=0.5"]
+    code, printed, err = cli("run", *sets(*changes), "--out", str(tmp_path / "run"), "--no-report")
+    assert code == 0, err
+    assert "stopped after round 2: accuracy has not improved in 1 evaluation since round 1" in printed.replace("\n", "")
+    code, printed, err = cli("run", "--resume", "--out", str(tmp_path / "run"), "--no-report")
+    assert code == 0
+    assert "the run has ended: EarlyStopping(" in err
+    assert len(history_in(tmp_path / "run")) == 2
+
+
+def test_a_sweep_in_use_is_refused(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    assert cli("sweep", "--no-report", *sets(*SMALL, "seed=0,1"), "--out", str(out))[0] == 0
+    lock = lock_folder(out)
+    code, _, err = cli("sweep", "--no-report", "--resume", "--out", str(out))
+    unlock_folder(lock)
+    assert code == 2
+    assert f"is in use by process {os.getpid()}" in err
 
 
 KILLED = (
@@ -151,7 +182,7 @@ KILLED = (
 
 def kill_and_resume(tmp_path: Path, kills: int, tag: str) -> None:
     """Kill sweeps with SIGKILL at random moments, resume each, and compare the end with an undisturbed sweep."""
-    run = [sys.executable, "-m", "fedcover", "sweep", *sets(*KILLED), "--resume", "--quiet", "--out"]
+    run = [sys.executable, "-m", "fedcover", "sweep", *sets(*KILLED), "--no-report", "--resume", "--quiet", "--out"]
     whole, rng, done, sweeps = tmp_path / "whole", random.Random(tag), 0, 0
     start = time.monotonic()
     subprocess.run([*run, str(whole)], check=True, timeout=300)

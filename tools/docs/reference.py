@@ -171,6 +171,8 @@ PARTS = {
     "policies": partial(named_table, "policies", "policy"),
     "aggregation": partial(named_table, "aggregation", "aggregation"),
     "server": partial(named_table, "server", "server"),
+    "sampling": partial(named_table, "sampling", "sampling"),
+    "callbacks": partial(named_table, "callbacks", "callbacks.NAME"),
     "models": models_table,
     "codes": codes_table,
 }

@@ -16,13 +16,14 @@ class SweepProgress:
     Args:
         sweep: The sweep.
         quiet: Show nothing.
+        runs: The number of runs.
+        rounds: The number of rounds of all runs together.
     """
 
-    def __init__(self, sweep: SweepFolder, quiet: bool) -> None:
-        self._sweep, self._quiet = sweep, quiet
+    def __init__(self, sweep: SweepFolder, quiet: bool, runs: int, rounds: int) -> None:
+        self._sweep, self._quiet, self._runs, self._total = sweep, quiet, runs, rounds
         self._rounds: dict[str, int] = {}
         self._ended = 0
-        total = sum(cell.config.rounds for cell in sweep.cells)
         self._progress = Progress(
             TextColumn("sweep", style="bold"),
             BarColumn(bar_width=24),
@@ -32,7 +33,7 @@ class SweepProgress:
             console=err,
             disable=quiet or not err.is_terminal,
         )
-        self._task = self._progress.add_task("", total=total, ended=0, runs=len(sweep.cells))
+        self._task = self._progress.add_task("", total=rounds, ended=0, runs=runs)
 
     def __enter__(self) -> "SweepProgress":
         with ExitStack() as stack:
@@ -40,8 +41,7 @@ class SweepProgress:
             stack.enter_context(self._progress)
             self._stack = stack.pop_all()
         if not self._quiet and not err.is_terminal:
-            total = sum(cell.config.rounds for cell in self._sweep.cells)
-            err.print(f"sweep of {len(self._sweep.cells)} runs, {total} rounds")
+            err.print(f"sweep of {self._runs} runs, {self._total} rounds")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -59,7 +59,7 @@ class SweepProgress:
         self._progress.update(self._task, ended=self._ended)
         if self._quiet or err.is_terminal:
             return
-        where = f"{cell.folder} ({self._ended}/{len(self._sweep.cells)} runs)"
+        where = f"{cell.folder} ({self._ended}/{self._runs} runs)"
         summary = self._sweep.summary_of(cell)
         if summary is None:
             err.print(f"{where}: failed")

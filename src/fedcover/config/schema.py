@@ -264,7 +264,10 @@ def read_config(path: str | Path | None = None, changes: Sequence[str] = ()) -> 
     Raises:
         InputError: If the file cannot be read, or a key or a value is not valid.
     """
-    raw, axes = split_axes(read_raw(path, changes), valid_keys())
+    settings = read_raw(path, changes)
+    if "search" in settings:
+        raise InputError(f"[search] in {path} is for `fedcover sweep --trials N`; leave it out for one run")
+    raw, axes = split_axes(settings, valid_keys())
     if axes:
         several = "; ".join(f"{key} = {', '.join(map(str, values))}" for key, values in axes.items())
         raise InputError(f"{several} makes a grid of runs; use `fedcover sweep`, or give one value")
@@ -296,6 +299,18 @@ def parse_config(text: str) -> Config:
         return check_config(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the settings are not valid TOML ({error}); see `fedcover list settings`") from error
+
+
+def parse_client_config(text: str) -> Config:
+    """Return the configuration in a TOML text, as a client needs it: without what only the server uses.
+
+    Files of callbacks and of client sampling thus need not be on the clients.
+    """
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the settings are not valid TOML ({error}); see `fedcover list settings`") from error
+    return check_config({key: value for key, value in raw.items() if key not in ("callbacks", "sampling")})
 
 
 def check_config(raw: dict[str, Any]) -> Config:

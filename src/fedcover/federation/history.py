@@ -105,13 +105,15 @@ class RoundRecord:
 class History(Sequence[RoundRecord]):
     """The records of a run, first round first. Two histories are equal if everything but their seconds is.
 
-    Once a run has ended, ``theta`` holds the trained parameters, and ``summary`` the outcome that summary.json shows.
+    Once a run has ended, ``theta`` holds the trained parameters, ``summary`` the outcome that summary.json shows, and
+    ``state`` the state from which the next round would be played.
     """
 
     def __init__(self, records: Sequence[RoundRecord] = ()) -> None:
         self._records = list(records)
         self.theta: Params | None = None
         self.summary: dict[str, Any] = {}
+        self.state: Any = None
 
     def __len__(self) -> int:
         return len(self._records)

@@ -165,7 +165,8 @@ class Run:
             self.name,
             self._folder.path if self._folder else None,
             self.resume,
-            self.test is not None,
+            self.test,
+            self.state,
             self.settings or {},
         )
 
@@ -196,6 +197,7 @@ class Run:
         """Write the summary and return the history, with the summary and the trained model."""
         cpu = torch.device("cpu")
         self.history.theta = prune(on_device(self.state.theta, cpu), on_device(shown_in(self.state.policy), cpu))
+        self.history.state = self.state
         self.history.summary = summary(self.federation, self.history, self.name, self.test, engine)
         if self._callbacks.stopped:
             self.history.summary["stopped"] = self._callbacks.stopped

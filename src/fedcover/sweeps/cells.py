@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Grid:
             raise InputError(f"the run {folder} of the sweep: {error}") from error
 
 
-def read_grids(files: Sequence[Path], changes: Sequence[str]) -> list[Grid]:
+def read_grids(files: Sequence[Path | None], changes: Sequence[str]) -> list[Grid]:
     """Return the grid of each settings file, or of the defaults without a file.
 
     Args:
@@ -68,13 +68,25 @@ def read_grids(files: Sequence[Path], changes: Sequence[str]) -> list[Grid]:
     Raises:
         InputError: If a setting is not valid, or two files have the same name.
     """
-    stems = [file.stem for file in files]
+    stems = [file.stem for file in files if file is not None]
     if len(set(stems)) < len(stems):
         raise InputError(f"settings files of a sweep need different names; got {', '.join(map(str, files))}")
-    several = len(files) > 1
-    if not files:
-        return [Grid(*split_axes(read_raw(None, changes), valid_keys()))]
-    return [Grid(*split_axes(read_raw(file, changes), valid_keys()), file.stem if several else "") for file in files]
+    grids = []
+    for file in files or [None]:
+        grid, search = read_search(file, changes)
+        if search:
+            raise InputError(f"{file} has a [search]; give the number of trials with --trials")
+        grids.append(replace(grid, file=file.stem) if file is not None and len(files) > 1 else grid)
+    return grids
+
+
+def read_search(file: Path | None, changes: Sequence[str]) -> tuple[Grid, dict[str, Any]]:
+    """Return the grid of a settings file, and its ``[search]`` table; an empty one if there is none."""
+    raw = read_raw(file, changes)
+    search = raw.pop("search", {})
+    if not isinstance(search, dict):
+        raise InputError(f"search must be a table of ranges; got {search!r}")
+    return Grid(*split_axes(raw, valid_keys())), search
 
 
 def cells_of(grids: Sequence[Grid]) -> list[SweepCell]:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcover._files import write_atomically
+from fedcover.config.build import build_callbacks
 from fedcover.config.schema import KEEPS
 from fedcover.errors import InputError
+from fedcover.federation.callbacks.calls import describe_callback
 from fedcover.federation.fingerprint import differences
 from fedcover.federation.run_folder import lock_folder, read_settings, unlock_folder
 from fedcover.sweeps.cells import Grid, SweepCell, cells_of
@@ -27,14 +29,20 @@ class SweepFolder:
         path: The folder.
         grids: The settings of the sweep.
         resume: Whether to continue the sweep in the folder, if any. The grid may have more values than before.
+        search: The ``[search]`` table of a search, whose cells come with its trials; None for a grid.
 
     Raises:
         InputError: If the folder cannot be used, or holds another sweep.
     """
 
-    def __init__(self, path: Path, grids: Sequence[Grid], resume: bool) -> None:
-        self.path, self.grids, self.cells = path, list(grids), cells_of(grids)
+    def __init__(
+        self, path: Path, grids: Sequence[Grid], resume: bool, search: Mapping[str, Any] | None = None
+    ) -> None:
+        self.path, self.grids, self.search = path, list(grids), search
+        self.cells = cells_of(grids) if search is None else []
         self.errors: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
+        """The states of the trials of a search, by folder."""
         self._lock = -1
         if path.exists() and not path.is_dir():
             raise InputError(f"{path} is a file; name a folder for the sweep")
@@ -68,8 +76,10 @@ class SweepFolder:
         stored.get("budgets", {}).pop(KEEPS, None)
         if changed := differences(stored, tomllib.loads(to_toml(cell.config.complete()))):
             raise InputError(f"{folder} was started with other settings: {'; '.join(changed)}; name another folder")
-        outcome = self.summary_of(cell)
-        return outcome is not None and (outcome["rounds"] >= cell.config.rounds or "stopped" in outcome)
+        if (outcome := self.summary_of(cell)) is None:
+            return False
+        callbacks = [describe_callback(callback) for callback in build_callbacks(cell.config)]
+        return outcome["rounds"] >= cell.config.rounds or outcome.get("stopped", {}).get("by") in callbacks
 
     def summary_of(self, cell: SweepCell) -> dict[str, Any] | None:
         """Return the outcome of a cell's run; None if it has not ended."""
@@ -92,15 +102,17 @@ class SweepFolder:
                 if value not in grid.setdefault(key, []):
                     grid[key].append(value)
         base = [{"file": grid.file, "settings": self._base(grid), "axes": grid.axes} for grid in self.grids]
-        write_atomically(self.path / FILE, json.dumps({"grid": grid, "runs": runs, "base": base}, indent=1) + "\n")
+        content = {"grid": grid, "runs": runs, "base": base, **({"search": self.search} if self.search else {})}
+        write_atomically(self.path / FILE, json.dumps(content, indent=1) + "\n")
 
     def _base(self, grid: Grid) -> dict[str, Any]:
         """Return the settings that all cells of a grid share, as JSON values."""
-        callbacks = grid.cells()[0].config.complete().get("callbacks", {})
+        callbacks = grid.cells()[0].config.complete().get("callbacks", {}) if grid.base.get("callbacks") else {}
         return {**grid.base, **({"callbacks": callbacks} if callbacks else {})}
 
     def _error_of(self, cell: SweepCell) -> dict[str, str]:
-        return {"error": self.errors[cell.folder]} if cell.folder in self.errors else {}
+        state = {"state": self.notes[cell.folder]} if cell.folder in self.notes else {}
+        return {**state, **({"error": self.errors[cell.folder]} if cell.folder in self.errors else {})}
 
     def _check(self, stored: Mapping[str, Any], resume: bool) -> None:
         if not resume:
@@ -108,6 +120,12 @@ class SweepFolder:
                 f"{self.path} already holds a sweep of {len(stored['runs'])} runs; continue it with --resume, or name"
                 f" another folder"
             )
+        if (stored.get("search") or None) != (self.search or None):
+            raise InputError(
+                f"{self.path} was started with another [search]; resume with the same one, or name another folder"
+            )
+        if self.search is not None:
+            return
         here = {cell.folder for cell in self.cells}
         if missing := [run["folder"] for run in stored["runs"] if run["folder"] not in here]:
             raise InputError(

@@ -6,9 +6,9 @@ from functools import cache, partial
 from fedcover import data
 from fedcover.config.build import build_callbacks, build_federation, keeps_in, schedule_of, settings_of
 from fedcover.config.schema import Config
-from fedcover.data.loading import Split
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import FedcoverError, InputError
+from fedcover.federation.callbacks import Callback
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.runs import Run
@@ -20,6 +20,8 @@ TOGETHER = 16
 
 OnRound = Callable[[SweepCell, RoundRecord], None]
 """A callback that receives the record of every round."""
+CallbacksOf = Callable[[SweepCell], list[Callback]]
+"""A function that returns callbacks of a cell."""
 
 
 def play_sweep(
@@ -47,10 +49,10 @@ def play_sweep(
         else:
             config = cell.config
             batches.setdefault((config.engine, config.workers, config.shrink, schedule_of(config)), []).append(cell)
-    load = cache(partial(data.load, folder=folder))
+    player = BatchPlayer(sweep, folder, on_round)
     for cells in batches.values():
         for start in range(0, len(cells), together):
-            _Batch(sweep, load, on_round).play(cells[start : start + together])
+            player.play(cells[start : start + together])
             for cell in cells[start : start + together]:
                 on_end(cell)
 
@@ -61,13 +63,27 @@ def check_engine(config: Config) -> None:
         raise InputError(f"engine '{config.engine}' cannot be swept; use `fedcover run` for each run, or engine=auto")
 
 
-class _Batch:
-    def __init__(self, sweep: SweepFolder, load: Callable[[str], Split], on_round: OnRound) -> None:
-        self._sweep, self._load, self._on_round = sweep, load, on_round
+class BatchPlayer:
+    """Plays cells in lockstep, and records those that fail.
 
-    def play(self, cells: Sequence[SweepCell]) -> None:
-        """Play cells in lockstep, without those that fail."""
-        while runs := self._built(cells):
+    Args:
+        sweep: The open folder of the sweep.
+        folder: Folder with the data sets; the usual places if None.
+        on_round: Called after every round of every run.
+    """
+
+    def __init__(self, sweep: SweepFolder, folder: str | None, on_round: OnRound) -> None:
+        self._sweep, self._on_round = sweep, on_round
+        self._load = cache(partial(data.load, folder=folder))
+
+    def play(self, cells: Sequence[SweepCell], callbacks_of: CallbacksOf = lambda cell: []) -> None:
+        """Play cells in lockstep, without those that fail.
+
+        Args:
+            cells: The cells, which share an engine and a schedule.
+            callbacks_of: Returns callbacks of a cell in addition to those of its settings.
+        """
+        while runs := self._built(cells, callbacks_of):
             config = next(iter(runs)).config
             cohort = sum(cell.config.cohort for cell in runs)
             engine = choose_engine(config.engine, config.workers or None, config.shrink, max(cohort, 2))
@@ -83,10 +99,10 @@ class _Batch:
                 cells = [cell for cell in runs if cell not in failed]
                 if not failed:  # the engine failed, which may be the fault of any of them
                     for cell in cells:
-                        self.play([cell])
+                        self.play([cell], callbacks_of)
                     return
 
-    def _built(self, cells: Sequence[SweepCell]) -> "dict[SweepCell, Run]":
+    def _built(self, cells: Sequence[SweepCell], callbacks_of: CallbacksOf) -> "dict[SweepCell, Run]":
         """Return the runs of cells; those that cannot be built are recorded as failed."""
         runs: dict[SweepCell, Run] = {}
         for cell in cells:
@@ -100,7 +116,7 @@ class _Batch:
                     folder,
                     True,
                     settings_of(config, federation),
-                    build_callbacks(config),
+                    [*build_callbacks(config), *callbacks_of(cell)],
                 )
             except FedcoverError as error:
                 self._sweep.fail(cell, error)

@@ -3,7 +3,7 @@
 import pytest
 
 import fedcover as fc
-from fedcover.config.schema import check_config, describe_keys, parse_config, valid_keys
+from fedcover.config.schema import check_config, describe_keys, parse_client_config, parse_config, valid_keys
 
 
 def test_every_setting_has_a_default_and_a_description() -> None:
@@ -45,3 +45,10 @@ def test_invalid_settings_are_named(text: str, parts: list[str]) -> None:
     with pytest.raises(fc.InputError) as caught:
         parse_config(text)
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_clients_do_not_need_the_files_of_the_server() -> None:
+    text = "[sampling]\nname = 'none.py:mine'\n[callbacks.mine]\nname = 'none.py:Mine'\n"
+    with pytest.raises(fc.InputError, match=r"none\.py"):
+        parse_config(text)
+    assert parse_client_config(text).sampling.name == "uniform"

@@ -30,7 +30,7 @@ from fedcover.config.build import (
     schedule_of,
     settings_of,
 )
-from fedcover.config.schema import Config, parse_config
+from fedcover.config.schema import Config, parse_client_config, parse_config
 from fedcover.config.task_and_data import build_task, load_data, population
 from fedcover.data import Device, Examples, Population, as_examples
 from fedcover.deploy.flower.client import LocalClient, build_client_app, number_of
@@ -129,7 +129,7 @@ def local_client(text: str, folder: str | None, number: int) -> LocalClient:
         number: The client's number.
     """
     if folder is not None and folder.endswith(".npz"):
-        return _client_from_npz(parse_config(text), folder)
+        return _client_from_npz(parse_client_config(text), folder)
     task, clients = _task_and_population(text, folder)
     if number >= len(clients):
         raise InputError(
@@ -142,7 +142,7 @@ def local_client(text: str, folder: str | None, number: int) -> LocalClient:
 @lru_cache(maxsize=2)
 def _task_and_population(text: str, folder: str | None) -> tuple[Task, Population]:
     """Return the task and all clients of a run; cached, since one process may train many of them."""
-    config = parse_config(text)
+    config = parse_client_config(text)
     loaded = load_data(config, folder)
     return build_task(config, loaded.train).fitted(loaded.train), population(config, loaded)
 
@@ -180,7 +180,7 @@ def _capacity(context: Context) -> float | None:
     node = context.node_config
     if (amount := node.get("budget")) is None:
         return None
-    config, local = parse_config(_node_settings(context)), _load_client(context)
+    config, local = parse_client_config(_node_settings(context)), _load_client(context)
     structure, recipe = trace(local.task.model, local.examples.example()), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
     steps = recipe.most_steps(len(local.examples))  # a node does not know its index

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedcover.data import Examples
 from fedcover.federation.checkpoint import State
 from fedcover.federation.history import History, RoundRecord
 from fedcover.params import Params, on_device, prune
@@ -44,8 +45,10 @@ class RunView:
     """The run folder; None if the run keeps nothing on disk."""
     resumed: bool
     """Whether the run in the folder may have been started before."""
-    evaluated: bool
-    """Whether there is a test set."""
+    test: Examples | None
+    """The test set; None if the run is not evaluated."""
+    state: State
+    """The state of the federation, with the global model ``state.theta``."""
     settings: Settings
     """The settings that config.toml records; empty without a run folder."""
 

@@ -54,8 +54,8 @@ class EarlyStopping(Callback):
         if self._waited < self.patience:
             return None
         return Stop(
-            f"{self.metric} has not improved in {self._waited} evaluations since round {self._best_round}"
-            f" ({self._best:.6g})"
+            f"{self.metric} has not improved in {self._waited} evaluation{'s' if self._waited > 1 else ''} since round"
+            f" {self._best_round} ({self._best:.6g})"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ BETTER = {
 def numbers_of(record: RoundRecord) -> dict[str, float | None]:
     """Return the numbers of a record by name; None where the round was not evaluated."""
     numbers: dict[str, float | None] = {name: getattr(record, name) for name in NUMBERS}
-    numbers |= {name: value for name, value in (getattr(record, "metrics", None) or {}).items() if name not in numbers}
+    numbers |= {name: value for name, value in record.metrics.items() if name not in numbers}
     return numbers | {"rejected": len(record.rejected), "seconds": sum(record.seconds.values())}
 
 
@@ -37,6 +37,8 @@ def metric_of(record: RoundRecord, metric: str) -> float | None:
     numbers = numbers_of(record)
     if metric not in numbers and record.loss is not None:
         raise InputError(f"metric '{metric}' is not in the records; use one of {', '.join(numbers)}")
+    if metric == "accuracy" and record.accuracy is None and record.loss is not None:
+        raise InputError("accuracy is not measured for this task, whose targets are values; use loss, or a metric")
     return numbers.get(metric)
 
 
@@ -57,5 +59,5 @@ def better(metric: str, mode: str) -> str:
 
 def check_metric(run: RunView, metric: str) -> None:
     """Raise InputError if a run cannot measure a metric."""
-    if not run.evaluated and metric not in (*(set(NUMBERS) - set(OF_EVALUATION)), "rejected", "seconds"):
+    if run.test is None and metric not in (*(set(NUMBERS) - set(OF_EVALUATION)), "rejected", "seconds"):
         raise InputError(f"metric '{metric}' needs a test set; pass evaluate_on, or use train_loss")
