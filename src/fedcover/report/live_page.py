@@ -27,7 +27,7 @@ class Progress:
 
     rounds: int
     planned: int | None
-    """The number of rounds in all; None if the settings are not known yet."""
+    """The number of rounds in all; None if the settings are not stated yet."""
     runs: int
     started: int
     finished: int
@@ -117,11 +117,11 @@ class LivePage:
 
     def _progress(self) -> Progress:
         lengths = [run.planned_rounds for run in self._runs]
-        known = [length for length in lengths if length is not None]
+        stated = [length for length in lengths if length is not None]
         finished = [run for run in self._runs if run.summary is not None]
         planned = None
-        if known and len(known) == len(lengths):  # runs that have not started are taken to be as long as the last one
-            planned = sum(known) + known[-1] * (len(self._entries) - len(known))
+        if stated and len(stated) == len(lengths):  # runs that have not started are taken to be as long as the last one
+            planned = sum(stated) + stated[-1] * (len(self._entries) - len(stated))
             planned -= sum((run.planned_rounds or 0) - len(run.history) for run in finished)  # some may stop early
         rejected = [
             f"round {record.round}: client {entry.get('client')}, {entry.get('reason')}"

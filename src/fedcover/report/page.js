@@ -102,7 +102,7 @@ const addReadout = (figure) => {
       line.firstChild.style.background = colour;
       return line;
     });
-    show([make("strong", {}, `${panel.name} ${number(x)}`), ...lines], where, panel.box[1]);
+    show([make("strong", {}, `${panel.name} ${number(x)}`), ...lines], where, panel.box[3] + 3);
   };
   const showCell = (panel, x) => {
     let [value, rest] = [null, x - Math.ceil(panel.x[0])];
