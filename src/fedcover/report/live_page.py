@@ -27,7 +27,7 @@ class Progress:
 
     rounds: int
     planned: int | None
-    """The number of rounds in all; None if the settings are not stated yet."""
+    """The number of rounds in all; None if the settings are not there yet."""
     runs: int
     started: int
     finished: int
@@ -116,13 +116,14 @@ class LivePage:
         return self._loaded[entry.path][1]
 
     def _progress(self) -> Progress:
-        lengths = [run.planned_rounds for run in self._runs]
-        stated = [length for length in lengths if length is not None]
         finished = [run for run in self._runs if run.summary is not None]
+        lengths = [len(run.history) if run.summary else run.planned_rounds for run in self._runs]
+        stated = [length for length in lengths if length is not None]
         planned = None
-        if stated and len(stated) == len(lengths):  # runs that have not started are taken to be as long as the last one
-            planned = sum(stated) + stated[-1] * (len(self._entries) - len(stated))
-            planned -= sum((run.planned_rounds or 0) - len(run.history) for run in finished)  # some may stop early
+        if stated and len(stated) == len(lengths):  # other runs are as long as their settings or the last run state
+            waiting = [entry.settings.get("rounds") for entry in self._entries if not entry.started]
+            last = self._runs[-1].planned_rounds or stated[-1]
+            planned = sum(stated) + sum(rounds if isinstance(rounds, int) else last for rounds in waiting)
         rejected = [
             f"round {record.round}: client {entry.get('client')}, {entry.get('reason')}"
             for run in self._runs

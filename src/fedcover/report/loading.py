@@ -5,11 +5,13 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedcover.errors import InputError
 from fedcover.federation.history import History
+from fedcover.report.measures import Measures, measure
 
 AnyPath = str | os.PathLike[str]
 
@@ -28,6 +30,11 @@ class LoadedRun:
     """What is trained, and how, as in ``method.json``; empty in folders of older versions."""
     swept: dict[str, Any] | None = None
     """The settings that a sweep gave to this run, if it belongs to one."""
+
+    @cached_property
+    def measures(self) -> Measures:
+        """The numbers of the whole run."""
+        return measure(self.history)
 
     @property
     def planned_rounds(self) -> int | None:

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from fedcover.report import format as cells
 from fedcover.report.loading import LoadedRun
-from fedcover.report.measures import Measures, measure, metric_names, present
+from fedcover.report.measures import Measures, metric_names, present
 from fedcover.report.methods import group_runs, has_seeds, mean_and_deviation
 
 
@@ -30,7 +30,7 @@ def warnings(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
     """Return what a reader must know before trusting the numbers, each as a heading and a sentence."""
     boxes = []
     for method in group_runs(runs):
-        numbers = {run.name: measure(run.history) for run in method.runs}
+        numbers = {run.name: run.measures for run in method.runs}
         kinds: list[tuple[str, Callable[[Measures], float], Callable[[Measures], str]]] = [
             ("Uncovered parameters", lambda m: m.uncovered, _uncovered),
             ("Rejected updates", lambda m: m.rejected, _rejected),
@@ -54,7 +54,7 @@ def notes(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
 
 
 def _verdict_on_one(run: LoadedRun) -> str:
-    numbers = measure(run.history)
+    numbers = run.measures
     return f"After {_rounds(numbers.rounds)}: {_accuracy(run, numbers)}; {_coverage(numbers)}; {_cost(numbers)}."
 
 
@@ -94,7 +94,7 @@ def _cost(numbers: Measures) -> str:
 
 
 def _verdict_on_many(runs: Sequence[LoadedRun]) -> str:
-    numbers = {run.name: measure(run.history) for run in runs}
+    numbers = {run.name: run.measures for run in runs}
     methods = group_runs(runs)
     metric = metric_names(run.history for run in runs)[0]
     form = cells.percent if metric == "accuracy" else cells.decimal
