@@ -29,15 +29,15 @@ class Progress:
     planned: int | None
     """The number of rounds in all; None if the settings are not there yet."""
     runs: int
-    started: int
     finished: int
+    failed: int
     rejected: Sequence[str]
     """A phrase for each rejected update, the last one last."""
 
     @property
     def done(self) -> bool:
-        """True once every run has written its summary."""
-        return self.finished == self.runs
+        """True once every run has written its summary or failed."""
+        return self.finished + self.failed == self.runs
 
 
 class LivePage:
@@ -91,7 +91,7 @@ class LivePage:
         """Read what has changed; raise the version if the page may be drawn again."""
         try:
             self._entries = read_sweep(self._folder) if is_sweep(self._folder) else [SweepEntry(self._folder, {})]
-            seen = [(entry.path, _signature(entry.path)) for entry in self._entries]
+            seen = [(entry, _signature(entry.path)) for entry in self._entries]
             if seen == self._seen or time.monotonic() < self._not_before:
                 return
             started = [entry for entry in self._entries if entry.started]
@@ -121,7 +121,7 @@ class LivePage:
         stated = [length for length in lengths if length is not None]
         planned = None
         if stated and len(stated) == len(lengths):  # other runs are as long as their settings or the last run state
-            waiting = [entry.settings.get("rounds") for entry in self._entries if not entry.started]
+            waiting = [entry.settings.get("rounds") for entry in self._entries if not entry.started and not entry.error]
             last = self._runs[-1].planned_rounds or stated[-1]
             planned = sum(stated) + sum(rounds if isinstance(rounds, int) else last for rounds in waiting)
         rejected = [
@@ -131,7 +131,8 @@ class LivePage:
             for entry in record.rejected
         ]
         rounds = sum(len(run.history) for run in self._runs)
-        return Progress(rounds, planned, len(self._entries), len(self._runs), len(finished), rejected)
+        failed = sum(bool(entry.error) for entry in self._entries)
+        return Progress(rounds, planned, len(self._entries), len(finished), failed, rejected)
 
     def _seconds_left(self, progress: Progress) -> float | None:
         """Return an estimate from the rounds seen so far, or else from the times that the records state."""
@@ -155,6 +156,7 @@ class LivePage:
         parts = [f"<strong>{'Finished' if progress.done else 'Running'}.</strong> Round {progress.rounds:,}{total}"]
         if progress.runs > 1:
             parts = [parts[0].replace("Round", "Rounds"), f"{progress.finished} of {progress.runs} runs finished"]
+            parts += [f"{progress.failed} failed"] if progress.failed else []
         if not progress.done:
             left = self._seconds_left(progress)
             parts.append(f"time left {'unknown' if left is None else cells.duration(left)}")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from fedcover.report import format as cells
-from fedcover.report.loading import LoadedRun
+from fedcover.report.loading import LoadedRun, absent_runs
 from fedcover.report.measures import Measures, metric_names, present
 from fedcover.report.methods import group_runs, has_seeds, mean_and_deviation
 
@@ -45,7 +45,26 @@ def warnings(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
 
 
 def notes(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
-    """Return further notes, each as a heading and a sentence: runs that have not finished."""
+    """Return further notes, each as a heading and a sentence: runs of a sweep that are missing, and unfinished runs."""
+    return [*_missing(runs), *_unfinished_notes(runs)]
+
+
+def _missing(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
+    absent = absent_runs(runs)
+    failed = [entry for entry in absent if entry.error]
+    waiting = len(absent) - len(failed)
+    boxes = []
+    if failed:
+        names = ", ".join(entry.path.name for entry in failed[:3]) + (", ..." if len(failed) > 3 else "")
+        head = f"{len(failed)} run{'s' if len(failed) > 1 else ''} of the sweep failed"
+        boxes.append((head, f"{names}. The first reason: {failed[0].error}."))
+    if waiting:
+        head = f"{waiting} run{'s' if waiting > 1 else ''} of the sweep {'have' if waiting > 1 else 'has'} not started"
+        boxes.append((head, "They are not part of this page." if waiting > 1 else "It is not part of this page."))
+    return boxes
+
+
+def _unfinished_notes(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
     unfinished = [run for run in runs if run.summary is None]
     if len(unfinished) > 3:
         done = ", ".join(f"{run.name} {len(run.history)} of {run.planned_rounds or 'unknown'}" for run in unfinished)
