@@ -45,10 +45,10 @@ def watching(folder: Path, *options: str) -> Iterator[tuple[str, "subprocess.Pop
 
 
 @contextmanager
-def running(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a run that takes longer than the test."""
-    command = [sys.executable, "-m", "fedcover", "run", *RUN, "--set", "budgets.code=1111223344", "--quiet"]
-    with subprocess.Popen([*command, "--no-report", "--out", str(folder)]) as run:
+def running(folder: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a run or a sweep that takes longer than the test."""
+    settings = [*RUN, "--set", "budgets.code=1111223344", "--quiet", "--out", str(folder)]
+    with subprocess.Popen([sys.executable, "-m", "fedcover", *command, *settings]) as run:
         try:
             yield run
         finally:
@@ -96,7 +96,7 @@ def test_the_page_follows_a_run_in_progress(browser: Browser, tmp_path: Path, wi
     with watching(folder) as (url, _):
         browser.visit(url)
         assert "no recorded round yet" in browser.script("return document.querySelector('#live').textContent")
-        with running(folder) as run:
+        with running(folder, "run", "--no-report") as run:
             first = eventually(lambda: rows_shown(browser), "the first round on the page")
             browser.script("window.stays = true; document.querySelector('details').open = true; scrollTo(0, 300)")
             browser.script("document.querySelector('[aria-label^=\"Rounds of\"] th .sort').click()")
@@ -118,6 +118,25 @@ def test_the_page_follows_a_run_in_progress(browser: Browser, tmp_path: Path, wi
             assert browser.script("return document.querySelectorAll('figure > svg').length") >= 5
     eventually(lambda: "has ended" in browser.script("return document.querySelector('#live').textContent"), "the end")
     assert [entry for entry in browser.log() if "ERR_CONNECTION_REFUSED" not in entry["message"]] == []
+
+
+def test_the_page_follows_a_sweep_in_progress(browser: Browser, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    browser.resize(WIDE, 844)
+    panel = "return document.querySelector('#live').textContent"
+
+    def rounds() -> int:
+        match = re.search(r"Rounds ([\d,]+) of 8000, 0 of 4 runs finished, time left", str(browser.script(panel)))
+        return int(match[1].replace(",", "")) if match else 0
+
+    with watching(folder) as (url, _):
+        browser.visit(url)
+        with running(folder, "sweep", "--set", "policy.name=WP,FS", "--set", "seed=0,1") as sweep:
+            first = eventually(rounds, "the first rounds")
+            eventually(lambda: rounds() > first, "progress")
+            legend = "return [...document.querySelectorAll('.legend.shared li')].map((item) => item.textContent)"
+            eventually(lambda: browser.script(legend) == ["WP", "FS"], "curves of both methods")
+            assert sweep.poll() is None
 
 
 def test_hidden_runs_of_a_sweep_stay_hidden_through_an_update(browser: Browser, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fedcover.report.methods import MethodComparison, compare_methods, group_run
 from fedcover.report.traffic import wire_of
 from fedcover.toml import flatten
 
-MOST_ROWS, MOST_ROWS_IN_ALL = 1000, 3000
+MOST_ROWS, MOST_ROWS_IN_ALL = 1000, 2000
 """The most rounds of a run, and of all runs, that a page shows as rows."""
 UNDECIDED = "no difference found"
 HIGHER_IS_BETTER = {"accuracy", "local accuracy", "f1", "auc", "r2", "precision", "recall"}
