@@ -89,7 +89,11 @@ class Browser:
 
     def open(self, path: Path) -> None:
         """Open a local file and wait until it is loaded."""
-        self._here("url", {"url": path.resolve().as_uri()})
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, url: str) -> None:
+        """Open an address and wait until it is loaded."""
+        self._here("url", {"url": url})
 
     def resize(self, width: int, height: int, phone: bool = False) -> None:
         """Give the page so many CSS pixels, even fewer than a window can have; phones heed the viewport it asks for."""
@@ -111,6 +115,20 @@ class Browser:
     def script(self, code: str, *arguments: Any) -> Any:
         """What the body of a function returns that runs in the page."""
         return self._here("execute/sync", {"script": code, "args": list(arguments)})
+
+    def point(self, x: float, y: float, touch: bool = False) -> None:
+        """Move the mouse to a place of the window, or touch it with a finger."""
+        if touch:
+            self.devtools("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+            self.devtools("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        else:
+            self.devtools("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def press(self, key: str) -> None:
+        """Press a key, such as ArrowLeft, on the element that has the focus."""
+        text = {"text": "\r"} if key == "Enter" else {}
+        self.devtools("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, **text)
+        self.devtools("Input.dispatchKeyEvent", type="keyUp", key=key, code=key)
 
     def log(self) -> list[dict[str, Any]]:
         """The console's entries since the last look."""
@@ -163,6 +181,20 @@ def check_page(browser: Browser, path: Path) -> None:
     assert light < paper, f"{path.name}: the light scheme is not dark on light"
     assert dark > night, f"{path.name}: the dark scheme is not light on dark"
 
+
+SMALL_TEXT = r"""
+const small = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const element = walker.currentNode.parentElement, words = walker.currentNode.data.trim();
+  if (!words || element.closest("script, style, metadata") || !element.checkVisibility()) continue;
+  const svg = element.closest("figure > svg");
+  const scale = svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
+  const size = parseFloat(getComputedStyle(element).fontSize) * scale;
+  if (size < 11.99) small.push(`${words.slice(0, 40)}: ${size.toFixed(2)} px`);
+}
+return small;
+"""
+"""The texts of a page that are less than 12 pixels high."""
 
 LOOK = r"""
 const [width] = arguments, root = document.documentElement, problems = [];

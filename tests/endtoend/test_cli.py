@@ -69,7 +69,7 @@ def test_lists(cli: Cli, topic: str) -> None:
 def test_every_command_has_help(cli: Cli) -> None:
     code, out, _ = cli("--help")
     assert code == 0
-    for command in ("demo", "run", "design", "audit", "calibrate", "report", "list", "data", "deploy"):
+    for command in ("demo", "run", "design", "audit", "calibrate", "report", "watch", "list", "data", "deploy"):
         assert command in out
         code, text, _ = cli(command, "--help")
         assert code == 0

@@ -7,7 +7,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedcover.cli import audit, calibrate, data, demo, deploy, design, report, run, sweep
+from fedcover.cli import audit, calibrate, data, demo, deploy, design, report, run, sweep, watch
 from fedcover.cli import list as list_command
 from fedcover.version import __version__
 
@@ -55,7 +55,8 @@ app = typer.Typer(
     help="Federated learning in which each client trains a pruned sub-model of one shared model.\n\n"
     "Start with `fedcover demo`. Then use `fedcover audit code 1111223344` to see what a code means, "
     "`fedcover run --set budgets.code=1111223344 --set rounds=20` to train, and "
-    "`fedcover report runs/A runs/B --out ab.html` to compare runs.\n\n"
+    "`fedcover report runs/A runs/B --out ab.html` to compare runs. "
+    "`fedcover watch runs/A` follows a run in the browser.\n\n"
     "Exit codes: 0 success, 1 failure, 2 invalid input (the message says how to fix it), 130 interrupted.",
 )
 
@@ -80,6 +81,7 @@ app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
 app.command("design")(design.design)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("list")(list_command.list_)
 app.add_typer(audit.app, name="audit")
 app.add_typer(calibrate.app, name="calibrate")

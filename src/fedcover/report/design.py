@@ -56,7 +56,7 @@ def _draw_frontier(axes: Axes, points: Sequence[Point], chosen: Point, code: Poi
 def _draw_holders(axes: Axes, holdings: Sequence[SegmentShare], keeps: Sequence[float]) -> None:
     axes.grid(False)
     layer = f" of {holdings[0].layer}" if holdings[0].layer else ""
-    axes.set_title(f"what each client holds{layer}, by budget; below: how many clients hold it")
+    axes.set_title(f"what each client holds{layer}, by budget;\nbelow: how many clients hold it")
     for row, keep in enumerate(keeps):
         for holding in holdings:
             width = holding.end - holding.start

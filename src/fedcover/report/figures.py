@@ -30,6 +30,8 @@ from fedcover.report.measures import mean, metric_names
 from fedcover.report.methods import MethodRuns, group_runs, has_seeds
 from fedcover.report.svg import FORMATS, file_bytes
 
+MOST_MAPS = 8
+"""The most maps of coverage in a report; more would make its page too large."""
 _COVERAGE = (
     "Each row is a parameter tensor, each column a round; the shade is the coverage (number of clients of the round "
     "that held it) of the tensor's least-held entry. Look for orange: entries that no client held in that round, so "
@@ -183,17 +185,18 @@ def _cost_drawing(methods: Sequence[MethodRuns]) -> Drawing:
 def _coverage_drawings(methods: Sequence[MethodRuns]) -> list[Drawing]:
     most = max(len(record.cohort) for method in methods for run in method.runs for record in run.history)
     mapped = [pair for pair in zip(methods, slugs([m.name for m in methods]), strict=True) if _has_layers(pair[0])]
+    few = f" Of {len(mapped)} maps, the first {MOST_MAPS} are shown." if len(mapped) > MOST_MAPS else ""
     least = " With several seeds it is the least over them." if has_seeds(methods) else ""
     return [
         Drawing(
             f"coverage-{name}",
             f"Coverage by layer: {method.name}" if len(methods) > 1 else "Coverage by layer",
-            _COVERAGE + least if number == 0 else "The same map for this run, on the same scale.",
+            _COVERAGE + least + few if number == 0 else "The same map for this run, on the same scale.",
             f"Map of least coverage by tensor and round; {_ends([method], 'gamma_min')} over all",
             partial(coverage_figure, method, most),
             series=method.name if len(methods) > 1 else "",
         )
-        for number, (method, name) in enumerate(mapped)
+        for number, (method, name) in enumerate(mapped[:MOST_MAPS])
     ]
 
 

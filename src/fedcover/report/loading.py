@@ -5,11 +5,13 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedcover.errors import InputError
 from fedcover.federation.history import History
+from fedcover.report.measures import Measures, measure
 
 AnyPath = str | os.PathLike[str]
 
@@ -28,6 +30,11 @@ class LoadedRun:
     """What is trained, and how, as in ``method.json``; empty in folders of older versions."""
     swept: dict[str, Any] | None = None
     """The settings that a sweep gave to this run, if it belongs to one."""
+
+    @cached_property
+    def measures(self) -> Measures:
+        """The numbers of the whole run."""
+        return measure(self.history)
 
     @property
     def planned_rounds(self) -> int | None:
@@ -72,6 +79,8 @@ class SweepEntry:
 
     path: Path
     settings: dict[str, Any]
+    error: str = ""
+    """Why the run failed, if it did."""
 
     @property
     def started(self) -> bool:
@@ -100,10 +109,16 @@ def read_sweep(path: AnyPath) -> list[SweepEntry]:
             raise InputError(f"{file} has a run without folder or settings; repair it, or give the run folders")
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{file} names {name!r}, which is outside the sweep's folder; repair it")
-        entries.append(SweepEntry(folder / name, settings))
+        entries.append(SweepEntry(folder / name, settings, printable(str(run.get("error") or ""))))
     if not entries:
         raise InputError(f"{file} lists no runs; give the folder of a sweep, or run folders")
     return entries
+
+
+def absent_runs(runs: Sequence[LoadedRun]) -> list[SweepEntry]:
+    """Return the runs of the sweeps to which these runs belong that are not among them and have recorded no round."""
+    folders = dict.fromkeys(run.path.parent for run in runs if run.swept is not None)
+    return [entry for folder in folders if is_sweep(folder) for entry in read_sweep(folder) if not entry.started]
 
 
 def _load_folder(path: AnyPath) -> list[LoadedRun]:

@@ -90,7 +90,7 @@ def last_measured(history: History, name: str) -> tuple[int | None, float | None
 
 def metrics_of(record: RoundRecord) -> dict[str, float]:
     """Return the metrics of a round by name; older records have only accuracy."""
-    metrics: dict[str, float | None] = {"accuracy": record.accuracy, **(getattr(record, "metrics", None) or {})}
+    metrics: dict[str, float | None] = {"accuracy": record.accuracy, **record.metrics}
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedcover.federation.fingerprint import NOT_PART_OF_A_RUN
 from fedcover.report.loading import LoadedRun, numbered, printable
-from fedcover.report.measures import Measures, measure, metric_names
+from fedcover.report.measures import Measures, metric_names
 from fedcover.report.statistics import Difference, holm, paired
 from fedcover.toml import flatten
 
@@ -36,7 +36,7 @@ class MethodRuns:
     @property
     def measures(self) -> list[Measures]:
         """The numbers of each run."""
-        return [measure(run.history) for run in self.runs]
+        return [run.measures for run in self.runs]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _pairs(first: MethodRuns, second: MethodRuns, metric: str) -> list[tuple[flo
     pairs = []
     for seed, run in first.by_seed.items():
         if seed in theirs and len(run.history) == len(theirs[seed].history):
-            values = measure(run.history).metrics.get(metric), measure(theirs[seed].history).metrics.get(metric)
+            values = run.measures.metrics.get(metric), theirs[seed].measures.metrics.get(metric)
             if values[0] is not None and values[1] is not None:
                 pairs.append((values[0], values[1]))
     return pairs

@@ -102,7 +102,7 @@ const addReadout = (figure) => {
       line.firstChild.style.background = colour;
       return line;
     });
-    show([make("strong", {}, `${panel.name} ${number(x)}`), ...lines], where, panel.box[1]);
+    show([make("strong", {}, `${panel.name} ${number(x)}`), ...lines], where, panel.box[3] + 3);
   };
   const showCell = (panel, x) => {
     let [value, rest] = [null, x - Math.ceil(panel.x[0])];
@@ -181,7 +181,7 @@ const sortBy = (table, column, direction) => {
 const buildTable = (table) => {
   [...table.tHead.rows[0].cells].forEach((head, column) => {
     if (!head.textContent.trim()) return;
-    const button = make("button", { type: "button", class: "sort" });
+    const button = make("button", { type: "button", class: "sort", title: "Sort by this column" });
     button.append(...head.childNodes);
     head.append(button);
     button.onclick = () => sortBy(table, column, head.getAttribute("aria-sort") === "ascending" ? -1 : 1);

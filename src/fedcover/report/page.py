@@ -65,19 +65,29 @@ def run_parts(runs: Sequence[LoadedRun]) -> list[str]:
 
 def frame(title: str, parts: Sequence[str]) -> str:
     """Return a page with this title and these parts, which are HTML."""
-    style, script = package_file("page.css"), package_file("page.js")
+    return _document(title, main(parts), package_file("page.js"))
+
+
+def live_frame(title: str, body: str, version: int) -> str:
+    """Return a page that replaces its main element when the server has a newer version."""
+    return _document(title, body, package_file("page.js") + package_file("live.js"), version)
+
+
+def _document(title: str, body: str, script: str, version: int | None = None) -> str:
+    live = "" if version is None else f' data-version="{version}"'
+    policy = _policy(script) + ("" if version is None else "; connect-src 'self'")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{attribute(title)} · fedcover</title>
-<style>{style}</style>
+<style>{package_file("page.css")}</style>
 </head>
-<body>
-{main(parts)}
+<body{live}>
+{body}
 <script>{script}</script>
 </body>
 </html>

@@ -15,7 +15,7 @@ from fedcover.report.style import MAP_MARK, SERIES_MARK
 
 MOST_VALUES = 6000
 """The most values of a panel's curves; of longer curves an even sample is given."""
-MOST_CELLS = 20_000
+MOST_CELLS = 10_000
 """The most cells of a map whose values are given."""
 
 

@@ -7,7 +7,7 @@ from fedcover.report import verdict
 from fedcover.report.elements import figure, key, legend, prose, section_heading, table, text
 from fedcover.report.figures import LegendEntry, drawings
 from fedcover.report.loading import LoadedRun
-from fedcover.report.measures import Measures, measure, metric_names
+from fedcover.report.measures import Measures, metric_names
 from fedcover.report.methods import MethodRuns, has_seeds
 from fedcover.report.table import (
     MOST_ROWS,
@@ -54,7 +54,7 @@ def _about(run: LoadedRun) -> str:
 
 def tiles(runs: Sequence[LoadedRun]) -> str:
     """Return the key numbers; of several runs their ranges."""
-    numbers = [measure(run.history) for run in runs]
+    numbers = [run.measures for run in runs]
     contents = (
         _tiles_of_one(numbers[0]) if len(runs) == 1 else _tiles_of_many(numbers, metric_names(r.history for r in runs))
     )
@@ -165,7 +165,7 @@ def _runs_of(methods: Sequence[MethodRuns]) -> str:
     """Return the table of all runs, folded, each with the line style of its method."""
     runs = [run for method in methods for run in method.runs]
     keys = [key(number) for number, method in enumerate(methods) for _ in method.runs]
-    numbers = {run.name: [measure(run.history)] for run in runs}
+    numbers = {run.name: [run.measures] for run in runs}
     body = table(comparison_rows(runs), "Runs compared", _marks(numbers), keys=keys)
     return f"<details>\n<summary>All {len(runs)} runs</summary>\n{body}\n</details>"
 

@@ -8,12 +8,12 @@ from typing import Any
 from fedcover.federation.history import RoundRecord
 from fedcover.report import format as cells
 from fedcover.report.loading import AnyPath, LoadedRun, open_runs
-from fedcover.report.measures import Measures, mean, measure, metric_names, metrics_of, present
+from fedcover.report.measures import Measures, mean, metric_names, metrics_of, present
 from fedcover.report.methods import MethodComparison, compare_methods, group_runs, has_seeds, mean_and_deviation
 from fedcover.report.traffic import wire_of
 from fedcover.toml import flatten
 
-MOST_ROWS, MOST_ROWS_IN_ALL = 1000, 3000
+MOST_ROWS, MOST_ROWS_IN_ALL = 1000, 2000
 """The most rounds of a run, and of all runs, that a page shows as rows."""
 UNDECIDED = "no difference found"
 HIGHER_IS_BETTER = {"accuracy", "local accuracy", "f1", "auc", "r2", "precision", "recall"}
@@ -33,7 +33,7 @@ def comparison_rows(runs: Iterable[LoadedRun | AnyPath]) -> list[dict[str, str]]
     """
     opened = open_runs(runs)
     names = metric_names(run.history for run in opened)
-    return [{"run": run.name, **_cells([measure(run.history)], names)} for run in opened]
+    return [{"run": run.name, **_cells([run.measures], names)} for run in opened]
 
 
 def method_rows(runs: Iterable[LoadedRun | AnyPath]) -> list[dict[str, str]]:

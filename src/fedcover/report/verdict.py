@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from fedcover.report import format as cells
-from fedcover.report.loading import LoadedRun
-from fedcover.report.measures import Measures, measure, metric_names, present
+from fedcover.report.loading import LoadedRun, absent_runs
+from fedcover.report.measures import Measures, metric_names, present
 from fedcover.report.methods import group_runs, has_seeds, mean_and_deviation
 
 
@@ -30,7 +30,7 @@ def warnings(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
     """Return what a reader must know before trusting the numbers, each as a heading and a sentence."""
     boxes = []
     for method in group_runs(runs):
-        numbers = {run.name: measure(run.history) for run in method.runs}
+        numbers = {run.name: run.measures for run in method.runs}
         kinds: list[tuple[str, Callable[[Measures], float], Callable[[Measures], str]]] = [
             ("Uncovered parameters", lambda m: m.uncovered, _uncovered),
             ("Rejected updates", lambda m: m.rejected, _rejected),
@@ -45,7 +45,26 @@ def warnings(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
 
 
 def notes(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
-    """Return further notes, each as a heading and a sentence: runs that have not finished."""
+    """Return further notes, each as a heading and a sentence: runs of a sweep that are missing, and unfinished runs."""
+    return [*_missing(runs), *_unfinished_notes(runs)]
+
+
+def _missing(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
+    absent = absent_runs(runs)
+    failed = [entry for entry in absent if entry.error]
+    waiting = len(absent) - len(failed)
+    boxes = []
+    if failed:
+        names = ", ".join(entry.path.name for entry in failed[:3]) + (", ..." if len(failed) > 3 else "")
+        head = f"{len(failed)} run{'s' if len(failed) > 1 else ''} of the sweep failed"
+        boxes.append((head, f"{names}. The first reason: {failed[0].error}."))
+    if waiting:
+        head = f"{waiting} run{'s' if waiting > 1 else ''} of the sweep {'have' if waiting > 1 else 'has'} not started"
+        boxes.append((head, "They are not part of this page." if waiting > 1 else "It is not part of this page."))
+    return boxes
+
+
+def _unfinished_notes(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
     unfinished = [run for run in runs if run.summary is None]
     if len(unfinished) > 3:
         done = ", ".join(f"{run.name} {len(run.history)} of {run.planned_rounds or 'unknown'}" for run in unfinished)
@@ -54,7 +73,7 @@ def notes(runs: Sequence[LoadedRun]) -> list[tuple[str, str]]:
 
 
 def _verdict_on_one(run: LoadedRun) -> str:
-    numbers = measure(run.history)
+    numbers = run.measures
     return f"After {_rounds(numbers.rounds)}: {_accuracy(run, numbers)}; {_coverage(numbers)}; {_cost(numbers)}."
 
 
@@ -94,7 +113,7 @@ def _cost(numbers: Measures) -> str:
 
 
 def _verdict_on_many(runs: Sequence[LoadedRun]) -> str:
-    numbers = {run.name: measure(run.history) for run in runs}
+    numbers = {run.name: run.measures for run in runs}
     methods = group_runs(runs)
     metric = metric_names(run.history for run in runs)[0]
     form = cells.percent if metric == "accuracy" else cells.decimal

@@ -29,7 +29,7 @@ def _gains(study: Study, panels: Mapping[str, Sequence[Cell]]) -> Figure:
     subplots = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, (title, row) in zip(subplots, panels.items(), strict=True):
         _draw_gains(axes, row, policies, codes)
-        axes.set_title(f"{title}:\ngain over {study.base}, points of accuracy")
+        axes.set_title(f"{title}:\ngain over {study.base}, points")
     handles = [figure.axes[0].plot([], [], "o-", color=colour(index))[0] for index in range(len(policies))]
     add_legend(figure, handles, policies)
     return figure

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -10,15 +11,15 @@ import pytest
 from tests.unit.report.conftest import make_record, write_run
 
 from fedcover.errors import InputError
-from fedcover.federation.history import RoundRecord
-from fedcover.report import method_rows, paired_rows, write_report
+from fedcover.report import comparison_rows, method_rows, paired_rows, write_report
 from fedcover.report.curves import metric, over_seeds
 from fedcover.report.figures import drawings
+from fedcover.report.live_page import LivePage
 from fedcover.report.loading import open_runs
 from fedcover.report.measures import metric_names, metrics_of
 from fedcover.report.methods import compare_methods, group_runs, mean_and_deviation
 from fedcover.report.statistics import paired
-from fedcover.report.verdict import title, verdict, warnings
+from fedcover.report.verdict import notes, title, verdict, warnings
 
 Cli = Callable[..., tuple[int, str, str]]
 FINALS = {"full": 0.98, "WP": 0.95}
@@ -186,17 +187,18 @@ def test_one_warning_stands_for_all_seeds_of_a_method(tmp_path: Path) -> None:
     assert body.startswith("In 2 of 2 seeds; worst is fs-1. ")
 
 
-def with_metrics(record: RoundRecord, **metrics: float | None) -> RoundRecord:
-    """Return the record of a task that is not a classification."""
-    object.__setattr__(record, "metrics", metrics)
-    object.__setattr__(record, "accuracy", None)
-    return record
+def write_metrics(folder: Path, policy: str, seed: int, *metrics: dict[str, float | None]) -> Path:
+    """Write a run of a task that is not a classification, with these metrics in its rounds."""
+    records = [
+        replace(make_record(n, seed=seed), accuracy=None, local_accuracy=None, metrics=values)
+        for n, values in enumerate(metrics, 1)
+    ]
+    return write_run(folder / f"{policy}-{seed}", records, name=f"{policy}-{seed}", seed=seed, policy={"name": policy})
 
 
 def test_every_metric_has_a_column_and_a_figure(tmp_path: Path) -> None:
-    (run,) = open_runs(write_seeds(tmp_path, "WP", 1))
-    for number, record in enumerate(run.history):
-        with_metrics(record, rmse=1.0 / (number + 1), r2=0.1 * number)
+    path = write_metrics(tmp_path, "WP", 0, {"rmse": 1.0, "r2": 0.0}, {}, {"rmse": 0.25, "r2": 0.3})
+    (run,) = open_runs(path)
     assert metrics_of(run.history[0]) == {"rmse": 1.0, "r2": 0.0}
     assert metric_names([run.history]) == ["rmse", "r2"]
     names = [drawing.name for drawing in drawings(group_runs([run]))]
@@ -208,13 +210,35 @@ def test_every_metric_has_a_column_and_a_figure(tmp_path: Path) -> None:
     assert "accuracy" not in page.lower().partition("<script>")[0].partition("</style>")[2]
 
 
+def test_accuracy_stands_beside_other_metrics(tmp_path: Path) -> None:
+    record = replace(make_record(1), accuracy=0.5, metrics={"f1": 0.25, "accuracy": 0.5})
+    (row,) = comparison_rows([write_run(tmp_path / "run", [record])])
+    assert list(row)[:4] == ["run", "accuracy", "f1", "local accuracy"]
+    assert (row["accuracy"], row["f1"]) == ("50.00 %", "0.2500")
+
+
 def test_paired_tests_cover_every_metric(tmp_path: Path) -> None:
-    runs = open_runs([*write_seeds(tmp_path, "full"), *write_seeds(tmp_path, "WP")])
-    for number, run in enumerate(runs):
-        with_metrics(run.history.last, rmse=1.0 + 0.1 * number, f1=0.5)
-        for record in run.history[:-1]:
-            with_metrics(record)
-    rows = {row["metric"]: row for row in paired_rows(runs)}
+    paths = [
+        write_metrics(tmp_path, policy, seed, {"rmse": 1.0 + rmse + 0.1 * seed, "f1": 0.5})
+        for policy, rmse in (("full", 0.0), ("WP", 0.3))
+        for seed in range(3)
+    ]
+    rows = {row["metric"]: row for row in paired_rows(paths)}
     assert rows["rmse"]["difference"] == "−0.3000"
     assert rows["rmse"]["verdict"] == "first is lower"
     assert rows["f1"]["verdict"] == "no difference found"
+
+
+def test_runs_of_a_sweep_that_are_missing_are_reported(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "sweep", ("full", "WP"), started=4)
+    content = json.loads((folder / "sweep.json").read_text())
+    content["runs"][4]["error"] = "no <budget>"
+    (folder / "sweep.json").write_text(json.dumps(content))
+    runs = open_runs(folder)
+    assert notes(runs) == [
+        ("1 run of the sweep failed", "policy=WP,seed=1. The first reason: no <budget>."),
+        ("1 run of the sweep has not started", "It is not part of this page."),
+    ]
+    status = LivePage(folder).status()
+    assert "Rounds 12 of 15, 4 of 6 runs finished, 1 failed" in status["panel"]
+    assert status["done"] is False
