@@ -1,8 +1,8 @@
 """Peak memory of a run on a data set that stays on disk, and its speed against data in memory.
 
 python -m benchmarks.lazy_data [--gigabytes 5]: writes a file of random images (3 x 32 x 32 floats) to a temporary
-folder, and trains one round of 100 clients on all of it, through a torch ``Dataset`` that reads one image at a time. The
-peak is that of the process's resident memory. Speed is compared on a part that also fits into memory.
+folder, and trains one round of 100 clients on all of it, through a torch ``Dataset`` that reads one image at a time.
+The peak is that of the process's resident memory. Speed is compared on a part that also fits into memory.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Adapters of different ranks, as in HetLoRA (Cho et al., EMNLP 2024): a client trains the first ranks of each adapter."""
+"""Adapters of different ranks, as in HetLoRA (Cho et al., EMNLP 2024): a client trains the first ranks of each."""
 
 import torch
 import torch.nn.functional as F

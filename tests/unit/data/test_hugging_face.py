@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's ``datasets``: they stay on disk, their columns become inputs, and images become tensors."""
+"""Data sets of Hugging Face's ``datasets`` stay on disk; their columns become inputs, and images become tensors."""
 
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,11 @@ def test_several_columns_are_arguments_of_the_model() -> None:
 
     ids = np.random.default_rng(0).integers(0, 9, (40, 5))
     table = datasets.Dataset.from_dict(
-        {"input_ids": ids.tolist(), "attention_mask": (ids > 0).astype(int).tolist(), "labels": (ids[:, 0] % 2).tolist()}
+        {
+            "input_ids": ids.tolist(),
+            "attention_mask": (ids > 0).astype(int).tolist(),
+            "labels": (ids[:, 0] % 2).tolist(),
+        }
     )
     clients = fc.data.iid(table, 4)
     for engine in (fc.Serial(), fc.Vectorized("cpu")):
@@ -74,5 +78,5 @@ def test_text_is_refused_with_what_to_do() -> None:
     table = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
     with pytest.raises(fc.InputError, match="x of item 0 must be a tensor, an array or a list of numbers; got str"):
         fc.data.as_examples(table)
-    with pytest.raises(fc.InputError, match="under one of the keys label, labels, .*; got the keys text"):
+    with pytest.raises(fc.InputError, match=r"under one of the keys label, labels, .*; got the keys text"):
         fc.data.as_examples(table.remove_columns("label"))
