@@ -44,7 +44,7 @@ class _Trained(NamedTuple):
 class Vectorized(Engine):
     """An engine that trains the clients of a round as one batch, on a GPU or a CPU.
 
-    Results agree with ``Serial`` up to rounding. A model must draw random numbers only through ``nn.Dropout``.
+    Results agree with ``Serial`` up to rounding. A model must draw random numbers only by dropout.
 
     Args:
         device: The device to train on, such as ``"cuda"``; by default a GPU if there is one, else the CPU.
