@@ -158,6 +158,12 @@ class Vectorized(Engine):
         except (InputError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            if str(error).startswith("vmap:"):
+                name = type(jobs[0].task.model).__name__
+                raise InputError(
+                    f"engine=vectorized cannot train the model {name} for several clients at once: its code depends on"
+                    f" the values of tensors, or has an operation that torch cannot batch; use engine=processes"
+                ) from error
             others = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
             raise failure(jobs[0], f"{str(error) or type(error).__name__}{others}") from error
 
