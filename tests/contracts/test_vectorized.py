@@ -134,6 +134,17 @@ def test_vectorized_refuses_a_model_that_draws_random_numbers() -> None:
         noisy.run(1)
 
 
+def test_vectorized_refuses_a_model_that_depends_on_values() -> None:
+    class Choosing(MLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(-x if bool(x.sum() > 0) else x)
+
+    clients = images(Serial(), "mlp", "full").clients
+    choosing = fc.Federation(fc.Task(Choosing((1, 6, 6), 3, hidden=20)), clients, cohort=4, engine=Vectorized("cpu"))
+    with pytest.raises(fc.InputError, match=r"cannot train the model Choosing .* values of tensors.* engine=processes"):
+        choosing.run(1)
+
+
 def test_an_error_in_a_batch_names_a_client() -> None:
     def fails(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled():

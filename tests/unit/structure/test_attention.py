@@ -165,3 +165,30 @@ def test_an_attention_that_cannot_be_cut_has_the_true_reason() -> None:
         ("attention", 3),
         ("attention.out_proj", 12),
     ]
+
+
+def test_engines_drop_the_same_entries_of_gpt2() -> None:
+    """A model of transformers with the dropout of its default configuration: of layers and of attention."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def scores_loss(scores: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(scores.flatten(0, -2), labels.flatten())
+
+    config = GPT2Config(
+        vocab_size=20, n_positions=6, n_embd=16, n_layer=1, n_head=4, use_cache=False, bos_token_id=0, eos_token_id=0
+    )
+    tokens = torch.randint(20, (16, 6), generator=torch.Generator().manual_seed(0))
+    clients = fc.data.iid(fc.Examples(tokens, tokens.roll(-1, 1), 20), 4, seed=0)
+    results = []
+    for engine in (fc.Serial(), fc.Vectorized("cpu")):
+        torch.manual_seed(0)
+        task, local = fc.Task(GPT2LMHeadModel(config), scores_loss), fc.LocalSGD(1, 4, 0.05, 0.5)
+        federation = fc.Federation(
+            task, clients, fc.weight_pruning(), fc.by_slot("1,0.5"), local, cohort=2, engine=engine
+        )
+        results.append(federation.run(1).theta)
+    first, second = results
+    assert first is not None
+    assert second is not None
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=1e-4, atol=1e-6)

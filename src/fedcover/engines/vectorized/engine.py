@@ -44,7 +44,7 @@ class _Trained(NamedTuple):
 class Vectorized(Engine):
     """An engine that trains the clients of a round as one batch, on a GPU or a CPU.
 
-    Results agree with ``Serial`` up to rounding. A model must draw random numbers only through ``nn.Dropout``.
+    Results agree with ``Serial`` up to rounding. A model must draw random numbers only by dropout.
 
     Args:
         device: The device to train on, such as ``"cuda"``; by default a GPU if there is one, else the CPU.
@@ -158,6 +158,12 @@ class Vectorized(Engine):
         except (InputError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            if str(error).startswith("vmap:"):
+                name = type(jobs[0].task.model).__name__
+                raise InputError(
+                    f"engine=vectorized cannot train the model {name} for several clients at once: its code depends on"
+                    f" the values of tensors, or has an operation that torch cannot batch; use engine=processes"
+                ) from error
             others = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
             raise failure(jobs[0], f"{str(error) or type(error).__name__}{others}") from error
 
