@@ -90,7 +90,7 @@ def _metric_drawings(methods: Sequence[MethodRuns]) -> list[Drawing]:
             figures.append(
                 Drawing(
                     f"{_slug(name)}-by-megabytes",
-                    f"{_capital(name)} against traffic",
+                    f"{cells.heading(name)} against traffic",
                     f"The same {name} against all bytes sent so far, down and up. A curve further to the left needs "
                     "fewer bytes for the same value.",
                     f"Line chart of {name} against megabytes sent; at the end {_ends(methods, name)}",
@@ -102,14 +102,14 @@ def _metric_drawings(methods: Sequence[MethodRuns]) -> list[Drawing]:
 
 def _metric_drawing(methods: Sequence[MethodRuns], name: str) -> Drawing:
     single = len(methods) == 1 and len(methods[0].runs) == 1
-    what = f"{_capital(name)} of the global model on the test set"
+    what = f"{cells.heading(name)} of the global model on the test set"
     if name == "accuracy":
         what = "Share of examples classified correctly: the global model on the test set"
         what += ", and, where it was measured, the mean over clients (local)" if single else ""
     hint = "how early the curve flattens, and for dips after rounds of low coverage"
     return Drawing(
         _slug(name),
-        _capital(name),
+        cells.heading(name),
         f"{what}.{_band(methods)} Look for {hint}.",
         f"Line chart of {name} over rounds; at the end {_ends(methods, name)}",
         partial(metric_figure, methods, name),
@@ -243,10 +243,6 @@ def slugs(names: Sequence[str]) -> list[str]:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60] or "run"
-
-
-def _capital(name: str) -> str:
-    return name[:1].upper() + name[1:]
 
 
 def _has_layers(method: MethodRuns) -> bool:

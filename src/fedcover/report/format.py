@@ -97,6 +97,15 @@ def clients(sizes: tuple[int, int]) -> str:
     return f"{least}" if least == most else f"{least} to {most}"
 
 
+def heading(metric: str) -> str:
+    """Return the name of a metric as a heading.
+
+    >>> heading("accuracy"), heading("rmse")
+    ('Accuracy', 'RMSE')
+    """
+    return metric.upper() if len(metric) <= 4 else metric[:1].upper() + metric[1:]
+
+
 def shorten(text: str, length: int) -> str:
     """Return the text, with its middle left out if it is longer than ``length``.
 

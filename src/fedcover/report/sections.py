@@ -75,9 +75,7 @@ def _tiles_of_one(numbers: Measures) -> list[tuple[str, str, str]]:
         f"in {numbers.uncovered_rounds} of {numbers.rounds} rounds" if numbers.uncovered > 0 else "in any round"
     )
     others = {name: value for name, value in numbers.metrics.items() if name != "accuracy"}
-    tiles = [
-        (name[:1].upper() + name[1:], cells.decimal(value), "global model, test set") for name, value in others.items()
-    ]
+    tiles = [(cells.heading(name), cells.decimal(value), "global model, test set") for name, value in others.items()]
     if numbers.accuracy is not None or not others:
         tiles.insert(0, ("Accuracy", cells.percent(numbers.accuracy), measured))
         tiles.insert(1, ("Local accuracy", cells.percent(numbers.local_accuracy), "mean over clients"))
@@ -111,7 +109,7 @@ def _tiles_of_many(numbers: Sequence[Measures], metrics: Sequence[str]) -> list[
     return [
         *(
             (
-                name[:1].upper() + name[1:],
+                cells.heading(name),
                 span([m.metrics.get(name) for m in numbers], 2 if name == "accuracy" else None),
                 "lowest – highest, test set",
             )

@@ -206,7 +206,7 @@ def test_every_metric_has_a_column_and_a_figure(tmp_path: Path) -> None:
     assert "rmse 0.2500, r2 0.3000 on the test set" in verdict([run])
     page = write_report([run], tmp_path / "page.html").read_text()
     assert '<th scope="col">rmse</th><th scope="col">r2</th>' in page
-    assert "<dt>Rmse</dt><dd>0.2500</dd>" in page
+    assert "<dt>RMSE</dt><dd>0.2500</dd>" in page
     assert "accuracy" not in page.lower().partition("<script>")[0].partition("</style>")[2]
 
 
