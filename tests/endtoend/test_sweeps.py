@@ -227,3 +227,37 @@ def test_two_kills_of_a_sweep(tmp_path: Path) -> None:
 @pytest.mark.timeout(3000)
 def test_fifty_kills_of_sweeps(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, 50, "slow")
+
+
+OWN = """
+import torch
+import fedcover as fc
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int = 4):
+        super().__init__()
+        if width > 6:
+            raise RuntimeError("too wide")
+        self.hidden, self.out = torch.nn.Linear(5, width), torch.nn.Linear(width, 2)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.hidden(x)))
+
+def blobs(folder=None):
+    x = torch.randn(120, 5, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    return (x[:80], y[:80]), (x[80:], y[80:])
+"""
+
+
+def test_ones_own_model_and_data_in_a_sweep(cli: Cli, tmp_path: Path) -> None:
+    """A model that cannot be built is a failed run, whatever error its code raises."""
+    file, out = tmp_path / "own.py", tmp_path / "sweep"
+    file.write_text(OWN)
+    changes = [f"data.name={file}:blobs", f"model.name={file}:Net", "model.width=3,5,7", "policy.name=full",
+               "budgets.code=11", "cohort=2", "data.clients=4", "rounds=2", "engine=serial"]  # fmt: skip
+    code, _, err = cli("sweep", "--no-report", *sets(*changes), "--out", str(out))
+    assert code == 1
+    assert "model.width=7 failed" in err
+    assert "too wide" in err
+    assert len(history_in(out / "model.width=5")) == 2

@@ -7,7 +7,7 @@ from fedcover import data
 from fedcover.config.build import build_callbacks, build_federation, keeps_in, schedule_of, settings_of
 from fedcover.config.schema import Config
 from fedcover.engines.choose import choose_engine
-from fedcover.errors import FedcoverError, InputError
+from fedcover.errors import InputError
 from fedcover.federation.callbacks import Callback
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.lockstep import run_all_rounds
@@ -73,7 +73,7 @@ class BatchPlayer:
     """
 
     def __init__(self, sweep: SweepFolder, folder: str | None, on_round: OnRound) -> None:
-        self._sweep, self._on_round = sweep, on_round
+        self._sweep, self._folder, self._on_round = sweep, folder, on_round
         self._load = cache(partial(data.load, folder=folder))
 
     def play(self, cells: Sequence[SweepCell], callbacks_of: CallbacksOf = lambda cell: []) -> None:
@@ -108,7 +108,7 @@ class BatchPlayer:
         for cell in cells:
             folder, config = self._sweep.folder_of(cell), cell.config
             try:
-                federation, test = build_federation(config, keeps=keeps_in(folder), load=self._load)
+                federation, test = build_federation(config, self._folder, keeps_in(folder), load=self._load)
                 runs[cell] = Run(
                     federation,
                     federation.test_set(test),
@@ -118,6 +118,6 @@ class BatchPlayer:
                     settings_of(config, federation),
                     [*build_callbacks(config), *callbacks_of(cell)],
                 )
-            except FedcoverError as error:
+            except Exception as error:  # also of the user's own files
                 self._sweep.fail(cell, error)
         return runs

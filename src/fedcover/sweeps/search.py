@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcover.errors import InputError, check_extra
 from fedcover.federation.callbacks.base import Callback, RoundView, RunView, Stop
-from fedcover.federation.callbacks.metrics import better, metric_of
+from fedcover.federation.callbacks.metrics import better, check_metric, metric_of
 from fedcover.federation.history import RoundRecord
 from fedcover.seeding import address
 from fedcover.sweeps.cells import Grid, SweepCell
@@ -194,6 +194,7 @@ class PruneTrial(Callback):
 
     def on_start(self, run: RunView) -> None:
         """Add the rounds before a resume."""
+        check_metric(run, self._report.metric)
         self._rounds = run.rounds
         for record in run.history:
             self._report.add(self._number, record)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,3 +171,29 @@ except fc.MissingExtraError as error:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(f"install it with: pip install 'fedcover[{package}]'")
+
+
+@pytest.mark.timeout(240)
+def test_kill_9_leaves_no_point_out_and_none_twice(tmp_path: Path) -> None:
+    """The real command with both trackers, killed while databases are created and while rounds are played."""
+    changes = [
+        "data.name=digits", "data.clients=12", "cohort=4", "policy.name=full", "budgets.code=1111", "rounds=6",
+        "local.local_steps=300", "engine=serial", "callbacks.mlflow=true", "callbacks.tensorboard=true",
+    ]  # fmt: skip
+    (tmp_path / "config.toml").write_text("")  # with a file, --resume begins a run where there is none
+    sets = [part for change in changes for part in ("--set", change)]
+    out = tmp_path / "run"
+    run = [sys.executable, "-m", "fedcover", "run", str(tmp_path / "config.toml"), *sets, "--resume", "--quiet",
+           "--no-report", "--out", str(out)]  # fmt: skip
+    for marks in (".mlflow.db.*", "mlflow.db", "checkpoints/round-000001.*", "checkpoints/round-000003.*"):
+        process = subprocess.Popen(run)
+        while not list(out.glob(marks)):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    subprocess.run(run, check=True, timeout=120)
+    history = fc.History.load(out / "history.jsonl")
+    assert len(history) == 6
+    same_points(mlflow_points(f"sqlite:///{out / 'mlflow.db'}")[0], history)
+    same_points(tensorboard_points(out / "tensorboard"), history, tolerance=1e-6)
