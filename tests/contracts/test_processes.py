@@ -78,7 +78,7 @@ def test_the_death_of_a_worker_names_client_and_round_and_leaves_no_orphans(tmp_
 
 def test_a_worker_out_of_memory_is_reported() -> None:
     def exhausting(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled():
+        if len(labels) > 2:
             raise MemoryError
         return scores.mean()
 
@@ -89,7 +89,7 @@ def test_a_worker_out_of_memory_is_reported() -> None:
 
 def test_an_error_in_a_worker_comes_back_with_its_message() -> None:
     def fails(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled():
+        if len(labels) > 2:
             raise RuntimeError("out of paper")
         return scores.mean()
 

@@ -74,7 +74,7 @@ def test_cohort_larger_than_the_population(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_code_and_cohort_of_different_lengths(cli: Cli, tmp_path: Path) -> None:
-    run = ["run", *QUICK, "--set", "cohort=5", "--out", str(tmp_path / "x")]
+    run = ["run", *QUICK, "--set", "cohort=5", "--set", "budgets.code=10x1", "--out", str(tmp_path / "x")]
     refuses(cli, run, "the code has 10 slots but cohort is 5", "by_client")
 
 
@@ -214,7 +214,11 @@ def test_misspelt_config_key(cli: Cli, tmp_path: Path) -> None:
 def test_bad_config_values(cli: Cli, tmp_path: Path) -> None:
     refuses(cli, ["run", "--set", "rounds=many"], "setting rounds must be a valid integer", "got 'many'")
     refuses(
-        cli, ["run", "--set", "data.partition=idd"], "data.partition", "'iid', 'shards' or 'dirichlet'", "got 'idd'"
+        cli,
+        ["run", "--set", "data.partition=idd"],
+        "data.partition",
+        "'iid', 'shards', 'dirichlet' or 'natural'",
+        "got 'idd'",
     )
     refuses(cli, ["run", *QUICK, "--set", "local.lr=-1"], "lr must be a positive number; got -1.0")
     refuses(cli, ["run", *QUICK, "--set", "policy.name=WPP"], "there is no policy 'WPP'", "did you mean 'WP'?")

@@ -19,12 +19,13 @@ PREFIX = "fedcover_file_"
 """Module names of files begin with this, so that a file called random.py is not taken for the library module."""
 
 
-def load_object(location: str, noun: str) -> Any:
+def load_object(location: str, noun: str, remedy: str = "name one that the file defines") -> Any:
     """Return the object that ``FILE.py:NAME`` names.
 
     Args:
         location: The file and the name.
         noun: What the object is, for error messages.
+        remedy: What to do if the file does not define the name.
 
     Raises:
         InputError: If there is no such file or name, or the file fails when it is executed.
@@ -36,7 +37,7 @@ def load_object(location: str, noun: str) -> Any:
     changed = path.stat()
     module = _module(path.resolve(), (changed.st_mtime_ns, changed.st_size))
     if not hasattr(module, name):
-        raise InputError(f"'{name}' in {path} does not exist; name a {noun} that the file defines")
+        raise InputError(f"'{name}' in {path} does not exist; {remedy}")
     return getattr(module, name)
 
 
@@ -78,15 +79,13 @@ def load_factory(location: str, noun: str, kind: type[Any], decorator: str) -> C
     Raises:
         InputError: If there is no such file or name, the file fails when it is loaded, or the name is not callable.
     """
-    factory = load_object(location, noun)
+    remedy = f"name an object of type {kind.__name__}, a class or function that returns one, or decorate {decorator}"
+    factory = load_object(location, noun, remedy)
     if isinstance(factory, kind) and not isinstance(factory, type) and not _is_factory(factory):
         return lambda: factory
     if not callable(factory):
         file, _, name = location.rpartition(":")
-        raise InputError(
-            f"'{name}' in {file} is of type {type(factory).__name__}; name an object of type {kind.__name__}, a class"
-            f" or function that returns one, or decorate {decorator}"
-        )
+        raise InputError(f"'{name}' in {file} is of type {type(factory).__name__}; {remedy}")
     return factory  # type: ignore[no-any-return]
 
 

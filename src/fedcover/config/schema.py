@@ -24,6 +24,7 @@ from fedcover.config.choices import (
     Typed,
     choose,
     choose_callbacks,
+    choose_factory,
 )
 from fedcover.config.grid import split_axes
 from fedcover.data import names
@@ -58,7 +59,13 @@ class _Named(_Strict):
     @cached_property
     def choice(self) -> Choice[Any]:
         """The object with this name and its settings, checked on first access."""
-        return choose(self.section, self.name, self.model_extra)
+        extra, declared = self.model_extra or {}, [key for key in type(self).model_fields if key != "name"]
+        options = self.section.options(choose_factory(self.section, self.name)[1]) if extra else {}
+        for key in extra:
+            if key not in options and (near := get_close_matches(key, declared, n=1)):
+                key = f"{self.section.key}.{key}"
+                raise InputError(f"there is no setting '{key}'; did you mean '{self.section.key}.{near[0]}'?")
+        return choose(self.section, self.name, extra)
 
     @property
     def own(self) -> dict[str, Any]:

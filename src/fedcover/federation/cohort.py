@@ -12,7 +12,6 @@ from fedcover.errors import InputError, check_whole
 from fedcover.federation.checkpoint import State
 from fedcover.federation.sampling import checked_ids
 from fedcover.seeding import Round
-from fedcover.training.targets import Decision
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -35,7 +34,8 @@ def draw_cohort(federation: "Federation", this_round: Round, state: State) -> li
     cohort = cohort_of(ids, sizes, federation.resolved_budgets, federation.by, numbers)
     if federation.assign:
         cohort = _exchange_patterns(federation, cohort)
-    has_rows = federation.task.decision == Decision()  # one score, and so one output row, for each class
+    decision = federation.task.decision
+    has_rows = decision is not None and decision.threshold is None  # one output row for each class
     if federation.policy.traits().wants_classes and has_rows and clients.examples.classes:
         cohort = [replace(client, classes=clients.classes_of(client.id)) for client in cohort]
     return cohort

@@ -17,7 +17,7 @@ from fedcover.seeding import seeded
 from fedcover.structure.batch_norm import gather_statistics
 from fedcover.structure.calls import call_model
 from fedcover.training.metrics import Metric
-from fedcover.training.targets import Decision, Loss, fitted_targets, hits_of
+from fedcover.training.targets import Decision, Loss, class_axis, fitted_targets, hits_of
 
 BATCH = 2000
 """Number of examples whose loss is computed at once."""
@@ -90,7 +90,7 @@ def read_test(test: Examples, rows: slice, device: torch.device) -> tuple[Inputs
 
 def num_classes(test: Examples, scores: Tensor, decision: Decision) -> int:
     """Return the number of classes to count predictions in."""
-    return max(test.classes, 2) if decision.threshold is not None else test.classes or scores.shape[1]
+    return max(test.classes, 2) if decision.threshold is not None else test.classes or scores.shape[decision.axis]
 
 
 def measure(metrics: Mapping[str, Metric], loss: Loss, scores: Tensor, targets: Tensor) -> dict[str, float | None]:
@@ -100,6 +100,8 @@ def measure(metrics: Mapping[str, Metric], loss: Loss, scores: Tensor, targets: 
         InputError: If a metric fails or does not return one number.
     """
     targets, values = fitted_targets(loss, scores, targets), dict[str, float | None]()
+    if class_axis(scores, targets) == -1:  # metrics, as losses, have the classes as axis 1
+        scores = scores.movedim(-1, 1)
     for name, metric in metrics.items():
         try:
             value = float(metric(scores, targets))

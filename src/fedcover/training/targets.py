@@ -28,10 +28,13 @@ class FittedLoss:
     """Whether targets get the shape of the scores, as (N,) becomes (N, 1)."""
     flat: bool = False
     """Whether targets of one column lose it, as (N, 1) becomes (N,)."""
+    classes_last: bool = False
+    """Whether the classes are the last axis of the scores, as for language models; the loss gets them as axis 1."""
 
     def __call__(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss."""
-        return self.loss(scores, self.fit(scores, targets))
+        targets = self.fit(scores, targets)
+        return self.loss(scores.movedim(-1, 1) if self.classes_last else scores, targets)
 
     def fit(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return targets in the form that the loss takes."""
@@ -116,6 +119,8 @@ def _depends_on_scores(loss: Loss, scores: Tensor, targets: Tensor) -> bool:
 def _forms(loss: Loss, scores: Tensor, targets: Tensor) -> Iterator[Loss]:
     """Yield the loss with targets in their own form, and in others with the same meaning."""
     yield loss
+    if class_axis(scores, targets) == -1:
+        yield FittedLoss(loss, classes_last=True)
     reshapes = targets.shape != scores.shape and targets.numel() == scores.numel()
     dtypes: list[torch.dtype | None] = [None]
     if targets.dtype != scores.dtype:
@@ -131,16 +136,31 @@ def _forms(loss: Loss, scores: Tensor, targets: Tensor) -> Iterator[Loss]:
             yield FittedLoss(loss, torch.int64, flat=True)
 
 
+def class_axis(scores: Tensor, targets: Tensor) -> int | None:
+    """Return the axis of the scores that has the classes, 1 or -1; None if there is no score for each class.
+
+    >>> class_axis(torch.zeros(2, 9, 5), torch.zeros(2, 5)), class_axis(torch.zeros(2, 5, 9), torch.zeros(2, 5))
+    (1, -1)
+    """
+    if scores.ndim != targets.ndim + 1:
+        return None
+    if scores.shape[2:] == targets.shape[1:]:
+        return 1
+    return -1 if scores.shape[:-1] == targets.shape else None
+
+
 @dataclass(frozen=True)
 class Decision:
     """The class that scores predict: that of the largest score, or for one score whether it is above a threshold."""
 
     threshold: float | None = None
-    """None for the class of the largest score along axis 1."""
+    """None for the class of the largest score."""
+    axis: int = 1
+    """The axis of the scores that has the classes."""
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Return the predicted class numbers."""
-        return scores.argmax(1) if self.threshold is None else (scores > self.threshold).long()
+        return scores.argmax(self.axis) if self.threshold is None else (scores > self.threshold).long()
 
 
 def decision_of(loss: Loss, scores: Tensor, targets: Tensor) -> Decision | None:
@@ -158,8 +178,9 @@ def decision_of(loss: Loss, scores: Tensor, targets: Tensor) -> Decision | None:
     >>> decision_of(torch.nn.functional.binary_cross_entropy, torch.full((2,), 0.1), torch.tensor([0.0, 1.0]))
     Decision(threshold=0.5)
     """
-    if not targets.is_floating_point() and scores.ndim == targets.ndim + 1 and scores.shape[1] > 1:
-        return Decision()
+    axis = class_axis(scores, targets)
+    if not targets.is_floating_point() and axis is not None and scores.shape[axis] > 1:
+        return Decision(axis=axis)
     if scores.numel() != targets.numel() or not bool(((targets == 0) | (targets == 1)).all()):
         return None
     for threshold in (0.0, 0.5):

@@ -299,7 +299,7 @@ def test_records_and_lines_name_clients_by_their_numbers(tmp_path: Path) -> None
 
 
 def fails_in_training(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled():
+    if len(labels) > 2:
         raise RuntimeError("no attribute 'ohno'")
     return scores.mean()
 
