@@ -10,5 +10,5 @@ from fedcover.engines.processes.pool import Processes
 @pytest.fixture(scope="module")
 def processes() -> Iterator[dict[bool, Processes]]:
     """Two worker processes without and with ``shrink``, by its value; they trace a shared task once."""
-    with Processes(2) as whole, Processes(2, shrink=True) as shrunk:
+    with Processes(2, shrink=False) as whole, Processes(2, shrink=True) as shrunk:
         yield {False: whole, True: shrunk}

@@ -125,6 +125,6 @@ def test_check_policy_names_the_broken_law(how: str, law: str) -> None:
 )
 def test_a_federation_refuses_what_a_policy_must_not_do(how: str, message: str) -> None:
     net = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
-    playing = fc.Federation(fc.Task(net), federation(Serial()).clients, Broken(how), cohort=2)
+    playing = fc.Federation(fc.Task(net), federation(Serial(shrink=False)).clients, Broken(how), cohort=2)
     with pytest.raises(fc.InputError, match=message):
         playing.run(1)

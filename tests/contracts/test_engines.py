@@ -22,12 +22,12 @@ def test_auto_chooses_by_cores_and_cohort() -> None:
     with pytest.raises(fc.InputError, match=r"engine must be one of auto, serial, .*got 'gpu'"):
         choose_engine("gpu")
     with pytest.raises(fc.InputError, match="workers must be a whole number"):
-        Processes(0)
+        Processes(0, shrink=False)
 
 
 ENGINES: dict[str, Callable[[], fc.Engine]] = {
-    "serial": Serial,
-    "processes": lambda: Processes(2),
+    "serial": lambda: Serial(shrink=False),
+    "processes": lambda: Processes(2, shrink=False),
     "vectorized": lambda: Vectorized("cpu"),
 }
 
@@ -41,7 +41,7 @@ def test_federations_in_lockstep_agree_with_separate_runs(name: str, tmp_path: P
     folders = [tmp_path / str(i) for i in range(len(rows))]
     rounds: list[tuple[int, int]] = []
     together = fc.run_many(
-        [images(Serial(), *row) for row in rows], 3, engine=engine(), out=folders,
+        [images(Serial(shrink=False), *row) for row in rows], 3, engine=engine(), out=folders,
         on_round=lambda number, record: rounds.append((number, record.round)),
     )  # fmt: skip
     assert rounds == [(number, index) for index in (1, 2, 3) for number in range(len(rows))]
@@ -51,7 +51,9 @@ def test_federations_in_lockstep_agree_with_separate_runs(name: str, tmp_path: P
     # Runs at different rounds: two start again, the others resume, and all reach the same end.
     for folder in folders[:2]:
         shutil.rmtree(folder)
-    again = fc.run_many([images(Serial(), *row) for row in rows], 5, engine=engine(), out=folders, resume=True)
+    again = fc.run_many(
+        [images(Serial(shrink=False), *row) for row in rows], 5, engine=engine(), out=folders, resume=True
+    )
     whole = [images(serial(), *row, shared=True).run(5) for row in rows]
     assert [len(history) for history in again] == [5] * len(rows)
     assert all(furthest(a, b) < TOLERANCE for a, b in zip(again, whole, strict=True))
@@ -59,7 +61,7 @@ def test_federations_in_lockstep_agree_with_separate_runs(name: str, tmp_path: P
 
 def test_run_many_refuses_a_wrong_number_of_folders(tmp_path: Path) -> None:
     with pytest.raises(fc.InputError, match=r"one folder per federation.*got 2"):
-        fc.run_many([images(Serial(), "mlp", "WP")], 1, out=[tmp_path / "a", tmp_path / "b"])
+        fc.run_many([images(Serial(shrink=False), "mlp", "WP")], 1, out=[tmp_path / "a", tmp_path / "b"])
     assert fc.run_many([], 3) == []
 
 
@@ -73,7 +75,9 @@ def test_runs_in_two_groups_agree_with_separate_runs(name: str, tmp_path: Path) 
         images(ENGINES[name](), "mlp", row).run(rounds, out=tmp_path / row)
     engine = ENGINES[name]()
     engine.ahead = 2
-    together = fc.run_many([images(Serial(), "mlp", row) for row in rows], 4, engine=engine, out=folders, resume=True)
+    together = fc.run_many(
+        [images(Serial(shrink=False), "mlp", row) for row in rows], 4, engine=engine, out=folders, resume=True
+    )
     assert [len(history) for history in together] == [4, 4, 4]
     close = TOLERANCE if name == "vectorized" else 0.0
     assert all(furthest(a, b) <= close for a, b in zip(separate, together, strict=True))

@@ -92,7 +92,9 @@ def check(engine: Engine, gains: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("gains", [{}, GAINS])
-@pytest.mark.parametrize("engine", [Serial(), Serial(traced=False), Serial(shrink=True), Processes(2)], ids=str)
+@pytest.mark.parametrize(
+    "engine", [Serial(shrink=False), Serial(traced=False), Serial(shrink=True), Processes(2, shrink=False)], ids=str
+)
 def test_a_width_masks_frozen_layers(engine: Engine, gains: dict[str, float]) -> None:
     check(engine, gains)
 
@@ -110,6 +112,6 @@ def test_fjords_prefixes_do_not_see_more_of_a_frozen_layer(distil: float) -> Non
     narrow = (masks[0], masks[0])  # the same width twice, so that all steps are at it
     (job,) = jobs_of([TrainingOptions(widths=narrow, distil=distil)], [masks[-1]])
     other = {name: torch.where(kept_of(masks[0], theta)[name], t, t + 1.0) for name, t in theta.items()}
-    (first,), (second,) = Serial().train([job]), Serial().train([replace(job, theta=other)])
+    (first,), (second,) = Serial(shrink=False).train([job]), Serial(shrink=False).train([replace(job, theta=other)])
     inside = kept_of(masks[0], theta)
     assert all(torch.equal(first.theta[name][inside[name]], second.theta[name][inside[name]]) for name in theta)

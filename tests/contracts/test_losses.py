@@ -48,7 +48,7 @@ def test_a_joint_loss_needs_full_batches(name: str) -> None:
     with pytest.raises(fc.InputError, match=r"is not the mean of its examples' losses.*multiple of 4"):
         federation(JOINT[name], (8, 5, 12), fc.Vectorized("cpu")).run(1)
     serial, batch = (
-        federation(JOINT[name], (8, 12, 4), engine).run(1) for engine in (fc.Serial(), fc.Vectorized("cpu"))
+        federation(JOINT[name], (8, 12, 4), engine).run(1) for engine in (fc.Serial(shrink=False), fc.Vectorized("cpu"))
     )
     assert furthest(serial, batch) < TOLERANCE
 
@@ -56,7 +56,8 @@ def test_a_joint_loss_needs_full_batches(name: str) -> None:
 @pytest.mark.parametrize("name", SEPARATE)
 def test_a_mean_over_examples_is_right_for_unequal_clients(name: str) -> None:
     serial, batch = (
-        federation(SEPARATE[name], (8, 5, 11), engine).run(1) for engine in (fc.Serial(), fc.Vectorized("cpu"))
+        federation(SEPARATE[name], (8, 5, 11), engine).run(1)
+        for engine in (fc.Serial(shrink=False), fc.Vectorized("cpu"))
     )
     assert furthest(serial, batch) < TOLERANCE
 
@@ -69,6 +70,6 @@ def test_rounding_in_16_bits_is_not_taken_for_a_joint_loss() -> None:
     clients = fc.data.from_parts(fc.Examples(tokens, tokens[:, 0] % 3, classes=3), [range(7), range(7, 40)])
     federation = fc.Federation(fc.Task(net), clients, local=fc.LocalSGD(1, 10, 0.1), cohort=2)
     jobs = federation.begin_round(federation.start()).jobs
-    for a, b in zip(fc.Serial().train(jobs), fc.Vectorized("cpu").train(jobs), strict=True):
+    for a, b in zip(fc.Serial(shrink=False).train(jobs), fc.Vectorized("cpu").train(jobs), strict=True):
         for name, tensor in a.theta.items():
             torch.testing.assert_close(b.theta[name], tensor, rtol=0.05, atol=0.02)

@@ -22,9 +22,9 @@ from tests.contracts.federations import federation
 
 
 def test_one_engine_serves_several_federations_one_after_another() -> None:
-    with Processes(2) as engine:
+    with Processes(2, shrink=False) as engine:
         for policy in ("WP", "NP", "WP"):
-            assert federation(engine, policy).run(2) == federation(Serial(), policy).run(2)
+            assert federation(engine, policy).run(2) == federation(Serial(shrink=False), policy).run(2)
 
 
 def test_counts_of_half_precision_stay_whole_in_shared_memory() -> None:
@@ -43,7 +43,7 @@ def test_counts_of_half_precision_stay_whole_in_shared_memory() -> None:
 
 def test_workers_are_kept_between_rounds() -> None:
     pids: list[set[int]] = []
-    with Processes(2) as engine:
+    with Processes(2, shrink=False) as engine:
         federation(engine).run(3, on_round=lambda record: pids.append({c.pid or 0 for c in children()}))
     assert len(pids[0]) == 2
     assert pids[0] == pids[1] == pids[2]
@@ -69,10 +69,10 @@ def test_the_death_of_a_worker_names_client_and_round_and_leaves_no_orphans(tmp_
     with pytest.raises(
         fc.ClientError, match=r"client \d failed in round 1 while training: .*killed by signal 9.*memory"
     ):
-        federation(Processes(2), loss=killing_loss).run(2, out=tmp_path / "run")
+        federation(Processes(2, shrink=False), loss=killing_loss).run(2, out=tmp_path / "run")
     assert len(children()) == before
     # The run can be resumed by an engine whose workers live.
-    healthy = federation(Serial(), loss=killing_loss)
+    healthy = federation(Serial(shrink=False), loss=killing_loss)
     assert len(healthy.run(2, out=tmp_path / "run", resume=True)) == 2
 
 
@@ -83,7 +83,7 @@ def test_a_worker_out_of_memory_is_reported() -> None:
         return scores.mean()
 
     with pytest.raises(fc.ClientError, match=r"client \d failed in round 1 .*ran out of memory; use fewer workers"):
-        federation(Processes(2), loss=exhausting).run(1)
+        federation(Processes(2, shrink=False), loss=exhausting).run(1)
     assert not children()
 
 
@@ -94,11 +94,11 @@ def test_an_error_in_a_worker_comes_back_with_its_message() -> None:
         return scores.mean()
 
     with pytest.raises(fc.ClientError, match=r"client \d failed in round 1 while training: out of paper"):
-        federation(Processes(2), loss=fails).run(1)
+        federation(Processes(2, shrink=False), loss=fails).run(1)
 
 
 def test_an_abandoned_iteration_leaves_no_workers() -> None:
-    engine = Processes(2)
+    engine = Processes(2, shrink=False)
     playing = federation(engine)
     state = playing.start()
     original = engine.train

@@ -79,7 +79,7 @@ def nested(theta: Params) -> tuple[Mask, ...]:
 
 def jobs_for(recipe: Recipe, options: str, network: str = "mlp", device: str = "cpu") -> list[Job]:
     """Return the jobs of a round of unequal clients, with masks of two sizes unless widths are drawn."""
-    playing = images(Serial(), network, "full" if options == "widths" else "WP", shared=True)
+    playing = images(Serial(shrink=False), network, "full" if options == "widths" else "WP", shared=True)
     jobs = playing.begin_round(playing.start(), torch.device(device)).jobs
     return [
         replace(job, recipe=recipe.of_client(job.client.id), options=OPTIONS[options](job.theta, slot))
@@ -140,7 +140,7 @@ def test_engines_continue_with_kept_moments(recipe: str) -> None:
     expected, trained = [by_definition(job) for job in jobs], list(serial().train(jobs))
     for updates in (trained, list(serial(shrink=True).train(jobs)), list(Vectorized("cpu").train(jobs))):
         assert_agree(expected, updates)
-    with Processes(2) as engine:
+    with Processes(2, shrink=False) as engine:
         for a, b in zip(trained, engine.train(jobs), strict=True):
             assert same(a.theta, b.theta)
             assert all(same(tensors, (b.moments or {})[moment]) for moment, tensors in (a.moments or {}).items())
@@ -190,6 +190,6 @@ def test_kept_moments_continue_on_a_gpu_cuda() -> None:
 
 def test_processes_equal_serial_bit_for_bit() -> None:
     jobs = [job for recipe in RECIPES.values() for job in jobs_for(recipe, "none")]
-    with Processes(2) as engine:
+    with Processes(2, shrink=False) as engine:
         for a, b in zip(serial().train(jobs), engine.train(jobs), strict=True):
             assert same(a.theta, b.theta)

@@ -26,7 +26,7 @@ def jobs_of(
     sizes: tuple[int, ...] = UNEQUAL,
 ) -> list[Job]:
     """Return a job per element of the options, each with its own random mask; the last keeps its first tensor whole."""
-    playing = images(Serial(), network, "full", sizes, shared=True)
+    playing = images(Serial(shrink=False), network, "full", sizes, shared=True)
     theta, rng = playing.start().theta, torch.Generator().manual_seed(7)
     weights = [name for name, tensor in theta.items() if tensor.ndim > 1]
     masks = [{name: torch.rand(theta[name].shape, generator=rng) < 0.4 for name in weights} for _ in training_options]

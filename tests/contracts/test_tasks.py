@@ -14,7 +14,7 @@ from fedcover.engines.base import Engine
 
 N = 96
 ENGINES: dict[str, Callable[[], Engine]] = {
-    "processes": lambda: fc.Processes(2),
+    "processes": lambda: fc.Processes(2, shrink=False),
     "vectorized": lambda: fc.Vectorized("cpu"),
 }
 
@@ -140,7 +140,7 @@ def federation(name: str, engine: Engine, policy: str = "WP") -> fc.Federation:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_engines_agree(name: str) -> None:
-    expected = federation(name, fc.Serial()).run(2, evaluate_on=TASKS[name][1](), local_every=1)
+    expected = federation(name, fc.Serial(shrink=False)).run(2, evaluate_on=TASKS[name][1](), local_every=1)
     for make in ENGINES.values():
         history = federation(name, make()).run(2, evaluate_on=TASKS[name][1](), local_every=1)
         for ours, theirs in zip(history.theta.values(), expected.theta.values(), strict=True):
@@ -152,7 +152,7 @@ def test_engines_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_metrics_are_those_of_the_targets(name: str) -> None:
-    playing = federation(name, fc.Serial())
+    playing = federation(name, fc.Serial(shrink=False))
     task, data, expected = TASKS[name]
     history = playing.run(2, evaluate_on=data())
     record = history.last
@@ -187,7 +187,7 @@ def test_the_metrics_are_those_of_the_targets(name: str) -> None:
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("policy", ["NP", "HeteroFL", "optimal"])
 def test_policies_of_units_train_every_task(name: str, policy: str) -> None:
-    record = federation(name, fc.Serial(), policy).run(1, evaluate_on=TASKS[name][1]()).last
+    record = federation(name, fc.Serial(shrink=False), policy).run(1, evaluate_on=TASKS[name][1]()).last
     assert record.loss is not None
 
 
@@ -203,7 +203,7 @@ def test_probabilities_are_cut_at_a_half() -> None:
 
 def test_targets_that_would_be_broadcast_are_brought_into_shape() -> None:
     # F.mse_loss of scores (N, 1) and targets (N,) is the mean over all N x N pairs, with a warning only.
-    playing = federation("values", fc.Serial())
+    playing = federation("values", fc.Serial(shrink=False))
     inputs, targets = TASKS["values"][1]()
     record = playing.run(1, evaluate_on=(inputs, targets)).last
     assert record.loss == pytest.approx(record.metrics["rmse"] ** 2, rel=1e-4)

@@ -30,15 +30,17 @@ def federation(engine: fc.Engine, policy: str = "FS") -> fc.Federation:
 
 @pytest.mark.parametrize("policy", ["WP", "FS"])
 def test_processes_and_shrunk_models_agree_with_serial(policy: str) -> None:
-    expected = federation(fc.Serial(), policy).run(2)
-    assert furthest(expected, federation(fc.Processes(2), policy).run(2)) == 0.0
+    expected = federation(fc.Serial(shrink=False), policy).run(2)
+    assert furthest(expected, federation(fc.Processes(2, shrink=False), policy).run(2)) == 0.0
     assert furthest(expected, federation(fc.Serial(shrink=True), policy).run(2)) < TOLERANCE
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("policy", ["WP", "FS"])
 def test_vectorized_agrees_with_serial(policy: str, device: str) -> None:
-    expected, actual = (federation(engine, policy).run(2) for engine in (fc.Serial(), fc.Vectorized(device)))
+    expected, actual = (
+        federation(engine, policy).run(2) for engine in (fc.Serial(shrink=False), fc.Vectorized(device))
+    )
     assert furthest(expected, actual) < TOLERANCE
 
 
@@ -46,6 +48,6 @@ def test_a_transformer_learns_from_stories() -> None:
     """Better than always predicting the most frequent character, on rows that are not in the training data."""
     test = load("stories").test
     rows = fc.Examples(test.inputs[:30, :ROW].clone(), test.labels[:30, :ROW].clone(), test.classes)
-    accuracy = federation(fc.Serial()).run(20, evaluate_on=rows, evaluate_every=20).last.accuracy
+    accuracy = federation(fc.Serial(shrink=False)).run(20, evaluate_on=rows, evaluate_every=20).last.accuracy
     assert accuracy is not None
     assert accuracy > 1.2 * float(rows.label_counts().max() / rows.label_counts().sum())

@@ -118,12 +118,14 @@ def test_vectorized_refuses_distillation(name: str) -> None:
         playing.play_round(playing.play_round(playing.start())[0])
 
 
-@pytest.mark.parametrize("engine", [Serial, lambda: Processes(2), lambda: Vectorized("cpu")])
+@pytest.mark.parametrize("engine", [Serial, lambda: Processes(2, shrink=False), lambda: Vectorized("cpu")])
 def test_federations_in_lockstep_agree_with_separate_runs(engine: Callable[[], fc.Engine]) -> None:
     """With those of the serial engine, with which other engines agree run by run."""
     names = [name for name in POLICIES if name not in ONE_BY_ONE or engine is Serial]
     separate = [images(serial(), "mlp", POLICIES[name](), shared=True).run(2) for name in names]
-    together = fc.run_many([images(Serial(), "mlp", POLICIES[name]()) for name in names], 2, engine=engine())
+    together = fc.run_many(
+        [images(Serial(shrink=False), "mlp", POLICIES[name]()) for name in names], 2, engine=engine()
+    )
     close = TOLERANCE if isinstance(engine(), Vectorized) else 0.0
     assert all(furthest(a, b) <= close for a, b in zip(separate, together, strict=True))
 
@@ -156,7 +158,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(
 
 
 def test_the_first_round_of_prunefl_has_one_client() -> None:
-    playing = federation(Serial(), fc.prunefl(every=2))
+    playing = federation(Serial(shrink=False), fc.prunefl(every=2))
     state, first = playing.play_round(playing.start())
     _, second = playing.play_round(state)
     assert (len(first.cohort), len(second.cohort)) == (1, 6)
@@ -165,7 +167,7 @@ def test_the_first_round_of_prunefl_has_one_client() -> None:
 
 
 def test_entries_that_prunefl_prunes_keep_their_values_until_they_return() -> None:
-    playing = federation(Serial(), fc.prunefl(every=2))
+    playing = federation(Serial(shrink=False), fc.prunefl(every=2))
     state = playing.start()
     returned = 0
     for index in range(6):
@@ -179,7 +181,7 @@ def test_entries_that_prunefl_prunes_keep_their_values_until_they_return() -> No
 
 def test_a_policy_with_one_mask_is_evaluated_under_it() -> None:
     test = small_data(60, seed=9)
-    playing = federation(Serial(), fc.feddst(every=2))
+    playing = federation(Serial(shrink=False), fc.feddst(every=2))
     state, record = playing.play_round(playing.start(), test)
     mask = shown_in(state.policy)
     pruned = evaluate(
@@ -191,7 +193,7 @@ def test_a_policy_with_one_mask_is_evaluated_under_it() -> None:
 
 
 def test_a_policy_with_one_mask_is_loaded_under_it(tmp_path: Path) -> None:
-    playing = federation(Serial(), fc.prunefl())
+    playing = federation(Serial(shrink=False), fc.prunefl())
     history = playing.run(2, out=tmp_path / "run")
     model = fc.load_model(tmp_path / "run", playing.task.model)
     assert history.theta is not None
@@ -200,17 +202,17 @@ def test_a_policy_with_one_mask_is_loaded_under_it(tmp_path: Path) -> None:
 
 
 def test_reports_and_new_masks_count_as_traffic() -> None:
-    playing = federation(Serial(), fc.feddst(every=2))
+    playing = federation(Serial(shrink=False), fc.feddst(every=2))
     state, plain = playing.play_round(playing.start())
     _, moved = playing.play_round(state)
     assert moved.bytes_up - plain.bytes_up == plain.bytes_down - plain.bytes_up
-    plain, reporting = (federation(Serial(), Mixed(report)).run(1).last for report in (False, True))
+    plain, reporting = (federation(Serial(shrink=False), Mixed(report)).run(1).last for report in (False, True))
     size = sum(tensor.numel() for tensor in playing.theta0.values())
     assert reporting.bytes_up - plain.bytes_up == 6 * 4 * size
 
 
 def test_weights_by_labels_use_the_masks_of_the_updates() -> None:
-    clients = federation(Serial()).clients
+    clients = federation(Serial(shrink=False)).clients
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     budgets = fc.by_slot([0.5, 0.5, 0.5])
     playing = fc.Federation(fc.Task(net), clients, fc.feddst(every=1), budgets, cohort=3, aggregator=fc.mean("labels"))
@@ -222,7 +224,7 @@ def test_weights_by_labels_use_the_masks_of_the_updates() -> None:
 
 
 def test_certificates_report_that_training_is_not_plain() -> None:
-    playing = federation(Serial(), fc.fiarse())
+    playing = federation(Serial(shrink=False), fc.fiarse())
     playing.aggregator, playing.certify = fc.mean(), True
     certificate = playing.run(1).last.certificate
     assert certificate is not None
@@ -232,8 +234,8 @@ def test_certificates_report_that_training_is_not_plain() -> None:
 
 def test_distillation_replaces_the_labels() -> None:
     """With nearly all of the weight on distillation, the teacher is the model itself, and theta changes less."""
-    playing = images(Serial(), "residual", fc.fjord((0.5,), distil=0.999999))
-    plain = images(Serial(), "residual", fc.fjord((0.5,)))
+    playing = images(Serial(shrink=False), "residual", fc.fjord((0.5,), distil=0.999999))
+    plain = images(Serial(shrink=False), "residual", fc.fjord((0.5,)))
     changes = [furthest(federation.run(1), untrained(federation)) for federation in (playing, plain)]
     assert changes[0] < changes[1]
 
@@ -257,7 +259,9 @@ def test_options_refuse_values_out_of_range() -> None:
             fc.TrainingOptions(**settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("engine", [lambda: Serial(), lambda: Serial(shrink=True), lambda: Vectorized("cpu")])
+@pytest.mark.parametrize(
+    "engine", [lambda: Serial(shrink=False), lambda: Serial(shrink=True), lambda: Vectorized("cpu")]
+)
 def test_gains_apply_to_frozen_layers_and_do_not_change_them(
     engine: Callable[[], fc.Engine],
 ) -> None:
@@ -286,4 +290,4 @@ def test_gains_apply_to_frozen_layers_and_do_not_change_them(
         assert torch.equal(history.theta["2.weight"], net[2].weight)
         return history
 
-    assert furthest(play(engine()), play(Serial())) < TOLERANCE
+    assert furthest(play(engine()), play(Serial(shrink=False))) < TOLERANCE

@@ -39,7 +39,7 @@ def test_vectorized_agrees_with_serial(policy: str, network: str, device: str) -
 @pytest.mark.filterwarnings("ignore::fedcover.CoverageWarning")
 def test_clients_of_these_federations_lack_classes() -> None:
     """So that engines also have to agree on HeteroFL's masked output rows."""
-    playing = images(Serial(), "mlp", "HeteroFL", sizes=(2, 1, 2, 9, 20))
+    playing = images(Serial(shrink=False), "mlp", "HeteroFL", sizes=(2, 1, 2, 9, 20))
     rounds = [playing.begin_round(replace(playing.start(), round=q)) for q in range(3)]
     assert any("fc2.bias" in mask for planned in rounds for mask in planned.masks)
     expected = playing.run(3)
@@ -49,7 +49,7 @@ def test_clients_of_these_federations_lack_classes() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_vectorized_without_padding(device: str) -> None:
-    expected = images(Serial(), "mlp", "WP", sizes=(8, 8, 8, 8)).run(2)
+    expected = images(Serial(shrink=False), "mlp", "WP", sizes=(8, 8, 8, 8)).run(2)
     assert furthest(expected, images(Vectorized(device), "mlp", "WP", sizes=(8, 8, 8, 8)).run(2)) < TOLERANCE
 
 
@@ -71,7 +71,7 @@ def test_a_parameter_of_no_axes_is_trained(local: Recipe) -> None:
         clients = fc.data.iid(small_data(), clients=8, seed=1)
         return fc.Federation(fc.Task(Tempered()), clients, local=local, cohort=4, engine=engine).run(2)
 
-    expected = played(Serial())
+    expected = played(Serial(shrink=False))
     assert expected.theta is not None
     assert float(expected.theta["temperature"]) != 1.5
     assert furthest(expected, played(Vectorized("cpu"))) < TOLERANCE
@@ -81,7 +81,7 @@ def twins(change: Callable[[fc.Federation], None], engine: fc.Engine) -> float:
     """Return how far two federations in lockstep, the second one changed, are from the same two run separately."""
     pairs = []
     for lockstep in (True, False):
-        both = [images(Serial(), "mlp", "WP") for _ in range(2)]
+        both = [images(Serial(shrink=False), "mlp", "WP") for _ in range(2)]
         both[1].clients._examples = replace(both[0].clients.examples)
         change(both[1])
         pairs.append(fc.run_many(both, 2, engine=engine) if lockstep else [single.run(2) for single in both])
@@ -111,15 +111,15 @@ def test_vectorized_separates_federations_that_differ_only_in_labels() -> None:
 
 @pytest.mark.parametrize("other", [(3.0, 1.0), (1.0, 3.0)])
 def test_vectorized_separates_models_that_differ_in_buffers_or_attributes(other: tuple[float, float]) -> None:
-    clients = images(Serial(), "mlp", "full").clients
+    clients = images(Serial(shrink=False), "mlp", "full").clients
 
     def both(engine: fc.Engine) -> list[fc.Federation]:
         return [fc.Federation(fc.Task(Scaled(*how)), clients, cohort=4, engine=engine) for how in ((1.0, 1.0), other)]
 
     with ambient(3, "scaled"):
-        expected = [single.run(2) for single in both(Serial())]
+        expected = [single.run(2) for single in both(Serial(shrink=False))]
     with ambient(3, "scaled"):
-        together = fc.run_many(both(Serial()), 2, engine=Vectorized("cpu", compile=True))
+        together = fc.run_many(both(Serial(shrink=False)), 2, engine=Vectorized("cpu", compile=True))
     assert max(furthest(a, b) for a, b in zip(expected, together, strict=True)) < TOLERANCE
 
 
@@ -128,7 +128,7 @@ def test_vectorized_refuses_a_model_that_draws_random_numbers() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x + torch.randn_like(x) if self.training else x)
 
-    clients = images(Serial(), "mlp", "full").clients
+    clients = images(Serial(shrink=False), "mlp", "full").clients
     noisy = fc.Federation(fc.Task(Noisy((1, 6, 6), 3, hidden=20)), clients, cohort=4, engine=Vectorized("cpu"))
     with pytest.raises(fc.InputError, match=r"Noisy draws random numbers .* use nn.Dropout"):
         noisy.run(1)
@@ -139,7 +139,7 @@ def test_vectorized_refuses_a_model_that_depends_on_values() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(-x if bool(x.sum() > 0) else x)
 
-    clients = images(Serial(), "mlp", "full").clients
+    clients = images(Serial(shrink=False), "mlp", "full").clients
     choosing = fc.Federation(fc.Task(Choosing((1, 6, 6), 3, hidden=20)), clients, cohort=4, engine=Vectorized("cpu"))
     with pytest.raises(fc.InputError, match=r"cannot train the model Choosing .* values of tensors.* engine=processes"):
         choosing.run(1)
@@ -166,7 +166,7 @@ def test_vectorized_splits_a_cohort_that_is_too_large() -> None:
 
 
 def test_vectorized_splits_a_cohort_that_does_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = images(Serial(), "mlp", "WP").run(2)
+    expected = images(Serial(shrink=False), "mlp", "WP").run(2)
     engine, sizes = Vectorized("cpu"), []
     run = engine._run
 
@@ -184,7 +184,7 @@ def test_vectorized_splits_a_cohort_that_does_not_fit_into_memory(monkeypatch: p
 
 @pytest.mark.filterwarnings("default")  # of the compiler
 def test_vectorized_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = images(Serial(), "mlp", "WP").run(1)
+    expected = images(Serial(shrink=False), "mlp", "WP").run(1)
     compiled = 0
     compile = torch.compile
 
@@ -206,7 +206,7 @@ def test_vectorized_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_client_does_not_depend_on_those_trained_with_it() -> None:
     """Dropout and shuffling have addresses, so other clients in the batch change only the rounding."""
-    playing = images(Serial(), "mlp", "full")
+    playing = images(Serial(shrink=False), "mlp", "full")
     theta = playing.start().theta
     jobs = [
         Job(playing.task, playing.clients, fc.Client(i, 0, fc.Budget()), theta, {}, playing.local, fc.Round(1, 2))
@@ -258,12 +258,12 @@ def test_a_federation_is_one_batch_even_if_some_of_its_clients_train_plainly(mon
 
 def test_a_step_with_masks_replaces_one_without_and_serves_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, engine = count_batched_steps(monkeypatch), Vectorized("cpu")
-    playing = images(Serial(), "mlp", "full", sizes=(8, 8, 8, 8))
+    playing = images(Serial(shrink=False), "mlp", "full", sizes=(8, 8, 8, 8))
     theta, client = playing.start().theta, fc.Client(0, 0, fc.Budget())
     first, last = ({name: torch.rand(theta[name].shape) < 0.5} for name in ("fc1.weight", "fc2.bias"))
     for mask in ({}, first, {}, last, first, {}, last):
         job = Job(playing.task, playing.clients, client, theta, mask, playing.local, fc.Round(1, 2))
-        (update,), (expected,) = engine.train([job]), Serial().train([job])
+        (update,), (expected,) = engine.train([job]), Serial(shrink=False).train([job])
         assert max(float((update.theta[name] - expected.theta[name]).abs().max()) for name in theta) < TOLERANCE
     assert len(sizes) == 2
 
@@ -279,5 +279,5 @@ def test_a_schedule_of_the_step_size_needs_no_new_step() -> None:
         assert len(engine._batched_steps) <= 1
     jobs = playing.begin_round(playing.start()).jobs
     jobs = [replace(job, recipe=fc.LocalSGD(1, 8, 0.05 * (1 + slot))) for slot, job in enumerate(jobs)]
-    for a, b in zip(Serial().train(jobs), engine.train(jobs), strict=True):
+    for a, b in zip(Serial(shrink=False).train(jobs), engine.train(jobs), strict=True):
         assert max(float((a.theta[name] - b.theta[name]).abs().max()) for name in a.theta) < TOLERANCE

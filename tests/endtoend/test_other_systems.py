@@ -50,7 +50,7 @@ print(all("run" in str(one.message) for one in caught))
 from fedcover.engines.choose import choose_engine
 print(choose_engine("auto", workers=2, cohort=10).name)
 try:
-    fc.Processes(2)
+    fc.Processes(2, shrink=False)
 except fc.InputError as error:
     print("serial" in str(error))
 

@@ -19,7 +19,7 @@ from tests.laws.strategies import same, seeds
 
 
 def played(rounds: int = 2, **changes: Any) -> fc.History:
-    playing = federation(Serial())
+    playing = federation(Serial(shrink=False))
     settings = {"policy": fc.weight_pruning(), "budgets": fc.by_slot("124567"), "local": playing.local, **changes}
     return fc.Federation(playing.task, playing.clients, cohort=6, seed=5, **settings).run(rounds)
 
@@ -30,7 +30,7 @@ def test_fedprox_without_a_pull_is_fedavg() -> None:
 
 def test_fedprox_pulls_towards_the_start() -> None:
     free, pulled = (played(1, local=fc.LocalSGD(5, 8, 0.1, proximal=mu)) for mu in (0.0, 5.0))
-    start = {name: tensor.detach() for name, tensor in federation(Serial()).theta0.items()}
+    start = {name: tensor.detach() for name, tensor in federation(Serial(shrink=False)).theta0.items()}
     moved = [sum(float((h.theta[n] - start[n]).square().sum()) for n in start) for h in (free, pulled) if h.theta]
     assert moved[1] < moved[0] / 2
 
@@ -57,7 +57,7 @@ def test_scaffold_with_equal_clients_is_fedavg(momentum: float) -> None:
 
 def test_control_variates_are_mean_gradients_inside_masks() -> None:
     """After one step per client, c_n is the gradient at theta o m; it stays where the client holds nothing."""
-    playing = federation(Serial())
+    playing = federation(Serial(shrink=False))
     playing = fc.Federation(
         playing.task, playing.clients, fc.weight_pruning(), fc.by_slot("124567"), cohort=6, seed=5,
         local=fc.LocalSGD(batch_size=64, lr=0.1, local_steps=1, control_variates=True),
@@ -65,7 +65,7 @@ def test_control_variates_are_mean_gradients_inside_masks() -> None:
     state, _ = playing.play_round(playing.start())
     planned = playing.begin_round(playing.start())
     for job in planned.jobs:
-        (update,) = Serial().train([job])
+        (update,) = Serial(shrink=False).train([job])
         for name, before in playing.theta0.items():
             inside = job.mask.get(name, torch.ones_like(before, dtype=torch.bool))
             control = state.clients[f"control/{job.client.id}/{name}"]
@@ -139,7 +139,7 @@ def test_kept_moments_change_only_inside_the_mask(policy: fc.Policy) -> None:
     state = playing.start()
     for _ in range(4):
         planned, before = playing.begin_round(state), state.clients
-        updates = {update.client: update for update in Serial().train(planned.jobs)}
+        updates = {update.client: update for update in Serial(shrink=False).train(planned.jobs)}
         state, _ = playing.end_round(planned, updates.values())
         for job in planned.jobs:
             update, client = updates[job.client.id], job.client.id

@@ -95,7 +95,7 @@ def test_large_tensors_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("kind", ["trimmed", "median"])
 def test_federations_train_with_it_and_certificates_say_so(kind: str) -> None:
-    plain = federation(fc.Serial())
+    plain = federation(fc.Serial(shrink=False))
     playing = fc.Federation(
         plain.task, plain.clients, fc.weight_pruning(), fc.by_slot("111456"), plain.local, cohort=6, seed=5,
         certify=True, aggregator=fc.trimmed(0.3) if kind == "trimmed" else fc.median(),

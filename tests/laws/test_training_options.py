@@ -30,7 +30,7 @@ def net(seed: int = 0) -> nn.Sequential:
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-TASK, ENGINE = Task(net()), Serial()
+TASK, ENGINE = Task(net()), Serial(shrink=False)
 """Shared, so that steps are traced only once."""
 
 
@@ -250,7 +250,7 @@ def test_a_gradient_that_is_not_finite_at_a_pruned_entry_has_no_effect() -> None
     options = TrainingOptions(thresholds={"0.weight": 0.1}, report=True)
     recipe = LocalSGD(1, 5, 1e-3)
     job = Job(Task(net()), clients, Client(0, 0, Budget()), theta, mask, recipe, Round(1, 0), options)
-    (update,) = Serial().train([job])
+    (update,) = Serial(shrink=False).train([job])
     assert update.report is not None
     for tensors in (update.theta, update.report):
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())

@@ -176,7 +176,7 @@ def keep_for(
     Raises:
         InputError: If not even the smallest sub-model fits the budget, or the calibration does not fit the model.
 
-    >>> from fedcover.structure.trace import trace
+    >>> import torch; from fedcover.structure.trace import trace
     >>> from fedcover.models import MLP
     >>> structure = trace(MLP(), torch.zeros(2, 1, 28, 28))
     >>> keep_for(structure, "parameters", 80_610), keep_for(structure, "macs", 1e9)

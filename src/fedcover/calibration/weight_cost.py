@@ -51,7 +51,7 @@ def weight_seconds(
     (task, clients), client = synthetic_task(structure, batch), Client(0, 0, Budget())
     recipe, first = LocalSGD(1, batch, lr=1e-4), Round(1, 0)
     jobs = [Job(task, clients, client, theta, mask, recipe, first) for mask in [*masks, FULL]]
-    *pruned, full = median_seconds(Serial(), jobs, repeats)
+    *pruned, full = median_seconds(Serial(shrink=False), jobs, repeats)
     seconds = {}
     for name in layers:
         points = [(float(count), t) for (layer, count), t in zip(cases, pruned, strict=True) if layer == name]

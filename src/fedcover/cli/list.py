@@ -22,7 +22,7 @@ from fedcover.config.choices import (
     SERVER,
     Section,
 )
-from fedcover.config.schema import describe_keys
+from fedcover.config.describe import describe_keys
 from fedcover.errors import InputError
 
 Rows = list[dict[str, Any]]

@@ -44,11 +44,13 @@ KEEPS = "keeps"
 """Key under which a run's config.toml records the resolved keeps of its budgets; not a setting."""
 
 
-class _Strict(BaseModel):
+class StrictSection(BaseModel):
+    """A section of the settings with these keys and no others."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class _Named(_Strict):
+class NamedSection(StrictSection):
     """An object of a registry by name, with its own settings as further keys."""
 
     model_config = ConfigDict(extra="allow")
@@ -73,7 +75,7 @@ class _Named(_Strict):
         return {key: self.choice.settings[key] for key in self.model_extra or {}}
 
 
-class DataConfig(_Named):
+class DataConfig(NamedSection):
     """The data set, and how it is divided among the clients; a data set of one's own has settings as further keys."""
 
     section = DATA
@@ -90,14 +92,14 @@ class DataConfig(_Named):
     )
 
 
-class ModelConfig(_Named):
+class ModelConfig(NamedSection):
     """The model, with its own settings as further keys."""
 
     section = MODEL
     name: str = Field("mlp", description=f"{', '.join(MODELS)}, or FILE.py:NAME for your own")
 
 
-class TaskConfig(_Strict):
+class TaskConfig(StrictSection):
     """The loss and the metrics."""
 
     loss: str = Field("cross_entropy", description=f"{', '.join(LOSSES)}, or FILE.py:NAME for your own")
@@ -106,28 +108,28 @@ class TaskConfig(_Strict):
     )
 
 
-class PolicyConfig(_Named):
+class PolicyConfig(NamedSection):
     """The policy that plans masks, with its own settings as further keys."""
 
     section = POLICY
     name: str = Field("WP", description="one of `fedcover list policies`, or FILE.py:NAME for your own")
 
 
-class AggregationConfig(_Named):
+class AggregationConfig(NamedSection):
     """The rule that aggregates updates, with its own settings as further keys."""
 
     section = AGGREGATION
     name: str = Field("mean", description="one of `fedcover list aggregation`, or FILE.py:NAME for your own")
 
 
-class ServerConfig(_Named):
+class ServerConfig(NamedSection):
     """The server optimizer, with its own settings as further keys."""
 
     section = SERVER
     name: str = Field("plain", description="one of `fedcover list server`, or FILE.py:NAME for your own")
 
 
-class BudgetsConfig(_Strict):
+class BudgetsConfig(StrictSection):
     """What clients can afford."""
 
     code: str = Field(
@@ -140,35 +142,35 @@ class BudgetsConfig(_Strict):
     calibration: str = Field("", description="for seconds: file of `fedcover calibrate steps` on the clients' device")
 
 
-class LocalConfig(_Named):
+class LocalConfig(NamedSection):
     """Local training: the optimizer, with its own settings as further keys."""
 
     section = LOCAL
     name: str = Field("SGD", description="one of `fedcover list local`, or FILE.py:NAME for your own recipe")
 
 
-class ScheduleConfig(_Named):
+class ScheduleConfig(NamedSection):
     """The step size over rounds: a schedule, with its own settings as further keys."""
 
     section = SCHEDULE
     name: str = Field("constant", description="one of `fedcover list schedule`, or FILE.py:NAME for your own")
 
 
-class SamplingConfig(_Named):
+class SamplingConfig(NamedSection):
     """Which clients take part in a round, with its own settings as further keys."""
 
     section = SAMPLING
     name: str = Field("uniform", description="one of `fedcover list sampling`, or FILE.py:NAME for your own")
 
 
-class EvaluateConfig(_Strict):
+class EvaluateConfig(StrictSection):
     """When to evaluate."""
 
     every: int = Field(1, ge=1, description="rounds between evaluations on the test set")
     local_every: int = Field(0, ge=0, description="rounds between local evaluations; 0: only after the last round")
 
 
-class FlowerConfig(_Strict):
+class FlowerConfig(StrictSection):
     """Rounds over a network: `fedcover deploy`, and engine flower-sim."""
 
     clients: int = Field(0, ge=0, description="clients to wait for before the first round; 0: data.clients")
@@ -182,7 +184,7 @@ class FlowerConfig(_Strict):
     )
 
 
-class Config(_Strict):
+class Config(StrictSection):
     """All settings of a run."""
 
     name: str = Field("", description="name of the run; built from the settings if empty")
@@ -227,7 +229,7 @@ class Config(_Strict):
         """Return all settings as a nested dict, with the defaults of the settings of the policy and the like."""
         settings = self.model_dump()
         for key in SECTIONS:
-            named: _Named = getattr(self, key)
+            named: NamedSection = getattr(self, key)
             settings[key] = {"name": named.name, **named.choice.settings}
         # As in run folders of older versions, unless something else than their settings is set.
         if ":" not in self.local.name:
@@ -344,25 +346,6 @@ def check_config(raw: dict[str, Any]) -> Config:
 def valid_keys() -> dict[str, Any]:
     """Return every setting with its default by dotted key, without those of single policies and the like."""
     return dict(flatten(Config().model_dump()))
-
-
-def describe_keys() -> list[tuple[str, Any, str]]:
-    """Return every setting with its default and a line of description; ``policy.*`` and the like are one row each."""
-    rows: list[tuple[str, Any, str]] = []
-    for name, info in Config.model_fields.items():
-        default = info.default
-        if isinstance(default, _Strict):
-            for inner, field in type(default).model_fields.items():
-                rows.append((f"{name}.{inner}", field.default, field.description or ""))
-            if isinstance(default, _Named):
-                topic = {"policy": "policies", "model": "models"}.get(name, name)
-                rows.append(
-                    (f"{name}.*", None, f"settings of that {default.section.noun}: see `fedcover list {topic}`")
-                )
-        else:
-            whole = isinstance(default, dict)
-            rows.append((f"{name}.*" if whole else name, None if whole else default, info.description or ""))
-    return rows
 
 
 def _nearest(key: str) -> str:

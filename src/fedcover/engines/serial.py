@@ -25,7 +25,7 @@ class Serial(Engine):
 
     name = "serial"
 
-    def __init__(self, shrink: bool = False, traced: bool = True) -> None:
+    def __init__(self, shrink: bool = True, traced: bool = True) -> None:
         self.shrink, self.traced = shrink, traced
         self._trainer = ClientTrainer(shrink, traced)
 

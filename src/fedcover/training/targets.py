@@ -176,7 +176,7 @@ def decision_of(loss: Loss, scores: Tensor, targets: Tensor) -> Decision | None:
         targets: Their targets.
 
     >>> decision_of(torch.nn.functional.binary_cross_entropy, torch.full((2,), 0.1), torch.tensor([0.0, 1.0]))
-    Decision(threshold=0.5)
+    Decision(threshold=0.5, axis=1)
     """
     axis = class_axis(scores, targets)
     if not targets.is_floating_point() and axis is not None and scores.shape[axis] > 1:

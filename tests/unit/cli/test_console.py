@@ -49,7 +49,7 @@ def test_ctrl_c_says_what_can_be_done(hint: str, shown: str, capsys: pytest.Capt
 def test_a_comparison_of_five_runs_at_80_columns_shows_every_name_and_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(console.out, "width", 80)
     names = [f"WP-1111223344-mnist-iid-seed{seed}" for seed in range(5)]
     measures = {"accuracy": "97.91 %", "local accuracy": "97.90 %", "loss": "0.0712", "uncovered": "0 %"}
     measures |= {"mean δ²": "0.0110", "kept": "85.0 %", "MB down": "25.0", "MB up": "25.0", "seconds": "14.2"}
@@ -64,7 +64,7 @@ def test_a_comparison_of_five_runs_at_80_columns_shows_every_name_and_number(
 def test_a_name_wider_than_the_terminal_is_folded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(console.out, "width", 40)
     console.show_comparison([{"run": f"{letter * 90}", "Γmin": "4 of 10"} for letter in "ab"])
     shown = capsys.readouterr().out
     assert (shown.count("a"), shown.count("b")) == (90, 90)

@@ -3,7 +3,8 @@
 import pytest
 
 import fedcover as fc
-from fedcover.config.schema import check_config, describe_keys, parse_client_config, parse_config, valid_keys
+from fedcover.config.describe import describe_keys
+from fedcover.config.schema import check_config, parse_client_config, parse_config, valid_keys
 
 
 def test_every_setting_has_a_default_and_a_description() -> None:

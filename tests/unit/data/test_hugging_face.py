@@ -59,7 +59,7 @@ def test_several_columns_are_arguments_of_the_model() -> None:
         }
     )
     clients = fc.data.iid(table, 4)
-    for engine in (fc.Serial(), fc.Vectorized("cpu")):
+    for engine in (fc.Serial(shrink=False), fc.Vectorized("cpu")):
         record = fc.Federation(fc.Task(Words()), clients, cohort=4, engine=engine).run(1, evaluate_on=table).last
         assert record.accuracy is not None
 

@@ -14,7 +14,7 @@ import fedcover as fc
 from fedcover.engines.base import Engine
 
 ENGINES: dict[str, Any] = {
-    "serial": fc.Serial, "processes": lambda: fc.Processes(2), "vectorized": lambda: fc.Vectorized("cpu")
+    "serial": fc.Serial, "processes": lambda: fc.Processes(2, shrink=False), "vectorized": lambda: fc.Vectorized("cpu")
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_items_are_drawn_anew_in_every_epoch_and_alike_in_every_engine(noise: st
         torch.testing.assert_close(tensor, thetas[0][name], rtol=1e-4, atol=1e-5)
     frozen = Rows(noise)
     table = torch.stack([frozen[index][0] for index in range(120)])
-    once = federation((table, frozen.table.labels), fc.Serial()).run(2).theta
+    once = federation((table, frozen.table.labels), fc.Serial(shrink=False)).run(2).theta
     assert not torch.allclose(once["0.weight"], thetas[0]["0.weight"], atol=1e-3)
 
 
@@ -91,9 +91,9 @@ def test_augmentation_is_drawn_anew_at_every_step_and_alike_in_every_engine(engi
     def shaken(inputs: Tensor, rng: torch.Generator) -> Tensor:
         return inputs + torch.randn(inputs.shape, generator=rng)
 
-    expected = federation(small_data().augmented(shaken), fc.Serial()).run(2, evaluate_on=small_data())
+    expected = federation(small_data().augmented(shaken), fc.Serial(shrink=False)).run(2, evaluate_on=small_data())
     history = federation(small_data().augmented(shaken), ENGINES[engine]()).run(2, evaluate_on=small_data())
-    plain = federation(small_data(), fc.Serial()).run(2)
+    plain = federation(small_data(), fc.Serial(shrink=False)).run(2)
     for name, tensor in expected.theta.items():
         torch.testing.assert_close(history.theta[name], tensor, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(plain.theta["0.weight"], expected.theta["0.weight"], atol=1e-3)
@@ -103,14 +103,14 @@ def test_test_sets_are_not_augmented() -> None:
     def broken(inputs: Tensor, rng: torch.Generator) -> Tensor:
         raise AssertionError
 
-    playing = federation(small_data(), fc.Serial())
+    playing = federation(small_data(), fc.Serial(shrink=False))
     test = small_data()
     assert playing.run(1, evaluate_on=test.augmented(broken)) == playing.run(1, evaluate_on=test)
 
 
 def test_a_change_of_the_augmentation_is_noticed_by_a_resume(tmp_path: Any) -> None:
-    federation(small_data(), fc.Serial()).run(1, out=tmp_path / "run")
-    other = federation(small_data().augmented(fc.data.random_crop_flip()), fc.Serial())
+    federation(small_data(), fc.Serial(shrink=False)).run(1, out=tmp_path / "run")
+    other = federation(small_data().augmented(fc.data.random_crop_flip()), fc.Serial(shrink=False))
     with pytest.raises(fc.InputError, match="augment"):
         other.run(2, out=tmp_path / "run", resume=True)
 

@@ -30,7 +30,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 def test_nodes_become_clients_by_the_facts_that_they_report() -> None:
-    playing = federation(Serial())
+    playing = federation(Serial(shrink=False))
     registry, _ = gathered(grid_of(playing))
     assert sorted(registry.devices) == list(range(8))
     for number, device in registry.devices.items():
@@ -40,8 +40,10 @@ def test_nodes_become_clients_by_the_facts_that_they_report() -> None:
 
 
 def test_a_device_population_agrees_with_the_population() -> None:
-    clients = federation(Serial()).clients
-    population = DevicePopulation(clients.examples, list(gathered(grid_of(federation(Serial())))[0].devices.values()))
+    clients = federation(Serial(shrink=False)).clients
+    population = DevicePopulation(
+        clients.examples, list(gathered(grid_of(federation(Serial(shrink=False))))[0].devices.values())
+    )
     assert len(population) == len(clients)
     assert population.total == clients.total
     assert torch.equal(population.label_totals(), clients.label_totals())
@@ -54,7 +56,7 @@ def test_a_device_population_agrees_with_the_population() -> None:
 
 
 def test_clients_that_do_not_share_their_labels() -> None:
-    playing = federation(Serial())
+    playing = federation(Serial(shrink=False))
     registry, _ = gathered(grid_of(playing, share_labels=False))
     assert {device.labels for device in registry.devices.values()} == {None}
     population = DevicePopulation(playing.clients.examples, list(registry.devices.values()))
@@ -90,7 +92,7 @@ def test_invalid_facts_are_one_sentence(facts: dict[str, Any], reason: str) -> N
 
 
 def test_two_nodes_that_claim_one_client() -> None:
-    playing = federation(Serial())
+    playing = federation(Serial(shrink=False))
     app = client_app(playing.task, lambda context: playing.clients.examples_of(0))
     grid = LoopGrid({0: app, 1: app}, {1: {"client": 0}})
     registry, lines = gathered(grid, 1)
@@ -99,7 +101,7 @@ def test_two_nodes_that_claim_one_client() -> None:
 
 
 def test_a_client_on_a_new_node_stays_the_same_client_and_a_new_client_waits() -> None:
-    playing = federation(Serial())
+    playing = federation(Serial(shrink=False))
     grid = grid_of(playing)
     grid.offline = {7}
     registry, lines = gathered(grid, 7)
@@ -116,7 +118,7 @@ def test_a_client_on_a_new_node_stays_the_same_client_and_a_new_client_waits() -
 
 def test_too_few_clients_is_one_sentence() -> None:
     with pytest.raises(fc.InputError, match=r"8 of 9 clients have joined after 0.1 s"):
-        gathered(grid_of(federation(Serial())), 9)
+        gathered(grid_of(federation(Serial(shrink=False))), 9)
 
 
 def test_a_registry_is_saved_for_a_resumed_run(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_a_registry_is_saved_for_a_resumed_run(tmp_path: Path) -> None:
 
 def test_a_resumed_run_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedcover.deploy.flower.registry.SETTLED", 0.2)
-    grid, registry = grid_of(federation(Serial())), ClientRegistry()
+    grid, registry = grid_of(federation(Serial(shrink=False))), ClientRegistry()
     grid.offline = {2, 5}
     registry.gather(grid, 8, 60, lambda line: None, least=1)
     assert len(registry.node_of) == 6
@@ -169,7 +171,7 @@ def test_a_client_cannot_afford_more_than_the_model() -> None:
 
 
 def test_unreadable_and_unrequested_replies_add_no_clients() -> None:
-    playing, lines, registry = federation(Serial()), list[str](), ClientRegistry()
+    playing, lines, registry = federation(Serial(shrink=False)), list[str](), ClientRegistry()
     grid = grid_of(playing)
     pull = grid.pull_messages
 
@@ -194,7 +196,7 @@ def test_unreadable_and_unrequested_replies_add_no_clients() -> None:
 
 def test_a_rejected_node_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client restarted with the same key has the same node, and its fault may be fixed."""
-    playing, good = federation(Serial()), [False]
+    playing, good = federation(Serial(shrink=False)), [False]
 
     def data(context: object) -> Any:
         if not good[0]:
@@ -223,7 +225,7 @@ def test_a_rejected_node_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_client_gets_a_new_node_once_the_old_one_is_offline() -> None:
     """A server takes a minute to notice that a node has died; a new one may join before that."""
-    playing = federation(Serial())
+    playing = federation(Serial(shrink=False))
     grid = grid_of(playing)
     registry, lines = gathered(grid)
     (old,) = (node for node, client in grid.nodes.items() if client == 3)
@@ -241,14 +243,14 @@ def test_a_client_gets_a_new_node_once_the_old_one_is_offline() -> None:
 
 
 def test_a_timeout_is_not_an_error_when_enough_clients_have_joined() -> None:
-    grid, registry = grid_of(federation(Serial())), ClientRegistry()
+    grid, registry = grid_of(federation(Serial(shrink=False))), ClientRegistry()
     grid.offline = {2, 5}
     registry.gather(grid, 8, 0.1, lambda line: None, least=1)
     assert len(registry.node_of) == 6
 
 
 def test_a_node_that_fails_is_reported_once_and_a_lost_connection_is_an_error() -> None:
-    grid, registry, lines = grid_of(federation(Serial())), ClientRegistry(), list[str]()
+    grid, registry, lines = grid_of(federation(Serial(shrink=False))), ClientRegistry(), list[str]()
     pull = grid.pull_messages
     grid.pull_messages = lambda keys: [failed(reply, "no such app") for reply in pull(keys)]  # type: ignore[method-assign]
     for _ in range(3):
@@ -305,7 +307,10 @@ def fails_in_training(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
 
 
 def test_a_device_that_fails_reports_its_own_number() -> None:
-    playing, broken = federation(Serial()), fc.Task(federation(Serial()).task.model, loss=fails_in_training)
+    playing, broken = (
+        federation(Serial(shrink=False)),
+        fc.Task(federation(Serial(shrink=False)).task.model, loss=fails_in_training),
+    )
     apps = {
         n: client_app(broken if n == 45 else playing.task, lambda context, n=n: playing.clients.examples_of(n - 40))
         for n in range(40, 48)

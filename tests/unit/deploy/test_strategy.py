@@ -94,7 +94,7 @@ def test_recipes_on_the_wire_are_those_of_the_serial_engine(local: fc.Recipe, tm
 
 @pytest.mark.parametrize("local", [fc.LocalSGD(2, 8, 0.1), fc.LocalAdam(2, 8, 0.01, keep_moments=True)])
 def test_bytes_on_the_wire_are_counted_beside_the_whole_models(local: fc.Recipe) -> None:
-    playing = replace(federation(Serial(), "NP"), local=local)
+    playing = replace(federation(Serial(shrink=False), "NP"), local=local)
     record = play(grid_of(playing), remote(playing, fc.neuron_pruning()), 2).last
     assert record.wire is not None
     numbers = 4 if local.keep_moments else 1  # a value and Adam's three moments
@@ -194,7 +194,7 @@ BAD: dict[str, tuple[Callable[[Message], Message | None], str]] = {
 def test_an_invalid_reply_is_left_out_and_the_round_continues(kind: str) -> None:
     """Coverage and averages are those of a cohort in which this client did not reply."""
     spoil, reason = BAD[kind]
-    playing = federation(Serial(), "WP")
+    playing = federation(Serial(shrink=False), "WP")
     grid, lines = grid_of(playing), list[str]()
     bad: list[int] = []
 
@@ -218,7 +218,7 @@ def test_an_invalid_reply_is_left_out_and_the_round_continues(kind: str) -> None
 
 
 def test_a_client_that_is_offline_is_left_out_and_comes_back() -> None:
-    playing = federation(Serial(), "WP")
+    playing = federation(Serial(shrink=False), "WP")
     cohorts = playing.run(6).column("cohort")
     absent = next(client for client in cohorts[1] if client in cohorts[2] and client in cohorts[5])
     grid = grid_of(playing)
@@ -260,7 +260,7 @@ def test_a_run_without_a_quorum_stops_with_a_remedy_and_resumes(tmp_path: Path) 
 
 
 def test_limits_can_be_widened() -> None:
-    playing = federation(Serial(), "WP")
+    playing = federation(Serial(shrink=False), "WP")
     grid = grid_of(playing)
     grid.tamper = lambda client, number, reply: values(lambda x: 50 * x)(reply)
     wide = replace(QUICK, limits=Limits(norm=1e6))
@@ -312,7 +312,7 @@ def test_the_engine_does_not_train_on_the_server() -> None:
 
 def test_a_reply_cannot_be_sent_in_the_name_of_another_client() -> None:
     """A node chooses its reply's sender and message id; only the requests of the server count."""
-    playing = federation(Serial(), "WP")
+    playing = federation(Serial(shrink=False), "WP")
     grid, lines, seen = grid_of(playing), list[str](), dict[int, Message]()
 
     def tamper(client: int, number: int, reply: Message) -> Message:
@@ -386,7 +386,7 @@ def test_a_round_is_tried_again_when_enough_are_online() -> None:
 @pytest.mark.parametrize("accepted", ["all but one", "none"])
 def test_requests_that_the_server_does_not_accept_count_as_missing(accepted: str) -> None:
     """Flower returns "" for them, as for a node that was just unregistered, or no ids if all are too large."""
-    playing = federation(Serial(), "WP")
+    playing = federation(Serial(shrink=False), "WP")
     grid, lines, push = grid_of(playing), list[str](), grid_push()
     grid.push_messages = lambda messages: push(grid, messages, accepted)  # type: ignore[method-assign]
     record = play(grid, remote(playing, fc.weight_pruning()), 1, lines=lines).last

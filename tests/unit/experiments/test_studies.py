@@ -144,7 +144,7 @@ def test_the_committed_study_of_methods_has_every_policy_on_all_data() -> None:
 def test_files_keep_their_key_for_the_policy(tmp_path: Path) -> None:
     """Committed results name the policy ``technique``, and so do files that are written now."""
     results = results_with({"star": 0.02})
-    entry = provenance_of("fedcover study coverage", 10, 1.0, fc.Serial(), {"mnist": "random"})
+    entry = provenance_of("fedcover study coverage", 10, 1.0, fc.Serial(shrink=False), {"mnist": "random"})
     save(tmp_path / "results.json", results.outcomes, 12, {**entry, "policy": "star", "round_seconds": 0.5})
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["made"][0]["technique"] == "star"

@@ -51,7 +51,7 @@ def test_names_and_codes_stand_for_what_they_name() -> None:
     )
     objects = fc.Federation(
         fc.Task(small_net()), CLIENTS, fc.weight_pruning(), fc.by_slot("1,3x0.5"), fc.LocalAdam(), cohort=4,
-        aggregator=fc.median(), engine=fc.Serial(),
+        aggregator=fc.median(), engine=fc.Serial(shrink=False),
     )  # fmt: skip
     assert named.run(2) == objects.run(2)
 

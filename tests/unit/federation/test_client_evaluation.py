@@ -51,7 +51,7 @@ def test_clients_levels_and_classes(small_federation: Make) -> None:
         assert tables.classes[label] == pytest.approx(by_hand(small_net(), state.theta, mix))
 
 
-@pytest.mark.parametrize("engine", [fc.Serial(), fc.Vectorized()])
+@pytest.mark.parametrize("engine", [fc.Serial(shrink=False), fc.Vectorized()])
 def test_personalised_is_one_step_of_gradient_descent(engine: fc.Engine) -> None:
     with ambient(0, "net"):
         net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))

@@ -159,7 +159,7 @@ def test_progress_goes_to_the_end_and_only_forward() -> None:
 def test_a_run_evaluates_with_the_workers_of_its_engine_and_reports_progress() -> None:
     federation = fc.Federation(
         fc.Task(MLP((1, 8, 8), 4, hidden=20)), fc.data.iid(images(), 4), fc.heterofl(), fc.by_slot("1,2x0.5"),
-        fc.LocalSGD(1), cohort=3, engine=fc.Processes(2),
+        fc.LocalSGD(1), cohort=3, engine=fc.Processes(2, shrink=False),
     )  # fmt: skip
     calls: list[tuple[int, int]] = []
     federation.evaluator.on_progress = lambda done, total: calls.append((done, total))

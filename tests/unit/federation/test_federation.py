@@ -34,7 +34,7 @@ def test_a_round_is_algorithm_1(small_federation: Make) -> None:
         Job(federation.task, federation.clients, plan.client, state.theta, plan.mask, federation.local, fc.Round(1, 3))
         for plan in plans
     ]
-    updates = list(Serial().train(jobs))
+    updates = list(Serial(shrink=False).train(jobs))
     for name, old in state.theta.items():
         kept = torch.stack([plan.mask.get(name, torch.ones_like(old, dtype=torch.bool)) for plan in plans])
         values = torch.stack([u.theta[name] for u in updates])
@@ -145,7 +145,7 @@ def test_weighting_by_examples(small_federation: Make) -> None:
     for id in (0, 1):
         client, first = fc.Client(id, 0, fc.Budget()), federation.start().theta
         job = Job(federation.task, clients, client, first, {}, federation.local, fc.Round(1, 0))
-        alone += [update.theta for update in Serial().train([job])]
+        alone += [update.theta for update in Serial(shrink=False).train([job])]
     for name, value in theta.items():
         assert torch.allclose(value, (100 * alone[0][name] + 20 * alone[1][name]) / 120, atol=1e-6)
 

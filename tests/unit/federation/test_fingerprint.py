@@ -72,7 +72,7 @@ class Halving(fc.Engine):
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
-        self._inner = fc.Serial()
+        self._inner = fc.Serial(shrink=False)
 
     def train(self, jobs: Sequence[Any]) -> Iterator[fc.ClientUpdate]:
         yield from self._inner.train(jobs)
@@ -105,7 +105,7 @@ def federation(
     clients = fc.data.iid(small_data(), 4, seed=1)
     return fc.Federation(
         fc.Task(net, loss), clients, policy or fc.full(), fc.by_slot("2x1"), cohort=2, local=fc.LocalSGD(1),
-        engine=engine or fc.Serial(),
+        engine=engine or fc.Serial(shrink=False),
         hook=hook or RoundHook(),
     )  # fmt: skip
 
@@ -159,7 +159,7 @@ def test_another_method_is_refused_and_named(case: str, tmp_path: Path) -> None:
 
 def test_a_built_in_engine_may_change_if_its_bits_do_not(tmp_path: Path) -> None:
     federation().run(1, out=tmp_path / "run")
-    assert len(federation(engine=fc.Processes(2)).run(2, out=tmp_path / "run", resume=True)) == 2
+    assert len(federation(engine=fc.Processes(2, shrink=False)).run(2, out=tmp_path / "run", resume=True)) == 2
 
 
 def test_a_federation_that_has_run_resumes_itself(tmp_path: Path) -> None:

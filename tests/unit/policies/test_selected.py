@@ -112,7 +112,7 @@ def test_a_run_trains_under_the_selection_and_records_it(tmp_path: Path) -> None
     assert 'skip = ["features.0"]' in (tmp_path / "run" / "config.toml").read_text()
 
 
-@pytest.mark.parametrize("engine", [fc.Serial(), fc.Serial(shrink=True), fc.Vectorized("cpu")])
+@pytest.mark.parametrize("engine", [fc.Serial(shrink=False), fc.Serial(shrink=True), fc.Vectorized("cpu")])
 def test_engines_train_restricted_policies(engine: fc.Engine) -> None:
     federation = fc.Federation(
         fc.Task(network()), fc.data.iid(small_data(), 8, seed=1), fc.fedrolex(skip=["2"]), fc.by_slot("1,3x0.5"),

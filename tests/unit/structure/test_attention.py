@@ -30,7 +30,7 @@ ROWS = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(0))
         {"key_padding_mask": torch.tensor([[False] * 4 + [True]] * 3)},
         {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(1), "is_causal": True, "need_weights": False},
     ],
-    ids=str,
+    ids=lambda options: ",".join(options) or "plain",
 )
 def test_explicit_attention_is_torchs_own(options: dict[str, Any], call: dict[str, Any]) -> None:
     whole = nn.MultiheadAttention(12, 3, **{"batch_first": True, **options})
@@ -65,7 +65,7 @@ def test_a_single_sequence_is_attended() -> None:
         {"attn_mask": torch.randn(4, 4)},
         {"scale": 0.3},
     ],
-    ids=str,
+    ids=lambda options: ",".join(options) or "plain",
 )
 def test_attending_is_torchs_function(options: dict[str, Any]) -> None:
     q, k, v = (torch.randn(2, 3, 4, 5) for _ in range(3))
@@ -117,17 +117,17 @@ def run(kind: str, engine: fc.Engine, p: float = 0.3) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", ["layer", "function", "call", "twice"])
 def test_engines_drop_the_same_entries(kind: str) -> None:
-    serial = run(kind, fc.Serial())
-    for engine in (fc.Serial(traced=False), fc.Processes(2), fc.Vectorized("cpu")):
+    serial = run(kind, fc.Serial(shrink=False))
+    for engine in (fc.Serial(shrink=False, traced=False), fc.Processes(2, shrink=False), fc.Vectorized("cpu")):
         for name, tensor in run(kind, engine).items():
             torch.testing.assert_close(tensor, serial[name], rtol=1e-4, atol=1e-5)
-    without = run(kind, fc.Serial(), p=0.0 if kind != "twice" else 0.9)
+    without = run(kind, fc.Serial(shrink=False), p=0.0 if kind != "twice" else 0.9)
     assert not torch.allclose(without["out.weight"], serial["out.weight"], atol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:the multiply-adds")
 def test_what_cannot_be_separated_by_client_is_refused_with_the_reason() -> None:
-    run("row", fc.Serial())
+    run("row", fc.Serial(shrink=False))
     with pytest.raises(fc.InputError, match="draws random numbers other than by dropout"):
         run("row", fc.Vectorized("cpu"))
 
@@ -180,7 +180,7 @@ def test_engines_drop_the_same_entries_of_gpt2() -> None:
     tokens = torch.randint(20, (16, 6), generator=torch.Generator().manual_seed(0))
     clients = fc.data.iid(fc.Examples(tokens, tokens.roll(-1, 1), 20), 4, seed=0)
     results = []
-    for engine in (fc.Serial(), fc.Vectorized("cpu")):
+    for engine in (fc.Serial(shrink=False), fc.Vectorized("cpu")):
         torch.manual_seed(0)
         task, local = fc.Task(GPT2LMHeadModel(config), scores_loss), fc.LocalSGD(1, 4, 0.05, 0.5)
         federation = fc.Federation(

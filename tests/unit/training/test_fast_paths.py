@@ -63,7 +63,7 @@ def test_a_model_that_cannot_be_replayed_is_trained_by_autograd() -> None:
 def test_a_pass_that_differs_from_call_to_call_is_not_replayed(kind: str) -> None:
     torch.manual_seed(0)
     model = Blocks(kind)
-    engine = Serial()
+    engine = Serial(shrink=False)
     playing = federation(model)
     playing = fc.Federation(playing.task, playing.clients, cohort=2, engine=engine, local=playing.local)
     with engine:
@@ -79,7 +79,7 @@ def test_a_pass_that_differs_from_call_to_call_is_not_replayed(kind: str) -> Non
 def test_deep_models_are_not_traced() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), *(nn.Linear(4, 4) for _ in range(13)), nn.Linear(4, 2))
-    engine = Serial()
+    engine = Serial(shrink=False)
     playing = federation(model)
     playing = fc.Federation(playing.task, playing.clients, cohort=2, engine=engine, local=fc.LocalSGD(1, 5, clip=1.0))
     with engine:

@@ -57,7 +57,7 @@ class Processes(Engine):
 
     name = "processes"
 
-    def __init__(self, workers: int | None = None, shrink: bool = False, traced: bool = True) -> None:
+    def __init__(self, workers: int | None = None, shrink: bool = True, traced: bool = True) -> None:
         self._pool: _Pool | None = None
         self.workers = workers if workers is not None else usable_cores()
         check_whole("workers", self.workers, 1)
