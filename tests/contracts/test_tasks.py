@@ -19,6 +19,10 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 }
 
 
+if torch.cuda.is_available():
+    ENGINES["vectorized on cuda"] = lambda: fc.Vectorized("cuda")
+
+
 def features() -> Tensor:
     return torch.randn(N, 6, generator=torch.Generator().manual_seed(0))
 

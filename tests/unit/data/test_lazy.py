@@ -17,6 +17,9 @@ ENGINES: dict[str, Any] = {
     "serial": fc.Serial, "processes": lambda: fc.Processes(2, shrink=False), "vectorized": lambda: fc.Vectorized("cpu")
 }  # fmt: skip
 
+if torch.cuda.is_available():
+    ENGINES["vectorized on cuda"] = lambda: fc.Vectorized("cuda")
+
 
 class Rows(Dataset[tuple[Tensor, int]]):
     """Rows of a table; it counts how often each was read."""
