@@ -146,7 +146,8 @@ def _parts(text: str) -> list[str]:
 
 def _is_file(text: str) -> bool:
     """Return whether text is FILE.py:NAME of an existing file, whose path may have a comma."""
-    return ":" in text and Path(text.rpartition(":")[0]).is_file()
+    file, _, name = text.rpartition(":")
+    return bool(file) and "," not in name and Path(file).is_file()
 
 
 def _checked(key: str, values: list[Any]) -> list[Any]:

@@ -50,6 +50,8 @@ def _module(path: Path, changed: tuple[int, int]) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up the module of a class there
     try:
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))  # it may import files next to it
         with seeded(0, "file"):  # a model that the file creates is the same in every process
             spec.loader.exec_module(module)
     except Exception as error:

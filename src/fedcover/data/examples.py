@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from fedcover.data.inputs import Inputs, cast_inputs, count, map_inputs, parts_of, take, to_device
 from fedcover.data.items import Items
@@ -162,6 +162,13 @@ class Examples:
         inputs, labels = self.read(chosen)
         return replace(self, inputs=inputs, labels=labels)
 
+    def part(self, indices: Tensor) -> "Examples":
+        """Return the examples at these indices: a copy, or still on disk for a lazy data set."""
+        if not isinstance(self.inputs, Items):
+            return self.subset(indices)
+        items = replace(self.inputs, dataset=Subset(self.inputs.dataset, indices.tolist()))
+        return replace(self, inputs=items, labels=None if self.labels is None else self.labels[indices])
+
     def class_labels(self) -> Tensor:
         """Return the class numbers; raise InputError if the targets are not class numbers that can be counted."""
         if self.labels is None or not self.classes:
@@ -249,6 +256,7 @@ def _from_pair(inputs: object, labels: object) -> Examples:
     else:
         x = as_input(as_tensor(inputs, "inputs"))
     map_inputs(_check_finite, x)
+    _check_finite(y, "labels")
     return Examples(x, y, 0 if y.is_floating_point() else _largest(y) + 1)
 
 
@@ -256,9 +264,9 @@ def _largest(labels: Tensor) -> int:
     return max(int(labels.max()), 0) if labels.numel() else 0
 
 
-def _check_finite(x: Tensor) -> Tensor:
+def _check_finite(x: Tensor, what: str = "inputs") -> Tensor:
     # A finite sum proves every entry finite and needs no mask as large as the data.
     if x.is_floating_point() and not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
         first = int((~torch.isfinite(x)).nonzero()[0][0])
-        raise InputError(f"inputs must be finite; got nan or infinity at example {first}; repair or drop it")
+        raise InputError(f"{what} must be finite; got nan or infinity at example {first}; repair or drop it")
     return x

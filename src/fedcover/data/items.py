@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from fedcover.data.inputs import Inputs, cast_inputs
+from fedcover.data.inputs import Inputs, cast_inputs, parts_of
 from fedcover.data.tensors import as_input, as_target, as_tensor
 from fedcover.errors import InputError
 from fedcover.seeding import seeded
@@ -39,12 +39,29 @@ class Items:
     def read(self, rows: Sequence[int]) -> tuple[Inputs, Tensor]:
         """Return the inputs and targets of some items, in this order."""
         batch = getattr(self.dataset, "__getitems__", None)
-        items = batch(list(rows)) if callable(batch) else [self.dataset[row] for row in rows]
+        items: Any
+        if callable(batch):
+            try:
+                items = batch(list(rows))
+            except Exception as error:
+                raise _unreadable(error, rows[0]) from error
+        else:
+            items = [self._item(row) for row in rows]
         if isinstance(items, Mapping):  # columns, as of Hugging Face's datasets
             items = [{name: column[n] for name, column in items.items()} for n in range(len(rows))]
         pairs = [split_item(item, row) for item, row in zip(items, rows, strict=True)]
         inputs, targets = _stack([x for x, _ in pairs], rows), _one_shape([y for _, y in pairs], rows, "targets")
+        for part in (*parts_of(inputs).values(), targets):
+            if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+                item = next(row for row, values in zip(rows, part, strict=True) if not bool(values.isfinite().all()))
+                raise InputError(f"items must be finite; got nan or infinity in item {item}; repair or drop it")
         return cast_inputs(inputs, self.dtype, self.whole_numbers) if self.dtype else inputs, targets
+
+    def _item(self, row: int) -> Any:
+        try:
+            return self.dataset[row]
+        except Exception as error:
+            raise _unreadable(error, row) from error
 
     def targets(self) -> Tensor | None:
         """Return the class number of every item; None if targets are not single class numbers.
@@ -52,15 +69,19 @@ class Items:
         They are those that the data set lists, if it lists those of its items, or else all items are read once.
         """
         with seeded(0, "items"):
-            first = split_item(self.dataset[0], 0)[1]
+            first = split_item(self._item(0), 0)[1]
             if first.numel() != 1 or first.is_floating_point():
                 return None
             listed = _listed(self.dataset)
             if listed is not None:
                 places = {0, len(self) // 2, len(self) - 1}
-                if all(int(listed[row]) == int(split_item(self.dataset[row], row)[1]) for row in places):
+                if all(int(listed[row]) == int(split_item(self._item(row), row)[1]) for row in places):
                     return listed
-            return torch.stack([split_item(self.dataset[row], row)[1].reshape(()) for row in range(len(self))])
+            return torch.stack([split_item(self._item(row), row)[1].reshape(()) for row in range(len(self))])
+
+
+def _unreadable(error: Exception, row: int) -> InputError:
+    return InputError(f"item {row} of the data set cannot be read ({type(error).__name__}: {error}); fix the data set")
 
 
 def split_item(item: Any, row: int) -> tuple[Inputs, Tensor]:
@@ -94,6 +115,10 @@ def _array(value: Any) -> Any:
     """Return an image of Pillow as channels x height x width in [0, 1]; any other value as it is."""
     if not hasattr(value, "getbands"):
         return value
+    if value.mode in ("1", "P"):  # bits, and numbers of colours
+        value = value.convert("L" if value.mode == "1" else "RGB")
+    if value.mode not in ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr"):
+        raise InputError(f"images of Pillow's mode {value.mode} have no fixed range; convert them to tensors yourself")
     pixels = torch.from_numpy(np.array(value))
     return (pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.movedim(-1, 0)).float() / 255
 

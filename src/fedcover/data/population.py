@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TypeVar
 
@@ -115,13 +116,19 @@ class Population:
         clients._examples = examples
         return clients
 
+    def with_tests(self: Clients, tests: "Population | None") -> Clients:
+        """Return the same clients with other test sets of their own."""
+        clients = copy.copy(self)
+        clients.tests = tests
+        return clients
+
     def augmented(self: Clients, augment: Augmentation | None) -> Clients:
         """Return the same clients, with inputs that a function changes in training; see ``Examples.augmented``."""
         return self.with_examples(self._examples.augmented(augment))
 
     def examples_of(self, client: int) -> Examples:
-        """Return a copy of a client's examples."""
-        return self._examples.subset(self.indices(client))
+        """Return a client's examples: a copy, or still on disk for a lazy data set."""
+        return self._examples.part(self.indices(client))
 
     @property
     def shares_labels(self) -> bool:
@@ -224,10 +231,10 @@ def _joined(parts: Sequence[Examples]) -> Examples:
             raise InputError("some clients' data sets are in memory and others are not; pass all in one form")
         labels = [part.labels for part in parts]
         listed = torch.cat([each for each in labels if each is not None]) if None not in labels else None
-        return Examples(Items(ConcatDataset(sets)), listed, classes, first.name)
+        return replace(first, inputs=Items(ConcatDataset(sets)), labels=listed, classes=classes)
     try:
         inputs, targets = zip(*(part.tensors() for part in parts), strict=True)
-        return Examples(join(inputs), torch.cat(targets), classes, first.name)
+        return replace(first, inputs=join(inputs), labels=torch.cat(targets), classes=classes)
     except (RuntimeError, KeyError, TypeError) as error:
         raise InputError(f"the clients' data sets do not fit together ({error}); give all the same form") from error
 
@@ -251,20 +258,24 @@ def without_small_clients(population: Population, batch_size: int, small: str = 
     if small not in ("skip", "merge"):
         raise InputError(f"small must be 'skip' or 'merge'; got {small!r}")
     check_whole("batch_size", batch_size, 2)
-    parts: list[Tensor] = []
-    names: list[str] = []
-    waiting: list[Tensor] = []
+    groups: list[list[int]] = []  # the clients that become one
+    waiting: list[int] = []
     for client in range(len(population)):
-        part = torch.cat([*waiting, population.indices(client)])
-        if len(part) == 1:
-            waiting = [part] if small == "merge" else []
-            continue
-        waiting = []
-        parts.append(part[:-1] if len(part) % batch_size == 1 else part)
-        names.append(population.name_of(client))
-    if waiting and parts:
-        last = torch.cat([parts[-1], *waiting])
-        parts[-1] = last[:-1] if len(last) % batch_size == 1 else last
-    if not parts:
+        group = [*waiting, client]
+        waiting = group if sum(map(population.size, group)) == 1 else []
+        if not waiting:
+            groups.append(group)
+        elif small == "skip":
+            waiting = []
+    if waiting and groups:
+        groups[-1] += waiting
+    if not groups:
         raise InputError("every client has one example; merge them, or use group norm")
-    return Population(population.examples, parts, names if population.names else ())
+    parts = [torch.cat([population.indices(client) for client in group]) for group in groups]
+    parts = [part[:-1] if len(part) % batch_size == 1 else part for part in parts]
+    tests = population.tests
+    if tests is not None:
+        merged = [torch.cat([tests.indices(client) for client in group]) for group in groups]
+        tests = Population(tests.examples, merged)
+    names = ["+".join(map(population.name_of, group)) for group in groups] if population.names else ()
+    return Population(population.examples, parts, names, tests)

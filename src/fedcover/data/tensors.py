@@ -8,14 +8,18 @@ from torch import Tensor
 
 from fedcover.errors import InputError
 
-INPUTS = (torch.float32, torch.float64, torch.int64, torch.bool)
-"""The types that inputs may have."""
+KEPT = (torch.float32, torch.float64, torch.int64, torch.bool)
+"""The types of a user's inputs that stay as they are."""
+INPUTS = (*KEPT, torch.bfloat16, torch.float16)
+"""The types that inputs may have; the last two only if the model has them."""
 TARGETS = (torch.int64, torch.float32, torch.float64)
 """The types that targets may have: class numbers, or values."""
 
 
 def as_tensor(value: object, name: str) -> Tensor:
     """Return a value as a tensor; raise InputError with its name if that is not possible."""
+    if hasattr(value, "to_numpy"):  # such as a table or a column of pandas
+        value = value.to_numpy()
     try:
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             return torch.tensor(value)  # torch cannot share memory that must not be written
@@ -27,7 +31,10 @@ def as_tensor(value: object, name: str) -> Tensor:
 
 def as_input(tensor: Tensor) -> Tensor:
     """Return a tensor in a type of inputs: 16 and 32 bit integers as int64, other types such as bytes as float32."""
-    if tensor.dtype in INPUTS:
+    if tensor.layout != torch.strided or tensor.is_complex():
+        kind = "complex" if tensor.is_complex() else "sparse"
+        raise InputError(f"inputs must be dense real numbers; got {kind} ones; convert them")
+    if tensor.dtype in KEPT:
         return tensor
     return tensor.to(torch.int64 if tensor.dtype in (torch.int16, torch.int32) else torch.float32)
 

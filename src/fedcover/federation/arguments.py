@@ -12,17 +12,17 @@ from fedcover.aggregation import AGGREGATORS
 from fedcover.aggregation.base import Aggregator
 from fedcover.budgets import Budgets, by_slot
 from fedcover.data import Examples, Population, as_examples
-from fedcover.data.inputs import copy_of, map_inputs, parts_of
+from fedcover.data.inputs import copy_of, map_inputs, parts_of, shapes
 from fedcover.engines.base import Engine
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError, check_bool, shown
 from fedcover.federation.sampling import SAMPLINGS, Sampling
 from fedcover.policies.base import PerClient, Policy
 from fedcover.policies.registry import POLICIES
-from fedcover.seeding import ambient
+from fedcover.seeding import ambient, seeded
 from fedcover.structure.calls import call_model
 from fedcover.training.recipes import OPTIMIZERS, Recipe
-from fedcover.training.task import Task
+from fedcover.training.task import Task, check_classes
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -60,6 +60,10 @@ def resolve_arguments(federation: "Federation") -> None:
     federation.clients = federation.clients.with_examples(
         fit_inputs(federation.task.model, federation.clients.examples)
     )
+    own = federation.clients.tests
+    if own is not None:
+        fitted = fit_targets(fit_inputs(federation.task.model, own.examples), federation.clients.examples)
+        federation.clients = federation.clients.with_tests(own.with_examples(fitted))
     for name in SWITCHES:
         check_bool(name, getattr(federation, name))
     policy = federation.policy
@@ -71,10 +75,55 @@ def resolve_arguments(federation: "Federation") -> None:
         )
 
 
-def test_examples(federation: "Federation", data: object) -> Examples:
-    """Return a test set whose inputs fit the model, with at least as many classes as the training set."""
-    test = fit_inputs(federation.task.model, as_examples(data))
-    return replace(test, classes=max(test.classes, federation.clients.examples.classes) if test.classes else 0)
+def test_examples(federation: "Federation", data: object) -> Examples | None:
+    """Return a test set in the form of the training set, with at least as many classes.
+
+    Without data it has the clients' own test sets, or there is none.
+
+    Raises:
+        InputError: If the model does not run on its inputs, or its targets are of another kind than in training.
+    """
+    train, own = federation.clients.examples, federation.clients.tests
+    data = own.examples if data is None and own is not None else data
+    if data is None:
+        return None
+    test = fit_targets(fit_inputs(federation.task.model, as_examples(data)), train)
+    example = test.example()
+    try:
+        with torch.no_grad(), ambient(0, "look"):
+            scores = call_model(copy.deepcopy(federation.task.model).cpu().eval(), copy_of(example))
+    except Exception as error:
+        raise InputError(
+            f"the model cannot run on the test set: inputs of shape {shapes(example)} gave '{error}'; give inputs like"
+            f" those of training, of shape {shapes(train.example())}"
+        ) from error
+    check_classes(test, scores, federation.task.decision)
+    return replace(test, classes=max(test.classes, train.classes) if test.classes else 0)
+
+
+def fit_targets(test: Examples, train: Examples) -> Examples:
+    """Return a test set whose targets have the type and shape of the training set's.
+
+    Raises:
+        InputError: If they cannot be brought into that form without loss.
+    """
+    with seeded(0, "example"):
+        ours, theirs = test.read(slice(1))[1], train.read(slice(1))[1]
+    if (ours.dtype, ours.shape[1:]) == (theirs.dtype, theirs.shape[1:]) or (
+        ours.dtype == theirs.dtype and ours.ndim == theirs.ndim and ours.ndim > 1
+    ):
+        return test  # dense targets of another size are the model's business
+    labels = test.labels
+    same_size = ours[0].numel() == theirs[0].numel()
+    whole = labels is not None and (not labels.is_floating_point() or bool((labels == labels.round()).all()))
+    if labels is None or not same_size or not (whole or theirs.is_floating_point()):
+        raise InputError(
+            f"the labels of the test set have the shape {tuple(ours.shape[1:])} and type {ours.dtype} for each example,"
+            f" but those of training {tuple(theirs.shape[1:])} and {theirs.dtype}; give both in one form"
+        )
+    fitted = labels.to(theirs.dtype).reshape(len(labels), *theirs.shape[1:])
+    classes = 0 if fitted.is_floating_point() else max(int(fitted.max()) + 1, test.classes)
+    return replace(test, labels=fitted, classes=classes)
 
 
 def follows_budgets(policy: Policy) -> bool:

@@ -15,10 +15,12 @@ from fedcover.data import Examples
 from fedcover.errors import InputError, check_whole
 from fedcover.federation.checkpoint import State
 from fedcover.federation.client_states import with_client_states
+from fedcover.federation.cohort import needs_classes
 from fedcover.federation.evaluate import Score
 from fedcover.federation.history import History
 from fedcover.federation.planned_round import costs_of_plans, job_of
 from fedcover.federation.planning import plan_round
+from fedcover.federation.scores import padded_mix
 from fedcover.masks.content import content_keys
 from fedcover.params import Mask, Params, device_of, on_device
 from fedcover.policies.base import ClientPlan, shown_in
@@ -154,7 +156,7 @@ class _Evaluation:
             part = list(ids[start : start + federation.cohort])
             sizes, numbers = [population.size(i) for i in part], [population.number_of(i) for i in part]
             cohort = cohort_of(part, sizes, federation.resolved_budgets, federation.by, numbers)
-            if federation.policy.traits().wants_classes:
+            if needs_classes(federation):
                 cohort = [replace(client, classes=population.classes_of(client.id)) for client in cohort]
             planned, _ = plan_round(federation.policy, self._state, cohort, self._round)
             plans += with_client_states(federation, self._state, planned)
@@ -179,7 +181,7 @@ class _Evaluation:
         """Return the accuracy of a client, by its label mix unless it has its own test set."""
         if self._tested_on != MIX:
             return score.accuracy
-        mix: Tensor = self._federation.clients.label_mix(client.id)
+        mix: Tensor = padded_mix(self._federation.clients, client.id, len(score.by_class))
         here = (mix > 0) & ~score.by_class.isnan()
         return float((mix[here] * score.by_class[here]).sum() / mix[here].sum()) if bool(here.any()) else None
 

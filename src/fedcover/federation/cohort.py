@@ -34,9 +34,7 @@ def draw_cohort(federation: "Federation", this_round: Round, state: State) -> li
     cohort = cohort_of(ids, sizes, federation.resolved_budgets, federation.by, numbers)
     if federation.assign:
         cohort = _exchange_patterns(federation, cohort)
-    decision = federation.task.decision
-    has_rows = decision is not None and decision.threshold is None  # one output row for each class
-    if federation.policy.traits().wants_classes and has_rows and clients.examples.classes:
+    if needs_classes(federation):
         cohort = [replace(client, classes=clients.classes_of(client.id)) for client in cohort]
     return cohort
 
@@ -53,6 +51,13 @@ def _draw_ids(federation: "Federation", this_round: Round, state: State) -> list
     clients, size = federation.clients, federation.cohort
     ids = federation.sampling.draw(this_round, clients, size, state)
     return checked_ids(federation.sampling, ids, this_round, len(clients), size)
+
+
+def needs_classes(federation: "Federation") -> bool:
+    """Return whether the policy asks for the clients' classes, and the model has one output row for each class."""
+    decision = federation.task.decision
+    has_rows = decision is not None and decision.threshold is None
+    return federation.policy.traits().wants_classes and has_rows and federation.clients.examples.classes > 0
 
 
 def resolve_budgets(budgets: Budgets | None, codebook: Codebook, cohort: int, clients: int) -> tuple[Budget, ...]:

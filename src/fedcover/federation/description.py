@@ -31,6 +31,8 @@ LONGEST = 200
 LIBRARIES = ("fedcover", "torch", "numpy", "builtins")
 FOLDERS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib"))
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OF_RECURRENT_LAYERS = frozenset(("_flat_weights", "_flat_weight_refs"))
+"""Lists of a layer's own parameters, whose values are not part of what the layer is."""
 OF_EVERY_CLASS = frozenset(
     ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__dataclass_fields__", "_abc_impl",
      "__dataclass_params__", "__match_args__", "__abstractmethods__", "__parameters__", "__firstlineno__",
@@ -88,7 +90,7 @@ class _Describer:
 
     def layer(self, layer: nn.Module) -> Description:
         """Return the description of a module without its children and the values of its parameters."""
-        parts = self._attributes(layer, OF_EVERY_MODULE)
+        parts = self._attributes(layer, OF_EVERY_MODULE | OF_RECURRENT_LAYERS)
         for name, parameter in layer._parameters.items():
             if parameter is not None:
                 frozen = "" if parameter.requires_grad else " frozen"

@@ -16,8 +16,9 @@ from fedcover.params import Params, device_of, put_params
 from fedcover.seeding import seeded
 from fedcover.structure.batch_norm import gather_statistics
 from fedcover.structure.calls import call_model
-from fedcover.training.metrics import Metric
-from fedcover.training.targets import Decision, Loss, class_axis, fitted_targets, hits_of
+from fedcover.training.metrics import METRICS, PREDICTIONS, Metric
+from fedcover.training.targets import Decision, Loss, fitted_targets, hits_of
+from fedcover.training.task import Task
 
 BATCH = 2000
 """Number of examples whose loss is computed at once."""
@@ -93,18 +94,28 @@ def num_classes(test: Examples, scores: Tensor, decision: Decision) -> int:
     return max(test.classes, 2) if decision.threshold is not None else test.classes or scores.shape[decision.axis]
 
 
-def measure(metrics: Mapping[str, Metric], loss: Loss, scores: Tensor, targets: Tensor) -> dict[str, float | None]:
+def measure(metrics: Mapping[str, Metric], task: Task, scores: Tensor, targets: Tensor) -> dict[str, float | None]:
     """Return the metrics of all scores of a test set; None for one that is not finite.
+
+    Metrics get the classes as axis 1. Built-in ones get targets in the form that the loss takes, and those of
+    predictions scores whose threshold is at 0, and class numbers in place of probabilities.
 
     Raises:
         InputError: If a metric fails or does not return one number.
     """
-    targets, values = fitted_targets(loss, scores, targets), dict[str, float | None]()
-    if class_axis(scores, targets) == -1:  # metrics, as losses, have the classes as axis 1
+    decision, values = task.decision, dict[str, float | None]()
+    fitted = fitted_targets(task.loss, scores, targets)
+    if decision is not None and decision.axis == -1:
         scores = scores.movedim(-1, 1)
     for name, metric in metrics.items():
+        at, truth = scores, fitted if metric in METRICS.values() else targets
+        if metric in PREDICTIONS:
+            if decision is None:
+                raise InputError(f"metric '{name}' needs classes, but the labels are values; use rmse, mae or r2")
+            at = scores - (decision.threshold or 0.0)
+            truth = decision.truth(fitted) if decision.soft else fitted
         try:
-            value = float(metric(scores, targets))
+            value = float(metric(at, truth))
         except Exception as error:
             raise InputError(
                 f"metric '{name}' failed on scores of shape {tuple(scores.shape)} and labels of shape"
@@ -142,5 +153,5 @@ class ScoreSum:
         right, seen = self._hits or (self._loss.new_zeros(0), self._loss.new_zeros(0))
         sums = torch.cat([self._loss.view(1), self._weight.view(1), right, seen]).cpu()  # one synchronisation
         right, seen = sums[2:].chunk(2)
-        accuracy = float(right.sum() / seen.sum()) if self._hits else None
+        accuracy = float(right.sum() / seen.sum()) if self._hits and bool(seen.any()) else None
         return Score(float(sums[0] / sums[1]), accuracy, right / seen, metrics or {})

@@ -233,7 +233,7 @@ class _FirstModel:
     """The score of the first model, from predictions that arrive in order; each loss is that of a whole batch."""
 
     def __init__(self, task: Task, metrics: Mapping[str, Metric], test: Examples, device: torch.device) -> None:
-        self._loss, self._metrics, self._examples, self._size = task.loss, metrics, len(test), batch_on(device)
+        self._task, self._metrics, self._examples, self._size = task, metrics, len(test), batch_on(device)
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._all: list[tuple[Tensor, Tensor]] = []
         self._totals = ScoreSum(device)
@@ -246,14 +246,14 @@ class _FirstModel:
         if hits is not None:
             self._totals.add_hits(*hits)
         if end % self._size == 0 or end == self._examples:
-            self._totals.add_loss(self._loss, *_joined(self._parts))
+            self._totals.add_loss(self._task.loss, *_joined(self._parts))
             self._parts = []
         if self._metrics:
             self._all.append((scores.cpu(), targets.cpu()))
 
     def score(self) -> Score:
         """Return the score with the metrics."""
-        values = measure(self._metrics, self._loss, *_joined(self._all)) if self._metrics else {}
+        values = measure(self._metrics, self._task, *_joined(self._all)) if self._metrics else {}
         return self._totals.score(values)
 
 

@@ -175,7 +175,7 @@ class Federation:
 
         Args:
             rounds: Number of rounds.
-            evaluate_on: A test set: ``Examples``, a pair of arrays, or a torch ``Dataset``.
+            evaluate_on: A test set, as ``as_examples`` takes it; by default the clients' own test sets, if any.
             out: Folder for the run: settings, history, checkpoints and summary.
             resume: Continue the run in ``out``, bit-identical to an uninterrupted run.
             on_round: Called with the record of each round.
@@ -195,5 +195,5 @@ class Federation:
         return remedy(self.policy, cohort, self.resolved_budgets, self.by)
 
     def test_set(self, data: Any) -> Examples | None:
-        """Return a test set, with at least as many classes as the training set; None without data."""
-        return None if data is None else test_examples(self, data)
+        """Return a test set in the form of the training set; by default the clients' own, None without any."""
+        return test_examples(self, data)

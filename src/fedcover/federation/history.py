@@ -144,7 +144,9 @@ class History(Sequence[RoundRecord]):
         return min(record.gamma_min for record in self._records)
 
     def column(self, name: str) -> list[Any]:
-        """Return one field of every record, such as ``column("accuracy")``."""
+        """Return one field or one metric of every record, such as ``column("accuracy")`` or ``column("rmse")``."""
+        if any(name in record.metrics for record in self._records):
+            return [record.metrics.get(name) for record in self._records]
         return [getattr(record, name) for record in self._records]
 
     def to_lines(self) -> str:

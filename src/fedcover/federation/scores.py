@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from fedcover.data import Examples, Population
 from fedcover.federation.checkpoint import State
 from fedcover.federation.evaluator import LocalTest
@@ -39,7 +42,7 @@ def score_fields(
     shown = on_device(shown_in(state.policy), device_of(state.theta))
     by_labels = clients.tests is None and clients.shares_labels and test.classes > 0
     tests = [
-        LocalTest(plan.mask, clients.label_mix(plan.client.id), plan.client.examples)
+        LocalTest(plan.mask, padded_mix(clients, plan.client.id, test.classes), plan.client.examples)
         for plan in plans
         if evaluation.local and by_labels and federation.task.decision is not None
     ]
@@ -48,6 +51,12 @@ def score_fields(
         local = _on_own_tests(federation, state.theta, plans, clients.tests)
     loss = score.loss if math.isfinite(score.loss) else None
     return {"loss": loss, "accuracy": score.accuracy, "local_accuracy": local, "metrics": dict(score.metrics)}
+
+
+def padded_mix(clients: Population, client: int, classes: int) -> Tensor:
+    """Return a client's share of each class, with 0 for classes that only the test set has."""
+    mix = clients.label_mix(client)
+    return torch.cat([mix, mix.new_zeros(max(0, classes - len(mix)))])
 
 
 def _on_own_tests(

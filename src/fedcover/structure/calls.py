@@ -11,10 +11,15 @@ from fedcover.errors import InputError
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> Tensor:
-    """Return the scores of a model; a tuple is passed as ``model(*inputs)``, and a dict as ``model(**inputs)``."""
+    """Return the scores of a model."""
+    return scores_of(call_output(model, inputs))
+
+
+def call_output(model: nn.Module, inputs: Inputs) -> Any:
+    """Return the output of a model; a tuple is passed as ``model(*inputs)``, and a dict as ``model(**inputs)``."""
     if isinstance(inputs, Tensor):
-        return scores_of(model(inputs))
-    return scores_of(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
+        return model(inputs)
+    return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
 
 
 def call_with(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs) -> Tensor:

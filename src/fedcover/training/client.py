@@ -10,7 +10,8 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.clients import Client
 from fedcover.data import Population
-from fedcover.data.inputs import Inputs, take
+from fedcover.data.inputs import Inputs, parts_of, shapes, take
+from fedcover.errors import InputError
 from fedcover.params import Mask, Params
 from fedcover.seeding import Round, address, ambient, seeded
 from fedcover.training.options import TrainingOptions, regrown
@@ -116,8 +117,19 @@ def training_batch(job: Job, rows: Tensor, step: int) -> tuple[Inputs, Tensor]:
         with seeded(this_round.seed, "round", this_round.index, "items", job.client.id, step):
             inputs, labels = examples.read(rows)
     if examples.augment is not None:
-        inputs = examples.augment(inputs, this_round.generator("augment", job.client.id, step))
+        before, inputs = inputs, examples.augment(inputs, this_round.generator("augment", job.client.id, step))
+        _check_augmented(before, inputs)
     return inputs, labels
+
+
+def _check_augmented(before: Inputs, after: Inputs) -> None:
+    """Raise InputError if an augmentation changed the form of a batch."""
+    form = [[(name, part.shape, part.dtype) for name, part in parts_of(inputs).items()] for inputs in (before, after)]
+    if form[0] != form[1]:
+        raise InputError(
+            f"an augmentation must return inputs of the same shape and type; it got {shapes(before)} and returned"
+            f" {shapes(after)}"
+        )
 
 
 def _take_epochs(steps: ClientSteps, job: Job, orders: Sequence[Tensor], epochs: range) -> Tensor:

@@ -54,7 +54,8 @@ def auc(scores: Tensor, targets: Tensor) -> float:
     0.75
     """
     if _one_score(scores, targets):
-        areas = [_area(scores.flatten(), targets.flatten() == 1)]
+        counted = _counted(targets)
+        areas = [_area(scores.flatten()[counted], targets.flatten()[counted] == 1)]
     else:
         flat, truth = scores.movedim(1, -1).reshape(-1, scores.shape[1]), targets.flatten()
         flat, truth = flat[truth != IGNORED], truth[truth != IGNORED]
@@ -78,21 +79,26 @@ def rmse(scores: Tensor, targets: Tensor) -> float:
     >>> rmse(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0]))
     1.414213562373095
     """
-    return float((_values(scores, targets) - targets.double()).square().mean().sqrt())
+    values, truth = _values(scores, targets)
+    return float((values - truth).square().mean().sqrt())
 
 
 def mae(scores: Tensor, targets: Tensor) -> float:
     """Return the mean absolute error."""
-    return float((_values(scores, targets) - targets.double()).abs().mean())
+    values, truth = _values(scores, targets)
+    return float((values - truth).abs().mean())
 
 
 def r2(scores: Tensor, targets: Tensor) -> float:
     """Return the share of the targets' variance that the scores explain; 1 for perfect predictions."""
-    truth = targets.double()
-    spread = (truth - truth.mean(0)).square().sum()
-    return float(1 - (_values(scores, targets) - truth).square().sum() / spread)
+    values, truth = _values(scores, targets)
+    if targets.is_floating_point():  # each column of targets has its own mean
+        values, truth = values.reshape(targets.shape), truth.reshape(targets.shape)
+    return float(1 - (values - truth).square().sum() / (truth - truth.mean(0)).square().sum())
 
 
+PREDICTIONS = (accuracy, f1, auc)
+"""The metrics that depend on which class is predicted."""
 METRICS: Registry[float | Tensor] = Registry("metric")
 """The metrics by name."""
 for _metric in (accuracy, f1, auc, perplexity, rmse, mae, r2):
@@ -107,6 +113,8 @@ def named_metrics(metrics: "Sequence[Metric | str] | Mapping[str, Metric | str] 
     """
     if isinstance(metrics, str) or callable(metrics):
         metrics = [metrics]
+    if not isinstance(metrics, Mapping | Sequence):
+        raise InputError(f"metrics must be functions or names of metrics; got {metrics!r}")
     if isinstance(metrics, Mapping):
         named = {name: METRICS.find(one)[1] if isinstance(one, str) else one for name, one in metrics.items()}
     else:
@@ -124,15 +132,19 @@ def default_metrics(decision: Decision | None, scores: Tensor, targets: Tensor) 
     """Return the metrics for targets: accuracy for classes, with F1 for several labels, and RMSE for values."""
     if decision is None:
         return {"rmse": rmse} if scores.numel() == targets.numel() else {}
-    threshold = decision.threshold
-    if threshold is None or targets[0].numel() == 1:
-        return {}  # accuracy is measured for all classes
-    return {"f1": lambda scores, targets: f1(scores - threshold, targets)}
+    several = decision.threshold is not None and targets[0].numel() > 1
+    return {"f1": f1} if several else {}  # accuracy is measured for all classes
 
 
 def _one_score(scores: Tensor, targets: Tensor) -> bool:
     """Return whether there is one score for each target."""
     return scores.numel() == targets.numel()
+
+
+def _counted(targets: Tensor) -> Tensor:
+    """Return which targets, flat, are not to be ignored; values are never ignored."""
+    flat = targets.flatten()
+    return torch.ones_like(flat, dtype=torch.bool) if targets.is_floating_point() else flat != IGNORED
 
 
 def _predictions(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,11 +154,13 @@ def _predictions(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return predicted.flatten()[truth != IGNORED], truth[truth != IGNORED]
 
 
-def _values(scores: Tensor, targets: Tensor) -> Tensor:
+def _values(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scores and the targets, flat, without those to ignore."""
     if scores.numel() != targets.numel():
         shapes = f"scores of shape {tuple(scores.shape)} and targets of shape {tuple(targets.shape)}"
         raise InputError(f"an error of values needs one score for each target; got {shapes}")
-    return scores.reshape(targets.shape).double()
+    counted = _counted(targets)
+    return scores.flatten()[counted].double(), targets.flatten()[counted].double()
 
 
 def _f1_of(predicted: Tensor, truth: Tensor) -> float:

@@ -1,6 +1,7 @@
 """The task: a model, its loss and its metrics."""
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,17 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcover.data import Examples
-from fedcover.data.inputs import Inputs, copy_of, count, join
+from fedcover.data.examples import IGNORED
+from fedcover.data.inputs import Inputs, copy_of, take
 from fedcover.errors import InputError
 from fedcover.seeding import ambient, seeded
 from fedcover.structure.batch_norm import static_form
-from fedcover.structure.calls import call_model
+from fedcover.structure.calls import call_output, scores_of
 from fedcover.structure.trace import trace
 from fedcover.training.metrics import Metric, default_metrics, named_metrics
-from fedcover.training.targets import Decision, Loss, decision_of, fit_loss
+from fedcover.training.targets import Decision, Loss, class_axes, decision_of, fit_loss, name_of
 
 LOOKED_AT = 64
-"""The number of items of a lazy data set whose targets are looked at."""
+"""The number of examples whose targets are looked at, of a lazy data set for everything."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module; got {type(self.model).__name__}")
+        if isinstance(self.loss, type):
+            name = self.loss.__name__
+            raise InputError(f"loss must be a function (scores, labels) -> mean loss; got a class; write {name}()")
         if not callable(self.loss):
             raise InputError(f"loss must be a function (scores, labels) -> mean loss; got {self.loss!r}")
         if not any(tensor.requires_grad for tensor in self.model.parameters()):
@@ -71,17 +76,26 @@ class Task:
         Raises:
             InputError: If the model cannot run on the inputs, or the loss does not take the targets.
         """
-        with seeded(0, "look"):
-            inputs, targets = examples.read(slice(2))
+        inputs, targets = _two_rows(examples)
         task = self.static(inputs)
-        if count(inputs) < 2:  # batch norm refuses one example
-            inputs, targets = join([inputs, inputs]), torch.cat([targets, targets])
+        every = _all_targets(examples)
+        whole = not every.is_floating_point() or (examples.labels is not None and bool((every == every.round()).all()))
         with torch.no_grad(), ambient(0, "look"):
-            scores = call_model(copy.deepcopy(task.model).cpu().eval(), copy_of(inputs))
-            loss = fit_loss(self.loss, scores, targets)
-            decision = decision_of(loss, scores, targets) if _may_be_classes(examples, scores, targets) else None
+            output = call_output(copy.deepcopy(task.model).cpu().eval(), copy_of(inputs))
+            scores = scores_of(output)
+            loss = fit_loss(self.loss, scores, targets, whole, classes_last=hasattr(output, "logits"))
+            binary = bool(((every == 0) | (every == 1) | (every == IGNORED)).all())
+            decision = decision_of(loss, scores, targets, binary)
             metrics = self.metrics if self.metrics is not None else default_metrics(decision, scores, targets)
-        return replace(task, loss=loss, metrics=metrics, decision=decision)
+        check_classes(examples, scores, decision)
+        if loss is self.loss and len(class_axes(scores, targets)) > 1 and decision is not None and decision.axis == 1:
+            shape = tuple(scores.shape[1:])
+            warnings.warn(
+                f"the scores of an example have the shape {shape}, and the classes are taken to be the first axis, as"
+                f" {name_of(loss)} takes them; if they are the last, move them in the model or the loss",
+                stacklevel=4,
+            )
+        return replace(task, loss=loss, decision=decision, metrics=metrics)
 
     def static(self, example: Inputs) -> "Task":
         """Return this task with batch norms that normalise by the statistics of the batch and track none.
@@ -93,12 +107,32 @@ class Task:
         return replace(self, model=static_form(structure, self.model)) if structure.moving else self
 
 
-def _may_be_classes(examples: Examples, scores: Tensor, targets: Tensor) -> bool:
-    """Return whether targets may be class numbers: those of several scores, or 0 and 1 only."""
-    if scores.numel() != targets.numel():
-        return True
-    if examples.labels is not None:
-        return bool(((examples.labels == 0) | (examples.labels == 1)).all())
+def _two_rows(examples: Examples) -> tuple[Inputs, Tensor]:
+    """Return two examples, whose targets differ if some of the first do; one example twice if there is only one."""
     with seeded(0, "look"):
-        targets = examples.read(slice(LOOKED_AT))[1]
-    return bool(((targets == 0) | (targets == 1)).all())
+        inputs, targets = examples.read(slice(LOOKED_AT))
+    differ = [row for row in range(1, len(targets)) if not torch.equal(targets[row], targets[0])]
+    rows = torch.tensor([0, differ[0] if differ else min(1, len(targets) - 1)])
+    return take(inputs, rows), targets[rows.to(targets.device)].cpu()
+
+
+def _all_targets(examples: Examples) -> Tensor:
+    """Return all targets, or the first ones of a lazy data set."""
+    if examples.labels is not None:
+        return examples.labels
+    with seeded(0, "look"):
+        return examples.read(slice(LOOKED_AT))[1]
+
+
+def check_classes(examples: Examples, scores: Tensor, decision: Decision | None) -> None:
+    """Raise InputError if a class number has no score, or all labels are to be ignored."""
+    if decision is None or decision.threshold is not None or decision.soft or examples.labels is None:
+        return
+    if examples.classes and int(examples.label_counts().sum()) == 0:
+        raise InputError(f"all labels of {examples.name} are {IGNORED}, which are ignored; give labels to learn from")
+    most, outputs = int(examples.labels.max()), scores.shape[decision.axis]
+    if most >= outputs:
+        raise InputError(
+            f"{examples.name} has the class number {most}, but the model has only {outputs} scores, for classes 0 to"
+            f" {outputs - 1}; give it more outputs, or renumber the classes"
+        )

@@ -48,10 +48,10 @@ def test_a_bad_subset_is_refused(indices: Any, message: str) -> None:
     ("inputs", "labels", "classes", "message"),
     [
         (
-            torch.zeros(2, 1, dtype=torch.float16),
+            torch.zeros(2, 1, dtype=torch.int16),
             torch.zeros(2, dtype=torch.int64),
             1,
-            "inputs of .* got torch.float16",
+            "inputs of .* got torch.int16",
         ),
         (torch.zeros(2, 1), torch.zeros(2), 1, "are values, which have no classes; got classes=1"),
         (torch.zeros(2, 1), torch.zeros(2, dtype=torch.float16), 0, "labels of .* got torch.float16"),

@@ -171,7 +171,8 @@ class Vectorized(Engine):
         table = batch_table(jobs, self.device)
         stacks = self._batched_step(key, jobs, table).run(jobs, table)
         counts = (table.index >= 0).sum(2) * table.last_epoch
-        means = (stacks.losses * counts).sum(0) / counts.sum(0)
+        # Steps of clients that have finished have the loss of some other example, which may be NaN.
+        means = torch.where(counts > 0, stacks.losses * counts, 0.0).sum(0) / counts.sum(0)
         values = pytree.tree_leaves((stacks.results.theta, stacks.results.moments))
         finite = torch.stack([torch.isfinite(stack).reshape(len(stack), -1).all(1) for stack in values]).all(0)
         return _Trained(stacks, means, finite)
