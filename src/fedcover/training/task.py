@@ -14,6 +14,7 @@ from fedcover.errors import InputError
 from fedcover.seeding import ambient, seeded
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.calls import call_model
+from fedcover.structure.state import check_stateless
 from fedcover.structure.trace import trace
 from fedcover.training.metrics import Metric, default_metrics, named_metrics
 from fedcover.training.targets import Decision, Loss, decision_of, fit_loss
@@ -76,6 +77,7 @@ class Task:
         task = self.static(inputs)
         if count(inputs) < 2:  # batch norm refuses one example
             inputs, targets = join([inputs, inputs]), torch.cat([targets, targets])
+        check_stateless(task.model, inputs)
         with torch.no_grad(), ambient(0, "look"):
             scores = call_model(copy.deepcopy(task.model).cpu().eval(), copy_of(inputs))
             loss = fit_loss(self.loss, scores, targets)
