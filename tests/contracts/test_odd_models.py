@@ -194,7 +194,9 @@ CASES = [
         "`torch.autograd.Function` with `setup_context` and `generate_vmap_rule = True`",
         lambda: Odd(lambda net, x: net.last(BatchedSquare.apply(net.first(x)))),
     ),
-    Case("`torch.autograd.grad` in `forward`", lambda: Odd(lambda net, x: inner_gradient(net, x, False)), "", "func.grad"),
+    Case(
+        "`torch.autograd.grad` in `forward`", lambda: Odd(lambda net, x: inner_gradient(net, x, False)), "", "func.grad"
+    ),
     Case("`torch.func.grad` in `forward`", lambda: Odd(lambda net, x: inner_gradient(net, x, True))),
     Case(
         "activation checkpoints",
@@ -268,14 +270,17 @@ def test_a_loss_that_reads_values_is_refused_like_a_model() -> None:
     x = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
     clients = fc.data.from_parts((x, torch.arange(24) % 3), torch.arange(24).split(8))
     net = fc.Task(chain(nn.Linear(5, 8)), picky)
-    with pytest.raises(fc.InputError, match=r"cannot train the model Sequential .* forward pass or loss reads the values"):
+    with pytest.raises(
+        fc.InputError, match=r"cannot train the model Sequential .* forward pass or loss reads the values"
+    ):
         fc.Federation(net, clients, local=fc.LocalSGD(1, 4), cohort=3, engine=fc.Vectorized("cpu")).run(1)
 
 
 def table() -> list[str]:
     """The table of the page: what is trained by which engines."""
+    words = {True: "yes", False: "no"}
     return [
-        f"| {case.title} | {'no' if case.everywhere else 'yes'} | {'no' if case.everywhere or case.vectorized else 'yes'} |"
+        f"| {case.title} | {words[not case.everywhere]} | {words[not (case.everywhere or case.vectorized)]} |"
         for case in CASES
     ]
 

@@ -1,7 +1,7 @@
 """The zoo in every engine: each network with a task, under six policies, agrees with ``Serial`` or is refused.
 
-The serial engine on masked models is the reference. Worker processes give the same bits; shrunk models and the vectorized
-engine agree up to rounding.
+The serial engine on masked models is the reference. Worker processes give the same bits; shrunk models and the
+vectorized engine agree up to rounding.
 """
 
 import math
@@ -115,7 +115,9 @@ def test_every_engine_trains_every_network_or_refuses_it(name: str, policy: str,
     assert measured(expected) == METRICS.get(name, {"accuracy"})
     for engine in (engines.processes, engines.vectorized):
         if engine is engines.vectorized and name in NOT_VECTORIZED:
-            with pytest.raises(fc.InputError, match=rf"engine=vectorized cannot .*{NOT_VECTORIZED[name]}.*; use engine="):
+            with pytest.raises(
+                fc.InputError, match=rf"engine=vectorized cannot .*{NOT_VECTORIZED[name]}.*; use engine="
+            ):
                 played(playing, engine, name)
         else:
             check_agreement((expected, messages), played(playing, engine, name), 0.0 if engine.exact else TOLERANCE)
@@ -158,7 +160,9 @@ def check_budgets(playing: fc.Federation, history: fc.History, messages: list[st
         else:
             pruned = sum(math.floor((1 - budget.keep) * math.prod(structure.shapes[n])) for n in structure.hidden)
             assert kept == pytest.approx(1 - pruned / total)
-    whole = units and unit_structure(structure).left_whole
+    whole = unit_structure(structure).left_whole if units else {}
     assert len(messages) == bool(whole)
     for message in messages:
-        assert "since 'l" not in message
+        assert f"prunes no units of {len(whole)} of the {len(structure.hidden)} hidden layers" in message
+        for budget in playing.resolved_budgets[1:]:
+            assert f"{kept_share(budget, structure):.3g} where {budget.keep:g} is asked" in message

@@ -22,6 +22,7 @@ from fedcover.structure.calls import call_with
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
 
+
 class TrainedStacks(NamedTuple):
     """The result of training clients together; the first axis of each stack is the client."""
 

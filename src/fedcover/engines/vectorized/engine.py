@@ -158,7 +158,9 @@ class Vectorized(Engine):
     def _named_run(self, key: Any, jobs: Sequence[Job]) -> _Trained:
         """Call ``_run``; name the first of the clients in errors, any of which may be the cause."""
         try:
-            with warnings.catch_warnings():  # operations without a rule for batches run client by client, which is right
+            with (
+                warnings.catch_warnings()
+            ):  # operations without a rule for batches run client by client, which is right
                 warnings.filterwarnings("ignore", NO_BATCHING_RULE)
                 return self._run(key, jobs)
         except (InputError, torch.OutOfMemoryError):

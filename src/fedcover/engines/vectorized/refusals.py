@@ -26,7 +26,7 @@ REASONS = {
     r"dynamic shape|aten::(nonzero|_?unique|masked_select)": "has a tensor whose shape depends on the values of others",
     r"^vmap: inplace": "writes into a tensor from `torch.zeros` or the like; one from `x.new_zeros` can be written to",
     r"autograd\.Function|does not have vmap support": (
-        "has a torch.autograd.Function without a rule for batches; setup_context and generate_vmap_rule = True give it one"
+        "has a torch.autograd.Function without a rule for batches; setup_context and generate_vmap_rule = True give one"
     ),
     r"saved tensor hooks": "saves memory by checkpoints, which cannot be batched",
     r"requires_grad_\(\)": "computes gradients by torch.autograd; torch.func.grad can be batched",
@@ -41,13 +41,14 @@ def only_together(job: Job, error: Exception) -> InputError | None:
         job: The first job of the batch.
         error: The error of the batch.
     """
-    known = next((words for pattern, words in REASONS.items() if re.search(pattern, str(error))), None)
-    if known is None and not _trains_alone(job):
+    reason = next((words for pattern, words in REASONS.items() if re.search(pattern, str(error))), None)
+    if reason is None and not _trains_alone(job):
         return None
-    told = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0].removeprefix("vmap: ")
+    torch_words = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0].removeprefix("vmap: ")
     return InputError(
         f"engine=vectorized cannot train the model {type(job.task.model).__name__} for several clients at once: its"
-        f" forward pass or loss {known or f'has an operation that torch cannot batch ({told})'}; use engine=processes"
+        f" forward pass or loss {reason or f'has an operation that torch cannot batch ({torch_words})'}; use"
+        f" engine=processes"
     )
 
 
