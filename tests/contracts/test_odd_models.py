@@ -228,8 +228,8 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, fc.Engine]]:
-    with fc.Processes(2) as processes:
-        yield {"serial": fc.Serial(), "processes": processes, "vectorized": fc.Vectorized("cpu")}
+    with fc.Processes(2, shrink=False) as processes:
+        yield {"serial": fc.Serial(shrink=False), "processes": processes, "vectorized": fc.Vectorized("cpu")}
 
 
 def played(case: Case, engine: fc.Engine) -> fc.History:

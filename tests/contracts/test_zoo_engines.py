@@ -43,9 +43,9 @@ class Engines:
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Engines]:
     with (
-        fc.Serial() as masked,
+        fc.Serial(shrink=False) as masked,
         fc.Serial(shrink=True, traced=False) as shrunk,
-        fc.Processes(2) as processes,
+        fc.Processes(2, shrink=False) as processes,
         fc.Vectorized("cpu") as vectorized,
     ):
         yield Engines(masked, shrunk, processes, vectorized)

@@ -12,7 +12,7 @@ from fedcover.structure.units import cuts_of_units, find_groups, shape_after, un
 
 DESIGN = "design masks of single weights with the policy 'optimal'"
 EXCESS, EXCESS_PARAMETERS = 0.05, 10_000
-"""A client that keeps more than it was asked to is worth a warning if it is more by both of these: a share of the model,
+"""A client that keeps more than it is asked to is worth a warning if it is more by both of these: a share of the model,
 and a number of parameters, since budgets of tiny models do not matter."""
 MOST_NAMES = 4
 """Layers that are named for one reason; the others are counted."""
