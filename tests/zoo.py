@@ -200,13 +200,14 @@ class Probe(nn.Module):
         return scores
 
 
-def bert() -> nn.Module:
+def bert(attention: str = "sdpa") -> nn.Module:
     """Return a tiny BERT classifier from a configuration of transformers."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
         vocab_size=WORDS, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24,
         max_position_embeddings=PLACES, num_labels=CLASSES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        attn_implementation=attention,
     )  # fmt: skip
     return BertForSequenceClassification(config)
 
@@ -246,12 +247,20 @@ ZOO: dict[str, Animal] = {
     "densenet": Animal("DenseNet", Dense, _IMAGES),
     "towers": Animal("two towers with dict inputs", TwoTowers, {"image": _IMAGES, "row": _ROWS}),
     "bert": Animal("BERT (transformers)", bert, _tokens()),
+    "bert_eager": Animal(
+        'BERT with `attn_implementation="eager"` and an `attention_mask`',
+        lambda: bert("eager"),
+        {"input_ids": _tokens(), "attention_mask": torch.ones(2, PLACES, dtype=torch.long)},
+    ),
     "gpt2": Animal("GPT-2 (transformers)", gpt2, _tokens()),
     "frozen": Animal("frozen backbone, trained head", Probe, _IMAGES),
     "regression": Animal("MLP for a regression", lambda: _mlp(5, 1), _ROWS),
     "multilabel": Animal("MLP for several labels at once", lambda: _mlp(5, CLASSES), _ROWS),
 }
 """The networks by name. They return scores, or an object that has them as ``logits``."""
+
+NOT_VECTORIZED = {"bert": "reads the values of tensors"}
+"""The networks that ``vectorized`` refuses, with the reason in its message; tests/contracts/test_zoo_engines.py."""
 
 
 def network(name: str) -> tuple[nn.Module, Tensor | dict[str, Tensor]]:

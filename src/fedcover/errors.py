@@ -23,7 +23,7 @@ class CoverageWarning(UserWarning):
 
 
 class WholeLayersWarning(UserWarning):
-    """Issued once a run: a policy of whole units leaves layers unpruned because their units cannot be followed."""
+    """Issued once a run: layers stay whole, so that clients keep another share of the model than budgets ask for."""
 
 
 class DesignWarning(UserWarning):

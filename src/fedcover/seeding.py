@@ -73,6 +73,18 @@ def seeded(seed: int, *key: Key) -> Iterator[None]:
         np.random.set_state(before[1])
 
 
+def generator_states() -> tuple[object, ...]:
+    """Return the states of Python's and numpy's generators; they can be compared.
+
+    >>> before = generator_states()
+    >>> _ = random.random()
+    >>> generator_states() == before
+    False
+    """
+    name, keys, *rest = np.random.get_state()
+    return random.getstate(), name, keys.tobytes() if isinstance(keys, np.ndarray) else keys, *rest
+
+
 @dataclass(frozen=True)
 class Round:
     """One round of a federation, and the source of all randomness in it.

@@ -112,6 +112,8 @@ class Population:
 
     def with_examples(self: Clients, examples: Examples) -> Clients:
         """Return the same clients with other examples of the same number, such as converted ones."""
+        if examples is self._examples:
+            return self  # engines share what they prepare for a population
         clients = copy.copy(self)
         clients._examples = examples
         return clients

@@ -11,6 +11,9 @@ from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import cuts_of_units, find_groups, shape_after, unit_structure
 
 DESIGN = "design masks of single weights with the policy 'optimal'"
+EXCESS, EXCESS_PARAMETERS = 0.05, 10_000
+"""A client that keeps more than it is asked to is worth a warning if it is more by both of these: a share of the model,
+and a number of parameters, since budgets of tiny models do not matter."""
 MOST_NAMES = 4
 """Layers that are named for one reason; the others are counted."""
 
@@ -72,13 +75,50 @@ def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[
     for layer, reason in left.items():
         by_reason.setdefault(reason, []).append(f"'{layer}'")
     reasons = "; ".join(f"{_listed(layers)}, since {reason}" for reason, layers in by_reason.items())
-    name = getattr(policy, "name", None) or str(policy).partition("(")[0]
     pruned = list(dict.fromkeys(budget for budget in budgets if not budget.full))
     shares = ", ".join(f"{kept_share(budget, structure):.3g} where {budget.keep:.3g} is asked" for budget in pruned)
     return (
-        f"{name} prunes no units of {len(left)} of the {len(structure.hidden)} hidden layers: {reasons}; of all"
-        f" parameters, clients therefore keep {shares}; a policy of single weights, such as WP, prunes these layers"
-        f" too; the page 'Networks and units' of the documentation lists the units that can be followed"
+        f"{policy_name(policy)} prunes no units of {len(left)} of the {len(structure.hidden)} hidden layers: {reasons};"
+        f" of all parameters, clients therefore keep {shares}; a policy of single weights, such as WP, prunes these"
+        f" layers too; the page 'Networks and units' of the documentation lists the units that can be followed"
+    )
+
+
+def output_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[Budget], kept: Sequence[float]) -> str:
+    """Return a message if clients keep much more than asked since a policy of single weights leaves the output whole.
+
+    Empty if they do not, or if the user has selected layers.
+
+    Args:
+        policy: The bound policy.
+        structure: Structure of the model.
+        budgets: The budgets of a round's clients.
+        kept: The share of the model's parameters that each of them held.
+
+    >>> from torch import nn, zeros; from fedcover.structure.trace import trace; from fedcover.policies import POLICIES
+    >>> net = nn.Sequential(nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 200))
+    >>> output_sentence(POLICIES["optimal"](), trace(net, zeros(2, 200)), [Budget(0.25)], [0.626])[:72]
+    "Optimal keeps the output layer '2' whole, 0.5 of all parameters; clients"
+    """
+    traits = policy.traits()
+    if traits.units or traits.ignores_budgets or policy.prunable(structure).selected is not None:
+        return ""
+    sizes = {name: math.prod(shape) for name, shape in structure.shapes.items()}
+    total, hidden = sum(sizes.values()), sum(sizes[name] for name in structure.hidden)
+    pairs = dict.fromkeys(zip(budgets, kept, strict=False))
+    shares = ", ".join(
+        f"{share:.3g} where {budget.keep:.3g} is asked"
+        for budget, share in pairs
+        if share - budget.keep > max(EXCESS, EXCESS_PARAMETERS / total)
+        and share <= 1 - (1 - budget.keep) * hidden / total + 0.01  # otherwise the output is not the reason
+    )
+    if not shares:
+        return ""
+    output = structure.output.rpartition(".")[0] or structure.output
+    return (
+        f"{policy_name(policy)} keeps the output layer '{output}' whole, {sizes[structure.output] / total:.2g} of all"
+        f" parameters; clients therefore keep {shares}; lower their budgets if that is too much, or use a policy of"
+        f" units, such as HeteroFL, which removes the inputs of the output layer with the units before it"
     )
 
 
@@ -102,3 +142,8 @@ def _listed(layers: Sequence[str]) -> str:
     """Return the names of layers, the first of them if there are many."""
     more = len(layers) - MOST_NAMES
     return ", ".join(layers) if more < 2 else f"{', '.join(layers[:MOST_NAMES])} and {more} others"
+
+
+def policy_name(policy: Policy) -> str:
+    """Return the short name of a policy."""
+    return getattr(policy, "name", None) or str(policy).partition("(")[0]

@@ -68,7 +68,7 @@ def evaluate(
     with torch.no_grad():
         for start in range(0, len(test), size):
             x, y = read_test(test, slice(start, start + size), device)
-            scores = call_model(scratch, copy_of(x))  # a model may write to its input
+            scores = call_model(scratch, copy_of(x)).detach()  # a model may write to its input
             totals.add_loss(loss, scores, y)
             if decision is not None:
                 totals.add_hits(*hits_of(decision, scores, y, num_classes(test, scores, decision)))

@@ -221,7 +221,8 @@ class _Predict:
             with self._reading:  # a data set needs not be safe for threads
                 inputs, targets = read_test(self._test, rows, self._device)
         with torch.no_grad():
-            scores = call_model(model, copy_of(inputs))  # a model may write to its input
+            # A model may write to its input, and it may switch gradients on.
+            scores = call_model(model, copy_of(inputs)).detach()
             hits = None
             if self._decision is not None:
                 classes = num_classes(self._test, scores, self._decision)

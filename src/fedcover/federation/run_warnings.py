@@ -4,10 +4,12 @@ import warnings
 from typing import TYPE_CHECKING
 
 from fedcover.errors import CoverageWarning, SamplingWarning, StepSizeWarning, WholeLayersWarning
-from fedcover.federation.advice import whole_sentence
+from fedcover.federation.advice import output_sentence, whole_sentence
 from fedcover.federation.checkpoint import State
+from fedcover.federation.cohort import draw_budgets
 from fedcover.federation.history import RoundRecord
 from fedcover.policies.base import shown_in
+from fedcover.seeding import Round
 from fedcover.theory import step_sentence, uncovered_sentence
 
 if TYPE_CHECKING:
@@ -30,9 +32,11 @@ class RunWarnings:
     def __init__(self, federation: "Federation") -> None:
         self._federation = federation
         self._warned: set[type[Warning]] = set()
+        self._looks_at_shares = True
 
     def check(self, record: RoundRecord, state: State) -> None:
         """Warn about the first uncovered round, and the first step size beyond the theorem's limit."""
+        self._check_shares(record)
         # A policy with one pruned mask for all leaves the rest to no client on purpose.
         if record.uncovered > 0 and not shown_in(state.policy) and CoverageWarning not in self._warned:
             self._warned.add(CoverageWarning)
@@ -52,6 +56,18 @@ class RunWarnings:
                 certificate["step_size"], certificate["largest_step"], certificate["steps"], estimated=True
             )
             warnings.warn(f"after round {record.round} {sentence}", StepSizeWarning, stacklevel=STACKLEVEL)
+
+    def _check_shares(self, record: RoundRecord) -> None:
+        """Warn if the clients of the run's first round keep much more than they were asked for."""
+        if not self._looks_at_shares:
+            return
+        self._looks_at_shares = False
+        federation = self._federation
+        budgets = draw_budgets(federation, Round(record.round, federation.seed))
+        if len(budgets) == len(record.kept):  # otherwise some clients sat out
+            sentence = output_sentence(federation.policy, federation.structure, budgets, record.kept)
+            if sentence:
+                warnings.warn(sentence, WholeLayersWarning, stacklevel=STACKLEVEL + 1)
 
     def _warn_once(self, kind: type[Warning], sentence: str) -> None:
         if kind not in self._warned:

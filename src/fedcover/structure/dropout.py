@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedcover.data.inputs import Inputs, copy_of
-from fedcover.seeding import ambient
+from fedcover.seeding import generator_states, seeded
 from fedcover.structure.attention import ExplicitAttention, attend, can_be_explicit
 from fedcover.structure.calls import call_model
+from fedcover.structure.dispatch import Watch
 
 LOW = 0xFFFFFFFF
 GOLDEN = 0x9E3779B1
@@ -200,11 +201,25 @@ def with_keyed_dropout(model: nn.Module, example: Inputs | None = None) -> tuple
 
 
 def draws(model: nn.Module, example: Inputs) -> bool:
-    """Return whether a forward pass in training mode draws random numbers from the global generator."""
-    with ambient(0, "look"), torch.no_grad():
-        before = torch.default_generator.get_state()
+    """Return whether a forward pass in training mode draws random numbers, from any generator."""
+    watch = _GeneratorWatch()
+    with seeded(0, "look"), torch.no_grad(), watch:
+        before = torch.default_generator.get_state(), generator_states()
         call_model(copy.deepcopy(model).train(), copy_of(example))
-        return not torch.equal(before, torch.default_generator.get_state())
+        same = torch.equal(before[0], torch.default_generator.get_state())
+        return watch.drawn or not same or before[1] != generator_states()
+
+
+class _GeneratorWatch(Watch):
+    """Notices operations that draw from a generator of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = False
+
+    def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Look for a generator among the arguments."""
+        self.drawn = self.drawn or any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
 
 
 def _enter_while_running(model: nn.Module, context: _KeyedFunctions) -> None:

@@ -14,9 +14,10 @@ from torch.utils.flop_counter import flop_registry
 
 from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of, shapes, take
 from fedcover.errors import InputError
-from fedcover.seeding import ambient
+from fedcover.seeding import seeded
 from fedcover.structure.calls import call_model, call_with
 from fedcover.structure.dispatch import Watch, unfused
+from fedcover.structure.state import copy_model, moving_buffers
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,17 @@ _WITHOUT_PRODUCTS = frozenset(getattr(torch.ops.aten, name) for name in _VIEWS +
 """Operations without a matrix product: a parameter used only by these has no multiply-adds to count."""
 
 
+def _storage(tensor: Tensor) -> int | None:
+    """Return the address of a tensor's memory; None for a sparse tensor, which has no single one."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else None
+
+
 class _ParameterWatch(Watch):
     """Records the operations that each parameter takes part in."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters() if p.numel()}
+        self._names = {_storage(p): name for name, p in model.named_parameters() if p.numel()}
         self.order: dict[str, None] = {}
         self.multiplies: dict[str, None] = {}
         self.macs: dict[str, float] = {}
@@ -78,7 +84,7 @@ class _ParameterWatch(Watch):
     def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record one operation."""
         tensors = [a for a in args if isinstance(a, Tensor)]
-        named = [(self._names.get(t.untyped_storage().data_ptr()), t) for t in tensors]
+        named = [(self._names.get(_storage(t)), t) for t in tensors]
         for name, _ in named:
             if name is not None:
                 self.order.setdefault(name)
@@ -115,11 +121,11 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
     # parameters cannot be told apart.
     two = take(example, slice(2)) if count(example) > 1 else join([example, example])
     example = map_inputs(lambda part: part.detach().cpu().clone(), two)
-    unused = copy.deepcopy(model).cpu().train()
+    unused = copy_model(model).cpu().train()
     scratch = copy.deepcopy(unused)  # it may keep values of the forward pass, which cannot be copied
     watch = _ParameterWatch(scratch)
     buffers = {name: buffer.clone() for name, buffer in scratch.named_buffers()}
-    with ambient(0, "trace"), torch.enable_grad(), unfused(), watch:
+    with seeded(0, "trace"), torch.enable_grad(), unfused(), watch:
         try:
             call_model(scratch, copy_of(example))  # a model may write to its input
         except InputError:
@@ -146,7 +152,7 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
         macs={name: watch.macs.get(name, 0.0) / count(example) for name in shape_of},
         first=frozenset(watch.first),
         uncounted=tuple(name for name in weights if name in watch.elsewhere and not watch.macs.get(name)),
-        moving=tuple(name for name, buffer in scratch.named_buffers() if not torch.equal(buffer, buffers[name])),
+        moving=moving_buffers(scratch, buffers, example),
         frozen=frozenset(name for name, p in model.named_parameters() if not p.requires_grad),
     )
 

@@ -13,7 +13,7 @@ from fedcover.data import Population
 from fedcover.data.inputs import Inputs, parts_of, shapes, take
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params
-from fedcover.seeding import Round, address, ambient, seeded
+from fedcover.seeding import Round, address, seeded
 from fedcover.training.options import TrainingOptions, regrown
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
@@ -154,8 +154,8 @@ def train_client(steps: ClientSteps, job: Job) -> ClientUpdate:
     client, batch_size = job.client.id, job.recipe.batch_size
     owned, mask = job.population.indices(client), job.mask
     regrow = job.options.regrow if job.options and mask else None
-    # Random numbers of the model other than those of nn.Dropout come from a generator with its own address.
-    with ambient(job.this_round.seed, "round", job.this_round.index, "train", client), torch.no_grad():
+    # Random numbers of the model other than those of nn.Dropout come from generators with their own address.
+    with seeded(job.this_round.seed, "round", job.this_round.index, "train", client), torch.no_grad():
         epochs = epoch_orders(job, owned)
         first = min(regrow.after, len(epochs)) if regrow else len(epochs)
         losses = _take_epochs(steps, job, epochs, range(first))

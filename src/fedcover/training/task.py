@@ -16,6 +16,7 @@ from fedcover.errors import InputError
 from fedcover.seeding import ambient, seeded
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.calls import call_output, scores_of
+from fedcover.structure.state import check_stateless
 from fedcover.structure.trace import trace
 from fedcover.training.metrics import Metric, default_metrics, named_metrics
 from fedcover.training.targets import Decision, Loss, class_axes, decision_of, fit_loss, name_of
@@ -78,6 +79,7 @@ class Task:
         """
         inputs, targets = _two_rows(examples)
         task = self.static(inputs)
+        check_stateless(task.model, inputs)
         every = _all_targets(examples)
         whole = not every.is_floating_point() or (examples.labels is not None and bool((every == every.round()).all()))
         with torch.no_grad(), ambient(0, "look"):

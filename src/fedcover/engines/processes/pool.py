@@ -263,9 +263,10 @@ def _site(job: Job) -> Site:
     return job.task, job.population, job.recipe.template
 
 
-def _key(site: Site) -> tuple[int, int, Recipe]:
+def _key(site: Site) -> tuple[int, int, int, Recipe]:
+    """Return what sites share if workers need not tell them apart; each federation fits its own copy of a task."""
     task, population, template = site
-    return id(task), id(population), template
+    return id(task.model), id(task.loss), id(population), template
 
 
 def _death(worker: _Worker) -> str:

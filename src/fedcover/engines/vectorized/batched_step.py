@@ -7,26 +7,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from fedcover.data import Examples, Inputs
-from fedcover.data.inputs import copy_of
+from fedcover.data import Inputs
 from fedcover.engines.vectorized.batch_data import BatchData
 from fedcover.engines.vectorized.batch_table import BatchTable, to_device
 from fedcover.engines.vectorized.compile import compile_step
 from fedcover.engines.vectorized.convolutions import use_stacked_convolutions
 from fedcover.engines.vectorized.fused_sgd import try_fused
 from fedcover.engines.vectorized.mapped_steps import MappedSteps
+from fedcover.engines.vectorized.refusals import refuse_joint_losses, refuse_randomness, refuse_short_batches
 from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, readjustments, regrow_rows
 from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks
-from fedcover.errors import InputError
 from fedcover.params import Params
-from fedcover.seeding import seeded
-from fedcover.structure.batch_norm import has_statistics
-from fedcover.structure.calls import call_model, call_with
-from fedcover.structure.dropout import Stream, draws, with_keyed_dropout
+from fedcover.structure.calls import call_with
+from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
-
-LOOKED_AT = 64
-"""The number of examples, and of labels, with which a loss is tried."""
 
 
 class TrainedStacks(NamedTuple):
@@ -63,10 +57,10 @@ class BatchedStep:
         compiled: bool,
     ) -> None:
         self._model, stream = with_keyed_dropout(jobs[0].task.model, jobs[0].population.examples.example())
-        _refuse_randomness(self._model.train(), jobs[0])
-        _refuse_short_batches(self._model, jobs[0], table)
+        refuse_randomness(self._model.train(), jobs[0])
+        refuse_short_batches(self._model, jobs[0], table)
         if not table.full:
-            _refuse_joint_losses(self._model, jobs[0])
+            refuse_joint_losses(self._model, jobs[0])
         self._model.to(device)
         if compiled and device.type == "cuda":  # uncompiled, unfolding costs more than it saves
             use_stacked_convolutions(self._model)
@@ -165,54 +159,6 @@ class BatchedStep:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._step()
-
-
-def _refuse_randomness(model: nn.Module, job: Job) -> None:
-    """Raise InputError if a model draws random numbers itself: they would depend on the other clients of a batch."""
-    if draws(model, job.population.examples.example()):
-        name = type(job.task.model).__name__
-        raise InputError(
-            f"the model {name} draws random numbers other than by dropout, which engine=vectorized cannot separate by"
-            f" client; use nn.Dropout or F.dropout, or engine=processes"
-        )
-
-
-def _refuse_short_batches(model: nn.Module, job: Job, table: BatchTable) -> None:
-    """Raise InputError if a batch norm would include the padding of a short batch in its statistics."""
-    real = table.index >= 0
-    if has_statistics(model) and bool((real.any(2) & ~real.all(2)).any()):
-        size = job.recipe.batch_size
-        raise InputError(
-            f"engine=vectorized needs full batches of {size} examples for a model with batch norm; give every client"
-            f" a multiple of {size} examples, or use engine=processes"
-        )
-
-
-def _refuse_joint_losses(model: nn.Module, job: Job) -> None:
-    """Raise InputError unless the loss of a batch is the mean over its examples: padding could not be left out."""
-    examples, loss = job.population.examples, job.task.loss
-    with seeded(0, "look"), torch.no_grad():
-        inputs, labels = examples.read(_one_of_each_label(examples))
-        scores = call_model(model, copy_of(inputs))
-        together = loss(scores, labels)
-        alone = torch.stack([loss(scores[i : i + 1], labels[i : i + 1]) for i in range(len(labels))]).mean(0)
-    rounding = max(1e-3, 4 * torch.finfo(together.dtype).eps)
-    if together.shape != alone.shape or not torch.allclose(together, alone, rtol=rounding, atol=1e-5):
-        size, name = job.recipe.batch_size, getattr(loss, "__name__", type(loss).__name__)
-        raise InputError(
-            f"the loss {name} of a batch is not the mean of its examples' losses, so engine=vectorized cannot leave out"
-            f" the padding of short batches; give every client a multiple of {size} examples, or use engine=processes"
-        )
-
-
-def _one_of_each_label(examples: Examples) -> Tensor:
-    """Return the indices of some examples, among them one with each label, if they can be counted."""
-    first, labels = torch.arange(min(len(examples), LOOKED_AT)), examples.labels
-    if labels is None or labels.is_floating_point():
-        return first
-    rows = labels.flatten(1) if labels.ndim > 1 else labels.unsqueeze(1)
-    values = rows.unique()[:LOOKED_AT]
-    return torch.cat([first, torch.stack([(rows == value).any(1).to(torch.int8).argmax() for value in values])])
 
 
 def _distinct(objects: Sequence[Any]) -> tuple[list[Any], list[int]]:

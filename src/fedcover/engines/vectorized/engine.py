@@ -5,6 +5,7 @@ step is captured once as a CUDA graph and replayed. Results agree with ``Serial`
 rounding a client's result does not depend on the clients that are trained with it.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import NoneType
@@ -22,11 +23,14 @@ from fedcover.engines.client_trainer import failure
 from fedcover.engines.vectorized.batch_data import BatchData, RoundData, WholeData
 from fedcover.engines.vectorized.batch_table import BatchTable, batch_table
 from fedcover.engines.vectorized.batched_step import BatchedStep, TrainedStacks
+from fedcover.engines.vectorized.refusals import only_together
 from fedcover.engines.vectorized.stacks import option_kinds
 from fedcover.errors import InputError
 from fedcover.training.client import Job
 from fedcover.training.task import Task
 
+NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
+"""The beginning of a warning of torch."""
 _Batch = tuple[Any, list[int]]
 """A key that the jobs of a batch share, and their numbers."""
 _Started = tuple[list[int], Callable[[], list[ClientUpdate]]]
@@ -154,16 +158,16 @@ class Vectorized(Engine):
     def _named_run(self, key: Any, jobs: Sequence[Job]) -> _Trained:
         """Call ``_run``; name the first of the clients in errors, any of which may be the cause."""
         try:
-            return self._run(key, jobs)
+            with (
+                warnings.catch_warnings()
+            ):  # operations without a rule for batches run client by client, which is right
+                warnings.filterwarnings("ignore", NO_BATCHING_RULE)
+                return self._run(key, jobs)
         except (InputError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if str(error).startswith("vmap:"):
-                name = type(jobs[0].task.model).__name__
-                raise InputError(
-                    f"engine=vectorized cannot train the model {name} for several clients at once: its code depends on"
-                    f" the values of tensors, or has an operation that torch cannot batch; use engine=processes"
-                ) from error
+            if refusal := only_together(jobs[0], error):
+                raise refusal from error
             others = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
             raise failure(jobs[0], f"{str(error) or type(error).__name__}{others}") from error
 

@@ -1,19 +1,17 @@
 """The check that every fast path passes before it is used: two of its steps agree with the definition."""
 
-import copy
-import random
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedcover.data.inputs import Inputs, copy_of
 from fedcover.params import Params
-from fedcover.seeding import ambient
+from fedcover.seeding import generator_states, seeded
 from fedcover.structure.calls import call_model, call_with
 from fedcover.structure.dropout import Stream
+from fedcover.structure.state import plain_attributes
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.step import StepData, start_state, take_step
 
@@ -84,7 +82,7 @@ def agree(fast: Callable[[int], Result | None], defined: Callable[[int], Result]
 
 def _drawn(steps: Callable[[int], Drawn], seed: int) -> Drawn:
     """Return the result for a seed, with the random numbers that a model draws itself the same for every caller."""
-    with ambient(seed, "agree"):
+    with seeded(seed, "agree"):
         return steps(seed)
 
 
@@ -102,29 +100,7 @@ def repeats(model: nn.Module, x: Inputs) -> bool:
 
     They do not if they draw from Python's or numpy's generators, or change attributes of modules, such as a counter.
     """
-    before = random.getstate(), _numpy_state(), _attributes(model)
-    with ambient(0, "repeats"), torch.no_grad():
+    with seeded(0, "repeats"), torch.no_grad():
+        before = generator_states(), plain_attributes(model)
         call_model(model, copy_of(x))
-    return before == (random.getstate(), _numpy_state(), _attributes(model))
-
-
-def _numpy_state() -> Any:
-    name, keys, *rest = np.random.get_state()
-    return name, keys.tobytes() if isinstance(keys, np.ndarray) else keys, *rest
-
-
-def _attributes(model: nn.Module) -> list[Any]:
-    """Return copies of the plain attributes of all modules."""
-    plain = (bool, int, float, str, tuple, list, dict, set, type(None))
-    hidden = ("_parameters", "_buffers", "_modules")
-    return [
-        (name, copy.deepcopy(value))
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, plain) and name not in hidden and not _has_tensor(value)
-    ]
-
-
-def _has_tensor(value: Any) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list | set) else ()
-    return any(isinstance(item, Tensor) or callable(item) for item in inner)
+        return before == (generator_states(), plain_attributes(model))

@@ -1,0 +1,112 @@
+"""What cannot be trained for several clients at once, with the reason."""
+
+import re
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fedcover.data import Examples
+from fedcover.data.inputs import copy_of
+from fedcover.engines.client_trainer import ClientTrainer
+from fedcover.engines.vectorized.batch_table import BatchTable
+from fedcover.errors import InputError
+from fedcover.params import on_device
+from fedcover.seeding import seeded
+from fedcover.structure.batch_norm import has_statistics
+from fedcover.structure.calls import call_model
+from fedcover.structure.dropout import draws
+from fedcover.training.client import Job
+
+LOOKED_AT = 64
+"""The number of examples, and of labels, with which a loss is tried."""
+
+REASONS = {
+    r"\.item\(\)": "reads the values of tensors, as `if x.sum() > 0` or `.item()` do",
+    r"dynamic shape|aten::(nonzero|_?unique|masked_select)": "has a tensor whose shape depends on the values of others",
+    r"^vmap: inplace": "writes into a tensor from `torch.zeros` or the like; one from `x.new_zeros` can be written to",
+    r"autograd\.Function|does not have vmap support": (
+        "has a torch.autograd.Function without a rule for batches; setup_context and generate_vmap_rule = True give one"
+    ),
+    r"saved tensor hooks": "saves memory by checkpoints, which cannot be batched",
+    r"requires_grad_\(\)": "computes gradients by torch.autograd; torch.func.grad can be batched",
+}
+"""Plain words for what torch says, by patterns of its messages."""
+
+
+def only_together(job: Job, error: Exception) -> InputError | None:
+    """Return the reason if the training of a batch failed for a client that can be trained alone; None if it cannot.
+
+    Args:
+        job: The first job of the batch.
+        error: The error of the batch.
+    """
+    reason = next((words for pattern, words in REASONS.items() if re.search(pattern, str(error))), None)
+    if reason is None and not _trains_alone(job):
+        return None
+    torch_words = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0].removeprefix("vmap: ")
+    return InputError(
+        f"engine=vectorized cannot train the model {type(job.task.model).__name__} for several clients at once: its"
+        f" forward pass or loss {reason or f'has an operation that torch cannot batch ({torch_words})'}; use"
+        f" engine=processes"
+    )
+
+
+def _trains_alone(job: Job) -> bool:
+    """Return whether a client can be trained by the definition."""
+    cpu = torch.device("cpu")
+    try:
+        ClientTrainer(shrink=False, traced=False).train(
+            replace(job, theta=on_device(job.theta, cpu), mask=on_device(job.mask, cpu), options=None)
+        )
+    except Exception:
+        return False
+    return True
+
+
+def refuse_randomness(model: nn.Module, job: Job) -> None:
+    """Raise InputError if a model draws random numbers itself: they would depend on the other clients of a batch."""
+    if draws(model, job.population.examples.example()):
+        name = type(job.task.model).__name__
+        raise InputError(
+            f"the model {name} draws random numbers other than by dropout, which engine=vectorized cannot separate by"
+            f" client; use nn.Dropout or F.dropout, or engine=processes"
+        )
+
+
+def refuse_short_batches(model: nn.Module, job: Job, table: BatchTable) -> None:
+    """Raise InputError if a batch norm would include the padding of a short batch in its statistics."""
+    real = table.index >= 0
+    if has_statistics(model) and bool((real.any(2) & ~real.all(2)).any()):
+        size = job.recipe.batch_size
+        raise InputError(
+            f"engine=vectorized needs full batches of {size} examples for a model with batch norm; give every client"
+            f" a multiple of {size} examples, or use engine=processes"
+        )
+
+
+def refuse_joint_losses(model: nn.Module, job: Job) -> None:
+    """Raise InputError unless the loss of a batch is the mean over its examples: padding could not be left out."""
+    examples, loss = job.population.examples, job.task.loss
+    with seeded(0, "look"), torch.no_grad():
+        inputs, labels = examples.read(_one_of_each_label(examples))
+        scores = call_model(model, copy_of(inputs))
+        together = loss(scores, labels)
+        alone = torch.stack([loss(scores[i : i + 1], labels[i : i + 1]) for i in range(len(labels))]).mean(0)
+    rounding = max(1e-3, 4 * torch.finfo(together.dtype).eps)
+    if together.shape != alone.shape or not torch.allclose(together, alone, rtol=rounding, atol=1e-5):
+        size, name = job.recipe.batch_size, getattr(loss, "__name__", type(loss).__name__)
+        raise InputError(
+            f"the loss {name} of a batch is not the mean of its examples' losses, so engine=vectorized cannot leave out"
+            f" the padding of short batches; give every client a multiple of {size} examples, or use engine=processes"
+        )
+
+
+def _one_of_each_label(examples: Examples) -> Tensor:
+    """Return the indices of some examples, among them one with each label, if they can be counted."""
+    first, labels = torch.arange(min(len(examples), LOOKED_AT)), examples.labels
+    if labels is None or labels.is_floating_point():
+        return first
+    rows = labels.flatten(1) if labels.ndim > 1 else labels.unsqueeze(1)
+    values = rows.unique()[:LOOKED_AT]
+    return torch.cat([first, torch.stack([(rows == value).any(1).to(torch.int8).argmax() for value in values])])
