@@ -218,7 +218,7 @@ def gpt2() -> nn.Module:
 
     config = GPT2Config(
         vocab_size=WORDS, n_positions=PLACES, n_embd=16, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, use_cache=False, bos_token_id=0, eos_token_id=0,
+        attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
 

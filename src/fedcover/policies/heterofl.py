@@ -62,10 +62,14 @@ class HeteroFL(UnitPolicy):
         return replace(traits, moves=self.dynamic, wants_classes=self.label_aware)
 
     def bind(self, structure: ModelStructure) -> Self:
-        """Return this policy with the model's groups of units and its output layer."""
+        """Return this policy with the model's groups of units and its output layer.
+
+        An output layer that ``only`` and ``skip`` leave out keeps the rows of all classes.
+        """
         rows, scores = class_rows(structure)
+        label_aware = self.label_aware and all(map(structure.selects, (structure.output, *(name for name, _ in rows))))
         bound = replace(super().bind(structure), rows=rows, scores=scores, output=structure.output)
-        return replace(bound, unscaled=frozenset(recurrent_weights(structure.model)))
+        return replace(bound, label_aware=label_aware, unscaled=frozenset(recurrent_weights(structure.model)))
 
     def rate(self, client: Client, this_round: Round) -> float:
         """Return a client's width in a round: its budget, or with ``dynamic`` a rate drawn within its budget."""

@@ -53,3 +53,8 @@ def scores_of(output: Any) -> Tensor:
             f" element of a tuple, or as the attribute 'logits'"
         )
     return scores
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if there is none."""
+    return str(error).partition("\n")[0] or type(error).__name__

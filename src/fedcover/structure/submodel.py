@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedcover.data.inputs import Inputs
 from fedcover.params import Mask, Params, check_mask
+from fedcover.structure.calls import first_line
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.structure.units import (
     Cuts,
@@ -107,7 +108,7 @@ class Shrinker:
         try:
             units = unit_structure(structure)
         except Exception as error:  # an optimisation must not stop a run
-            reason = "no units were found: " + str(error).partition("\n")[0]
+            reason = "no units were found: " + first_line(error)
             units = UnitStructure((), {layer_of(name): reason for name in structure.hidden})
         self.groups, self.left_whole = units.groups, units.left_whole
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import flop_registry
 
 from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of, shapes, take
@@ -111,12 +112,14 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
         example: A batch of inputs; the first two are used.
 
     Raises:
-        InputError: If the model cannot run on the example, or has nothing to train or to prune.
+        InputError: If the model cannot run on the example, has uninitialised parameters, or has nothing to train or
+            to prune.
 
     >>> structure = trace(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 4))
     >>> structure.hidden, structure.output, structure.macs["0.weight"]
     (('0.weight',), '2.weight', 1.0)
     """
+    _check_initialised(model)
     # Two examples, since batch norm refuses one; training mode, since evaluation may take fused paths in which
     # parameters cannot be told apart.
     two = take(example, slice(2)) if count(example) > 1 else join([example, example])
@@ -155,6 +158,16 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
         moving=moving_buffers(scratch, buffers, example),
         frozen=frozenset(name for name, p in model.named_parameters() if not p.requires_grad),
     )
+
+
+def _check_initialised(model: nn.Module) -> None:
+    """Raise InputError if a parameter or buffer has no shape yet."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise InputError(
+                f"'{name}' has no shape yet, as in nn.LazyLinear; call the model once on a batch of inputs before it is"
+                f" given to fedcover"
+            )
 
 
 def hidden_weights(structure: ModelStructure, policy: object) -> tuple[str, ...]:

@@ -72,6 +72,28 @@ def test_a_group_of_units_stays_whole_if_one_of_its_layers_does() -> None:
         fc.heterofl(only=["first"]).bind(structure)
 
 
+@pytest.mark.parametrize(
+    ("choice", "pruned"),
+    [
+        ({"skip": ["4"]}, False),
+        ({"skip": ["4.bias"]}, False),  # a logit without weights would not be 0
+        ({"only": ["2"]}, False),
+        ({"only": ["2"], "skip": ["4"]}, False),
+        ({"only": ["2", "4"]}, True),
+        ({"skip": ["0"]}, True),
+    ],
+)
+def test_the_output_layer_loses_rows_of_absent_classes_only_if_it_is_selected(
+    choice: dict[str, list[str]], pruned: bool
+) -> None:
+    net = network()
+    bound, theta = fc.heterofl(**choice).bind(fc.trace(net, torch.zeros(2, 6))), params_of(net)
+    cohort = [fc.Client(0, 0, fc.Budget(0.5), classes=(0, 2))]
+    mask = bound.plan(theta, cohort, fc.Round(1, 0), bound.start())[0][0].mask
+    assert mask["4.weight"].any(1).tolist() == [True, not pruned, True]
+    assert ("4.bias" in mask) == pruned
+
+
 def test_names_are_checked_and_the_nearest_is_suggested() -> None:
     structure = fc.trace(network(), torch.zeros(2, 6))
     with pytest.raises(fc.InputError, match=r"skip has '2.weigth', which matches no layer.*did you mean '2.weight'"):

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fedcover as fc
+from fedcover.data import iid
 from fedcover.errors import InputError
 from fedcover.masks.cost import cost_of
 from fedcover.models import MLP, LeNet
@@ -114,6 +116,20 @@ def test_models_that_cannot_be_used() -> None:
         trace(nn.LayerNorm(4), torch.zeros(2, 4))
     with pytest.raises(InputError, match=r"has no parameters"):
         trace(nn.ReLU(), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("lazy", "name"),
+    [(nn.LazyLinear(8), "0.weight"), (nn.Sequential(nn.Linear(6, 8), nn.LazyBatchNorm1d()), "0.1.weight"),
+     (nn.Sequential(nn.Linear(6, 8), nn.LazyBatchNorm1d(affine=False)), "0.1.running_mean")],
+)  # fmt: skip
+def test_lazy_models_must_be_called_once_before(lazy: nn.Module, name: str) -> None:
+    model = nn.Sequential(lazy, nn.ReLU(), nn.Linear(8, 3))
+    clients = iid((torch.randn(8, 6), torch.arange(8) % 2), 2)
+    with pytest.raises(InputError, match=f"'{name}' has no shape yet.*call the model once"):
+        fc.Federation(fc.Task(model), clients, cohort=2)
+    model(torch.zeros(2, 6))
+    assert [group.size for group in find_groups(fc.Federation(fc.Task(model), clients, cohort=2).structure)] == [8]
 
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])

@@ -80,6 +80,8 @@ class Ledger:
 
     def same(self, first: Ids, second: Ids) -> None:
         """State that labels are pairwise the same unit."""
+        if first.shape != second.shape:
+            raise ValueError(f"labels of shapes {first.shape} and {second.shape} cannot be the same units")
         if first is not second and not np.array_equal(first, second):
             self.edges.append((first.ravel(), second.ravel()))
 

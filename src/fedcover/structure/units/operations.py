@@ -161,6 +161,22 @@ def _embedding(trace: "UnitTrace", args: Arguments, out: Tensor) -> None:
 )
 def _attention(trace: "UnitTrace", args: Arguments, out: Any) -> None:
     query, key, value = args["query"], args["key"], args["value"]
+    if query.ndim == 4:  # several heads of queries may share one of keys and values
+        key, value = (_repeated_heads(trace, tensor, query.shape[1]) for tensor in (key, value))
     front = "bh" if query.ndim == 4 else "b"
     names = (f"{front}td", f"{front}sd", f"{front}se")
     contraction(trace, list(zip((query, key, value), names, strict=True)), f"{front}te", next(tensors_in(out)))
+
+
+def _repeated_heads(trace: "UnitTrace", tensor: Tensor, heads: int) -> Tensor:
+    """Return keys or values with one head for each head of queries."""
+    times = heads // tensor.shape[1]
+    if times == 1:
+        return tensor
+    repeated = tensor.repeat_interleave(times, 1)
+    factors = [
+        Factor(factor.axes, factor.ids.repeat(times, factor.axes.index(1)) if 1 in factor.axes else factor.ids)
+        for factor in trace.get(tensor)
+    ]
+    trace.put(repeated, factors, trace.origins.get(id(tensor)))
+    return repeated

@@ -68,6 +68,10 @@ def _channel_norm(trace: "UnitTrace", args: Arguments, out: Any) -> None:
     operands += [(args[name], [1]) for name in ("weight", "bias") if args.get(name) is not None]
     sizes = dict(enumerate(images.shape))
     factors = trace.ledger.combine([trace.operand(*one) for one in operands], sizes, "")
+    for axis in range(images.ndim):
+        if axis > 1 or (axis == 0 and "group" not in args):
+            reason = trace.at("normalises over all of them, at least in training mode")
+            trace.ledger.fix_axis(trace.get(images), axis, reason)
     if "group" in args:  # removing part of a normalisation group would change its statistics
         for factor in factors:
             if 1 in factor.axes:

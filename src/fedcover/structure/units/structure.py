@@ -7,10 +7,11 @@ from torch import nn
 
 from fedcover.errors import InputError
 from fedcover.seeding import ambient
+from fedcover.structure.calls import first_line
 from fedcover.structure.trace import ModelStructure, hidden_weights
 from fedcover.structure.units.candidates import Reader
 from fedcover.structure.units.group import UnitGroup, layer_of
-from fedcover.structure.units.tracing import follow_units
+from fedcover.structure.units.tracing import CannotRunError, follow_units
 from fedcover.structure.units.verify import verify_groups
 
 TOGETHER = "its outputs can only be removed all together, as those of one normalisation group"
@@ -45,14 +46,22 @@ def unit_structure(structure: ModelStructure) -> UnitStructure:
 
 
 def _find_units(structure: ModelStructure) -> UnitStructure:
-    """Return the unit structure of a model."""
-    with ambient(0, "find units"):
-        try:
-            reader = Reader(structure, follow_units(structure))
-        except Exception as error:  # such as a model that cannot run in evaluation mode
-            reason = f"the model fails in evaluation mode: {str(error).partition(chr(10))[0] or type(error).__name__}"
-            return UnitStructure((), {layer_of(name): reason for name in structure.hidden})
-        groups, faults = verify_groups(structure, reader.candidates())
+    """Return the unit structure of a model; all its layers stay whole, with the reason, if the analysis fails."""
+    try:
+        with ambient(0, "find units"):
+            return _verified_units(structure)
+    except CannotRunError as error:
+        reason = str(error)
+    except Exception as error:
+        reason = f"fedcover's search for units fails with '{first_line(error)}', which is a defect of fedcover"
+    return UnitStructure((), {layer_of(name): reason for name in structure.hidden})
+
+
+def _verified_units(structure: ModelStructure) -> UnitStructure:
+    """Return the groups that a dry run confirms, and why the other layers stay whole."""
+    labels = follow_units(structure)
+    reader = Reader(structure, labels)
+    groups, faults = verify_groups(structure, reader.candidates(), labels.modes)
     inseparable = {
         layer_of(member.tensor): TOGETHER
         for group in groups

@@ -8,17 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcover.data.inputs import copy_of
-from fedcover.structure.calls import call_model
+from fedcover.data.inputs import Inputs, copy_of
+from fedcover.structure.calls import call_model, first_line
 from fedcover.structure.dispatch import Watch, unfused
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import views  # noqa: F401  its rules are registered when it is imported
 from fedcover.structure.units.labels import Factor, Ids, Ledger, Operand
+from fedcover.structure.units.modes import Step, WithoutDropout, same_program, set_mode
 from fedcover.structure.units.operations import ELEMENTWISE, FACTORIES, RULES, elementwise, factory, tensors_in, unknown
 from fedcover.structure.units.reductions import spatial
 
 OUTPUTS = "they are the model's outputs"
 _SPATIAL = ("pool", "upsample", "reflection_pad", "replication_pad")
+
+
+class CannotRunError(Exception):
+    """The model itself fails; the message is the reason why its units are unknown."""
 
 
 class UnitTrace(Watch):
@@ -37,9 +42,11 @@ class UnitTrace(Watch):
         """Axes of parameters that are not summed over: those of a layer's outputs."""
         self.origins: dict[int, str] = {}
         """The parameter that a tensor shows or is computed from, by the id of the tensor."""
+        self.modes: tuple[bool, ...] = (False,)
+        """Whether the model is in training mode, in each of its modes that differ by more than dropout."""
         self._factors: dict[int, tuple[Tensor, tuple[Factor, ...]]] = {}
         self._modules: list[str] = ["the model"]
-        self._tape: list[tuple[str, Any, dict[str, Any], Any]] = []
+        self._tape: list[Step] = []
         self._owners: list[tuple[str, int]] = []
         for name, parameter in model.named_parameters():
             factors = []
@@ -96,18 +103,42 @@ class UnitTrace(Watch):
         names = [argument.name for argument in func._schema.arguments]
         self._tape.append((self._modules[-1], func, {**dict(zip(names, args, strict=False)), **kwargs}, out))
 
-    def replay(self, scores: Tensor) -> None:
-        """Pass on the labels through the operations on which the scores depend."""
+    def record(self, model: nn.Module, inputs: Inputs) -> tuple[list[Step], Tensor]:
+        """Return the operations of a forward pass, and the scores."""
+        start = len(self._tape)
+        with self:
+            try:
+                scores = call_model(model, copy_of(inputs))
+            except Exception as error:
+                mode = "training" if model.training else "evaluation"
+                raise CannotRunError(f"the model fails in {mode} mode: {first_line(error)}") from error
+        return self._tape[start:], scores
+
+    def replay(self, steps: Sequence[Step], scores: Tensor) -> None:
+        """Pass on the labels through the operations on which the scores depend; the scores cannot be removed."""
         needed, tape = {id(scores)}, []
-        for step in reversed(self._tape):
+        for step in reversed(steps):
             _, func, args, out = step
             if func._schema.is_mutable or any(id(tensor) in needed for tensor in tensors_in(out)):
                 needed |= {id(tensor) for tensor in tensors_in(list(args.values()))}
                 tape.append(step)
         for module, func, args, out in reversed(tape):
             self._modules.append(module)
-            self._pass_on(func, args, out)
+            try:
+                self._pass_on(func, args, out)
+            except Exception as error:  # what a rule has stated before it failed only makes units larger
+                self._fix_all(func, args, out, error)
             self._modules.pop()
+        for factor in self.get(scores):
+            self.ledger.fix(factor.ids, OUTPUTS)
+
+    def _fix_all(self, func: Any, args: dict[str, Any], out: Any, error: Exception) -> None:
+        """State that units which meet in an operation cannot be removed, since its rule fails."""
+        name = func._overloadpacket.__name__
+        text = f"has the operation '{name}', whose rule in fedcover fails with '{first_line(error)}'"
+        for tensor in tensors_in([*args.values(), out]):
+            for factor in self.get(tensor):
+                self.ledger.fix(factor.ids, self.at(text))
 
     def _pass_on(self, func: Any, args: dict[str, Any], out: Any) -> None:
         packet = func._overloadpacket.__name__
@@ -128,18 +159,23 @@ class UnitTrace(Watch):
 def follow_units(structure: ModelStructure) -> UnitTrace:
     """Return the labels of a model's parameters after a forward pass on its example.
 
+    Where the model runs other operations in training mode, its labels come from both modes.
+
     Raises:
-        Exception: Whatever the model raises.
+        CannotRunError: If the model fails.
     """
-    model = copy.deepcopy(structure.model).eval()  # without dropout, whose numbers have no units
+    model = copy.deepcopy(structure.model)
     trace = UnitTrace(model)
     with torch.no_grad(), warnings.catch_warnings(), unfused():
         warnings.simplefilter("ignore")
-        with trace:
-            scores = call_model(model, copy_of(structure.example))
-    trace.replay(scores)
-    for factor in trace.get(scores):
-        trace.ledger.fix(factor.ids, OUTPUTS)
+        passes = [trace.record(set_mode(model, training=False), structure.example)]
+        with WithoutDropout():  # its numbers have no units
+            trained = trace.record(set_mode(model, training=True), structure.example)
+    if not same_program(passes[0][0], trained[0], model):
+        passes.append(trained)
+        trace.modes = (False, True)
+    for steps, scores in passes:
+        trace.replay(steps, scores)
     for name, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
             _share_hidden_size(trace, f"{name}." if name else "", module)

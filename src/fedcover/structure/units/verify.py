@@ -4,7 +4,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property, partial
 
 import torch
@@ -15,10 +15,11 @@ from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts
 from fedcover.params import Params, prune, put_params
 from fedcover.seeding import ambient, generator
 from fedcover.structure.attention import CannotCutError
-from fedcover.structure.calls import call_model
+from fedcover.structure.calls import call_model, first_line
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units.candidates import Candidate
 from fedcover.structure.units.group import UnitGroup
+from fedcover.structure.units.modes import WithoutDropout, set_mode
 from fedcover.structure.units.slicing import cuts_of, smaller_copy
 
 PATTERNS = 4
@@ -32,16 +33,23 @@ MIXED = (
     "a smaller copy of the model has other outputs in a dry run: each of them depends on the others or on their number"
 )
 
+MIXED_IN_TRAINING = f"in training mode, {MIXED}, or on random numbers"
+
 
 def verify_groups(
-    structure: ModelStructure, candidates: Sequence[Candidate]
+    structure: ModelStructure, candidates: Sequence[Candidate], modes: Sequence[bool]
 ) -> tuple[tuple[UnitGroup, ...], dict[str, str]]:
     """Return the groups that can be cut, and the layers of all others with the reason.
+
+    Args:
+        structure: Structure of the model.
+        candidates: Groups that may be cut.
+        modes: For each mode of the model that must be tried, whether it is training mode.
 
     Units that can only be removed together, such as the channels of an attention head, are first tried one by one;
     where that fails, the larger units of ``Candidate.coarser`` are tried.
     """
-    finest, dry_run = tuple(group for candidate in candidates for group in candidate.finest), DryRun(structure)
+    finest, dry_run = tuple(group for candidate in candidates for group in candidate.finest), DryRun(structure, modes)
     if not finest or not dry_run.fault_of(finest):
         return finest, {}
     # Equal candidates, as the layers of a transformer have, are tried once; all together must then pass.
@@ -90,8 +98,8 @@ def _first_without_fault(
 class DryRun:
     """A comparison of smaller copies of a model with the masked model, on random parameters and inputs."""
 
-    def __init__(self, structure: ModelStructure) -> None:
-        self._structure = structure
+    def __init__(self, structure: ModelStructure, modes: Sequence[bool]) -> None:
+        self._structure, self._modes = structure, modes
 
     def fault_of(self, groups: Sequence[UnitGroup]) -> str:
         """Return the reason why these groups cannot be cut together; an empty string if they can.
@@ -113,16 +121,13 @@ class DryRun:
                         group.restrict(mask, theta, _patterns(order)[pattern])
                     put_params(dense, prune(theta, mask))
                     small = smaller_copy(dense, cuts_of(groups, mask))
-                    expected = call_model(dense, copy_of(inputs))  # a model may write to its input
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("error")
-                        actual = call_model(small, copy_of(inputs))
-                    if not _close(actual, expected, tolerance):
-                        return MIXED
+                    for training in self._modes:
+                        if not _close(*_outputs(dense, small, inputs, training), tolerance):
+                            return MIXED_IN_TRAINING if training else MIXED
         except CannotCutError as error:
             return str(error)
         except Exception as error:
-            return f"{FAILS} '{str(error).partition(chr(10))[0] or type(error).__name__}'"
+            return f"{FAILS} '{first_line(error)}'"
         return ""
 
     @cached_property
@@ -136,6 +141,19 @@ class DryRun:
             return double, precise, 1e-8
         except Exception:  # such as a module that converts its input to float32
             return model, inputs, math.sqrt(max(torch.finfo(tensor.dtype).eps for tensor in model.parameters()))
+
+
+def _outputs(dense: nn.Module, small: nn.Module, inputs: Inputs, training: bool) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a smaller copy and of the masked model; in training, with the same random numbers."""
+    outputs = []
+    for model in (dense, small):
+        set_mode(model, training, batch_norm=True)
+        with warnings.catch_warnings(), ambient(0, "training") if training else nullcontext():
+            if model is small:
+                warnings.simplefilter("error")
+            with WithoutDropout() if training else nullcontext():
+                outputs.append(call_model(model, copy_of(inputs)))  # a model may write to its input
+    return outputs[1], outputs[0]
 
 
 def _close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:

@@ -121,13 +121,13 @@ def _reordered(trace: "UnitTrace", args: Arguments, out: Tensor) -> None:
 
 @rule("cat stack")
 def _cat(trace: "UnitTrace", args: Arguments, out: Tensor) -> None:
-    stacked = len({tensor.ndim for tensor in args["tensors"]} - {out.ndim}) > 0 and "dim" in args
     parts, axis = list(args["tensors"]), args.get("dim", 0) % out.ndim
-    if all(tensor.ndim == out.ndim - 1 for tensor in parts):
-        stacked = True
-    names = [range(out.ndim) if not stacked else [a for a in range(out.ndim) if a != axis] for _ in parts]
-    parts = [part for part in parts if stacked or part.ndim == out.ndim]  # empty tensors of one axis are ignored
-    operands = [trace.operand(part, own) for part, own in zip(parts, names, strict=False)]
+    if all(tensor.ndim == out.ndim - 1 for tensor in parts):  # stacked
+        names = [place for place in range(out.ndim) if place != axis]
+    else:
+        names = list(range(out.ndim))
+        parts = [part for part in parts if part.ndim == out.ndim]  # torch.cat ignores empty tensors of one axis
+    operands = [trace.operand(part, names) for part in parts]
     trace.used_alone(parts)
     others = {place: size for place, size in enumerate(out.shape) if place != axis}
     beside = [
