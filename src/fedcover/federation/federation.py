@@ -168,7 +168,7 @@ class Federation:
         out: str | os.PathLike[str] | None = None,
         resume: bool = False,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] | Callback = (),
         **schedule: Unpack[ScheduleOptions],
     ) -> History:
         """Play rounds from theta_0 and return their history.
