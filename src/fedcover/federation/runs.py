@@ -262,13 +262,17 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
 
 
 def digests(federation: "Federation", test: Examples | None) -> list[str]:
-    """Return digests of theta_0, and of all data, their partition and the name of the loss."""
+    """Return digests of theta_0, and of all data, their partition, clients' own tests and the name of the loss."""
     clients, train = federation.clients, federation.clients.examples
     tensors = _contents("", train)
     if test is not None:
         tensors |= _contents("test ", test)
     tensors["sizes"] = torch.tensor([clients.size(i) for i in range(len(clients))])
     tensors["parts"] = clients.parts
+    if clients.tests is not None:
+        tensors |= _contents("own test ", clients.tests.examples)
+        tensors["own test sizes"] = torch.tensor([clients.tests.size(i) for i in range(len(clients))])
+        tensors["own test parts"] = clients.tests.parts
     loss = federation.task.loss
     loss = loss.loss if isinstance(loss, FittedLoss) else loss
     return [digest_of(federation.theta0), digest_of(tensors, getattr(loss, "__qualname__", type(loss).__name__))]
