@@ -31,6 +31,7 @@ from fedcover.clients import Client
 from fedcover.data import Examples, Population
 from fedcover.engines import Engine, Processes, Serial, Vectorized
 from fedcover.errors import (
+    CallbackStateWarning,
     ClientError,
     CoverageWarning,
     DesignWarning,
@@ -90,6 +91,7 @@ __all__ = [
     "Budget",
     "CSVLog",
     "Callback",
+    "CallbackStateWarning",
     "Client",
     "ClientError",
     "ClientEvaluation",

@@ -38,6 +38,10 @@ class SamplingWarning(UserWarning):
     """Issued once a run: a round has fewer clients than the cohort."""
 
 
+class CallbackStateWarning(UserWarning):
+    """Issued if a run is resumed with a callback whose stored state is of another metric: it starts again."""
+
+
 class StoppedWarning(UserWarning):
     """Issued if a run is resumed that a callback has stopped: it has ended, and plays no further round."""
 

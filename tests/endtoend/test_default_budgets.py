@@ -31,6 +31,7 @@ def test_a_smaller_cohort_has_some_of_them(cli: Cli, tmp_path: Path) -> None:
 
 def test_whole_models_are_trained_if_asked_for(cli: Cli, tmp_path: Path) -> None:
     assert last_record(cli, tmp_path / "a", "policy.name=full")["kept"] == [1.0] * 10
+    assert last_record(cli, tmp_path / "c", "policy.name=full", "cohort=5")["kept"] == [1.0] * 5
     assert last_record(cli, tmp_path / "b", "policy.name=WP", "budgets.code=10x1")["kept"] == [1.0] * 10
 
 

@@ -26,6 +26,9 @@ SMALL = (
 )  # fmt: skip
 
 
+ROOT = Path(__file__).parents[2]
+
+
 def sets(*changes: str) -> list[str]:
     return [part for change in changes for part in ("--set", change)]
 
@@ -59,6 +62,19 @@ def test_a_sweep_is_the_runs_one_by_one(cli: Cli, tmp_path: Path) -> None:
     assert code == 0
     assert len(table) == 3
     assert table[0]["accuracy"] == {"mean": mean, "deviation": deviation}
+
+
+def test_the_sweep_of_the_tutorial_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs/tutorials/your-model-and-data.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(text.partition("write_text('''")[2].partition("'''")[0])
+    (command,) = (line for line in text.splitlines() if line.startswith("fedcover sweep"))
+    short = command.replace("seed=0,1,2,3,4", "seed=0,1").replace("rounds=5", "rounds=1")
+    assert short.count("0,1 ") == short.count("rounds=1 ") == 1
+    code, printed, err = cli(*short.split()[1:])
+    assert code == 0, err
+    assert len(list(Path("runs/sweep").glob("*/summary.json"))) == 6
+    assert "HeteroFL" in printed
 
 
 def test_complete_runs_are_not_played_again(cli: Cli, tmp_path: Path) -> None:

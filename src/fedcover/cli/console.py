@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from fedcover.errors import (
+    CallbackStateWarning,
     CoverageWarning,
     DesignWarning,
     FedcoverError,
@@ -32,7 +33,15 @@ from fedcover.federation.history import RoundRecord
 from fedcover.toml import toml_value
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-OURS = (CoverageWarning, DesignWarning, SamplingWarning, StepSizeWarning, StoppedWarning, WholeLayersWarning)
+OURS = (
+    CallbackStateWarning,
+    CoverageWarning,
+    DesignWarning,
+    SamplingWarning,
+    StepSizeWarning,
+    StoppedWarning,
+    WholeLayersWarning,
+)
 
 # No markup: names and paths may contain square brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False)

@@ -10,17 +10,27 @@ PAPERS_CODE = "1111223344"
 def with_default_budgets(config: Config) -> Config:
     """Return settings in which a policy that prunes has budgets to prune to: the paper's 1111223344 if no code is set.
 
-    Without them every client would train the whole model, whatever the policy.
+    Without them every client would train the whole model, whatever the policy. A policy that ignores budgets has a
+    whole model for each slot or client.
 
     >>> from fedcover.config.schema import check_config
     >>> with_default_budgets(check_config({"policy": {"name": "HeteroFL"}, "cohort": 5})).budgets.code
     '11234'
+    >>> with_default_budgets(check_config({"policy": {"name": "full"}, "cohort": 5})).budgets.code
+    '5x1'
     """
     budgets = config.budgets
-    if "code" in budgets.model_fields_set or config.policy.choice.build().traits().ignores_budgets:
+    if "code" in budgets.model_fields_set:
         return config
+    count = config.cohort if budgets.by == "slot" else min(len(PAPERS_CODE), config.data.clients)
+    if config.policy.choice.build().traits().ignores_budgets:
+        fits = budgets.unit != "fraction" or count == len(budgets.code)
+        return config if fits else _with_code(config, f"{count}x1")
     if budgets.unit != "fraction":
         raise InputError(f"budgets in {budgets.unit} need a code, such as --set budgets.code=159010,9x80000")
-    count = config.cohort if budgets.by == "slot" else min(len(PAPERS_CODE), config.data.clients)
     code = "".join(PAPERS_CODE[slot * len(PAPERS_CODE) // count] for slot in range(count))
-    return config.model_copy(update={"budgets": budgets.model_copy(update={"code": code})})
+    return _with_code(config, code)
+
+
+def _with_code(config: Config, code: str) -> Config:
+    return config.model_copy(update={"budgets": config.budgets.model_copy(update={"code": code})})

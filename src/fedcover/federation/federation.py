@@ -109,7 +109,8 @@ class Federation:
         self.theta0 = params_of(self.task.model)
         self.full_cost = cost_of(self.structure, FULL)
         others = {"hook": self.hook, "sampling": self.sampling, "augmentation": clients.examples.augment}
-        self.method = describe_method(self.task, self.policy, self.local, rule, **others)
+        metrics = self.task.named_metrics()
+        self.method = describe_method(self.task, self.policy, self.local, rule, metrics=metrics, **others)
         self.evaluator = Evaluator(self.task, self.structure, clients.examples)
 
     @property
@@ -168,7 +169,7 @@ class Federation:
         out: str | os.PathLike[str] | None = None,
         resume: bool = False,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] | Callback = (),
         **schedule: Unpack[ScheduleOptions],
     ) -> History:
         """Play rounds from theta_0 and return their history.

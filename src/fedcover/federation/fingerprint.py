@@ -58,7 +58,7 @@ def describe_method(task: Task, policy: Policy, local: Recipe, aggregator: Aggre
         policy: The policy, bound to the model.
         local: The recipe of local training.
         aggregator: The aggregator, not yet bound to clients.
-        others: Other parts by name: the hook, the sampling of clients, the augmentation of inputs.
+        others: Other parts by name: the metrics, the hook, the sampling of clients, the augmentation of inputs.
     """
     recipe = describe(local)
     if isinstance(recipe, dict):  # settings at their defaults are left out, so that a later version may add settings
@@ -106,7 +106,9 @@ def method_differences(old: Mapping[str, Any], new: Method) -> list[str]:
 def _subject(part: str, key: str) -> str:
     if not key:
         return f"the {part}"
-    return f"layer '{key}' of the model" if part == "model" else f"the {part}'s {key}"
+    if part == "model":
+        return f"layer '{key}' of the model"
+    return f"the metric {key}" if part == "metrics" else f"the {part}'s {key}"
 
 
 def _flat(description: Description, depth: int = 0) -> Iterator[tuple[str, str]]:

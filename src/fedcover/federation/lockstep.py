@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from fedcover._threads import one_thread
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.engines.base import Engine
-from fedcover.errors import InputError
+from fedcover.errors import InputError, shown
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, move_tests
+from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, check_callbacks, move_tests
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -26,7 +26,7 @@ class RunOptions(ScheduleOptions, total=False):
     """The keyword options of ``run_many``."""
 
     resume: bool
-    callbacks: Sequence[Sequence[Callback]]
+    callbacks: Sequence[Sequence[Callback] | Callback]
 
 
 def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -> list[History]:
@@ -37,6 +37,7 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
     with ExitStack() as stack:
         if not engine.keep_open:
             stack.callback(engine.close)
+        check_callbacks(runs)
         for run in runs:  # check all of them before any folder is touched
             run.check(engine)
         for run in runs:
@@ -73,7 +74,8 @@ def run_many(
 ) -> list[History]:
     """Play several federations in lockstep, with one engine call per round for all their clients.
 
-    A sweep over settings and seeds becomes one batch on a GPU. Each federation's result is the same as if it ran alone.
+    A sweep over settings and seeds becomes one batch on a GPU. Each federation's result is the same as if it ran by
+    itself.
 
     Args:
         federations: The federations; their engines are not used, except the first one's by default.
@@ -94,8 +96,9 @@ def run_many(
         return []
     resume = options.pop("resume", False)
     callbacks = options.pop("callbacks", [()] * len(federations))
-    if len(callbacks) != len(federations):
-        raise InputError(f"callbacks must have one list per federation, {len(federations)}; got {len(callbacks)}")
+    if not isinstance(callbacks, Sequence) or len(callbacks) != len(federations):
+        got = len(callbacks) if isinstance(callbacks, Sequence) else shown(callbacks)
+        raise InputError(f"callbacks must have one list per federation, {len(federations)}; got {got}")
     runs = [
         Run(
             federation,

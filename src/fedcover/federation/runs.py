@@ -15,7 +15,7 @@ from fedcover.data.inputs import parts_of
 from fedcover.engines.base import Engine
 from fedcover.errors import InputError, StoppedWarning, check_whole
 from fedcover.federation.callbacks.base import Callback, RoundView, RunView
-from fedcover.federation.callbacks.calls import RunCallbacks
+from fedcover.federation.callbacks.calls import RunCallbacks, describe_callback
 from fedcover.federation.checkpoint import digest_of
 from fedcover.federation.fingerprint import describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
@@ -94,7 +94,7 @@ class Run:
     out: str | os.PathLike[str] | None = None
     resume: bool = False
     settings: Settings | None = None
-    callbacks: Sequence[Callback] = ()
+    callbacks: Sequence[Callback] | Callback = ()
 
     def __post_init__(self) -> None:
         self._callbacks = RunCallbacks(self.callbacks)
@@ -107,6 +107,11 @@ class Run:
         self._warnings = RunWarnings(self.federation)
         if self.out is None and self.resume:
             raise InputError("resume needs out, the folder of the run to continue")
+
+    @property
+    def callback_list(self) -> list[Callback]:
+        """The callbacks, in the order in which they are called."""
+        return self._callbacks.callbacks
 
     @property
     def stopped(self) -> bool:
@@ -213,12 +218,25 @@ class Run:
             self._folder.close()
 
 
+def check_callbacks(runs: Sequence[Run]) -> None:
+    """Raise InputError if runs share a callback, whose state belongs to one run."""
+    seen: set[int] = set()
+    for run in runs:
+        for callback in run.callback_list:
+            if id(callback) in seen:
+                raise InputError(
+                    f"the callback {describe_callback(callback)} is there twice, but its state belongs to one run;"
+                    f" create one object for each, such as [[fedcover.EarlyStopping()] for _ in federations]"
+                )
+            seen.add(id(callback))
+
+
 def move_tests(runs: Sequence[Run], device: torch.device) -> None:
     """Move the runs' test sets to a device, each once."""
-    moved: dict[int, tuple[Examples, Examples]] = {}
+    moved: dict[tuple[int, int], tuple[Examples, Examples]] = {}
     for run in runs:
         if run.test is not None:
-            key = id(run.test.inputs)
+            key = id(run.test.inputs), id(run.test.labels)
             if key not in moved:
                 moved[key] = (run.test, run.test.on_device(device))  # keep the original, so that its id is not reused
             on_device_test = moved[key][1]
@@ -244,13 +262,17 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
 
 
 def digests(federation: "Federation", test: Examples | None) -> list[str]:
-    """Return digests of theta_0, and of all data, their partition and the name of the loss."""
+    """Return digests of theta_0, and of all data, their partition, clients' own tests and the name of the loss."""
     clients, train = federation.clients, federation.clients.examples
     tensors = _contents("", train)
     if test is not None:
         tensors |= _contents("test ", test)
     tensors["sizes"] = torch.tensor([clients.size(i) for i in range(len(clients))])
     tensors["parts"] = clients.parts
+    if clients.tests is not None:
+        tensors |= _contents("own test ", clients.tests.examples)
+        tensors["own test sizes"] = torch.tensor([clients.tests.size(i) for i in range(len(clients))])
+        tensors["own test parts"] = clients.tests.parts
     loss = federation.task.loss
     loss = loss.loss if isinstance(loss, FittedLoss) else loss
     return [digest_of(federation.theta0), digest_of(tensors, getattr(loss, "__qualname__", type(loss).__name__))]

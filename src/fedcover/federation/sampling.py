@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -63,17 +63,18 @@ class WeightedSampling(Sampling):
     """Draw clients with probabilities in proportion to weights, one after another, without replacement.
 
     Args:
-        weights: One weight of 0 or more for each client, or ``examples`` for its number of examples.
+        weights: One weight of 0 or more for each client, as a sequence or as a table by client, {0: 5.0, 1: 1.0}; or
+            ``examples`` for its number of examples.
     """
 
-    weights: Sequence[float] | Literal["examples"] = "examples"
+    weights: Sequence[float] | Mapping[int, float] | Literal["examples"] = "examples"
 
     def __post_init__(self) -> None:
         if isinstance(self.weights, str):
             if self.weights != "examples":
                 raise InputError(f"weights must be 'examples' or one number per client; got {self.weights!r}")
             return
-        weights = tuple(float(weight) for weight in self.weights)
+        weights = _numbers(_in_order(self.weights))
         if not all(0 <= weight < float("inf") for weight in weights):
             raise InputError("weights must be finite numbers of 0 or more")
         object.__setattr__(self, "weights", weights)
@@ -96,7 +97,7 @@ class WeightedSampling(Sampling):
     def _weights(self, population: Population) -> Sequence[float]:
         if self.weights == "examples":
             return [population.size(client) for client in range(len(population))]
-        return self.weights
+        return cast("tuple[float, ...]", self.weights)
 
 
 @SAMPLINGS.register("availability")
@@ -155,7 +156,10 @@ class FunctionSampling(Sampling):
 
     def draw(self, this_round: Round, population: Population, size: int, state: State) -> list[int]:
         """Return the ids that the function returns."""
-        return list(self.function(this_round, population, state))
+        ids = self.function(this_round, population, state)
+        if not isinstance(ids, Iterable):
+            raise InputError(f"sampling {self!r} must return the ids of clients, such as [0, 3]; got {shown(ids)}")
+        return list(ids)
 
 
 def sampling(function: Callable[[Round, Population, State], Iterable[int]]) -> FunctionSampling:
@@ -179,10 +183,12 @@ def uniform() -> Sampling:
     return UniformSampling()
 
 
-def weighted(weights: Sequence[float] | Literal["examples"] = "examples") -> Sampling:
+def weighted(weights: Sequence[float] | Mapping[int, float] | Literal["examples"] = "examples") -> Sampling:
     """Draw clients with probabilities in proportion to weights; see ``WeightedSampling``.
 
     >>> weighted([1.0, 2.0])
+    WeightedSampling(weights=(1.0, 2.0))
+    >>> weighted({1: 2.0, 0: 1.0})
     WeightedSampling(weights=(1.0, 2.0))
     """
     return WeightedSampling(weights)
@@ -206,6 +212,26 @@ def checked_ids(kind: Sampling, ids: Sequence[int], this_round: Round, populatio
             f" {this_round.index}; got {list(ids)[:20] if whole else shown(ids[0])}"
         )
     return list(ids)
+
+
+def _in_order(weights: Any) -> Any:
+    """Return weights in the order of the clients, whose numbers are the keys of a table."""
+    if not isinstance(weights, Mapping):
+        return weights
+    if set(weights) != set(range(len(weights))):
+        other = next((key for key in weights if key not in range(len(weights))), None)
+        raise InputError(f"weights by client must have the clients 0 to {len(weights) - 1} as keys; got {shown(other)}")
+    return [weights[client] for client in range(len(weights))]
+
+
+def _numbers(weights: Any) -> tuple[float, ...]:
+    """Return weights as numbers; raise InputError if they are not."""
+    try:
+        return tuple(float(weight) for weight in weights)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"weights must be 'examples' or one number per client ({error}); got {shown(weights)}"
+        ) from error
 
 
 def _read_trace(path: Path) -> Any:

@@ -4,10 +4,12 @@ McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient le
 decentralized data", AISTATS 2017.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedcover.clients import Client
+from fedcover.errors import InputError
 from fedcover.params import Params
 from fedcover.policies.base import ClientPlan, Policy, State, Traits
 from fedcover.policies.registry import POLICIES
@@ -30,6 +32,12 @@ class FullModels(Policy):
 
 
 @POLICIES.register("full", "FedAvg")
-def full() -> Policy:
+def full(*, only: Sequence[str] | None = None, skip: Sequence[str] | None = None) -> Policy:
     """Full models for all clients: FedAvg."""
+    if only is not None or skip is not None:
+        raise InputError("the policy full prunes nothing, so only and skip have no effect; leave them out")
     return FullModels()
+
+
+# The documentation and the settings list no arguments.
+full.__signature__ = inspect.Signature(return_annotation=Policy)  # type: ignore[attr-defined]

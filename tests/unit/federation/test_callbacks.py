@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from tests.conftest import small_data, small_net
 from tests.laws.strategies import same
 
 import fedcover as fc
+from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.run_folder import newest_checkpoint
+from fedcover.federation.runs import Run, RunSchedule
 
 Make = Callable[..., fc.Federation]
 TEST = small_data(60, seed=9)
@@ -226,3 +229,87 @@ def test_a_damaged_callback_state_is_noticed(small_federation: Make, tmp_path: P
     newest.write_bytes(content.replace(b'\\"waited\\": 0', b'\\"waited\\": 7'))
     with pytest.raises(fc.InputError, match="digest"):
         small_federation().run(3, evaluate_on=TEST, out=tmp_path / "run", resume=True, callbacks=early())
+
+
+@pytest.mark.parametrize(("metric", "other"), [("accuracy", "loss"), ("loss", "accuracy")])
+def test_a_state_of_another_metric_is_not_restored(
+    small_federation: Make, tmp_path: Path, metric: str, other: str
+) -> None:
+    """The last record of a shorter run is seen again, so the callback starts after the round before it."""
+    small_federation().run(3, TEST, tmp_path / "run", callbacks=[fc.EarlyStopping(metric), fc.KeepBest(metric)])
+    stopping = fc.EarlyStopping(other, patience=50)
+    with pytest.warns(fc.CallbackStateWarning, match="starts again after round 2"):
+        history = small_federation().run(
+            6, TEST, tmp_path / "run", resume=True, callbacks=[stopping, fc.KeepBest(other)]
+        )
+    header, _ = best_of(tmp_path / "run")
+    choose = min if other == "loss" else max
+    best = choose(history[2:], key=lambda record: getattr(record, other))
+    assert (header["metric"], header["round"]) == (other, str(best.round))
+    assert stopping.state_dict()["best"] == getattr(best, other)
+
+
+def test_a_state_is_restored_whatever_the_patience_and_the_order(small_federation: Make, tmp_path: Path) -> None:
+    first: list[fc.Callback] = [fc.EarlyStopping("accuracy"), fc.EarlyStopping("loss")]
+    small_federation().run(3, TEST, tmp_path / "run", callbacks=first)
+    second: list[fc.Callback] = [fc.EarlyStopping("loss", patience=50), fc.EarlyStopping("accuracy", patience=40)]
+    small_federation().run(3, TEST, tmp_path / "run", resume=True, callbacks=second)
+    assert [one.state_dict() for one in second] == [one.state_dict() for one in reversed(first)]
+
+
+def scripted(make: Make, *values: float) -> fc.Federation:
+    """A federation whose metric has these values in its evaluations."""
+    left = iter(values)
+    federation = make()
+    metrics = {"scripted": lambda scores, labels: next(left)}
+    task = fc.Task(federation.task.model, metrics=metrics)
+    federation = replace(federation, task=task, policy=fc.weight_pruning())
+    del federation.method["metrics"]  # the script differs after a resume
+    return federation
+
+
+@pytest.mark.parametrize(("every", "kept"), [(3, 3), (10, 12)])
+def test_the_best_model_of_a_longer_run_is_that_of_an_uninterrupted_one(
+    small_federation: Make, tmp_path: Path, every: int, kept: int
+) -> None:
+    """Round 4 is evaluated only because it is the last one, and would be the best."""
+
+    def keep() -> list[fc.Callback]:
+        return [fc.KeepBest("scripted", "max")]
+
+    before, after = ([0.5], [0.4, 0.3, 0.2]) if every == 3 else ([], [0.1, 0.2])
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    scripted(small_federation, *before, *after).run(12, TEST, whole, callbacks=keep(), evaluate_every=every)
+    scripted(small_federation, *before, 0.9).run(4, TEST, parts, callbacks=keep(), evaluate_every=every)
+    assert best_of(parts)[0]["round"] == "4"
+    scripted(small_federation, *after).run(12, TEST, parts, True, callbacks=keep(), evaluate_every=every)
+    assert best_of(parts)[0] == best_of(whole)[0]
+    assert best_of(parts)[0]["round"] == str(kept)
+    assert same(best_of(parts)[1], best_of(whole)[1])
+
+
+def test_one_callback_needs_no_list(small_federation: Make) -> None:
+    seen = Recorder()
+    small_federation().run(1, callbacks=seen)
+    assert seen.rounds == 1
+
+
+def test_a_callback_belongs_to_one_run(small_federation: Make) -> None:
+    stopping = fc.EarlyStopping("loss")
+    federations = [small_federation(seed=seed) for seed in range(2)]
+    with pytest.raises(fc.InputError, match="is there twice, but its state belongs to one run"):
+        fc.run_many(federations, 2, TEST, callbacks=[[stopping]] * 2)
+    with pytest.raises(fc.InputError, match="is there twice"):
+        small_federation().run(2, TEST, callbacks=[stopping, stopping])
+    with pytest.raises(fc.InputError, match="one list per federation, 2; got"):
+        fc.run_many(federations, 2, TEST, callbacks=stopping)  # type: ignore[arg-type]
+
+
+def test_runs_in_lockstep_have_their_own_test_labels(small_federation: Make) -> None:
+    """Two test sets may share their inputs."""
+    other = fc.Examples(TEST.inputs, (TEST.labels + 1) % TEST.classes, TEST.classes)
+    federation = small_federation()
+    runs = [Run(federation, federation.test_set(test), lambda record: None) for test in (TEST, other)]
+    histories = run_all_rounds(runs, RunSchedule(2), fc.Serial())
+    assert histories == [small_federation().run(2, test) for test in (TEST, other)]
+    assert histories[0] != histories[1]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import small_data
+from tests.conftest import small_data, small_net
 from torch import Tensor, nn
 
 import fedcover as fc
@@ -160,6 +160,35 @@ def test_another_method_is_refused_and_named(case: str, tmp_path: Path) -> None:
 def test_a_built_in_engine_may_change_if_its_bits_do_not(tmp_path: Path) -> None:
     federation().run(1, out=tmp_path / "run")
     assert len(federation(engine=fc.Processes(2, shrink=False)).run(2, out=tmp_path / "run", resume=True)) == 2
+
+
+def own_tests(scale: float, last: int) -> fc.Federation:
+    data, parts = small_data(), [range(15 * client, 15 * client + 15) for client in range(8)]
+    tests = fc.Examples(scale * data.inputs, data.labels, data.classes), [*parts[:-1], range(105, last)]
+    return fc.Federation(fc.Task(small_net()), fc.data.from_parts(data, parts, tests=tests), cohort=4)
+
+
+@pytest.mark.parametrize("other", [(2.0, 120), (1.0, 119)])
+def test_other_own_test_sets_are_refused(other: tuple[float, int], tmp_path: Path) -> None:
+    own_tests(1.0, 120).run(1, small_data(), tmp_path)
+    with pytest.raises(fc.InputError, match="the data or the initial model differ"):
+        own_tests(*other).run(2, small_data(), tmp_path, resume=True)
+    assert len(own_tests(1.0, 120).run(2, small_data(), tmp_path, resume=True)) == 2
+
+
+def test_another_metric_is_refused(tmp_path: Path) -> None:
+    def measured(value: float, name: str = "m") -> fc.Federation:
+        task = fc.Task(small_net(), metrics={name: lambda scores, labels: value})
+        return fc.Federation(task, fc.data.iid(small_data(), clients=8), cohort=4)
+
+    measured(1.0).run(1, small_data(), tmp_path)
+    for other in (measured(2.0), measured(1.0, "n")):
+        with pytest.raises(fc.InputError, match="was started with other settings: the metric m"):
+            other.run(2, small_data(), tmp_path, resume=True)
+    stored = json.loads((tmp_path / "method.json").read_text())
+    del stored["metrics"]  # as older versions wrote it
+    (tmp_path / "method.json").write_text(json.dumps(stored))
+    assert len(measured(2.0).run(2, small_data(), tmp_path, resume=True)) == 2
 
 
 def test_a_federation_that_has_run_resumes_itself(tmp_path: Path) -> None:

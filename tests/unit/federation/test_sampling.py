@@ -35,6 +35,11 @@ def test_weights_are_the_probabilities_of_a_sequential_draw() -> None:
         assert abs(counts[first, second] / draws - expected) < 4 * (expected * (1 - expected) / draws) ** 0.5
 
 
+def test_weights_in_a_table_are_by_client() -> None:
+    table = {3: 4.0, 0: 1.0, 2: 3.0, 1: 2.0}
+    assert drawn(fc.weighted(table), 2, 40) == drawn(fc.weighted([1.0, 2.0, 3.0, 4.0]), 2, 40)
+
+
 def test_weights_by_examples_and_of_zero() -> None:
     assert drawn(fc.weighted("examples"), 3, 40) == drawn(fc.weighted([10, 30, 20, 60]), 3, 40)
     assert {client for ids in drawn(fc.weighted([0, 1, 0, 5]), 2, 30) for client in ids} == {1, 3}
@@ -90,12 +95,23 @@ def test_wrong_ids_are_refused(small_federation: Make, ids: list[int]) -> None:
         small_federation(sampling=kind).run(1)
 
 
+def test_a_function_must_return_ids(small_federation: Make) -> None:
+    kind = fc.sampling(lambda this_round, population, state: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(fc.InputError, match=r"must return the ids of clients, such as \[0, 3\]; got None"):
+        small_federation(sampling=kind).run(1)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: fc.weighted([1.0, 2.0]), "one number per client, 8; got 2"),
         (lambda: fc.weighted([1.0, 1.0, 1.0, 0, 0, 0, 0, 0]), "only 3 clients have a positive weight, but cohort is 4"),
         (lambda: fc.weighted([-1.0] * 8), "finite numbers of 0 or more"),
+        (lambda: fc.weighted({0: 5.0, 2: 1.0}), "must have the clients 0 to 1 as keys; got 2"),
+        (lambda: fc.weighted({"a": 1.0}), "must have the clients 0 to 0 as keys; got 'a'"),  # type: ignore[dict-item]
+        (lambda: fc.weighted(3), "'examples' or one number per client"),  # type: ignore[arg-type]
+        (lambda: fc.weighted(["a"] * 8), "'examples' or one number per client"),  # type: ignore[arg-type]
+        (lambda: fc.weighted([None] * 8), "'examples' or one number per client"),  # type: ignore[list-item]
         (lambda: fc.availability([[0, 9]]), "names client 9, but there are 8 clients"),
         (lambda: fc.availability([]), "at least one round"),
         (lambda: fc.availability("none.csv"), "none.csv cannot be read"),

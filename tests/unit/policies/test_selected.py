@@ -104,6 +104,8 @@ def test_names_are_checked_and_the_nearest_is_suggested() -> None:
         fc.weight_pruning(skip="2")
     with pytest.raises(fc.InputError, match="prunes nothing"):
         selected(POLICIES["full"](), skip=["2"])
+    with pytest.raises(fc.InputError, match="the policy full prunes nothing"):
+        fc.full(only=["2"])
 
 
 def test_a_policy_of_ones_own_is_restricted_too() -> None:

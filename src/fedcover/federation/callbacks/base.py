@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -85,6 +85,9 @@ class Callback:
     ...     def on_round(self, view):
     ...         return Stop("the loss is below 0.1") if (view.record.train_loss or 1) < 0.1 else None
     """
+
+    state_of: ClassVar[tuple[str, ...]] = ()
+    """Attributes that the state depends on: it is restored only if they are equal."""
 
     def on_start(self, run: RunView) -> None:
         """Prepare for a run; forget an earlier one. ``run.history`` has the rounds before a resume."""

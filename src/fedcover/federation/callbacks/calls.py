@@ -1,12 +1,13 @@
 """The callbacks of one run: their calls, their state in checkpoints, and the stop that one asked for."""
 
 import json
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from fedcover.errors import InputError, shown
+from fedcover.errors import CallbackStateWarning, InputError, shown
 from fedcover.federation.callbacks.base import Callback, RoundView, RunView, Stop
 
 
@@ -17,20 +18,23 @@ class RunCallbacks:
         callbacks: The callbacks, in the order in which they are called.
 
     Attributes:
+        callbacks: The callbacks.
         stopped: The round, the reason and the callback of a stop, as summary.json shows it; None if there was none.
     """
 
-    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
-        for callback in callbacks:
+    def __init__(self, callbacks: Sequence[Callback] | Callback = ()) -> None:
+        several: object = [callbacks] if isinstance(callbacks, Callback) else callbacks
+        listed = list(several) if isinstance(several, Iterable) else [several]
+        for callback in listed:
             if not isinstance(callback, Callback):
                 raise InputError(
                     f"callbacks must be objects such as fedcover.EarlyStopping(patience=5); got {shown(callback)}"
                 )
-        self._callbacks = list(callbacks)
+        self.callbacks: list[Callback] = listed
         counts: Counter[str] = Counter()
         self._keys: list[str] = []
-        for callback in callbacks:
-            name = type(callback).__name__
+        for callback in self.callbacks:
+            name = _state_key(callback)
             self._keys.append(f"{name} #{counts[name]}" if counts[name] else name)
             counts[name] += 1
         self.stopped: dict[str, Any] | None = None
@@ -41,16 +45,23 @@ class RunCallbacks:
         A stop holds as long as the callback that asked for it is there with the same arguments.
         """
         states = stored.get("states", {})
-        for key, callback in zip(self._keys, self._callbacks, strict=True):
+        for key, callback in zip(self._keys, self.callbacks, strict=True):
             callback.on_start(run)
             if key in states:
                 callback.load_state_dict(states[key])
+            elif other := [k for k in states if k not in self._keys and _class_of(k) == type(callback).__name__]:
+                warnings.warn(
+                    f"the run was started with {other[0]}, and {key} does not know its rounds before the resume;"
+                    f" it starts again after round {len(run.history)}",
+                    CallbackStateWarning,
+                    stacklevel=6,
+                )
         stop = stored.get("stopped")
-        self.stopped = stop if stop and stop["by"] in map(describe_callback, self._callbacks) else None
+        self.stopped = stop if stop and stop["by"] in map(describe_callback, self.callbacks) else None
 
     def on_round(self, view: RoundView) -> None:
         """Call all callbacks after a round; the first that asks for a stop gives the reason."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             answer: object = callback.on_round(view)
             if isinstance(answer, Stop) and self.stopped is None:
                 self.stopped = {
@@ -64,19 +75,19 @@ class RunCallbacks:
 
     def end(self, run: RunView) -> None:
         """Call all callbacks at the end of the run."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.on_end(run)
 
     def close(self) -> None:
         """Close all callbacks."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.close()
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores; an empty dict without callbacks."""
-        if not self._callbacks:
+        if not self.callbacks:
             return {}
-        states = {key: callback.state_dict() for key, callback in zip(self._keys, self._callbacks, strict=True)}
+        states = {key: callback.state_dict() for key, callback in zip(self._keys, self.callbacks, strict=True)}
         for key, state in states.items():
             try:
                 json.dumps(state)
@@ -96,3 +107,15 @@ def describe_callback(callback: Callback) -> str:
         return name
     arguments = ", ".join(f"{field.name}={getattr(callback, field.name)!r}" for field in fields(callback) if field.init)
     return f"{name}({arguments})"
+
+
+def _state_key(callback: Callback) -> str:
+    """Return the name of a callback's state in a checkpoint: its class, and the arguments that the state is of."""
+    name = type(callback).__name__
+    arguments = ", ".join(f"{argument}={getattr(callback, argument)!r}" for argument in callback.state_of)
+    return f"{name}({arguments})" if arguments else name
+
+
+def _class_of(key: str) -> str:
+    """Return the class in the name of a state."""
+    return key.partition(" #")[0].partition("(")[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fedcover.errors import check_number, check_whole
 from fedcover.federation.callbacks.base import CALLBACKS, Callback, RoundView, RunView, Stop
@@ -24,6 +24,7 @@ class EarlyStopping(Callback):
     EarlyStopping(metric='loss', patience=3, min_delta=0.0, mode='min')
     """
 
+    state_of: ClassVar = ("metric", "mode")
     metric: str = "accuracy"
     patience: int = 10
     min_delta: float = 0.0

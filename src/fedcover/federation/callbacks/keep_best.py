@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from fedcover._files import write_atomically
 from fedcover.errors import InputError
@@ -11,6 +12,8 @@ from fedcover.federation.callbacks.metrics import better, check_metric, metric_o
 
 BEST = "best.safetensors"
 """The file of the best model in a run folder."""
+BEFORE = ".best-before.safetensors"
+"""The file of the best model before the last round, if the last round has the best one."""
 
 
 @CALLBACKS.register("keep_best")
@@ -26,20 +29,22 @@ class KeepBest(Callback):
         mode: ``min`` or ``max``, what is better; it may be left out for metrics that fedcover knows.
     """
 
+    state_of: ClassVar = ("metric", "mode")
     metric: str = "accuracy"
     mode: str = ""
 
     def __post_init__(self) -> None:
         self.mode = better(self.metric, self.mode)
         self._best: float | None = None
-        self._round = 0
+        self._round = self._rounds = 0
+        self._folder = Path()
 
     def on_start(self, run: RunView) -> None:
         """Forget earlier runs; raise InputError without a run folder."""
         if run.folder is None:
             raise InputError("KeepBest needs a run folder; pass out")
         check_metric(run, self.metric)
-        self._best, self._round = None, 0
+        self._best, self._round, self._rounds, self._folder = None, 0, run.rounds, run.folder
 
     def on_round(self, view: RoundView) -> None:
         """Write the model if it is better than all before."""
@@ -49,16 +54,36 @@ class KeepBest(Callback):
         sign = 1 if self.mode == "max" else -1
         if value is None or not (self._best is None or sign * (value - self._best) > 0):
             return
-        assert view.folder is not None
+        best = self._folder / BEST
+        if view.record.round == self._rounds and _content(best) == (self.metric, self._round):
+            # A longer run may not evaluate this round, and then has the best model before it.
+            write_atomically(self._folder / BEFORE, best.read_bytes())
         self._best, self._round = value, view.record.round
         header = {"round": str(self._round), "metric": self.metric, "value": repr(value)}
         theta = {name: tensor.contiguous().clone() for name, tensor in view.theta.items()}
-        write_atomically(view.folder / BEST, save(theta, metadata=header))
+        write_atomically(best, save(theta, metadata=header))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and its round."""
         return {"best": self._best, "round": self._round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
+        """Restore them, and the model of that round if a later one has replaced it."""
         self._best, self._round = state["best"], state["round"]
+        best, before = self._folder / BEST, self._folder / BEFORE
+        if _content(best) != (self.metric, self._round):
+            if _content(before) == (self.metric, self._round):
+                write_atomically(best, before.read_bytes())
+            elif self._best is None:
+                best.unlink(missing_ok=True)
+
+
+def _content(path: Path) -> tuple[str, int] | None:
+    """Return the metric and the round of the model in a file; None if there is no such file."""
+    from safetensors import safe_open
+
+    if not path.exists():
+        return None
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    return header["metric"], int(header["round"])
