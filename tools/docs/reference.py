@@ -155,11 +155,6 @@ def _default(value: Any) -> str:
     return "" if value is None else f" = `{json.dumps(value)}`"
 
 
-def models_table() -> str:
-    """Return the table of models by name."""
-    return table([(f"`{name}`", cell(what)) for name, what in (row.values() for row in listed("models"))], "model", "")
-
-
 def codes_table() -> str:
     """Return the table of code digits."""
     return table([[str(value) for value in row.values()] for row in listed("codes")], "digit", "keep", "quarters")
@@ -173,7 +168,7 @@ PARTS = {
     "server": partial(named_table, "server", "server"),
     "sampling": partial(named_table, "sampling", "sampling"),
     "callbacks": partial(named_table, "callbacks", "callbacks.NAME"),
-    "models": models_table,
+    "models": partial(named_table, "models", "model"),
     "codes": codes_table,
 }
 """What a page gets in place of ``<!-- generated: NAME -->``; the command line is in ``command_line.py``."""

@@ -1,5 +1,6 @@
 """Budgets for policies that prune, if the user sets none."""
 
+from fedcover.calibration import BudgetUnit
 from fedcover.config.schema import Config
 from fedcover.errors import InputError
 
@@ -26,7 +27,7 @@ def with_default_budgets(config: Config) -> Config:
     if config.policy.choice.build().traits().ignores_budgets:
         fits = budgets.unit != "fraction" or count == len(budgets.code)
         return config if fits else _with_code(config, f"{count}x1")
-    if budgets.unit != "fraction":
+    if not BudgetUnit(budgets.unit, budgets.calibration).plain:
         raise InputError(f"budgets in {budgets.unit} need a code, such as --set budgets.code=159010,9x80000")
     code = "".join(PAPERS_CODE[slot * len(PAPERS_CODE) // count] for slot in range(count))
     return _with_code(config, code)

@@ -14,8 +14,9 @@ import pytest
 import fedcover as fc
 from fedcover._threads import one_thread
 from fedcover.cli.deploy import submit
-from fedcover.config.build import build_federation, population
+from fedcover.config.build import build_federation
 from fedcover.config.schema import Config, parse_config
+from fedcover.config.task_and_data import load_data, population
 from fedcover.data import Device
 from fedcover.deploy.flower.registry_file import clients_by_node
 from fedcover.deploy.processes.keys import make_keys, node_keys, server_keys
@@ -101,7 +102,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, marked: Marked) -> Iter
 
 def serial_run(config: Config, rejected: list[list[dict[str, object]]]) -> tuple[list[fc.RoundRecord], Params]:
     """Play the same run in this process by the serial engine, with the same clients left out."""
-    clients = population(config, fc.data.load(config.data.name).train)
+    clients = population(config, load_data(config))
     devices = [
         Device(i, clients.size(i), tuple(clients.label_counts(i).tolist()), CAPACITIES[i]) for i in range(len(clients))
     ]
