@@ -126,15 +126,23 @@ def _key(run: LoadedRun) -> str:
 
 
 def _pairs(first: MethodRuns, second: MethodRuns, metric: str) -> list[tuple[float, float]]:
-    """Return the last values of a metric for each common seed of two methods, after equally many rounds."""
+    """Return the last values of a metric for each common seed of two methods.
+
+    Runs are compared once they have ended, which a callback may have decided, or else after equally many rounds.
+    """
     theirs = second.by_seed
     pairs = []
     for seed, run in first.by_seed.items():
-        if seed in theirs and len(run.history) == len(theirs[seed].history):
+        if seed in theirs and _comparable(run, theirs[seed]):
             values = run.measures.metrics.get(metric), theirs[seed].measures.metrics.get(metric)
             if values[0] is not None and values[1] is not None:
                 pairs.append((values[0], values[1]))
     return pairs
+
+
+def _comparable(first: LoadedRun, second: LoadedRun) -> bool:
+    both_ended = first.summary is not None and second.summary is not None
+    return both_ended or len(first.history) == len(second.history)
 
 
 def _common_name(runs: Sequence[LoadedRun]) -> str:

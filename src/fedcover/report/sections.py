@@ -143,7 +143,19 @@ def _methods(methods: Sequence[MethodRuns], runs: Sequence[LoadedRun]) -> str:
         "Runs whose settings differ only in their seeds are one method. Metrics and loss are mean ± standard deviation "
         "over seeds, Γmin is the least, uncovered the worst, and costs are means."
     )
+    if stopped := _stopped_early(methods):
+        note += f" Stopped by a callback: {stopped}; their last values count."
     return f'{section_heading("Methods")}\n<p class="about">{prose(note)}</p>\n{body}'
+
+
+def _stopped_early(methods: Sequence[MethodRuns]) -> str:
+    """Return the runs that a callback stopped, in words."""
+    return ", ".join(
+        f"{method.name} seed {seed} after round {run.summary['stopped']['round']}"
+        for method in methods
+        for seed, run in method.by_seed.items()
+        if run.summary and run.summary.get("stopped")
+    )
 
 
 def _tests(runs: Sequence[LoadedRun]) -> str:

@@ -18,6 +18,7 @@ from fedcover.report.live_page import LivePage
 from fedcover.report.loading import open_runs
 from fedcover.report.measures import metric_names, metrics_of
 from fedcover.report.methods import compare_methods, group_runs, mean_and_deviation
+from fedcover.report.sections import comparison
 from fedcover.report.statistics import paired
 from fedcover.report.verdict import notes, title, verdict, warnings
 
@@ -129,9 +130,9 @@ def test_rows_have_mean_deviation_and_number_of_seeds(tmp_path: Path) -> None:
 
 def test_methods_are_compared_in_pairs_over_common_seeds(tmp_path: Path) -> None:
     runs = open_runs([*write_seeds(tmp_path, "full", 4), *write_seeds(tmp_path, "WP", 3)])
-    (comparison,) = compare_methods(group_runs(runs))
+    (compared,) = compare_methods(group_runs(runs))
     first, second = ([run.history.last.accuracy for run in part] for part in (runs[:3], runs[4:]))
-    assert comparison.difference == paired(first, second)
+    assert compared.difference == paired(first, second)
     (row,) = paired_rows(runs)
     assert (row["first"], row["second"], row["pairs"], row["difference"]) == ("full", "WP", "3", "+3.00")
     assert row["verdict"] == "first is higher"
@@ -141,8 +142,25 @@ def test_seeds_at_different_rounds_are_not_compared(tmp_path: Path) -> None:
     paths = write_seeds(tmp_path, "full", 2, rounds=3)
     for seed in range(2):
         records = [make_record(n, seed=100 * seed) for n in (1, 2)]
-        paths.append(write_run(tmp_path / f"late{seed}", records, seed=seed, rounds=3, policy={"name": "late"}))
+        paths.append(
+            write_run(tmp_path / f"late{seed}", records, finished=False, seed=seed, rounds=3, policy={"name": "late"})
+        )
     assert paired_rows(paths) == []
+
+
+def test_runs_that_a_callback_stopped_are_compared_and_named(tmp_path: Path) -> None:
+    paths = write_seeds(tmp_path, "full", 3, rounds=3)
+    for seed in range(3):
+        records = [make_record(n, seed=100 * seed) for n in (1, 2, 3)[: 2 if seed == 1 else 3]]
+        path = write_run(tmp_path / f"early{seed}", records, seed=seed, rounds=3, policy={"name": "early"})
+        if seed == 1:
+            summary = json.loads((path / "summary.json").read_text())
+            summary["stopped"] = {"round": 2, "reason": "no gain", "by": "EarlyStopping"}
+            (path / "summary.json").write_text(json.dumps(summary))
+        paths.append(path)
+    (row,) = paired_rows(paths)
+    assert row["pairs"] == "3"
+    assert "Stopped by a callback: early seed 1 after round 2" in comparison(group_runs(open_runs(paths)))
 
 
 def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
