@@ -1,6 +1,6 @@
 """Candidate groups of units, from the labels of a forward pass, before they are verified."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -59,7 +59,7 @@ class Candidate:
     def _cut_by(self, merged: Pairs) -> tuple[UnitGroup, ...]:
         """Return the groups in place of the finest ones; none if one of them is a single unit."""
         axes = {axis for group in self.finest for axis in _incoming_axes(group)}
-        groups = tuple(group for group in self.reader.groups(merged) if _incoming_axes(group) & axes)
+        groups = tuple(group for group in self.reader.groups(merged, axes) if _incoming_axes(group) & axes)
         return groups if all(group.size > 1 for group in groups) else ()
 
 
@@ -119,25 +119,28 @@ class Reader:
             for members in clusters.values()
         ]
 
-    def groups(self, merged: Pairs) -> list[UnitGroup]:
+    def groups(self, merged: Pairs, axes: Set[tuple[str, int]] | None = None) -> list[UnitGroup]:
         """Return the groups of units, in order of use.
 
         Args:
             merged: Pairs of labels that are one unit, beyond what the forward pass states.
+            axes: Axes of parameters whose units are wanted; all, if it is left out.
         """
         unit = self._trace.ledger.solve(merged)
-        fixed = np.zeros(len(unit), dtype=bool)
+        wanted = np.full(len(unit), axes is None)
+        for key in axes or ():
+            wanted[unit[self._trace.ids[key]]] = True
         for ids, _ in self._trace.ledger.fixed:
-            fixed[unit[ids]] = True
+            wanted[unit[ids]] = False
         axes_of: dict[int, set[tuple[str, int]]] = {}
         for key, ids in self._trace.ids.items():
-            for one in np.unique(unit[ids]).tolist():
-                if not fixed[one]:
-                    axes_of.setdefault(one, set()).add(key)
+            here = unit[ids]
+            for one in np.unique(here[wanted[here]]).tolist():
+                axes_of.setdefault(one, set()).add(key)
         by_axes: dict[frozenset[tuple[str, int]], set[int]] = {}
-        for one, axes in axes_of.items():
-            by_axes.setdefault(frozenset(axes), set()).add(one)
-        groups = [self._group(axes, units, unit) for axes, units in by_axes.items() if self._incoming(axes)]
+        for one, owned in axes_of.items():
+            by_axes.setdefault(frozenset(owned), set()).add(one)
+        groups = [self._group(owned, units, unit) for owned, units in by_axes.items() if self._incoming(owned)]
         # A single unit that is only a part of an axis, such as a class token among tokens, always stays.
         groups = [
             group for group in groups if group.size > 1 or not any(m.partial for m in group.members if m.incoming)

@@ -3,15 +3,16 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property, partial
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
 from fedcover._threads import one_thread
-from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of
+from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of, take
 from fedcover.params import Params, prune, put_params
 from fedcover.seeding import ambient, generator
 from fedcover.structure.attention import CannotCutError
@@ -25,6 +26,8 @@ from fedcover.structure.units.slicing import cuts_of, smaller_copy
 PATTERNS = 4
 MORE_RUNS = 8
 """Additional dry runs of a small model, in which each group has its own pattern."""
+TRIAL_RUNS = 1
+"""Dry runs of a candidate by itself."""
 MOST_INPUTS = 16
 WORK = 3e7
 """About the number of multiply-adds that a dry run may take for more inputs than the example has."""
@@ -41,27 +44,26 @@ def verify_groups(
 ) -> tuple[tuple[UnitGroup, ...], dict[str, str]]:
     """Return the groups that can be cut, and the layers of all others with the reason.
 
+    Units that can only be removed together, such as the channels of an attention head, are first tried one by one;
+    where that fails, the larger units of ``Candidate.coarser`` are tried.
+
     Args:
         structure: Structure of the model.
         candidates: Groups that may be cut.
         modes: For each mode of the model that must be tried, whether it is training mode.
-
-    Units that can only be removed together, such as the channels of an attention head, are first tried one by one;
-    where that fails, the larger units of ``Candidate.coarser`` are tried.
     """
     finest, dry_run = tuple(group for candidate in candidates for group in candidate.finest), DryRun(structure, modes)
     if not finest or not dry_run.fault_of(finest):
         return finest, {}
-    # Equal candidates, as the layers of a transformer have, are tried once; all together must then pass.
+    # Equal candidates, as the layers of a transformer have, are tried once and briefly; all together must then pass.
     tried: dict[object, tuple[int, str]] = {}
     chosen: list[tuple[UnitGroup, ...]] = []
     faults: dict[str, str] = {}
     for candidate in candidates:
-        options = (candidate.finest, *candidate.coarser())
         if candidate.key not in tried:
-            tried[candidate.key] = _first_without_fault(dry_run, options, ())
+            tried[candidate.key] = _first_without_fault(partial(dry_run.fault_of, runs=TRIAL_RUNS), candidate, ())
         place, fault = tried[candidate.key]
-        chosen.append(() if fault else options[place])
+        chosen.append(() if fault else _option(candidate, place))
         faults |= dict.fromkeys(candidate.layers, fault) if fault else {}
     groups = tuple(group for option in chosen for group in option)
     if not groups or not dry_run.fault_of(groups):
@@ -76,20 +78,29 @@ def _one_after_another(
     groups: tuple[UnitGroup, ...] = ()
     faults: dict[str, str] = {}
     for candidate in candidates:
-        options = (candidate.finest, *candidate.coarser())
-        place, fault = _first_without_fault(dry_run, options, groups)
-        groups += () if fault else options[place]
+        place, fault = _first_without_fault(dry_run.fault_of, candidate, groups)
+        groups += () if fault else _option(candidate, place)
         faults |= dict.fromkeys(candidate.layers, fault) if fault else {}
     return groups, faults
 
 
+def _options(candidate: Candidate) -> Iterator[tuple[UnitGroup, ...]]:
+    """Yield the groups of a candidate, those with the smallest units first."""
+    yield candidate.finest
+    yield from candidate.coarser()
+
+
+def _option(candidate: Candidate, place: int) -> tuple[UnitGroup, ...]:
+    return next(islice(_options(candidate), place, None))
+
+
 def _first_without_fault(
-    dry_run: "DryRun", options: Sequence[tuple[UnitGroup, ...]], beside: tuple[UnitGroup, ...]
+    fault_of: Callable[[tuple[UnitGroup, ...]], str], candidate: Candidate, beside: tuple[UnitGroup, ...]
 ) -> tuple[int, str]:
     """Return the place of the first option that can be cut beside other groups, or the fault of the last one."""
     fault = ""
-    for place, option in enumerate(options):
-        fault = dry_run.fault_of((*beside, *option))
+    for place, option in enumerate(_options(candidate)):
+        fault = fault_of((*beside, *option))
         if not fault:
             return place, ""
     return 0, fault
@@ -101,18 +112,23 @@ class DryRun:
     def __init__(self, structure: ModelStructure, modes: Sequence[bool]) -> None:
         self._structure, self._modes = structure, modes
 
-    def fault_of(self, groups: Sequence[UnitGroup]) -> str:
+    def fault_of(self, groups: Sequence[UnitGroup], runs: int | None = None) -> str:
         """Return the reason why these groups cannot be cut together; an empty string if they can.
 
         Parameters are random, since an output layer that starts at zero would hide every fault, and are drawn again
         for every run: a maximum over units shows a fault only where the other units are below 0.
+
+        Args:
+            groups: Groups to cut.
+            runs: Number of runs; all patterns, if it is left out, and more of them for a small model.
         """
         structure, rng = self._structure, generator(0, "dry run")
+        runs = runs or PATTERNS + (MORE_RUNS if _work(structure) < WORK / MOST_INPUTS else 0)
         orders = [torch.randperm(group.size, generator=rng) for group in groups]
         try:
             with torch.no_grad(), one_thread(), ambient(0, "dry run"):
                 dense, inputs, tolerance = self._setup
-                for run in range(PATTERNS + (MORE_RUNS if _work(structure) < WORK / MOST_INPUTS else 0)):
+                for run in range(runs):
                     theta = _parameters(structure, rng)
                     mask: dict[str, Tensor] = {}
                     for group, order in zip(groups, orders, strict=True):
@@ -169,8 +185,8 @@ def _patterns(order: Tensor) -> tuple[Tensor, ...]:
 
 def _parameters(structure: ModelStructure, rng: torch.Generator) -> Params:
     """Return random parameters, of about the size of those of new layers."""
-    return {
-        name: torch.randn(shape, generator=rng, dtype=torch.float64) / math.sqrt(math.prod(shape[1:]))
+    return {  # drawn in float32, which takes a third of the time
+        name: (torch.randn(shape, generator=rng) / math.sqrt(math.prod(shape[1:]))).double()
         for name, shape in structure.shapes.items()
     }
 
@@ -180,13 +196,15 @@ def _inputs(structure: ModelStructure) -> Inputs:
     example = structure.example
     rows = max(count(example), min(MOST_INPUTS, int(WORK / max(1.0, _work(structure)))))
     blank = not any(bool(part.any()) for part in parts_of(example).values())
+    if not blank and _work(structure) > WORK:  # of a large model, one input of each kind
+        example, rows = take(example, slice(1)), 1
     for draw in (torch.randn, torch.rand):
         random_inputs = map_inputs(partial(_like, structure, rows, draw), example)
         inputs = random_inputs if blank else join([example, random_inputs])
         with suppress(Exception):  # some models refuse these, such as one that takes a logarithm of its input
             if bool(call_model(copy.deepcopy(structure.model).eval(), copy_of(inputs)).isfinite().all()):
                 return inputs
-    return example
+    return structure.example
 
 
 def _like(structure: ModelStructure, rows: int, draw: Callable[..., Tensor], part: Tensor) -> Tensor:
