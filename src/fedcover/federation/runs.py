@@ -144,6 +144,14 @@ class Run:
             self.state, self.history = stored.state, stored.history
         self._start_callbacks(schedule, stored.callbacks if stored else {})
 
+    def compare(self) -> None:
+        """Raise InputError if the folder holds a run of other settings, code or data; the engine may be another."""
+        assert self.out is not None
+        assert self.settings is not None
+        settings, read = self.settings, digests(self.federation, self.test)
+        folder = RunFolder(self.out)
+        folder.compare(settings, self.federation.method, lambda arithmetic: fingerprint(settings, arithmetic, *read))
+
     def _start_callbacks(self, schedule: RunSchedule, stored: Mapping[str, Any]) -> None:
         """Start the callbacks of a run with a folder, with the state that its checkpoint stored."""
         before = stored.get("before")
