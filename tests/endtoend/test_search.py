@@ -122,6 +122,27 @@ def test_wrong_searches_are_refused(cli: Cli, config: Path, tmp_path: Path, old:
     assert message in err
 
 
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        ("local.epochs=2", "local.epochs was 1 and is 2"),
+        ("rounds=6", "rounds was 2 and is 6"),
+        ("seed=0,1,2", "seed was [0, 1] and is [0, 1, 2]"),
+    ],
+)
+def test_trials_of_other_settings_are_refused(cli: Cli, config: Path, tmp_path: Path, change: str, phrase: str) -> None:
+    out = tmp_path / "sweep"
+    config.write_text(SEARCH.replace("rounds = 4", "rounds = 2"))
+    command = ("sweep", str(config), "--trials", "1", "--out", str(out), "--no-report", "--quiet")
+    assert cli(*command)[0] == 0
+    before = (out / "sweep.json").read_text()
+    code, _, err = cli(*command, "--resume", "--set", change)
+    assert code == 2
+    assert f"was started with other settings: {phrase}; trials with different settings" in " ".join(err.split())
+    assert (out / "sweep.json").read_text() == before
+    assert cli(*command, "--resume", "--set", "engine=processes", "--set", "local.epochs=1")[0] == 0
+
+
 def test_a_search_needs_trials(cli: Cli, config: Path, tmp_path: Path) -> None:
     assert "give the number of trials with --trials" in cli("sweep", str(config), "--out", str(tmp_path / "a"))[2]
     assert "is for `fedcover sweep --trials N`" in cli("run", str(config), "--out", str(tmp_path / "b"))[2]

@@ -75,6 +75,7 @@ def test_the_sweep_of_the_tutorial_runs(cli: Cli, tmp_path: Path, monkeypatch: p
     assert code == 0, err
     assert len(list(Path("runs/sweep").glob("*/summary.json"))) == 6
     assert "HeteroFL" in printed
+    assert cli(*short.split()[1:], "--resume")[0] == 0
 
 
 def test_complete_runs_are_not_played_again(cli: Cli, tmp_path: Path) -> None:
@@ -96,6 +97,66 @@ def test_complete_runs_are_not_played_again(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("sweep", "--no-report", *sets(*SMALL, "seed=0,1,2"), "--out", str(out))
     assert code == 2
     assert "already holds a sweep of 3 runs" in err
+
+
+def test_fewer_rounds_are_refused(cli: Cli, tmp_path: Path) -> None:
+    command = ("sweep", "--no-report", *sets(*SMALL), "--out", str(tmp_path / "sweep"))
+    assert cli(*command, "--set", "seed=0,1")[0] == 0
+    before = (tmp_path / "sweep/sweep.json").read_text()
+    code, _, err = cli(*command, "--set", "seed=0,1,2", "--set", "rounds=1", "--resume")
+    assert code == 2
+    assert "seed=0 already has 3 rounds; rounds must be at least 3" in " ".join(err.split())
+    assert (tmp_path / "sweep/sweep.json").read_text() == before
+    assert cli(*command, "--set", "seed=0,1", "--set", "rounds=4", "--resume")[0] == 0
+    assert len(history_in(tmp_path / "sweep/seed=0")) == 4
+
+
+WHOLE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def data():
+    inputs = torch.randn(200, 6)
+    labels = inputs[:, :3].argmax(1)
+    return (inputs[50:], labels[50:]), (inputs[:50], labels[:50])
+
+def net(classes, shape):
+    return nn.Linear(6, classes)
+
+def loss(scores, labels):
+    return F.cross_entropy(scores, labels)
+
+def score(scores, labels):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "phrase"),
+    [
+        ("return F.cross_entropy", "return 2 * F.cross_entropy", "the loss"),
+        ("return 1.0", "return 2.0", "the metric score"),
+        ("torch.randn(200, 6)", "2 * torch.randn(200, 6)", "the data or the initial model differ"),
+    ],
+)
+def test_complete_runs_of_an_edited_file_are_refused(cli: Cli, tmp_path: Path, old: str, new: str, phrase: str) -> None:
+    own, out = tmp_path / "mine.py", tmp_path / "sweep"
+    own.write_text(WHOLE)
+    names = {"data.name": "data", "model.name": "net", "task.loss": "loss", "task.metrics": "score"}
+    settings = [f"{key}={own}:{name}" for key, name in names.items()]
+    small = ("data.clients=4", "cohort=4", "rounds=1", "engine=serial", "policy.name=full")
+    command = ("sweep", "--no-report", *sets(*settings, *small), "--out", str(out))
+    code, _, err = cli(*command, "--set", "seed=0,1")
+    assert code == 0, err
+    own.write_text(f"# a comment\n{WHOLE}")
+    code, _, err = cli(*command, "--set", "seed=0,1,2", "--resume")
+    assert code == 0, err
+    own.write_text(WHOLE.replace(old, new))
+    code, _, err = cli(*command, "--set", "seed=0,1,2,3", "--resume")
+    assert code == 2
+    assert f"seed=0 was started with other settings: {phrase}" in " ".join(err.split())
+    assert not (out / "seed=3").exists()
 
 
 def test_a_failed_run_is_recorded_and_the_others_continue(cli: Cli, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -39,10 +39,16 @@ def fingerprint(settings: Settings, *digests: str) -> str:
     return hashlib.sha256(json.dumps([flat, *digests], sort_keys=True, default=str).encode()).hexdigest()
 
 
-def differences(old: Settings, new: Settings) -> list[str]:
-    """Return a phrase for each key whose values differ: ``local.lr was 0.01 and is 0.1``."""
+def differences(old: Settings, new: Settings, also: Sequence[str] = ()) -> list[str]:
+    """Return a phrase for each key whose values differ: ``local.lr was 0.01 and is 0.1``.
+
+    Args:
+        old: Settings.
+        new: Other settings.
+        also: Keys to compare although they may change when a run is resumed, such as ``rounds``.
+    """
     before, after = dict(flatten(old)), dict(flatten(new))
-    keys = [key for key in {**before, **after} if _decides(key)]
+    keys = [key for key in {**before, **after} if _decides(key) or key.partition(".")[0] in also]
     return [
         f"{key} was {before.get(key, 'not set')} and is {after.get(key, 'not set')}"
         for key in keys
@@ -95,6 +101,8 @@ def method_differences(old: Mapping[str, Any], new: Method) -> list[str]:
     """
     phrases = []
     for part, after in new.items():
+        if part == "data":  # the fingerprint has all of them
+            continue
         before = old.get(part, after)
         for key in {**before, **after}:
             if before.get(key) != after.get(key):

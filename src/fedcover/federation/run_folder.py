@@ -187,10 +187,30 @@ class RunFolder:
                 f"{self.path} already holds a run of {done} rounds; continue it with resume=True (--resume on the"
                 f" command line), or name another folder"
             )
+        stored = checkpoint.load(newest) if newest else None
+        self._check_same(settings, method, stored is None or stored.fingerprint == fingerprint)
+        if done > rounds:
+            raise InputError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
+        return stored
+
+    def compare(self, settings: Settings, method: Method, fingerprint_of: Callable[[str], str]) -> None:
+        """Raise InputError if the folder holds a run of other settings, code or data; nothing is changed.
+
+        Args:
+            settings: The settings of the run.
+            method: What is trained, and how, without an engine.
+            fingerprint_of: Returns the fingerprint of the run with an engine's arithmetic, such as ``serial``.
+        """
+        arithmetic = self._stored_method().get("engine", {}).get("")
+        newest = newest_checkpoint(self.path) if arithmetic else None
+        same = newest is None or checkpoint.load(newest).fingerprint == fingerprint_of(str(arithmetic))
+        self._check_same(settings, method, same)
+
+    def _check_same(self, settings: Settings, method: Method, same_fingerprint: bool) -> None:
+        """Raise InputError with what differs from the run in the folder, if anything does."""
         changed = differences(read_settings(self.path), tomllib.loads(to_toml(settings)))
         changed = changed or method_differences(self._stored_method(), method)
-        stored = checkpoint.load(newest) if newest else None
-        if stored and stored.fingerprint != fingerprint and not changed:
+        if not same_fingerprint and not changed:
             kinds = (
                 "the data or the initial model"
                 if self._stored_method()
@@ -202,9 +222,6 @@ class RunFolder:
                 f"{self.path} was started with other settings: {'; '.join(changed)};"
                 f" resume with the same ones, or name another folder"
             )
-        if done > rounds:
-            raise InputError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
-        return stored
 
     def _stored_method(self) -> dict[str, Any]:
         """Return the method that the folder stores; an empty one if it was written by an older version."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
+from fedcover.aggregation.label_weights import label_skew
 from fedcover.data import DevicePopulation, Examples
 from fedcover.data.inputs import parts_of
 from fedcover.engines.base import Engine
@@ -17,7 +18,7 @@ from fedcover.errors import InputError, StoppedWarning, check_whole
 from fedcover.federation.callbacks.base import Callback, RoundView, RunView
 from fedcover.federation.callbacks.calls import RunCallbacks, describe_callback
 from fedcover.federation.checkpoint import digest_of
-from fedcover.federation.fingerprint import describe_engine, fingerprint
+from fedcover.federation.fingerprint import Method, describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.run_folder import RunFolder
 from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
@@ -130,19 +131,28 @@ class Run:
         if self.out is None:
             self._callbacks.start(self._view(schedule), {})
             return
-        if self.settings is None:
+        method: Method = {**self.federation.method, "engine": describe_engine(engine)}
+        if self.settings is None:  # settings of the command line say what the data and their partition are
+            method["data"] = describe_data(self.federation, self.test)
             evaluations = {"every": schedule.evaluate_every, "local_every": schedule.local_every}
             self.settings = {"rounds": schedule.rounds, **describe(self.federation, engine), "evaluate": evaluations}
         arithmetic = "serial" if engine.exact else engine.name
         self._fingerprint = fingerprint(self.settings, arithmetic, *digests(self.federation, self.test))
         self._folder = RunFolder(self.out)
-        method = {**self.federation.method, "engine": describe_engine(engine)}
         stored = self._folder.open(
             self.settings, self._fingerprint, self.resume, schedule.rounds, schedule.trim, method
         )
         if stored:
             self.state, self.history = stored.state, stored.history
         self._start_callbacks(schedule, stored.callbacks if stored else {})
+
+    def compare(self) -> None:
+        """Raise InputError if the folder holds a run of other settings, code or data; the engine may be another."""
+        assert self.out is not None
+        assert self.settings is not None
+        settings, read = self.settings, digests(self.federation, self.test)
+        folder = RunFolder(self.out)
+        folder.compare(settings, self.federation.method, lambda arithmetic: fingerprint(settings, arithmetic, *read))
 
     def _start_callbacks(self, schedule: RunSchedule, stored: Mapping[str, Any]) -> None:
         """Start the callbacks of a run with a folder, with the state that its checkpoint stored."""
@@ -276,6 +286,17 @@ def digests(federation: "Federation", test: Examples | None) -> list[str]:
     loss = federation.task.loss
     loss = loss.loss if isinstance(loss, FittedLoss) else loss
     return [digest_of(federation.theta0), digest_of(tensors, getattr(loss, "__qualname__", type(loss).__name__))]
+
+
+def describe_data(federation: "Federation", test: Examples | None) -> dict[str, str]:
+    """Return a digest of the data, and what a partition has in common with those of other seeds, as text."""
+    clients = federation.clients
+    tensors = _contents("", clients.examples) | ({} if test is None else _contents("test ", test))
+    if clients.tests is not None:
+        tensors |= _contents("own test ", clients.tests.examples)
+    sizes = [clients.size(client) for client in range(len(clients))]
+    described = {"digest": digest_of(tensors)[:16], "sizes": "equal" if max(sizes) - min(sizes) <= 1 else "unequal"}
+    return described | ({"label skew": f"{label_skew(clients):.3f}"} if clients.shares_labels else {})
 
 
 def _contents(prefix: str, examples: Examples) -> dict[str, Tensor]:

@@ -19,6 +19,10 @@ _IGNORED = {"seed", "name", "budgets.keeps"}
 """Keys that may differ within a method; ``budgets.keeps`` is a record of what the budgets came to."""
 _SEED = re.compile(r"[-_,. ]*seed[-_= ]?\d+", re.IGNORECASE)
 SIGNIFICANT = 0.05
+SKEW = "label skew"
+"""The key of the label skew in the data of ``method.json``."""
+SIMILAR = 0.2
+"""The largest difference in label skew between partitions that may differ only in their seed."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,16 @@ def group_runs(runs: Sequence[LoadedRun]) -> list[MethodRuns]:
     """Return the methods of the runs, in the order of their first runs.
 
     Runs belong to one method if their settings, and what ``method.json`` states, differ only in the seed; a name, an
-    engine or a number of workers is not a difference. Runs that repeat a seed are not grouped.
+    engine or a number of workers is not a difference. Runs from Python, whose settings do not describe the partition,
+    must also have the same data and similar label skew. Runs that repeat a seed are not grouped.
     """
     groups: dict[str, list[LoadedRun]] = {}
     for number, run in enumerate(runs):
         seed = run.config.get("seed")
-        key = _key(run) if isinstance(seed, int) else f"alone {number}"
+        key = _key(run) if isinstance(seed, int) else f"single {number}"
         groups.setdefault(key, []).append(run)
     members: list[tuple[LoadedRun, ...]] = []
-    for group in groups.values():
+    for group in (part for whole in groups.values() for part in _by_skew(whole)):
         distinct = len({run.config.get("seed") for run in group}) == len(group)
         members += [tuple(group)] if distinct else [(run,) for run in group]
     names = [_common_name(group) for group in members]
@@ -121,8 +126,29 @@ def _key(run: LoadedRun) -> str:
         for key, value in flatten(settings)
         if key not in _IGNORED and (key == "rounds" or key.partition(".")[0] not in NOT_PART_OF_A_RUN)
     }
-    place: Any = str(run.path.resolve().parent) if run.swept is not None else run.method
-    return json.dumps([flat, place], sort_keys=True, default=str)
+    method = {**run.method, "data": {key: text for key, text in _data_of(run).items() if key != SKEW}}
+    place: Any = str(run.path.resolve().parent) if run.swept is not None else method
+    return json.dumps([flat, place, run.planned_rounds], sort_keys=True, default=str)
+
+
+def _data_of(run: LoadedRun) -> dict[str, Any]:
+    """Return what ``method.json`` states about the data; nothing in runs of the command line and of older versions."""
+    data = run.method.get("data")
+    return data if isinstance(data, dict) else {}
+
+
+def _by_skew(runs: Sequence[LoadedRun]) -> list[list[LoadedRun]]:
+    """Return runs in groups whose label skew is similar; skew varies a little with the seed of a partition."""
+    skews = {id(run): float(_data_of(run).get(SKEW, 0.0)) for run in runs}
+    groups: list[list[LoadedRun]] = []
+    for run in sorted(runs, key=lambda run: skews[id(run)]):
+        if groups and skews[id(run)] - skews[id(groups[-1][0])] <= SIMILAR:
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    places = {id(run): place for place, run in enumerate(runs)}
+    ordered = [sorted(group, key=lambda run: places[id(run)]) for group in groups]
+    return sorted(ordered, key=lambda group: places[id(group[0])])
 
 
 def _pairs(first: MethodRuns, second: MethodRuns, metric: str) -> list[tuple[float, float]]:

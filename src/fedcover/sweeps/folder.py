@@ -14,6 +14,7 @@ from fedcover.federation.callbacks.calls import describe_callback
 from fedcover.federation.fingerprint import differences
 from fedcover.federation.run_folder import lock_folder, read_settings, unlock_folder
 from fedcover.sweeps.cells import Grid, SweepCell, cells_of
+from fedcover.sweeps.space import read_space
 from fedcover.toml import to_toml
 
 FILE = "sweep.json"
@@ -57,6 +58,12 @@ class SweepFolder:
         except OSError as error:
             raise InputError(f"{self.path} cannot be written to ({error}); name another folder") from error
         self._lock = lock_folder(self.path)
+        try:
+            for cell in self.cells:
+                self.is_complete(cell)  # before anything is changed
+        except InputError:
+            unlock_folder(self._lock)
+            raise
         self.save()
         return self
 
@@ -78,6 +85,10 @@ class SweepFolder:
             raise InputError(f"{folder} was started with other settings: {'; '.join(changed)}; name another folder")
         if (outcome := self.summary_of(cell)) is None:
             return False
+        if outcome["rounds"] > cell.config.rounds:
+            raise InputError(
+                f"{folder} already has {outcome['rounds']} rounds; rounds must be at least {outcome['rounds']}"
+            )
         callbacks = [describe_callback(callback) for callback in build_callbacks(cell.config)]
         return outcome["rounds"] >= cell.config.rounds or outcome.get("stopped", {}).get("by") in callbacks
 
@@ -125,6 +136,11 @@ class SweepFolder:
                 f"{self.path} was started with another [search]; resume with the same one, or name another folder"
             )
         if self.search is not None:
+            if changed := self._search_differences(stored_grids(self.path)[0]):
+                raise InputError(
+                    f"{self.path} was started with other settings: {'; '.join(changed)}; trials with different settings"
+                    f" cannot be compared: resume with the same ones, or name another folder"
+                )
             return
         here = {cell.folder for cell in self.cells}
         if missing := [run["folder"] for run in stored["runs"] if run["folder"] not in here]:
@@ -132,6 +148,17 @@ class SweepFolder:
                 f"{self.path} has the run {missing[0]}, which is not in this sweep; resume with at least the values"
                 f" that it was started with, or name another folder"
             )
+
+    def _search_differences(self, stored: Grid) -> list[str]:
+        """Return a phrase for each setting of the trials that differs from those in the folder."""
+        space = read_space({key: value for key, value in (self.search or {}).items() if key not in ("metric", "mode")})
+        first = {parameter.key: [parameter.ends[0]] for parameter in space}
+
+        def settings(grid: Grid) -> dict[str, Any]:
+            complete = Grid(grid.base, {**first, **grid.axes}).cells()[0].config.complete()
+            return {**complete, **({"seed": grid.axes["seed"]} if "seed" in grid.axes else {})}
+
+        return differences(settings(stored), settings(self.grids[0]), ("rounds", "callbacks"))
 
 
 def read_sweep(path: Path) -> dict[str, Any]:

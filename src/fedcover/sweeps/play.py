@@ -1,5 +1,6 @@
 """Play the runs of a sweep: those that share an engine and a schedule in lockstep, as one batch."""
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
@@ -33,7 +34,7 @@ def play_sweep(
 ) -> None:
     """Play the cells of a sweep that are not complete; a cell that fails is recorded, and the others continue.
 
-    Each run has the same bits as if it were played alone.
+    Each run has the same bits as if it were played by itself.
 
     Args:
         sweep: The open folder of the sweep.
@@ -43,13 +44,14 @@ def play_sweep(
         together: The most runs of one batch.
     """
     batches: dict[tuple[object, ...], list[SweepCell]] = {}
+    player = BatchPlayer(sweep, folder, on_round)
     for cell in sweep.cells:
         if sweep.is_complete(cell):
+            player.compare(cell)
             on_end(cell)
         else:
             config = cell.config
             batches.setdefault((config.engine, config.workers, config.shrink, schedule_of(config)), []).append(cell)
-    player = BatchPlayer(sweep, folder, on_round)
     for cells in batches.values():
         for start in range(0, len(cells), together):
             player.play(cells[start : start + together])
@@ -75,6 +77,17 @@ class BatchPlayer:
     def __init__(self, sweep: SweepFolder, folder: str | None, on_round: OnRound) -> None:
         self._sweep, self._folder, self._on_round = sweep, folder, on_round
         self._load = cache(partial(data.load, folder=folder))
+
+    def compare(self, cell: SweepCell) -> None:
+        """Raise InputError if a cell was played with other content of the user's own files."""
+        folder = self._sweep.folder_of(cell)
+        if ".py:" not in json.dumps(cell.config.complete(), default=str) or not (folder / "config.toml").exists():
+            return
+        try:
+            run = self._run(cell, [])
+        except Exception as error:
+            raise InputError(f"{folder} cannot be compared with the files of its settings ({error})") from error
+        run.compare()
 
     def play(self, cells: Sequence[SweepCell], callbacks_of: CallbacksOf = lambda cell: []) -> None:
         """Play cells in lockstep, without those that fail.
@@ -106,18 +119,14 @@ class BatchPlayer:
         """Return the runs of cells; those that cannot be built are recorded as failed."""
         runs: dict[SweepCell, Run] = {}
         for cell in cells:
-            folder, config = self._sweep.folder_of(cell), cell.config
             try:
-                federation, test = build_federation(config, self._folder, keeps_in(folder), load=self._load)
-                runs[cell] = Run(
-                    federation,
-                    federation.test_set(test),
-                    partial(self._on_round, cell),
-                    folder,
-                    True,
-                    settings_of(config, federation),
-                    [*build_callbacks(config), *callbacks_of(cell)],
-                )
+                runs[cell] = self._run(cell, [*build_callbacks(cell.config), *callbacks_of(cell)])
             except Exception as error:  # also of the user's own files
                 self._sweep.fail(cell, error)
         return runs
+
+    def _run(self, cell: SweepCell, callbacks: Sequence[Callback]) -> Run:
+        folder, config = self._sweep.folder_of(cell), cell.config
+        federation, test = build_federation(config, self._folder, keeps_in(folder), load=self._load)
+        settings, on_round = settings_of(config, federation), partial(self._on_round, cell)
+        return Run(federation, federation.test_set(test), on_round, folder, True, settings, callbacks)

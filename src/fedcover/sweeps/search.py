@@ -72,8 +72,11 @@ class Search:
             on_trial: Called with each trial that has ended, also with earlier ones.
         """
         for number, trial in enumerate(self._ended()):
-            self._sweep.cells += self._cells(number, trial.params)
-            self._sweep.notes |= {cell.folder: _state(trial) for cell in self._cells(number, trial.params)}
+            cells = self._cells(number, trial.params)
+            for cell in cells:
+                player.compare(cell)
+            self._sweep.cells += cells
+            self._sweep.notes |= {cell.folder: _state(trial) for cell in cells}
             on_trial(_row(number, trial))
         for number in range(len(self._ended()), trials):
             self._play_trial(number, player)

@@ -24,13 +24,20 @@ def sweep_rows(sweep: SweepFolder) -> list[dict[str, Any]]:
         groups.setdefault(key, []).append(cell)
     rows = []
     for key, cells in groups.items():
-        summaries = [summary for cell in cells if (summary := sweep.summary_of(cell)) is not None]
+        summaries = [summary for cell in cells if (summary := _outcome(sweep, cell)) is not None]
         row: dict[str, Any] = {**json.loads(key), "runs": len(summaries), "of": len(cells)}
         metrics = list(dict.fromkeys(name for one in summaries for name in one.get("metrics", {})))
         measured = {name: _spread([one.get("metrics", {}).get(name) for one in summaries]) for name in metrics}
         row |= {measure: _spread([one.get(measure) for one in summaries]) for measure in MEASURES}
         rows.append({**row, **measured})
     return rows
+
+
+def _outcome(sweep: SweepFolder, cell: SweepCell) -> dict[str, Any] | None:
+    """Return the outcome of a cell after all its rounds, or those until a callback stopped it; None if it has none."""
+    summary = sweep.summary_of(cell)
+    ended = summary is not None and (summary["rounds"] == cell.config.rounds or "stopped" in summary)
+    return summary if ended else None
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, float | None] | None:

@@ -4,12 +4,15 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from tests.conftest import small_data, small_net
 from tests.unit.report.conftest import make_record, write_run
 
+import fedcover as fc
 from fedcover.errors import InputError
 from fedcover.report import comparison_rows, method_rows, paired_rows, write_report
 from fedcover.report.curves import metric, over_seeds
@@ -73,6 +76,35 @@ def test_runs_of_other_code_are_not_one_method(tmp_path: Path) -> None:
     for number, path in enumerate(paths):
         (path / "method.json").write_text(json.dumps({"loss": {"": f"loss{number}"}}))
     assert len(group_runs(open_runs(paths))) == 2
+
+
+def test_runs_from_python_are_one_method_only_on_the_same_data(tmp_path: Path) -> None:
+    """Partitions of one kind differ with the seed; another kind, or other data, is another method."""
+    train, other = small_data(400), small_data(400, seed=1)
+    kinds: dict[str, tuple[fc.Examples, Callable[..., fc.Population]]] = {
+        "even": (train, fc.data.iid),
+        "skewed": (train, partial(fc.data.dirichlet, alpha=0.2)),
+        "other": (other, fc.data.iid),
+    }
+    for kind, (data, partition) in kinds.items():
+        for seed in (len(kind), len(kind) + 10):
+            clients = partition(data, clients=10, seed=seed)
+            federation = fc.Federation(small_net(), clients, cohort=2, seed=seed)
+            federation.run(1, data, tmp_path / f"{kind}-seed{seed}")
+    paths = sorted(tmp_path.iterdir())
+    methods = group_runs(open_runs(paths))
+    assert sorted((method.name, len(method.runs)) for method in methods) == [("even", 2), ("other", 2), ("skewed", 2)]
+    for path in paths[:2]:
+        content = json.loads((path / "method.json").read_text())
+        del content["data"]  # as older versions wrote it
+        (path / "method.json").write_text(json.dumps(content))
+    assert [len(method.runs) for method in group_runs(open_runs(paths[:2]))] == [2]
+
+
+def test_runs_of_a_sweep_with_different_rounds_are_not_one_method(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "sweep", ("WP",), started=2)
+    write_run(folder / "policy=WP,seed=2", [make_record(1)], name="run", seed=2, policy={"name": "WP"}, rounds=1)
+    assert [len(method.runs) for method in group_runs(open_runs(folder))] == [2, 1]
 
 
 def test_runs_that_repeat_a_seed_are_not_grouped(tmp_path: Path) -> None:

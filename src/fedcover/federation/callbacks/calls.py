@@ -23,8 +23,7 @@ class RunCallbacks:
     """
 
     def __init__(self, callbacks: Sequence[Callback] | Callback = ()) -> None:
-        several: object = [callbacks] if isinstance(callbacks, Callback) else callbacks
-        listed = list(several) if isinstance(several, Iterable) else [several]
+        listed: list[Any] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
         for callback in listed:
             if not isinstance(callback, Callback):
                 raise InputError(
