@@ -184,7 +184,7 @@ def test_runs_that_a_callback_stopped_are_compared_and_named(tmp_path: Path) -> 
     paths = write_seeds(tmp_path, "full", 3, rounds=3)
     for seed in range(3):
         records = [make_record(n, seed=100 * seed) for n in (1, 2, 3)[: 2 if seed == 1 else 3]]
-        path = write_run(tmp_path / f"early{seed}", records, seed=seed, rounds=3, policy={"name": "early"})
+        path = write_run(tmp_path / f"early{seed}", records, name=f"early-seed{seed}", seed=seed, rounds=3)
         if seed == 1:
             summary = json.loads((path / "summary.json").read_text())
             summary["stopped"] = {"round": 2, "reason": "no gain", "by": "EarlyStopping"}
