@@ -19,7 +19,8 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 }
 
 
-if torch.cuda.is_available():
+if torch.cuda.is_available():  # a process that used a GPU cannot fork workers
+    del ENGINES["processes"]
     ENGINES["vectorized on cuda"] = lambda: fc.Vectorized("cuda")
 
 

@@ -102,7 +102,7 @@ class Evaluator:
         score, rights = self._sums(theta, [distinct[key] for key in order], test)
         if not counted:
             return score, None
-        by_class = dict(zip(order, (torch.stack(rights) / test.label_counts()).cpu(), strict=True))
+        by_class = dict(zip(order, torch.stack(rights).cpu() / test.label_counts().cpu(), strict=True))
         accuracy, examples = 0.0, 0
         for client, key in zip(counted, keys[1:], strict=True):
             here = tested & (client.mix > 0)

@@ -17,7 +17,8 @@ ENGINES: dict[str, Any] = {
     "serial": fc.Serial, "processes": lambda: fc.Processes(2, shrink=False), "vectorized": lambda: fc.Vectorized("cpu")
 }  # fmt: skip
 
-if torch.cuda.is_available():
+if torch.cuda.is_available():  # a process that used a GPU cannot fork workers
+    del ENGINES["processes"]
     ENGINES["vectorized on cuda"] = lambda: fc.Vectorized("cuda")
 
 
