@@ -164,7 +164,9 @@ def study(
     seeds: SeedsOption = STUDY_SEEDS,
     rounds: RoundsOption = ROUNDS,
     on: Annotated[str, typer.Option(help="Only this data set, such as mnist.")] = "",
-    only: Annotated[str, typer.Option(help="Only these policies, such as HeteroFL,FjORD.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Only these policies, such as HeteroFL,FjORD; in `methods` also FILE.py:NAME.")
+    ] = "",
     engine: EngineOption = "auto",
     results: Annotated[Path | None, typer.Option(help="Report on these results instead of running.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder of results, tables and figure.")] = Path("runs/study"),

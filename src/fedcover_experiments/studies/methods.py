@@ -9,6 +9,7 @@ and a run has 100 rounds; HeteroFL's authors train five epochs in 200 rounds on 
 from functools import cache
 from typing import Any
 
+from fedcover.config.choices import POLICY, choose
 from fedcover.federation.federation import Federation
 from fedcover.models import build
 from fedcover.policies.registry import POLICIES, named_policy
@@ -50,4 +51,11 @@ def task_of(data: str, seed: int) -> Task:
 def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """Return the federation of a run, with HeteroFL's model and recipe in place of the paper's."""
     replaced = {"task": task_of(run.experiment.data, run.seed), "local": LOCAL}
-    return Federation(policy=named_policy(run.experiment.policy), **{**settings, **replaced})
+    name = run.experiment.policy
+    policy = choose(POLICY, name).build() if ":" in name else named_policy(name)
+    return Federation(policy=policy, **{**settings, **replaced})
+
+
+def own_experiments(policy: str) -> list[Experiment]:
+    """Return the experiments of a policy of one's own, ``FILE.py:NAME``, with the budgets of widths."""
+    return [Experiment(data, split, policy, WIDTHS) for data in IMAGES for split in ("iid", "non-iid")]

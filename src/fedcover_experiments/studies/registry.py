@@ -24,6 +24,8 @@ class Study:
     """Descriptions of the codes."""
     parts: Mapping[str, tuple[str, ...]]
     """Codes whose settings are counted together, by a description of the group."""
+    own_experiments: Callable[[str], list[Experiment]] | None = None
+    """Returns the experiments of a policy of one's own; None if the study takes none."""
     separate: bool = False
     """True if each policy is run in a batch of its own, so that its time can be measured, and if policies are compared
     across codes."""
@@ -59,6 +61,7 @@ STUDIES = {
         "full",
         methods.BUDGETS,
         {"of all data": tuple(methods.BUDGETS)},
+        own_experiments=methods.own_experiments,
         separate=True,
     ),
     "recipes": Study(

@@ -22,7 +22,7 @@ class StudySelection:
     on: str = ""
     """The only data set; all if empty."""
     only: str = ""
-    """The only policies, separated by commas; all if empty."""
+    """The only policies, separated by commas, of which some may be ``FILE.py:NAME``; all of the study's if empty."""
 
     def experiments(self) -> list[Experiment]:
         """Return the experiments of this selection.
@@ -31,6 +31,9 @@ class StudySelection:
             InputError: The study has none on this data set or of these policies.
         """
         available = STUDIES[self.study].experiments()
+        own = [name for name in self.only.split(",") if ":" in name]
+        if own and STUDIES[self.study].own_experiments is not None:
+            available += [e for name in own for e in STUDIES[self.study].own_experiments(name)]
         policies = {e.policy for e in available}
         wanted = set(self.only.split(",")) if self.only else policies
         chosen = [e for e in available if self.on in ("", e.data) and e.policy in wanted]

@@ -152,3 +152,18 @@ def test_files_keep_their_key_for_the_policy(tmp_path: Path) -> None:
     loaded = load(tmp_path / "results.json")
     assert loaded.outcomes == results.outcomes
     assert loaded.provenance[0]["policy"] == "star"
+
+
+def test_a_policy_of_ones_own_joins_the_study_of_methods(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("import fedcover as fc\ndef half(scaler: bool = False):\n    return fc.heterofl(scaler=scaler)\n")
+    selection = StudySelection("methods", 1, 1, on="mnist", only=f"HeteroFL,{mine}:half")
+    assert {e.policy for e in selection.experiments()} == {"HeteroFL", f"{mine}:half"}
+    own = [run for run in selection.runs if run.experiment.policy != "HeteroFL"]
+    inputs = torch.randn(100, 1, 28, 28)
+    clients = fc.data.iid((inputs, torch.arange(100) % 10), 10)
+    settings = {"clients": clients, "budgets": fc.by_slot(own[0].experiment.code), "cohort": 10}
+    federation = STUDIES["methods"].federation_of(own[0], settings)
+    assert federation.policy.scaler is False
+    with pytest.raises(InputError, match="the study 'coverage' has no runs of"):
+        StudySelection("coverage", 1, 1, only=f"{mine}:half").experiments()
