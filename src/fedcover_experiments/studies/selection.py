@@ -31,9 +31,9 @@ class StudySelection:
             InputError: The study has none on this data set or of these policies.
         """
         available = STUDIES[self.study].experiments()
-        own = [name for name in self.only.split(",") if ":" in name]
-        if own and STUDIES[self.study].own_experiments is not None:
-            available += [e for name in own for e in STUDIES[self.study].own_experiments(name)]
+        own_experiments = STUDIES[self.study].own_experiments
+        for name in self.only.split(","):
+            available += own_experiments(name) if own_experiments and ":" in name else []
         policies = {e.policy for e in available}
         wanted = set(self.only.split(",")) if self.only else policies
         chosen = [e for e in available if self.on in ("", e.data) and e.policy in wanted]

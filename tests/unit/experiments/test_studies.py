@@ -10,6 +10,7 @@ from tests.conftest import plan_masks
 
 import fedcover as fc
 from fedcover.data import Split
+from fedcover.errors import InputError
 from fedcover.models import MLP, build
 from fedcover.params import count, params_of
 from fedcover.policies import POLICIES
@@ -19,6 +20,7 @@ from fedcover_experiments.runner import Experiment, ExperimentRun
 from fedcover_experiments.studies import STUDIES, coverage, methods
 from fedcover_experiments.studies.figures import study_figure
 from fedcover_experiments.studies.report import cells, data_titles, rows
+from fedcover_experiments.studies.selection import StudySelection
 
 DOCS = Path(__file__).parents[3] / "docs" / "study"
 Cli = Callable[..., tuple[int, str, str]]
