@@ -159,6 +159,25 @@ def test_complete_runs_of_an_edited_file_are_refused(cli: Cli, tmp_path: Path, o
     assert not (out / "seed=3").exists()
 
 
+NATURAL = """
+import fedcover as fc
+
+def clients():
+    train, test = data()
+    return fc.data.from_parts(train, [range(30 * client, 30 * client + 30) for client in range(5)]), test
+"""
+
+
+def test_a_sweep_over_the_clients_of_the_data_resumes(cli: Cli, tmp_path: Path) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(WHOLE + NATURAL)
+    settings = (f"data.name={own}:clients", f"model.name={own}:net", "data.partition=natural", "policy.name=full")
+    command = ("sweep", *sets(*settings, "cohort=4", "rounds=1", "engine=serial"), "--out", str(tmp_path / "sweep"))
+    assert cli(*command, "--no-report", "--set", "seed=0,1")[0] == 0
+    code, _, err = cli(*command, "--no-report", "--set", "seed=0,1,2", "--resume")
+    assert code == 0, err
+
+
 def test_a_failed_run_is_recorded_and_the_others_continue(cli: Cli, tmp_path: Path) -> None:
     """One cell cannot be built, and one diverges in its first round."""
     out = tmp_path / "sweep"

@@ -81,6 +81,8 @@ class SweepFolder:
             return False
         stored = read_settings(folder)
         stored.get("budgets", {}).pop(KEEPS, None)
+        if cell.config.data.partition == "natural":  # the run recorded how many clients the data have
+            stored.get("data", {})["clients"] = cell.config.data.clients
         if changed := differences(stored, tomllib.loads(to_toml(cell.config.complete()))):
             raise InputError(f"{folder} was started with other settings: {'; '.join(changed)}; name another folder")
         if (outcome := self.summary_of(cell)) is None:
