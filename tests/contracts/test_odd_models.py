@@ -222,7 +222,7 @@ CASES = [
     Case("a state from call to call", lambda: Odd(remembers), f"returns other scores for the same inputs.*{ONCE}"),
     Case("activations kept since an earlier call", used_before, "cannot be copied.*activations in its attributes"),
     Case("TorchScript", lambda: torch.jit.script(chain(nn.Linear(5, 8))), "has parts in TorchScript"),
-    Case("lazy layers before their first call", lambda: chain(nn.LazyLinear(8)), "call it once on a batch"),
+    Case("lazy layers before their first call", lambda: chain(nn.LazyLinear(8)), "call the model once on a batch"),
 ]
 
 

@@ -6,7 +6,8 @@ other clients in the cohort. Copies of the model that are trained use ``KeyedDro
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -122,6 +123,20 @@ def _threshold(call: DropoutCall) -> int:
     return int(call.p * 2**32) + TOP
 
 
+_SILENT: list[bool] = []
+"""Not empty inside ``silent_dropout``."""
+
+
+@contextmanager
+def silent_dropout() -> Iterator[None]:
+    """Drop no entries inside the block, whatever a model's streams are."""
+    _SILENT.append(True)
+    try:
+        yield
+    finally:
+        _SILENT.pop()
+
+
 class KeyedDropout(nn.Module):
     """``nn.Dropout`` with the bits of a stream."""
 
@@ -136,7 +151,7 @@ class KeyedDropout(nn.Module):
 
 def _drop(x: Tensor, p: float, layer: int, stream: Stream) -> Tensor:
     """Return the input with entries dropped with probability p, and the others scaled by 1 / (1 - p)."""
-    if p == 0:
+    if p == 0 or _SILENT:
         return x
     if p == 1:
         return torch.zeros_like(x)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from fedcover.structure.dropout import silent_dropout
+
 Step = tuple[str, Any, dict[str, Any], Any]
 """An operation of a forward pass: the module that runs, the function, its arguments and its result."""
 
@@ -21,6 +23,16 @@ _DROPOUTS = frozenset(
 
 class WithoutDropout(TorchFunctionMode):
     """A context without dropout: a smaller copy draws other numbers, which agree only in distribution."""
+
+    def __enter__(self) -> "WithoutDropout":
+        self._silent = silent_dropout()
+        self._silent.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._silent.__exit__(None, None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -11,6 +11,7 @@ from fedcover.errors import InputError
 from fedcover.models import INPUT_SHAPES, build
 from fedcover.params import prune, put_params
 from fedcover.policies import POLICIES
+from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.structure.submodel import Shrinker, shrink
 from fedcover.structure.trace import trace
 from fedcover.structure.units import unit_structure
@@ -273,3 +274,9 @@ def test_residual_streams_share_their_units() -> None:
     outs = {member.tensor for member in stream.members if member.incoming}
     assert outs == {"conv.weight", "blocks.0.conv2.weight", "blocks.1.conv2.weight"}
     assert {tuple(member.units.tolist()) for member in stream.members} == {tuple(range(64))}
+
+
+def test_dropout_of_a_clients_stream_hides_no_units() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
+    keyed, _ = with_keyed_dropout(net)
+    assert [group.size for group in unit_structure(trace(keyed, torch.zeros(2, 6))).groups] == [8, 5]
