@@ -164,3 +164,15 @@ def test_same_seed_same_history_in_two_processes(tmp_path: Path, fedcover_cli: C
         assert done.returncode == 0, done.stderr
     assert fc.History.load(tmp_path / "a/history.jsonl") == fc.History.load(tmp_path / "b/history.jsonl")
     assert same(final_theta(tmp_path / "a"), final_theta(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("left", [[], ["method.json"], ["method.json", ".config.toml.7.part"], [".method.json.7.part"]])
+def test_a_run_killed_while_its_folder_was_made_starts_in_it(
+    small_federation: Callable[..., fc.Federation], tmp_path: Path, left: list[str]
+) -> None:
+    whole = small_federation().run(1, out=tmp_path / "whole")
+    (tmp_path / "killed").mkdir()
+    for name in left:
+        (tmp_path / "killed" / name).write_text((tmp_path / "whole" / "method.json").read_text())
+    assert small_federation().run(1, out=tmp_path / "killed", resume=True) == whole
+    assert not list((tmp_path / "killed").glob(".*.part"))

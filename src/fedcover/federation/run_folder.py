@@ -149,7 +149,9 @@ class RunFolder:
             raise InputError(f"{self.path} is a file; name a folder for the run")
         config = self.path / "config.toml"
         if self.path.is_dir() and not config.exists():
-            strangers = [p.name for p in self.path.iterdir() if p.name != ".lock"]
+            # A process may be killed after it wrote method.json, or a part of it, and before config.toml.
+            own = (".lock", "method.json")
+            strangers = [p.name for p in self.path.iterdir() if p.name not in own and not p.match(".*.part")]
             if strangers:
                 raise InputError(
                     f"{self.path} is not empty and not a run folder (it holds {strangers[0]}); name a new folder"
