@@ -1,8 +1,8 @@
 """Randomness with an address: (seed, round, purpose, client) -> generator.
 
 Code that needs randomness uses the generator of its own address, so a draw does not depend on earlier draws or on the
-process that makes it. Only inside ``ambient`` is torch's default generator used; it is seeded there and restored
-afterwards.
+process that makes it. Users' code and modules of torch draw from global generators: ``ambient`` and ``seeded`` seed
+these for a block, and restore them afterwards.
 """
 
 import hashlib

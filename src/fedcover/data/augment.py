@@ -1,4 +1,4 @@
-"""Augmentation: changes of a batch of inputs at random, drawn anew at every step of training.
+"""Augmentation: changes of a batch of inputs at random, drawn again at every step of training.
 
 ``examples.augmented(function)`` attaches one. A function of your own takes (inputs, generator) and draws only from the
 generator, whose address is (seed, round, client, step): results do not depend on the engine, and survive a resume.

@@ -20,7 +20,7 @@ TARGETS = ("label", "labels", "target", "targets", "y")
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """The items of a data set with ``__len__`` and ``__getitem__``, read anew each time.
+    """The items of a data set with ``__len__`` and ``__getitem__``, read again each time.
 
     An item is a pair (x, y), a tuple whose last element is the target, or a dict with one of the keys ``TARGETS``. x
     may itself be a tuple or a dict. ``__getitem__`` may draw random numbers, as for augmentation: torch, numpy and

@@ -57,4 +57,4 @@ def scores_of(output: Any) -> Tensor:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its type if there is none."""
-    return str(error).partition("\n")[0] or type(error).__name__
+    return str(error).strip().partition("\n")[0] or type(error).__name__

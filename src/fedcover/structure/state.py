@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from fedcover.data.inputs import Inputs, copy_of
 from fedcover.errors import InputError
 from fedcover.seeding import seeded
-from fedcover.structure.calls import call_model
+from fedcover.structure.calls import call_model, first_line
 
 PLAIN = (bool, int, float, str, tuple, list, dict, set, type(None))
 """Types of attributes that are compared."""
@@ -31,14 +30,12 @@ def copy_model(model: nn.Module) -> nn.Module:
     name = type(model).__name__
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise InputError(f"the model {name} has parts in TorchScript; pass the modules that they were compiled from")
-    if any(is_lazy(tensor) for tensor in [*model.parameters(), *model.buffers()]):
-        raise InputError(f"the model {name} has lazy layers without sizes; call it once on a batch of inputs first")
     try:
         return copy.deepcopy(model)
     except Exception as error:
         raise InputError(
-            f"the model {name} cannot be copied: {_first_line(error)}; remove what it keeps from earlier calls, such as"
-            f" activations in its attributes, or create it again"
+            f"the model {name} cannot be copied: {first_line(error).rstrip('.')}; remove what it keeps from earlier"
+            f" calls, such as activations in its attributes, or create it again"
         ) from error
 
 
@@ -111,7 +108,3 @@ def plain_attributes(model: nn.Module) -> dict[str, Any]:
 def _has_tensor(value: Any) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list | set) else ()
     return any(isinstance(item, Tensor) or callable(item) for item in inner)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedcover.data.examples import IGNORED
 from fedcover.errors import InputError
 from fedcover.seeding import generator
+from fedcover.structure.calls import first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function from (scores, targets) to the mean loss over the batch."""
@@ -90,7 +91,7 @@ def fit_loss(loss: Loss, scores: Tensor, targets: Tensor, whole: bool = True, cl
         except MemoryError:
             raise
         except Exception as error:
-            problem = problem or str(error).strip().partition("\n")[0]
+            problem = problem or first_line(error)
             continue
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
             got = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -14,7 +14,7 @@ from fedcover.errors import InputError
 from fedcover.params import on_device
 from fedcover.seeding import seeded
 from fedcover.structure.batch_norm import has_statistics
-from fedcover.structure.calls import call_model
+from fedcover.structure.calls import call_model, first_line
 from fedcover.structure.dropout import draws
 from fedcover.training.client import Job
 
@@ -44,7 +44,7 @@ def only_together(job: Job, error: Exception) -> InputError | None:
     reason = next((words for pattern, words in REASONS.items() if re.search(pattern, str(error))), None)
     if reason is None and not _trains_alone(job):
         return None
-    torch_words = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0].removeprefix("vmap: ")
+    torch_words = first_line(error).split(". ")[0].removeprefix("vmap: ")
     return InputError(
         f"engine=vectorized cannot train the model {type(job.task.model).__name__} for several clients at once: its"
         f" forward pass or loss {reason or f'has an operation that torch cannot batch ({torch_words})'}; use"

@@ -28,6 +28,11 @@ def numbers_of(record: RoundRecord) -> dict[str, float | None]:
     return numbers | {"rejected": len(record.rejected), "seconds": sum(record.seconds.values())}
 
 
+def measured_numbers(record: RoundRecord) -> dict[str, float]:
+    """Return the numbers of a record by name, without those that were not measured."""
+    return {name: value for name, value in numbers_of(record).items() if value is not None}
+
+
 def metric_of(record: RoundRecord, metric: str) -> float | None:
     """Return a metric of a record; None if the round was not evaluated.
 

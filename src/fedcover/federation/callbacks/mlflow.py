@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcover.errors import InputError, check_extra
 from fedcover.federation.callbacks.base import CALLBACKS, Callback, RoundView, RunView
-from fedcover.federation.callbacks.metrics import numbers_of
+from fedcover.federation.callbacks.metrics import measured_numbers
 from fedcover.federation.callbacks.tracker_files import run_key
 from fedcover.federation.history import RoundRecord
 from fedcover.toml import flatten
@@ -96,7 +96,7 @@ class MLflow(Callback):
     def _log(self, record: RoundRecord) -> None:
         from mlflow.entities import Metric
 
-        numbers = {name: value for name, value in numbers_of(record).items() if value is not None}
+        numbers = measured_numbers(record)
         points = [
             Metric(name, float(value), int(time.time() * 1000), record.round)
             for name, value in numbers.items()

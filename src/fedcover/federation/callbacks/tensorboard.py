@@ -5,7 +5,7 @@ from typing import Any
 
 from fedcover.errors import InputError, check_extra
 from fedcover.federation.callbacks.base import CALLBACKS, Callback, RoundView, RunView
-from fedcover.federation.callbacks.metrics import numbers_of
+from fedcover.federation.callbacks.metrics import measured_numbers
 from fedcover.federation.callbacks.tracker_files import tracker_folder
 from fedcover.federation.history import RoundRecord
 from fedcover.toml import to_toml
@@ -62,6 +62,5 @@ class TensorBoard(Callback):
             self._writer = None
 
     def _log(self, record: RoundRecord) -> None:
-        for name, value in numbers_of(record).items():
-            if value is not None:
-                self._writer.add_scalar(name, value, record.round)
+        for name, value in measured_numbers(record).items():
+            self._writer.add_scalar(name, value, record.round)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from fedcover.errors import InputError, check_extra
 from fedcover.federation.callbacks.base import CALLBACKS, Callback, RoundView, RunView
-from fedcover.federation.callbacks.metrics import numbers_of
+from fedcover.federation.callbacks.metrics import measured_numbers
 from fedcover.federation.callbacks.tracker_files import run_key
 from fedcover.federation.history import RoundRecord
 from fedcover.toml import flatten
@@ -74,5 +74,4 @@ class WandB(Callback):
 
     def _log(self, record: RoundRecord) -> None:
         if record.round >= self._run.step:  # a resumed online run starts at the step after its last
-            values = {name: value for name, value in numbers_of(record).items() if value is not None}
-            self._run.log(values, step=record.round, commit=True)
+            self._run.log(measured_numbers(record), step=record.round, commit=True)
