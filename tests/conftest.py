@@ -1,6 +1,7 @@
 """What tests share: small federations, the real data's folder, and the command line."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from fedcover.seeding import ambient
 EXAMPLES = 60 if os.environ.get("FEDCOVER_SLOW") else 25
 hypothesis.settings.register_profile("fedcover", deadline=None, max_examples=EXAMPLES, derandomize=True)
 hypothesis.settings.load_profile("fedcover")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job; programs under test would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

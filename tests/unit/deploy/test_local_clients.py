@@ -11,7 +11,7 @@ import fedcover as fc
 from fedcover.calibration import CostModel
 from fedcover.data.loading import source_of
 from fedcover.deploy.flower.apps import client as stock_client
-from fedcover.deploy.flower.apps import local_client
+from fedcover.deploy.node.configured_client import local_client
 from tests.unit.deploy.loop import LoopGrid
 from tests.unit.deploy.playing import gathered
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedcover.cli.deploy import submit
+from fedcover.cli.deploy.run import submit
 from fedcover.deploy.flower import apps
+from fedcover.deploy.processes.control import Control, RunState
 from fedcover.deploy.processes.flower_app import KEYS
-from fedcover.deploy.processes.superlink_cli import Control, RunState
 from tests.unit.deploy.loop import LoopGrid
 
 

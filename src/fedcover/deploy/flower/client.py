@@ -6,34 +6,20 @@ On request it reports which client it is and what it can afford, and it trains w
 would.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcover.data import Examples, SingleClientPopulation
-from fedcover.deploy.flower.messages import ERROR, body_content, body_of, facts_content, one_line
-from fedcover.deploy.wire import decode_request, encode_reply, frozen_in, job_from_request
-from fedcover.engines.serial import Serial
-from fedcover.errors import InputError
-from fedcover.params import params_of
+from fedcover.data import Examples
+from fedcover.deploy.flower.messages import ERROR, body_content, body_of, facts_content
+from fedcover.deploy.node.local_client import LocalClient, client_facts, client_number, train_reply
+from fedcover.deploy.text import one_line
 from fedcover.training.task import Task
 
-NUMBER_KEYS = ("client", "partition-id")
-"""The keys of a node's configuration that may hold the client's number; simulations have only the second."""
 Capacity = float | Callable[[Context], float | None] | None
 """The share of the model that a node can afford, or a function that computes it; None if it is not reported."""
-
-
-@dataclass(frozen=True)
-class LocalClient:
-    """The task and the examples of a node."""
-
-    task: Task
-    examples: Examples
 
 
 def client_app(
@@ -77,39 +63,14 @@ def build_client_app(
     return app
 
 
-def train_reply(body: bytes, local: LocalClient, number: int | None = None) -> bytes:
-    """Train as a request asks and return the reply; errors name the client by its ``number``."""
-    task = local.task.fitted(local.examples)
-    request = decode_request(body, params_of(task.model), frozen_in(task))
-    population = SingleClientPopulation(request.client, local.examples, number)
-    (update,) = _engine(request.shrink).train([job_from_request(request, task, population)])
-    return encode_reply(update, request)
-
-
-@lru_cache(maxsize=2)
-def _engine(shrink: bool) -> Serial:
-    """Return the engine of this process; it is cached, since traced steps serve all clients of a simulation."""
-    return Serial(shrink)
-
-
 def number_of(context: Context) -> int:
     """Return the number of the client that a node is."""
-    for key in NUMBER_KEYS:
-        value = context.node_config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    raise InputError("the node's configuration has no client number; start it with client=NUMBER")
+    return client_number(context.node_config)
 
 
 def _facts(local: LocalClient, context: Context, capacity: Capacity, share_labels: bool) -> dict[str, Any]:
-    config: Mapping[str, Any] = context.node_config
-    facts: dict[str, Any] = {"client": number_of(context), "examples": len(local.examples)}
-    share = config.get("capacity", capacity(context) if callable(capacity) else capacity)
-    if share is not None:
-        facts["capacity"] = float(share)
-    if config.get("share-labels", share_labels):
-        facts["labels"] = local.examples.label_counts().tolist()
-    return facts
+    share = capacity(context) if callable(capacity) else capacity
+    return client_facts(local, {"share-labels": share_labels, **context.node_config}, share)
 
 
 def _reply(message: Message, make: Callable[[], RecordDict]) -> Message:

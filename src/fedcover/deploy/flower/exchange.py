@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedcover.aggregation.base import ClientUpdate
-from fedcover.deploy.flower.messages import ERROR, Notify, body_content, body_of, facts_of, one_line
+from fedcover.deploy.flower.messages import ERROR, Notify, body_content, body_of, facts_of
+from fedcover.deploy.text import one_line
 from fedcover.deploy.wire import (
     InvalidReplyError,
     Limits,

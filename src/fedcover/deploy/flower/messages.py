@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedcover.report.loading import printable
-
 BODY, FACTS = "body", "facts"
 ERROR = "error"
 """The fact that holds the reason why a client could not do what was requested."""
@@ -41,13 +39,3 @@ def facts_of(message: Message) -> dict[str, Any]:
     """Return the plain values in a message; empty if there are none."""
     record = message.content.config_records.get(FACTS)
     return dict(record) if record is not None else {}
-
-
-def one_line(text: object, limit: int = 300) -> str:
-    """Return untrusted text as one line of printable characters of limited length.
-
-    >>> one_line("a\\n\\x1b[31mb" + "c" * 400, limit=8)
-    'a [31mbc...'
-    """
-    line = printable(str(text))
-    return line if len(line) <= limit else line[:limit] + "..."

@@ -13,8 +13,9 @@ from flwr.serverapp import Grid
 from fedcover._files import write_atomically
 from fedcover.data import Device
 from fedcover.deploy.flower.exchange import pull, push
-from fedcover.deploy.flower.messages import ERROR, Notify, facts_of, one_line
+from fedcover.deploy.flower.messages import ERROR, Notify, facts_of
 from fedcover.deploy.flower.registry_file import FILE, NODE
+from fedcover.deploy.text import one_line
 from fedcover.errors import InputError
 
 POLL = 0.5

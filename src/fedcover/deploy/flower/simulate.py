@@ -134,8 +134,9 @@ def simulated_client(config: Config, folder: str | None) -> Any:
     """Return a ClientApp for all clients of a simulation; it carries only settings, and loads data where it runs."""
     from flwr.app import Context
 
-    from fedcover.deploy.flower.apps import local_client
-    from fedcover.deploy.flower.client import LocalClient, build_client_app, number_of
+    from fedcover.deploy.flower.client import build_client_app, number_of
+    from fedcover.deploy.node.configured_client import local_client
+    from fedcover.deploy.node.local_client import LocalClient
     from fedcover.deploy.own_files import absolute_files
 
     text = to_toml(absolute_files(config.complete()))

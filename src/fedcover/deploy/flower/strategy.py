@@ -10,9 +10,10 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedcover._threads import one_thread
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.deploy.flower.exchange import RoundExchange, exchange, match_replies, wait_until
-from fedcover.deploy.flower.messages import Notify, one_line
+from fedcover.deploy.flower.messages import Notify
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.round_rules import RoundRules
+from fedcover.deploy.text import one_line
 from fedcover.deploy.wire.tensors import num_bytes
 from fedcover.engines.base import Engine
 from fedcover.errors import ClientError, InputError

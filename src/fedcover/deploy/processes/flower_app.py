@@ -9,6 +9,8 @@ from fedcover.version import __version__
 
 APPS = "fedcover.deploy.flower.apps"
 """The module with ``server`` and ``client``, each a plain assignment: Flower searches its source without importing."""
+APP_ID = "fedcover/fedcover-run"
+"""Flower's name of the app: its publisher and its project."""
 KEYS = ("settings", "out", "data", "resume")
 """The keys that the server's app reads from its run config, all of them text."""
 

@@ -105,6 +105,52 @@ def add_nodes(folder: str | Path, nodes: int) -> list[Path]:
     return [_add_node(home, number) for number in range(first, first + nodes)]
 
 
+def rotate_node(folder: str | Path, name: str) -> Path:
+    """Replace the key of a node by a new one and return the node's folder; the old key is revoked.
+
+    Args:
+        folder: The folder of the keys.
+        name: The node, such as node-3.
+    """
+    home, node = _node_folder(folder, name)
+    require_cryptography()
+    private, public = create_node_key()
+    _replace(node / "node.key", private)
+    _replace(node / "node.pub", public)
+    _replace(home / "server" / "nodes" / f"{name}.pub", public)
+    return node
+
+
+def revoke_node(folder: str | Path, name: str) -> Path:
+    """Remove the public key of a node from the server's folder and return its path; the node's own folder stays.
+
+    Args:
+        folder: The folder of the keys, or the server's copy of its part.
+        name: The node, such as node-3.
+    """
+    home = Path(folder)
+    paths = [path / f"{name}.pub" for path in (home / "server" / "nodes", home / "nodes")]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise InputError(f"there is no key {paths[0]}; the nodes are {_node_names(home)}")
+    path.unlink()
+    return path
+
+
+def _node_folder(folder: str | Path, name: str) -> tuple[Path, Path]:
+    home = Path(folder)
+    node = home / name
+    if not re.fullmatch(r"node-\d+", name, re.ASCII) or not node.is_dir():
+        raise InputError(f"{home} has no node '{name}'; the nodes are {_node_names(home)}")
+    return home, node
+
+
+def _node_names(home: Path) -> str:
+    nodes = home / "server" / "nodes"
+    names = [path.stem for path in public_keys(nodes if nodes.is_dir() else home / "nodes")]
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") if names else "none"
+
+
 def server_keys(folder: str | Path) -> ServerKeys:
     """Return the server's keys in a folder; raise InputError if one is missing or a certificate has expired."""
     home = Path(folder)
@@ -194,6 +240,14 @@ def _write_new(path: Path, content: bytes) -> None:
         raise InputError(f"{path} already exists, and keys are never overwritten; name another folder") from None
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); name a folder that you own") from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a file in one step by one that only its owner can read."""
+    draft = path.with_name(f".{path.name}.part")
+    draft.unlink(missing_ok=True)
+    _write_new(draft, content)
+    os.replace(draft, path)
 
 
 def _add_node(home: Path, number: int) -> Path:

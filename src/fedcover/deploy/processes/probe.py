@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedcover.deploy.address import parse_address
+from fedcover.deploy.node.clock import server_time
 from fedcover.errors import FedcoverError, InputError
 
-EXPIRED, OTHER_HOST, OTHER_ADDRESS = 10, 62, 64
+NOT_YET_VALID, EXPIRED, OTHER_HOST, OTHER_ADDRESS = 9, 10, 62, 64
 """OpenSSL's codes of invalid certificates."""
+CLOCK_PROBLEM = 60.0
+"""Seconds by which clocks must differ to be named as the cause of a certificate that is not valid."""
 TIMEOUT = 5.0
 """Seconds that a server has to respond."""
 
@@ -20,8 +23,8 @@ class NoResponseError(FedcoverError):
     """No server responds yet; waiting may help."""
 
 
-def check_server(address: str, ca: Path | None) -> None:
-    """Raise an error unless a SuperLink responds.
+def check_server(address: str, ca: Path | None) -> dict[str, str]:
+    """Return the headers of a server's response, with names in lower case; raise an error unless one responds.
 
     Args:
         address: HOST:PORT.
@@ -34,7 +37,7 @@ def check_server(address: str, ca: Path | None) -> None:
     host, port = parse_address(address)
     server = f"{host}:{port}"
     try:
-        status = _health_status(host, port, ca)
+        status, headers = _health(host, port, ca)
     except ssl.SSLCertVerificationError as error:
         raise InputError(_certificate_problem(error, host, server, ca)) from None
     except ssl.SSLError:
@@ -60,13 +63,16 @@ def check_server(address: str, ca: Path | None) -> None:
             f" firewall"
         ) from None
     if status != http.client.OK:
+        if status == http.client.SERVICE_UNAVAILABLE:
+            raise NoResponseError(f"the server at {server} is not ready; see its log")
         raise InputError(f"{server} is not a Flower server (status {status}); check the address")
+    return headers
 
 
 def wait_for_server(
     address: str, ca: Path | None, seconds: float, is_running: Callable[[], bool] = lambda: True
-) -> None:
-    """Wait until a SuperLink responds.
+) -> dict[str, str]:
+    """Wait until a server responds, and return the headers of its response.
 
     Args:
         address: HOST:PORT.
@@ -81,24 +87,55 @@ def wait_for_server(
     until = time.monotonic() + seconds
     while True:
         try:
-            check_server(address, ca)
-            return
+            return check_server(address, ca)
         except NoResponseError:
             if time.monotonic() > until or not is_running():
                 raise
             time.sleep(0.2)
 
 
-def _health_status(host: str, port: int, ca: Path | None) -> int:
+def _health(host: str, port: int, ca: Path | None) -> tuple[int, dict[str, str]]:
     if ca is None:
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
     else:
         connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=_trust(ca))
     try:
         connection.request("GET", "/health")
-        return connection.getresponse().status
+        response = connection.getresponse()
+        return response.status, {name.lower(): value for name, value in response.getheaders()}
     finally:
         connection.close()
+
+
+def clock_ahead(host: str, port: int) -> float:
+    """Return by how many seconds this machine's clock is ahead of a server's, whose certificate is not checked.
+
+    It is only for a message about a certificate; 0 if it cannot be compared.
+    """
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
+    try:
+        connection.request("GET", "/health")
+        headers = {name.lower(): value for name, value in connection.getresponse().getheaders()}
+    except (OSError, http.client.HTTPException):
+        return 0.0
+    finally:
+        connection.close()
+    seconds = server_time(headers)
+    return 0.0 if seconds is None else time.time() - seconds
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in the unit that suits it.
+
+    >>> duration(20), duration(-7300), duration(200000)
+    ('20 seconds', '2 hours', '2 days')
+    """
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if abs(seconds) >= 2 * size:
+            return f"{abs(seconds) / size:.0f} {unit}"
+    return f"{abs(seconds):.0f} seconds"
 
 
 def _trust(ca: Path) -> ssl.SSLContext:
@@ -114,8 +151,14 @@ def _certificate_problem(error: ssl.SSLCertVerificationError, host: str, server:
             f"the certificate of {server} is not for '{host}'; use a host name that the certificate has, or create keys"
             f" with --host {host}"
         )
-    if error.verify_code == EXPIRED:
-        return f"the certificate of {server} has expired; create new keys with `fedcover deploy keys`"
+    if error.verify_code in (NOT_YET_VALID, EXPIRED):
+        state = "has expired" if error.verify_code == EXPIRED else "is not valid yet"
+        if abs(ahead := clock_ahead(host, int(server.rpartition(":")[2]))) > CLOCK_PROBLEM:
+            return (
+                f"the certificate of {server} {state} by this machine's clock, which is {duration(ahead)}"
+                f" {'ahead of' if ahead > 0 else 'behind'} the server's; set the clock"
+            )
+        return f"the certificate of {server} {state}; create new keys with `fedcover deploy keys`"
     return (
         f"the certificate of {server} was not signed by the authority in {ca}; copy ca.crt again from the folder of the"
         " server's keys, or check the address"

@@ -1,0 +1,42 @@
+"""A log of events as lines of JSON, in a file that is rotated."""
+
+import datetime
+import json
+import logging.handlers
+from pathlib import Path
+from typing import Any
+
+from fedcover.errors import InputError
+
+MAX_BYTES = 10 << 20
+BACKUPS = 5
+
+
+class EventLog:
+    """A file of events, one JSON object per line, with ``time`` in UTC and ``event``.
+
+    A file of 10 MiB is renamed to ``NAME.1``, and so on; five are kept. Close it, or use it with
+    ``contextlib.closing``.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.touch(mode=0o600)
+            self._handler = logging.handlers.RotatingFileHandler(path, maxBytes=MAX_BYTES, backupCount=BACKUPS)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written ({error.strerror}); name a folder you own") from error
+        self._handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk ends no service
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Write an event; a failure to write is ignored, since the log is not what the service is for."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        text = json.dumps({"time": now, "event": event, **fields}, default=str)
+        self._handler.handle(logging.LogRecord("fedcover", logging.INFO, "", 0, "%s", (text,), None))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._handler.close()

@@ -1,0 +1,180 @@
+"""An HTTP application that stands between nodes and a SuperLink.
+
+A SuperLink serves nodes, operators and its own workers on one port, and asks an operator for no credential: whoever
+reaches the port can run code on the server and on Flower's own nodes. So the SuperLink listens on loopback only, and
+nodes reach this gate. It forwards the methods that nodes need and no others, from nodes whose key is registered now,
+with limits on size and number. A request is refused by its first lines, before its body is read.
+"""
+
+import binascii
+import datetime
+import time
+from base64 import b64decode
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from fedcover.deploy.gate.allowed_keys import AllowedKeys
+from fedcover.deploy.gate.refusals import REVOKED_HEADER
+from fedcover.deploy.node.clock import TIME_HEADER
+
+MIB = 1 << 20
+MAX_BYTES = {
+    "activate-node": 16 * 1024,
+    "deactivate-node": 16 * 1024,
+    "send-node-heartbeat": 16 * 1024,
+    "pull-messages": 64 * 1024,
+    "push-messages": 4 * MIB,
+    "get-run": 16 * 1024,
+    "get-fab": 16 * 1024,
+    "push-object": 32 * MIB,
+    "pull-object": 64 * 1024,
+    "confirm-message-received": 64 * 1024,
+}
+"""The methods of Flower's Fleet API that nodes with keys use, and the size limit of each request. Flower splits arrays
+into objects of at most 20 MiB."""
+KEYLESS = {"register-node": 16 * 1024, "unregister-node": 16 * 1024}
+"""Methods by which nodes without keys register, for a server that runs without encryption."""
+TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+FORWARDED = ("flwr-", "content-type", "accept")
+"""Headers that are forwarded, by how their names start."""
+
+Refused = Callable[[str, str], None]
+"""Called with the peer's address and the reason for which its request was refused."""
+
+
+class Gate:
+    """The application, and what it has counted.
+
+    Args:
+        upstream: The URL of the SuperLink.
+        client: The HTTP client that reaches it.
+        keys: The keys that may pass; None lets everybody pass, for a server without encryption.
+        on_refused: Called for each request that is not forwarded.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        client: httpx.AsyncClient,
+        keys: AllowedKeys | None,
+        on_refused: Refused = lambda peer, reason: None,
+    ) -> None:
+        self._upstream, self._client, self._keys, self._on_refused = upstream, client, keys, on_refused
+        self._limits = MAX_BYTES if keys is not None else MAX_BYTES | KEYLESS
+        self.refusals: Counter[str] = Counter()
+        """The number of refused requests by reason."""
+        self.last_seen: dict[str, float] = {}
+        """The time of the last request of each node, by its name."""
+        self.received: Counter[str] = Counter()
+        """Bytes received by the name of the node."""
+        self.sent: Counter[str] = Counter()
+        """Bytes sent by the name of the node."""
+        self.application = Starlette(
+            routes=[
+                Route("/health", self._health, methods=["GET"]),
+                Route("/v1/fleet/{method}", self._forward, methods=["POST"]),
+            ],
+            exception_handlers={404: self._not_found, 405: self._not_found},
+            lifespan=self._lifespan,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
+        async with self._client:
+            yield
+
+    async def _health(self, request: Request) -> Response:
+        try:
+            status = (await self._client.get(f"{self._upstream}/health")).status_code
+        except httpx.HTTPError:
+            status = 503
+        return _timed(PlainTextResponse("ok" if status == 200 else "not ready", 200 if status == 200 else 503))
+
+    async def _not_found(self, request: Request, error: Exception) -> Response:
+        return self._refuse(
+            request, 404, "the gate does not forward this", f"not a method of nodes: {request.url.path}"
+        )
+
+    async def _forward(self, request: Request) -> Response:
+        method = request.path_params["method"]
+        if method not in self._limits:
+            return await self._not_found(request, ValueError(method))
+        node = "any"
+        if self._keys is not None:
+            key, problem = authenticate(request)
+            if problem:
+                return self._refuse(request, 401, problem, problem)
+            if key not in self._keys:
+                reason = "the key is not registered, or was revoked"
+                return self._refuse(request, 403, reason, reason, {REVOKED_HEADER: "1"})
+            node = self._keys.name(key)
+        body = await read_body(request, self._limits[method])
+        if body is None:
+            return self._refuse(request, 413, "the request is too large", f"{method} is larger than allowed")
+        self.last_seen[node] = time.time()
+        self.received[node] += len(body)
+        headers = {name: value for name, value in request.headers.items() if name.startswith(FORWARDED)}
+        try:
+            answer = await self._client.post(f"{self._upstream}/v1/fleet/{method}", content=body, headers=headers)
+        except httpx.HTTPError:
+            return _timed(PlainTextResponse("the server is not ready", 503))
+        self.sent[node] += len(answer.content)
+        kept = {name: value for name, value in answer.headers.items() if name.startswith(FORWARDED)}
+        return _timed(Response(answer.content, answer.status_code, kept))
+
+    def _refuse(
+        self, request: Request, status: int, text: str, reason: str, headers: dict[str, str] | None = None
+    ) -> Response:
+        self.refusals[text] += 1
+        self._on_refused(request.client.host if request.client else "unknown", reason)
+        return _timed(JSONResponse({"detail": text}, status, {**(headers or {}), "connection": "close"}))
+
+
+def authenticate(request: Request) -> tuple[bytes, str]:
+    """Return the key that signed a request, and an empty reason; or why the signature does not count."""
+    try:
+        key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+        signature = b64decode(request.headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+        timestamp = request.headers[TIMESTAMP_HEADER]
+        age = (datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(timestamp)).total_seconds()
+        if not verify_signature(bytes_to_public_key(key), timestamp.encode("ascii"), signature):
+            return b"", "the signature is not valid"
+    except KeyError:
+        return b"", "the request is not signed"
+    except (ValueError, TypeError, UnicodeError, binascii.Error):
+        return b"", "the signature cannot be read"
+    if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+        return b"", f"the clocks differ by {abs(age):.0f} s; set the node's clock"
+    return key, ""
+
+
+async def read_body(request: Request, limit: int) -> bytes | None:
+    """Return the body of a request; None as soon as it is larger than allowed."""
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > limit:
+        return None
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                return None
+    except ClientDisconnect:
+        return b""
+    return bytes(body)
+
+
+def _timed(response: Response) -> Response:
+    """Return a response with the server's time, by which nodes correct their clocks."""
+    response.headers[TIME_HEADER] = f"{time.time():.3f}"
+    return response

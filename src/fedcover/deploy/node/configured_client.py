@@ -1,0 +1,113 @@
+"""The client of a node that a run's settings and the node's configuration describe."""
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcover import data
+from fedcover.calibration import BudgetUnit
+from fedcover.config.build import build_recipe
+from fedcover.config.schema import Config, parse_client_config
+from fedcover.config.task_and_data import build_task, load_data, population
+from fedcover.data import Examples, Population, as_examples
+from fedcover.deploy.node.local_client import LocalClient, client_facts, client_number, train_reply
+from fedcover.deploy.own_files import settings_of_node
+from fedcover.errors import InputError
+from fedcover.federation.extras import extras_of_recipe
+from fedcover.structure.trace import trace
+from fedcover.training.task import Task
+
+
+def facts_from_settings(settings: str, node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a node reports of its client in the run of these settings.
+
+    Args:
+        settings: The run's settings as TOML, as the server sent them.
+        node: The node's configuration.
+    """
+    return client_facts(load_client(settings, node), node, bought_capacity(settings, node))
+
+
+def train_from_settings(settings: str, node: Mapping[str, Any], body: bytes) -> bytes:
+    """Train as a request of the run of these settings asks, and return the reply."""
+    return train_reply(body, load_client(settings, node), client_number(node))
+
+
+def load_client(settings: str, node: Mapping[str, Any]) -> LocalClient:
+    """Return the task and the examples of a node."""
+    folder = node.get("data")
+    return local_client(own_settings(settings, node), str(folder) if folder else None, client_number(node))
+
+
+def bought_capacity(settings: str, node: Mapping[str, Any]) -> float | None:
+    """Return the share of the run's model that the node's budget per round buys; None if it has no budget."""
+    if (amount := node.get("budget")) is None:
+        return None
+    config, local = parse_client_config(own_settings(settings, node)), load_client(settings, node)
+    structure, recipe = trace(local.task.model, local.examples.example()), build_recipe(config)
+    unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
+    steps = recipe.most_steps(len(local.examples))  # a node does not know its index
+    policy, extras = config.policy.choice.build(), extras_of_recipe(recipe)
+    units, structure = policy.bind(structure).traits().units, policy.prunable(structure)
+    (budget,) = unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, units, extras)
+    return budget.keep
+
+
+def own_settings(settings: str, node: Mapping[str, Any]) -> str:
+    """Return the run's settings, with files of the node's own."""
+    files = [Path(file) for file in str(node.get("files", "")).split(os.pathsep) if file]
+    return settings_of_node(settings, files, needs_policy="budget" in node)
+
+
+def local_client(text: str, folder: str | None, number: int) -> LocalClient:
+    """Return the task and the examples of a node.
+
+    Args:
+        text: The settings as TOML, with files of the node's own.
+        folder: A folder of data sets, of which the node takes its client's part, or an .npz file of its own examples.
+        number: The client's number.
+    """
+    if folder is not None and folder.endswith(".npz"):
+        return _client_from_npz(parse_client_config(text), folder)
+    task, clients = _task_and_population(text, folder)
+    if number >= len(clients):
+        raise InputError(
+            f"client {number} must be below {len(clients)}, the number of clients in data.clients; start the node with"
+            f" a lower --client, or raise data.clients"
+        )
+    return LocalClient(task, clients.examples_of(number))
+
+
+@lru_cache(maxsize=2)
+def _task_and_population(text: str, folder: str | None) -> tuple[Task, Population]:
+    """Return the task and all clients of a run; cached, since one process may train many of them."""
+    config = parse_client_config(text)
+    loaded = load_data(config, folder)
+    return build_task(config, loaded.train).fitted(loaded.train), population(config, loaded)
+
+
+def _client_from_npz(config: Config, path: str) -> LocalClient:
+    """Return the client of an .npz file of ``inputs`` and ``labels`` like those of the run's data set; no pickle."""
+    remedy = "write it with numpy.savez(path, inputs=..., labels=...)"
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            inputs, labels = arrays["inputs"], arrays["labels"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path} is not an .npz file with inputs and labels ({error}); {remedy}") from error
+    if ":" in config.data.name:
+        raise InputError(
+            f"{path} cannot be compared with the data set {config.data.name}; load it in that file instead"
+        )
+    expected, classes = data.shape_of(config.data.name)
+    shape = tuple(inputs.shape[1:])
+    if shape != expected:
+        raise InputError(
+            f"{path} must have inputs of shape {expected}, as {config.data.name} has; got {shape}; {remedy}"
+        )
+    examples = as_examples((data.inputs_like(config.data.name, inputs, path), labels))
+    examples = Examples(examples.inputs, examples.labels, classes, Path(path).name, "the device's own")
+    return LocalClient(build_task(config, examples), examples)

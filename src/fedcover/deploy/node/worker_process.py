@@ -1,0 +1,127 @@
+"""The parent's side of a worker process: it is started when needed, and again after it has died."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcover.deploy.node import worker
+from fedcover.deploy.node.worker import MAX_BYTES, read_frame, write_frame
+from fedcover.deploy.wire import open_frame, pack_frame
+from fedcover.errors import FedcoverError
+
+WORKER = worker.__name__
+"""The module that the process runs."""
+ATTEMPTS = 2
+"""How often a request is tried if the worker process dies."""
+END_SECONDS = 5.0
+
+
+class WorkerDiedError(FedcoverError):
+    """The worker process died while it worked on a request."""
+
+
+class WorkerProcess:
+    """A process that trains for a node; it stays, so that torch, data and traced steps are loaded once.
+
+    Close it, or use it with ``contextlib.closing``.
+
+    Args:
+        log: The file to which its output is appended.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self.deaths = 0
+        """How often it has died while it worked on a request."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None if it does not run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the process unless it runs; it loads torch meanwhile."""
+        if self.pid is not None:
+            return
+        self._close_pipes()
+        request_read, request_write = os.pipe()
+        reply_read, reply_write = os.pipe()
+        with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", WORKER, str(request_read), str(reply_write)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(request_read, reply_write),
+                start_new_session=True,
+            )  # fmt: skip
+        os.close(request_read)
+        os.close(reply_write)
+        self._requests, self._replies = os.fdopen(request_write, "wb"), os.fdopen(reply_read, "rb")
+
+    def facts(self, settings: str, node: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the node reports of its client, or the error."""
+        head, _ = self._ask({"kind": "facts", "settings": settings, "node": dict(node)}, {})
+        return {"error": head["error"]} if "error" in head else dict(head["facts"])
+
+    def train(self, settings: str, node: Mapping[str, Any], body: bytes) -> bytes | dict[str, Any]:
+        """Return the reply to a request of the server, or the facts of an error."""
+        head, parts = self._ask({"kind": "train", "settings": settings, "node": dict(node)}, {"body": body})
+        return {"error": head["error"]} if "error" in head else bytes(parts["body"])
+
+    def _ask(self, head: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, memoryview]]:
+        """Send a request and return the reply; start another process if this one dies, and try again."""
+        request = pack_frame(head, parts)
+        for attempt in range(ATTEMPTS):
+            self.start()
+            try:
+                write_frame(self._requests, request)
+                reply = read_frame(self._replies)
+            except OSError:
+                reply = None
+            if reply is not None:
+                return open_frame(reply, MAX_BYTES)
+            self.deaths += 1
+            code = self._end()
+            if attempt + 1 == ATTEMPTS:
+                raise WorkerDiedError(f"its process ended {how_it_ended(code)}, {ATTEMPTS} times")
+        raise AssertionError("not reached")
+
+    def _end(self) -> int:
+        """End the process and return its exit code."""
+        self._close_pipes()
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        try:
+            return process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def _close_pipes(self) -> None:
+        for name in ("_requests", "_replies"):
+            if (pipe := self.__dict__.pop(name, None)) is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def close(self) -> None:
+        """End the process, at once if it is working."""
+        if self.pid is not None and self._process is not None:
+            self._process.terminate()
+        self._end()
+
+
+def how_it_ended(code: int) -> str:
+    """Return how a process ended, by its exit code.
+
+    >>> how_it_ended(-9), how_it_ended(1)
+    ('by signal SIGKILL (is there enough memory?)', 'with code 1')
+    """
+    if code >= 0:
+        return f"with code {code}"
+    name = signal.Signals(-code).name if -code in signal.Signals._value2member_map_ else str(-code)
+    return f"by signal {name}" + (" (is there enough memory?)" if name == "SIGKILL" else "")
