@@ -13,6 +13,8 @@ from fedcover.deploy.address import free_ports
 from fedcover.deploy.processes.control import Control, RegisteredNode
 from fedcover.deploy.processes.keys import make_keys
 from fedcover.deploy.processes.server import ServerAddress
+from fedcover.deploy.processes.supervisor import descendants
+from fedcover.errors import FedcoverError
 
 ROOT = Path(__file__).parents[3]
 FEDCOVER, FAULTY_NODE = "fedcover", "tests.endtoend.deploy.faulty_node"
@@ -24,6 +26,24 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0, what: str =
     while not condition():
         assert time.monotonic() < until, f"{what} is not there after {seconds:.0f} s"
         time.sleep(0.1)
+
+
+def descendants_of(root: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    return [root, *descendants(root)]
+
+
+def children_named(root: int, name: str) -> list[int]:
+    """Return the descendants of a process whose program has a name."""
+    return [pid for pid in descendants(root) if any(word.endswith(name) for word in command_of(pid)[:2])]
+
+
+def command_of(pid: int) -> list[str]:
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
 
 
 class Program:
@@ -131,9 +151,12 @@ class Fleet:
         return ServerAddress.read(self.state).connect()
 
     def registered(self) -> dict[str, RegisteredNode]:
-        """Return the registered nodes by name."""
-        with closing(self.control()) as control:
-            return {node.name: node for node in control.nodes()}
+        """Return the registered nodes by name; none while the SuperLink does not respond."""
+        try:
+            with closing(self.control()) as control:
+                return {node.name: node for node in control.nodes()}
+        except FedcoverError:
+            return {}
 
     def children(self, number: int) -> list[int]:
         """Return the processes that a node has started."""
