@@ -4,6 +4,8 @@ A file that settings name is executed. A node does not let the server choose: it
 listed with ``--file``, and finds the one that the settings name by its file name.
 """
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,16 +26,49 @@ def absolute_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     return _mapped(settings, lambda path: path.absolute())
 
 
-def settings_of_node(text: str, files: Sequence[Path], needs_policy: bool) -> str:
+def digests_of_files(settings: Mapping[str, Any]) -> str:
+    """Return the digest of each file that nested settings name, as JSON; empty if they name none."""
+    digests: dict[str, str] = {}
+
+    def add(path: Path) -> Path:
+        digests[path.name] = file_digest(path)
+        return path
+
+    _mapped(settings, add)
+    return json.dumps(digests) if digests else ""
+
+
+def parse_digests(text: str) -> dict[str, str]:
+    """Return the digests by file name that ``digests_of_files`` wrote; raise InputError if the text is not valid."""
+    try:
+        digests = json.loads(text) if text else {}
+    except ValueError:
+        digests = None
+    if not isinstance(digests, dict) or not all(isinstance(value, str) for value in digests.values()):
+        raise InputError("the run's digests of files cannot be read; install the same fedcover on server and nodes")
+    return digests
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); check the setting that names it") from error
+
+
+def settings_of_node(text: str, files: Sequence[Path], digests: Mapping[str, str], needs_policy: bool) -> str:
     """Return a run's settings for a node, in which files are the node's own.
 
     Args:
         text: The settings as TOML, as the server sent them.
         files: The files that the node's operator allows.
+        digests: The digests of the server's files by name.
         needs_policy: Whether the node needs the policy, to compute what its budget buys.
 
     Raises:
-        InputError: If a setting that the node uses names a file that the operator did not allow.
+        InputError: If a setting that the node uses names a file that the operator did not allow, or that is not the
+            server's.
     """
     raw = {key: value for key, value in tomllib.loads(text).items() if key not in SERVER_ONLY}
     by_name = {file.name: file for file in files}
@@ -44,7 +79,14 @@ def settings_of_node(text: str, files: Sequence[Path], needs_policy: bool) -> st
                 f"the run uses {path.name}, a file of its own, which a node executes only if it was started with"
                 f" --file {path.name}, a copy that its operator trusts"
             )
-        return by_name[path.name]
+        file = by_name[path.name]
+        here, there = file_digest(file), digests.get(path.name)
+        if there is not None and here != there:
+            raise InputError(
+                f"{path.name} is not the server's: its SHA-256 is {here[:12]}... here and {there[:12]}... there; copy"
+                f" the server's file to the node, or the node's to the server"
+            )
+        return file
 
     if not needs_policy and _is_file(raw.get("policy", {}).get("name")):
         del raw["policy"]

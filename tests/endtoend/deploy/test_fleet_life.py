@@ -1,6 +1,7 @@
 """The life of a fleet while its server runs: keys added, revoked and replaced, wrong clocks, a SuperLink that dies."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from tests.endtoend.deploy.conftest import Marked, slow
-from tests.endtoend.deploy.fleet import FEDCOVER, Fleet, children_named, wait_for
+from tests.endtoend.deploy.fleet import FEDCOVER, ROOT, Fleet, children_named, wait_for
 from tests.endtoend.deploy.test_runs import SETTINGS
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -82,6 +83,28 @@ def test_a_node_whose_clock_is_wrong_joins_and_trains(ahead: float, fleet: Fleet
     settings = settings.replace("quorum = 0.25", "quorum = 1").replace('code = "1111"', 'code = "11"')
     run = fleet.play(settings, f"clock{ahead:.0f}")
     assert '"rejected": []' in (run / "history.jsonl").read_text()
+
+
+def test_a_model_and_data_of_ones_own_on_nodes(fleet: Fleet) -> None:
+    """The files of the guide, with nodes that have them, and one whose file differs."""
+    guide = (ROOT / "docs" / "how-to" / "own-files-on-nodes.md").read_text()
+    python, toml = (re.findall(rf"```{kind}\n(.*?)```", guide, re.DOTALL)[0] for kind in ("python", "toml"))
+    for number in (0, 2, 3):
+        if number in fleet.nodes and fleet.nodes[number].running:
+            fleet.nodes[number].end()
+    (fleet.folder / "own.py").write_text(python)
+    (fleet.folder / "device").mkdir()
+    (fleet.folder / "device" / "own.py").write_text(python.replace("20", "30"))
+    options = ["--capacity", "1", "--share-labels", "--file"]
+    fleet.start_node(0, *options, str(fleet.folder / "own.py"))
+    fleet.start_node(2, *options, str(fleet.folder / "device" / "own.py"), "--client", "1")
+    for number in (0, 2):
+        fleet.nodes[number].wait_for("joined")
+    run = fleet.start_run(toml, "own")
+    run.wait_for("own.py is not the server's: its SHA-256 is", 60)
+    (fleet.folder / "device" / "own.py").write_text(python)  # it is queried again
+    assert run.process.wait(120) == 0, run.printed
+    assert "round 2/2: accuracy" in run.printed
 
 
 @slow

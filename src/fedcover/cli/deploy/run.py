@@ -1,6 +1,7 @@
 """``fedcover deploy run``: train on the nodes that are online."""
 
 import tempfile
+import tomllib
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from fedcover.cli.console import RESUMABLE, friendly, out
 from fedcover.cli.deploy.options import STATE, StateOption
 from fedcover.cli.options import QuietOption
 from fedcover.config.schema import read_config
-from fedcover.deploy.own_files import absolute_files
+from fedcover.deploy.own_files import absolute_files, digests_of_files
 from fedcover.deploy.processes.flower_app import APPS, write_app
 from fedcover.deploy.processes.signals import stop_signals
 from fedcover.errors import FedcoverError, check_extra
@@ -75,6 +76,7 @@ def submit(
     """
     config = {
         "settings": settings,
+        "files": digests_of_files(tomllib.loads(settings)),
         "out": str(run_folder.absolute()),
         "data": str(Path(data).absolute()) if data else "",
         "resume": "true" if resume else "",

@@ -1,10 +1,11 @@
 """The ServerApp and the ClientApp of a run that settings describe.
 
 ``flwr run`` loads them as ``fedcover.deploy.flower.apps:server`` and ``fedcover.deploy.flower.apps:client``. The run's
-configuration has the settings as TOML (``settings``), folders on the server (``out``, ``data``) and whether to resume
-(``resume``). A node's configuration has its client's number (``client``), the location of its data (``data``) and what
-it can afford: ``capacity``, or a ``budget`` in a ``budget-unit``, with a ``calibration`` if that is seconds. ``files``
-lists the Python files that the node may execute if the settings name them.
+configuration has the settings as TOML (``settings``), the digests of files that they name (``files``), folders on the
+server (``out``, ``data``) and whether to resume (``resume``). A node's configuration has its client's number
+(``client``), the location of its data (``data``) and what it can afford: ``capacity``, or a ``budget`` in a
+``budget-unit``, with a ``calibration`` if that is seconds. ``files`` lists the Python files that the node may execute
+if the settings name them.
 """
 
 from collections.abc import Callable, Sequence
@@ -119,11 +120,11 @@ def _settings(context: Context) -> str:
 
 
 def _load_client(context: Context) -> LocalClient:
-    return load_client(_settings(context), context.node_config)
+    return load_client(context.run_config, context.node_config)
 
 
 def _capacity(context: Context) -> float | None:
-    return bought_capacity(_settings(context), context.node_config)
+    return bought_capacity(context.run_config, context.node_config)
 
 
 server = ServerApp()

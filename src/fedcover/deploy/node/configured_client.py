@@ -15,39 +15,44 @@ from fedcover.config.schema import Config, parse_client_config
 from fedcover.config.task_and_data import build_task, load_data, population
 from fedcover.data import Examples, Population, as_examples
 from fedcover.deploy.node.local_client import LocalClient, client_facts, client_number, train_reply
-from fedcover.deploy.own_files import settings_of_node
+from fedcover.deploy.own_files import parse_digests, settings_of_node
 from fedcover.errors import InputError
 from fedcover.federation.extras import extras_of_recipe
 from fedcover.structure.trace import trace
 from fedcover.training.task import Task
 
+RunConfig = Mapping[str, Any]
+"""A run's configuration: its settings as TOML under ``settings``, and the digests of its files under ``files``."""
+NodeConfig = Mapping[str, Any]
+"""A node's configuration: its client's number, where its data are, and what it can afford."""
 
-def facts_from_settings(settings: str, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a node reports of its client in the run of these settings.
+
+def report_facts(run: RunConfig, node: NodeConfig) -> dict[str, Any]:
+    """Return what a node reports of its client in a run.
 
     Args:
-        settings: The run's settings as TOML, as the server sent them.
+        run: The run's configuration, as the server sent it.
         node: The node's configuration.
     """
-    return client_facts(load_client(settings, node), node, bought_capacity(settings, node))
+    return client_facts(load_client(run, node), node, bought_capacity(run, node))
 
 
-def train_from_settings(settings: str, node: Mapping[str, Any], body: bytes) -> bytes:
-    """Train as a request of the run of these settings asks, and return the reply."""
-    return train_reply(body, load_client(settings, node), client_number(node))
+def train(run: RunConfig, node: NodeConfig, body: bytes) -> bytes:
+    """Train as a request of a run asks, and return the reply."""
+    return train_reply(body, load_client(run, node), client_number(node))
 
 
-def load_client(settings: str, node: Mapping[str, Any]) -> LocalClient:
+def load_client(run: RunConfig, node: NodeConfig) -> LocalClient:
     """Return the task and the examples of a node."""
     folder = node.get("data")
-    return local_client(own_settings(settings, node), str(folder) if folder else None, client_number(node))
+    return local_client(own_settings(run, node), str(folder) if folder else None, client_number(node))
 
 
-def bought_capacity(settings: str, node: Mapping[str, Any]) -> float | None:
+def bought_capacity(run: RunConfig, node: NodeConfig) -> float | None:
     """Return the share of the run's model that the node's budget per round buys; None if it has no budget."""
     if (amount := node.get("budget")) is None:
         return None
-    config, local = parse_client_config(own_settings(settings, node)), load_client(settings, node)
+    config, local = parse_client_config(own_settings(run, node)), load_client(run, node)
     structure, recipe = trace(local.task.model, local.examples.example()), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
     steps = recipe.most_steps(len(local.examples))  # a node does not know its index
@@ -57,10 +62,11 @@ def bought_capacity(settings: str, node: Mapping[str, Any]) -> float | None:
     return budget.keep
 
 
-def own_settings(settings: str, node: Mapping[str, Any]) -> str:
+def own_settings(run: RunConfig, node: NodeConfig) -> str:
     """Return the run's settings, with files of the node's own."""
     files = [Path(file) for file in str(node.get("files", "")).split(os.pathsep) if file]
-    return settings_of_node(settings, files, needs_policy="budget" in node)
+    digests = parse_digests(str(run.get("files", "")))
+    return settings_of_node(str(run.get("settings", "")), files, digests, needs_policy="budget" in node)
 
 
 def local_client(text: str, folder: str | None, number: int) -> LocalClient:

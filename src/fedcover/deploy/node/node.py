@@ -42,7 +42,7 @@ class Node:
         self, fleet: Fleet, config: Mapping[str, Any], worker: WorkerProcess, log: Log, patience: float = 600.0
     ) -> None:
         self._fleet, self._config, self._worker, self._log, self._patience = fleet, dict(config), worker, log, patience
-        self._settings: dict[int, str] = {}
+        self._runs: dict[int, dict[str, Any]] = {}
         self._last_message = time.monotonic()
 
     def join(self, seconds: float) -> int:
@@ -103,28 +103,35 @@ class Node:
 
     def _serve_next(self) -> bool:
         """Serve the next message, and return whether there was one."""
+        start = time.monotonic()
         message = self._fleet.pull()
         if message is None:
             return False
-        self._last_message = start = time.monotonic()
-        run, kind = message.metadata.run_id, message.metadata.message_type
+        pulled = self._last_message = time.monotonic()
         reply, outcome = self._reply(message)
-        seconds = time.monotonic() - start
-        self._log(
-            "reply", run=str(run), round=message.metadata.group_id, kind=kind, seconds=round(seconds, 3), **outcome
-        )
-        self._fleet.push(reply, message, seconds)
+        worked = time.monotonic()
+        self._fleet.push(reply, message, worked - pulled)
         self._last_message = time.monotonic()
+        self._log(
+            "reply",
+            run=str(message.metadata.run_id),
+            round=message.metadata.group_id,
+            kind=message.metadata.message_type,
+            seconds=round(worked - pulled, 3),
+            seconds_pull=round(pulled - start, 3),
+            seconds_push=round(self._last_message - worked, 3),
+            **outcome,
+        )
         return True
 
     def _reply(self, message: Message) -> tuple[Message, dict[str, Any]]:
         """Return the reply to a message, which may be the reason of a failure, and what to log of it."""
         try:
-            settings = self._settings_of(message.metadata.run_id)
+            run = self._run_config(message.metadata.run_id)
             if message.metadata.message_type == MessageType.QUERY:
-                facts = self._worker.facts(settings, self._config)
+                facts = self._worker.facts(run, self._config)
             else:
-                result = self._worker.train(settings, self._config, body_of(message))
+                result = self._worker.train(run, self._config, body_of(message))
                 if isinstance(result, bytes):
                     return Message(body_content(result), reply_to=message), {"bytes": len(result)}
                 facts = result
@@ -135,14 +142,14 @@ class Node:
         outcome = {"error": facts[ERROR]} if ERROR in facts else {}
         return Message(facts_content(facts), reply_to=message), outcome
 
-    def _settings_of(self, run: int) -> str:
-        """Return the settings of a run, as TOML."""
-        if run not in self._settings:
+    def _run_config(self, run: int) -> dict[str, Any]:
+        """Return the configuration of a run, without folders on the server."""
+        if run not in self._runs:
             config = self._fleet.run_config(run)
             if config["app"] != APP_ID:
                 raise FedcoverError("this node serves only runs of `fedcover deploy run`, which bring no code")
-            self._settings = {run: str(config.get("settings", ""))}
-        return self._settings[run]
+            self._runs = {run: {key: str(config.get(key, "")) for key in ("settings", "files")}}
+        return self._runs[run]
 
 
 def serve(

@@ -1,7 +1,7 @@
 """The process in which a node trains: it reads requests from one pipe and writes replies to another.
 
 Run as ``python -m fedcover.deploy.node.worker READ WRITE``, with the numbers of two open pipes. A request is a frame
-with the run's settings, the node's configuration and what to do: report facts, or train. The process loads torch and
+with the run's and the node's configuration and what to do: report facts, or train. The process loads torch and
 the data once and serves all rounds. It ends when its parent closes the pipe or is killed.
 """
 
@@ -38,14 +38,13 @@ def read_frame(pipe: BinaryIO) -> bytes | None:
 
 def answer(request: bytes) -> bytes:
     """Return the reply to a request, as a frame: with facts, with a body, or with the reason of a failure."""
-    from fedcover.deploy.node.configured_client import facts_from_settings, train_from_settings
+    from fedcover.deploy.node.configured_client import report_facts, train
 
     head, parts = open_frame(request, MAX_BYTES)
     try:
         if head["kind"] == "train":
-            body = train_from_settings(head["settings"], head["node"], bytes(parts["body"]))
-            return pack_frame({}, {"body": body})
-        return pack_frame({"facts": facts_from_settings(head["settings"], head["node"])}, {})
+            return pack_frame({}, {"body": train(head["run"], head["node"], bytes(parts["body"]))})
+        return pack_frame({"facts": report_facts(head["run"], head["node"])}, {})
     except Exception as error:
         return pack_frame({"error": one_line(f"{type(error).__name__}: {error}")}, {})
 

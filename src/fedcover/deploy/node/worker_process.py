@@ -62,14 +62,14 @@ class WorkerProcess:
         os.close(reply_write)
         self._requests, self._replies = os.fdopen(request_write, "wb"), os.fdopen(reply_read, "rb")
 
-    def facts(self, settings: str, node: Mapping[str, Any]) -> dict[str, Any]:
+    def facts(self, run: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the node reports of its client, or the error."""
-        head, _ = self._ask({"kind": "facts", "settings": settings, "node": dict(node)}, {})
+        head, _ = self._ask({"kind": "facts", "run": dict(run), "node": dict(node)}, {})
         return {"error": head["error"]} if "error" in head else dict(head["facts"])
 
-    def train(self, settings: str, node: Mapping[str, Any], body: bytes) -> bytes | dict[str, Any]:
+    def train(self, run: Mapping[str, Any], node: Mapping[str, Any], body: bytes) -> bytes | dict[str, Any]:
         """Return the reply to a request of the server, or the facts of an error."""
-        head, parts = self._ask({"kind": "train", "settings": settings, "node": dict(node)}, {"body": body})
+        head, parts = self._ask({"kind": "train", "run": dict(run), "node": dict(node)}, {"body": body})
         return {"error": head["error"]} if "error" in head else bytes(parts["body"])
 
     def _ask(self, head: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, memoryview]]:

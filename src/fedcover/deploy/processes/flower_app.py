@@ -11,8 +11,8 @@ APPS = "fedcover.deploy.flower.apps"
 """The module with ``server`` and ``client``, each a plain assignment: Flower searches its source without importing."""
 APP_ID = "fedcover/fedcover-run"
 """Flower's name of the app: its publisher and its project."""
-KEYS = ("settings", "out", "data", "resume")
-"""The keys that the server's app reads from its run config, all of them text."""
+KEYS = ("settings", "files", "out", "data", "resume")
+"""The keys of a run's config, all of them text."""
 
 
 def write_app(folder: str | Path, apps: str = APPS) -> Path:
