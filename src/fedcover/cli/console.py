@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedcover.errors import (
     CallbackStateWarning,
+    CheckpointWarning,
     CoverageWarning,
     DesignWarning,
     FedcoverError,
@@ -35,6 +36,7 @@ from fedcover.toml import toml_value
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 OURS = (
     CallbackStateWarning,
+    CheckpointWarning,
     CoverageWarning,
     DesignWarning,
     SamplingWarning,
