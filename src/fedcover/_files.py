@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedcover.errors import InputError
 
-SPACE = "free some space there and repeat the command; a run continues with --resume"
+SPACE = "free some space and repeat the command; a run continues with --resume"
 REASONS = {
     errno.ENOSPC: ("the disk with {folder} is full", SPACE),
     errno.EDQUOT: ("your quota on the disk with {folder} is used up", SPACE),
@@ -42,6 +42,13 @@ def write_error(path: str | os.PathLike[str], error: OSError) -> InputError:
         folder = folder.parent
     reason, remedy = REASONS.get(error.errno or 0, (str(error.strerror or error), "give another path"))
     return InputError(f"{target} cannot be written: {reason.format(folder=folder)}; {remedy}")
+
+
+def full_disk_error(error: OSError) -> InputError | None:
+    """Return the sentence for a full disk, found by code that does not handle it; None for another error."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return write_error(error.filename, error) if error.filename else InputError(f"a disk is full; {SPACE}")
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

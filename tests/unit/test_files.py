@@ -112,7 +112,8 @@ from pathlib import Path
 from fedcover._files import append_text, write_atomically
 disk, errors = Path(sys.argv[1]), []
 write_atomically(disk / "page", "old")
-for write in (lambda: write_atomically(disk / "page", "x" * 100_000), lambda: append_text(disk / "lines", "y" * 30_000)):
+page, line = "x" * 100_000, "y" * 30_000
+for write in (lambda: write_atomically(disk / "page", page), lambda: append_text(disk / "lines", line)):
     try:
         for _ in range(3):
             write()

@@ -82,11 +82,26 @@ def load_model(path: str | os.PathLike[str], model: nn.Module, best: bool = Fals
     return model
 
 
-def _newest_of(path: Path) -> tuple[Path, Params]:
-    """Return the newest checkpoint of a run, and its model."""
+def load_history(path: Path) -> History:
+    """Return the history of a finished run, with its summary, its state and the trained model."""
+    history = History.load(path / "history.jsonl")
+    history.summary = json.loads((path / "summary.json").read_text())
+    history.state = checkpoint.load(_newest(path)).state
+    history.theta = prune(history.state.theta, shown_in(history.state.policy))
+    return history
+
+
+def _newest(path: Path) -> Path:
+    """Return the newest checkpoint of a run; raise InputError if there is none."""
     newest = newest_checkpoint(path)
     if newest is None:
         raise InputError(f"{path} has no checkpoint; name the folder of a run that has played a round")
+    return newest
+
+
+def _newest_of(path: Path) -> tuple[Path, Params]:
+    """Return the newest checkpoint of a run, and its model."""
+    newest = _newest(path)
     state = checkpoint.load(newest).state
     return newest, prune(state.theta, shown_in(state.policy))
 
