@@ -16,11 +16,12 @@ def on_small_disk(folder: Path, size: str, command: Sequence[str]) -> list[str]:
 
 
 @functools.cache
-def _available() -> bool:
+def available() -> bool:
+    """Return whether this machine can mount a small disk."""
     try:
         return not subprocess.run(on_small_disk(Path("/mnt"), "64k", ["true"]), capture_output=True).returncode
     except OSError:
         return False
 
 
-needs_small_disk = pytest.mark.skipif(not _available(), reason="this machine has no user namespaces")
+needs_small_disk = pytest.mark.skipif(not available(), reason="this machine has no user namespaces")
