@@ -43,7 +43,7 @@ class CallbackStateWarning(UserWarning):
 
 
 class CheckpointWarning(UserWarning):
-    """Issued if a run is resumed whose newest checkpoint cannot be used: it continues from an older one."""
+    """Issued if a run is resumed whose newest checkpoint, or best model, is damaged: it continues without it."""
 
 
 class StoppedWarning(UserWarning):

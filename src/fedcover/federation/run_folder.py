@@ -108,11 +108,15 @@ def _newest_of(path: Path) -> tuple[Path, Params]:
 
 def _best_of(path: Path) -> tuple[Path, Params]:
     """Return the file of the best model of a run, and the model."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if not (path / BEST).exists():
         raise InputError(f"{path} has no {BEST}; run it with the callback KeepBest")
-    return path / BEST, load_file(path / BEST)
+    try:
+        return path / BEST, load_file(path / BEST)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path / BEST} is truncated or damaged ({error}); load the newest model instead") from error
 
 
 class RunFolder:

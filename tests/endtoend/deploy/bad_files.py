@@ -1,4 +1,4 @@
-"""A deployment with full disks and damaged files: ``bad_files.py FOLDER [DISK]`` prints what each command said, as JSON.
+"""A deployment with full disks and damaged files: ``bad_files.py FOLDER [DISK]`` prints what commands said as JSON.
 
 DISK is a mounted disk that is too small for two rounds. Only commands of the command line are used.
 """
@@ -6,11 +6,12 @@ DISK is a mounted disk that is too small for two rounds. Only commands of the co
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
-from fedcover.deploy.address import free_ports
 from fedcover.federation.run_folder import lock_folder, unlock_folder
 from fedcover.federation.stored_checkpoints import newest_checkpoint
+from tests.endtoend.deploy.fleet import Fleet, Program
 
 SETTINGS = """
 rounds = 2
@@ -20,56 +21,38 @@ policy = {name = "NP"}
 local = {epochs = 1}
 budgets = {code = "1"}
 """
-FEDCOVER = [sys.executable, "-m", "fedcover", "deploy"]
 
 
 def main(folder: Path, disk: Path | None) -> None:
     """Start a server and a node, and try every fault."""
-    (folder / "config.toml").write_text(SETTINGS)
-    subprocess.run([*FEDCOVER, "keys", str(folder / "keys"), "--nodes", "1"], check=True, stdout=subprocess.DEVNULL)
-    (port,) = free_ports(1)
-    address = f"127.0.0.1:{port}"
+    config, plain = folder / "config.toml", folder / "plain"
+    config.write_text(SETTINGS)
     results: dict[str, object] = {}
 
     def run(name: str, out: Path, *more: str) -> None:
-        command = [*FEDCOVER, "run", str(folder / "config.toml"), "--server", address]
-        command += ["--keys", str(folder / "keys" / "server"), "--out", str(out), *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-        history = out / "history.jsonl"
-        results[name] = {
-            "code": done.returncode,
-            "printed": done.stdout + done.stderr,
-            "history": history.read_text() if history.exists() else "",
-        }
+        arguments = ["--state", str(fleet.state), "--out", str(out), *more]
+        program = Program(folder / f"{name}.out", "deploy", "run", str(config), *arguments)
+        code, history = program.process.wait(200), out / "history.jsonl"
+        lines = history.read_text() if history.exists() else ""
+        results[name] = {"code": code, "printed": program.printed, "history": lines}
 
-    with open(folder / "log", "w") as log:
-        server = [*FEDCOVER, "server", "--keys", str(folder / "keys" / "server"), "--port", str(port)]
-        client = [*FEDCOVER, "client", "--server", address, "--keys", str(folder / "keys" / "node-0"), "--client", "0"]
-        programs = [
-            subprocess.Popen([*program, "--out", str(folder / name)], stdout=log, stderr=log)
-            for name, program in (("server", server), ("client", client))
-        ]
-        try:
-            plain = folder / "plain"
-            run("plain", plain)
-            lock = lock_folder(plain)
-            run("in use", plain, "--resume")
-            unlock_folder(lock)
-            newest = newest_checkpoint(plain)
-            assert newest is not None, results
-            newest.write_bytes(newest.read_bytes()[:-9])
-            run("damaged", plain, "--resume")
-            (plain / "config.toml").write_text("rounds = = 2")
-            run("config", plain, "--resume")
-            if disk is not None:
-                run("full", disk / "run")
-                subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
-                run("space", disk / "run", "--resume")
-        finally:
-            for program in programs[::-1]:
-                program.terminate()
-            for program in programs:
-                program.wait(60)
+    with closing(Fleet(folder, 1)) as fleet:
+        fleet.start_node(0)
+        fleet.join()
+        run("plain", plain)
+        lock = lock_folder(plain)
+        run("in use", plain, "--resume")
+        unlock_folder(lock)
+        newest = newest_checkpoint(plain)
+        assert newest is not None, results
+        newest.write_bytes(newest.read_bytes()[:-9])
+        run("damaged", plain, "--resume")
+        (plain / "config.toml").write_text("rounds = = 2")
+        run("config", plain, "--resume")
+        if disk is not None:
+            run("full", disk / "run")
+            subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+            run("space", disk / "run", "--resume")
     print(json.dumps(results))
 
 

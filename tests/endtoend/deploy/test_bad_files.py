@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from fedcover.federation.history import History
 from tests.endtoend.deploy import bad_files
 from tests.endtoend.deploy.conftest import SKIP, Marked
+from tests.endtoend.deploy.fleet import ROOT
 from tests.small_disk import available, on_small_disk
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow, SKIP]
@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.slow, SKIP]
 def results(tmp_path_factory: pytest.TempPathFactory, marked: Marked) -> dict[str, dict[str, Any]]:
     """Return what each command said; without small disks on this machine, not about full ones."""
     folder, disk = tmp_path_factory.mktemp("bad"), tmp_path_factory.mktemp("disk")
-    script = [sys.executable, bad_files.__file__, str(folder)]
+    script = [sys.executable, "-m", bad_files.__name__, str(folder)]
     command = on_small_disk(disk, "140k", [*script, str(disk)]) if available() else script
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stderr + (folder / "log").read_text()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     assert marked.left(10) == []
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
