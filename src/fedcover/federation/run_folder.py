@@ -180,9 +180,9 @@ class RunFolder:
         make_folder(self.path)
         self._lock = lock_folder(self.path)
         try:
-            found = StoredCheckpoint(None)
+            resumable = StoredCheckpoint(None)
             if config.exists():
-                found = self._stored_run(settings, fingerprint, resume, rounds, method or {})
+                resumable = self._stored_run(settings, fingerprint, resume, rounds, method or {})
             for draft in [*self.path.glob(".*.part"), *self.path.glob("checkpoints/.*.part")]:
                 draft.unlink()  # left by a process that was killed while writing
         except OSError as error:
@@ -191,8 +191,8 @@ class RunFolder:
         except InputError:
             self.close()
             raise
-        found.set_aside(self.path)
-        stored = found.checkpoint
+        resumable.set_aside(self.path)
+        stored = resumable.checkpoint
         if stored:
             stored = stored._replace(history=History([trim(record) for record in stored.history]))
         if method:
@@ -213,12 +213,12 @@ class RunFolder:
                 f"{self.path} already holds a run of {done} rounds; continue it with resume=True (--resume on the"
                 f" command line), or name another folder"
             )
-        found = find_checkpoint(self.path, fingerprint)
-        stored = found.checkpoint
+        resumable = find_checkpoint(self.path, fingerprint)
+        stored = resumable.checkpoint
         self._check_same(settings, method, stored is None or stored.fingerprint == fingerprint)
         if stored and (done := stored.state.round) > rounds:
             raise InputError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
-        return found
+        return resumable
 
     def compare(self, settings: Settings, method: Method, fingerprint_of: Callable[[str], str]) -> None:
         """Raise InputError if the folder holds a run of other settings, code or data; nothing is changed.
