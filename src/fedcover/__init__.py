@@ -32,6 +32,7 @@ from fedcover.data import Examples, Population
 from fedcover.engines import Engine, Processes, Serial, Vectorized
 from fedcover.errors import (
     CallbackStateWarning,
+    CheckpointWarning,
     ClientError,
     CoverageWarning,
     DesignWarning,
@@ -92,6 +93,7 @@ __all__ = [
     "CSVLog",
     "Callback",
     "CallbackStateWarning",
+    "CheckpointWarning",
     "Client",
     "ClientError",
     "ClientEvaluation",

@@ -12,8 +12,11 @@ def main() -> None:
     except MissingExtraError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    from fedcover.cli import main as run_command
-
+    try:
+        from fedcover.cli import main as run_command
+    except KeyboardInterrupt:  # commands handle it themselves
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     run_command()
 
 

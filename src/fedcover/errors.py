@@ -42,6 +42,10 @@ class CallbackStateWarning(UserWarning):
     """Issued if a run is resumed with a callback whose stored state is of another metric: it starts again."""
 
 
+class CheckpointWarning(UserWarning):
+    """Issued if a run is resumed whose newest checkpoint, or best model, is damaged: it continues without it."""
+
+
 class StoppedWarning(UserWarning):
     """Issued if a run is resumed that a callback has stopped: it has ended, and plays no further round."""
 

@@ -1,6 +1,7 @@
 """Invalid input gets one sentence that names the value and the remedy, and exit code 2; no file changes."""
 
 import gzip
+import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.federation.run_folder import newest_checkpoint
+from fedcover.federation.stored_checkpoints import checkpoint_files
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -132,20 +133,34 @@ def test_corrupt_data_file(cli: Cli, mnist_copy: Path, tmp_path: Path, damage: s
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied"])
-def test_damaged_checkpoint(cli: Cli, finished: Path, damage: str) -> None:
-    newest = newest_checkpoint(finished)
-    assert newest is not None
+def test_damaged_checkpoint(cli: Cli, finished: Path, tmp_path: Path, damage: str) -> None:
+    """The newest one is kept aside, and the run continues from the one before it; without any it is refused."""
+    newest, older = checkpoint_files(finished)
     raw = newest.read_bytes()
     damaged = {"truncated": raw[: len(raw) // 2], "flipped": raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:], "emptied": b""}
     newest.write_bytes(damaged[damage])
+    run = ["run", "--resume", "--out", str(finished), "--set", "rounds=4", "--no-report"]
+    good = older.read_bytes()
+    older.write_bytes(b"")
     before = snapshot(finished)
-    run = ["run", "--resume", "--out", str(finished), "--set", "rounds=4", "--quiet", "--no-report"]
-    refuses(cli, run, str(newest), "corrupt", "delete it to resume")
+    refuses(cli, [*run, "--quiet"], "no checkpoint", newest.name, older.name, "another folder")
     assert snapshot(finished) == before
-    newest.unlink()  # the remedy
+    older.write_bytes(good)
     code, _, err = cli(*run)
     assert code == 0, err
-    assert len(fc.History.load(finished / "history.jsonl")) == 4
+    aside = newest.with_name(newest.name + ".corrupt")
+    (line,) = [line for line in err.splitlines() if line.startswith("warning: checkpoint")]
+    assert f"it is kept as {aside.name}, and the run continues after round 1" in line
+    assert aside.read_bytes() == damaged[damage]
+    (row,) = [json.loads(line) for line in (finished / "recoveries.jsonl").read_text().splitlines()]
+    assert (row["file"], row["continued_after_round"]) == (aside.name, 1)
+    code, _, err = cli("run", *QUICK, "--set", "rounds=4", "--out", str(tmp_path / "whole"))
+    assert code == 0, err
+    assert fc.History.load(finished / "history.jsonl") == fc.History.load(tmp_path / "whole" / "history.jsonl")
+    assert [file.name for file in checkpoint_files(finished)] == [
+        "round-000004.safetensors",
+        "round-000003.safetensors",
+    ]
 
 
 def test_run_folder_that_holds_a_run(cli: Cli, finished: Path) -> None:

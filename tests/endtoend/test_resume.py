@@ -1,11 +1,14 @@
 """A killed run resumes bit-identically; the same seed gives the same history, wherever it runs."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,99 @@ def test_resume_after_any_round(
     resumed = small_federation(policy=make()).run(6, out=tmp_path / "cut", resume=True, **settings)
     assert resumed == whole == fc.History.load(tmp_path / "cut" / "history.jsonl")
     assert same(final_theta(tmp_path / "whole"), final_theta(tmp_path / "cut"))
+
+
+def damage(file: Path, rng: random.Random) -> str:
+    """Damage a file in one of several ways, and return which."""
+    raw = bytearray(file.read_bytes())
+    kind = rng.choice(["cut", "flipped", "emptied", "zeros", "noise"])
+    if kind == "cut":
+        del raw[rng.randrange(len(raw)) :]
+    elif kind == "flipped":
+        raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+    elif kind == "zeros":  # as a file system may leave it after a power cut
+        start = rng.randrange(len(raw) - 1)
+        raw[start:] = bytes(len(raw) - start)
+    else:
+        raw = bytearray(rng.randbytes(len(raw)) if kind == "noise" else b"")
+    file.write_bytes(raw)
+    return kind
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_resume_with_a_damaged_newest_checkpoint_gives_the_same_bits(
+    small_federation: Callable[..., fc.Federation], tmp_path: Path, seed: int
+) -> None:
+    """Stopped and damaged at random, as often as it takes; also with a line that is cut in the history."""
+
+    class Stop(Exception):
+        pass
+
+    rng = random.Random(seed)
+    test, every = small_federation().clients.examples, rng.choice([1, 2])
+
+    def run(out: str, on_round: Callable[[fc.RoundRecord], None], resume: bool = False) -> fc.History:
+        callbacks = [fc.CSVLog(), fc.KeepBest(), fc.EarlyStopping(patience=100)]
+        playing = small_federation(policy=fc.pretrained_mask(), aggregator=fc.FedAdam(fc.mean(), lr=0.01))
+        return playing.run(
+            8, evaluate_on=test, out=tmp_path / out, resume=resume, on_round=on_round, callbacks=callbacks,
+            checkpoint_every=every,
+        )  # fmt: skip
+
+    whole = run("whole", lambda record: None)
+    cut, stops = tmp_path / "cut", sorted(rng.sample(range(2 * every, 8), 2))
+    for stop in stops:
+
+        def stop_there(record: fc.RoundRecord, stop: int = stop) -> None:
+            if record.round == stop:
+                raise Stop
+
+        warned = [] if stop == stops[0] else [fc.CheckpointWarning]
+        with pytest.raises(Stop), catch(warned):
+            run("cut", stop_there, resume=stop != stops[0])
+        newest = newest_checkpoint(cut)
+        assert newest is not None
+        damage(newest, rng)
+        with open(cut / "history.jsonl", "ab") as file:
+            file.write(rng.choice([b'{"round": 9, "coh', b"\xff\xfe\n", b""]))
+    with catch([fc.CheckpointWarning]):
+        assert run("cut", lambda record: None, resume=True) == whole == fc.History.load(cut / "history.jsonl")
+    assert same(final_theta(tmp_path / "whole"), final_theta(cut))
+    assert same(load_file(cut / "best.safetensors"), load_file(tmp_path / "whole" / "best.safetensors"))
+    assert [row.split(",")[0] for row in (cut / "metrics.csv").read_text().split()] == ["round", *map(str, range(1, 9))]
+    assert len((cut / "recoveries.jsonl").read_text().splitlines()) == 2
+
+
+@contextmanager
+def catch(expected: list[type[Warning]]) -> Iterator[None]:
+    """Check that exactly these warnings are issued, of those about checkpoints."""
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always")
+        yield
+    assert [one.category for one in issued if one.category is fc.CheckpointWarning] == expected
+
+
+def test_a_checkpoint_of_another_run_or_round_is_not_used(
+    small_federation: Callable[..., fc.Federation], tmp_path: Path
+) -> None:
+    whole = small_federation().run(4, out=tmp_path / "whole")
+    small_federation().run(2, out=tmp_path / "run")
+    small_federation(seed=9).run(3, out=tmp_path / "other")
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / "round-000003.safetensors").write_bytes(
+        (tmp_path / "other" / "checkpoints" / "round-000003.safetensors").read_bytes()
+    )
+    (folder / "round-000004.safetensors").write_bytes((folder / "round-000002.safetensors").read_bytes())
+    with pytest.warns(fc.CheckpointWarning) as issued:
+        assert small_federation().run(4, out=tmp_path / "run", resume=True) == whole
+    texts = [str(one.message) for one in issued]
+    assert "because it is a checkpoint of round 2" in texts[0]
+    assert "because it belongs to another run" in texts[1]
+    assert len(list(folder.glob("*.corrupt"))) == 2
+    before = sorted(folder.iterdir())
+    with pytest.raises(fc.InputError, match="seed"):  # all checkpoints are of another run: the settings are wrong
+        small_federation(seed=9).run(4, out=tmp_path / "run", resume=True)
+    assert sorted(folder.iterdir()) == before
 
 
 def test_a_finished_run_can_be_resumed_for_more_rounds(

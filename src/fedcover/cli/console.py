@@ -18,8 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedcover._files import full_disk_error
 from fedcover.errors import (
     CallbackStateWarning,
+    CheckpointWarning,
     CoverageWarning,
     DesignWarning,
     FedcoverError,
@@ -35,6 +37,7 @@ from fedcover.toml import toml_value
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 OURS = (
     CallbackStateWarning,
+    CheckpointWarning,
     CoverageWarning,
     DesignWarning,
     SamplingWarning,
@@ -83,6 +86,11 @@ def friendly(command: F, interrupted: str = "") -> F:
         except BrokenPipeError:  # the reader of the output has closed it, as with `| head`
             sys.stderr.close()
             raise typer.Exit(0) from None
+        except OSError as error:
+            if (full := full_disk_error(error)) is None:
+                raise
+            say("error", str(full), "bold red")
+            raise typer.Exit(BAD_INPUT) from None
 
     return wrapped  # type: ignore[return-value]
 

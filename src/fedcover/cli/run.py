@@ -20,6 +20,7 @@ from fedcover.config.build import (
 )
 from fedcover.config.default_budgets import with_default_budgets
 from fedcover.config.schema import Config, read_config
+from fedcover.deploy.processes.signals import stop_signals
 from fedcover.errors import InputError, MissingExtraError
 from fedcover.federation.history import History
 from fedcover.federation.lockstep import run_all_rounds
@@ -73,7 +74,7 @@ def run(
     changes += [f"budgets.{key}={value}" for key, value in budgets.items() if value]
     settings, keeps = _settings(config, changes, out_dir, resume)
     folder = out_dir or unused(Path("runs") / settings.title)
-    with RunProgress(quiet or as_json) as progress:
+    with stop_signals(leave=False), RunProgress(quiet or as_json) as progress:
         history = train(settings, folder, resume, data, progress, keeps)
     if report and settings.engine != "flower-sim":  # a simulation's server has written it
         write_page(folder)

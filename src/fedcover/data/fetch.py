@@ -13,6 +13,7 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
 
+from fedcover._files import full_disk_error, write_error
 from fedcover.data.catalogue import Source
 from fedcover.data.copies import Copy, Layout, find
 from fedcover.data.loading import STORIES, Folder, cache_folder, data_folder, source_of
@@ -62,6 +63,8 @@ def get(name: str | Source, folder: Folder = None, progress: Callable[[str], Non
             try:
                 verdict = _install(source, attempt(), target, scratch)
             except FAILURES as error:
+                if isinstance(error, OSError) and (full := full_disk_error(error)):
+                    raise full from error
                 tried.append(f"{label} ({_clause(error)})")
                 progress(f"{label}: failed: {_clause(error)}")
             else:
@@ -183,8 +186,9 @@ def _scratch() -> Iterator[Path]:
         cache.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=".get-", dir=cache)
     except OSError as error:
-        reason = f"{cache} cannot be written ({error.strerror})"
-        raise InputError(f"the cache folder {reason}; set XDG_CACHE_HOME to a writable folder") from error
+        raise InputError(
+            f"the cache folder {write_error(cache, error)}, or set XDG_CACHE_HOME to a writable folder"
+        ) from error
     with folder as name:
         yield Path(name)
 

@@ -47,6 +47,16 @@ class State:
         return replace(self, theta=theta, theory=theory, server=server)
 
 
+class CorruptCheckpointError(InputError):
+    """A checkpoint that is damaged; ``reason`` completes "... cannot be used because"."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"checkpoint {path} is corrupt: {reason}; resume the run, which continues from its newest whole checkpoint"
+        )
+        self.reason = reason
+
+
 class Checkpoint(NamedTuple):
     """The content of a checkpoint."""
 
@@ -106,20 +116,26 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load(path: Path) -> Checkpoint:
-    """Return the content of a checkpoint; raise InputError if any bit is wrong."""
+    """Return the content of a checkpoint.
+
+    Raises:
+        CorruptCheckpointError: If any bit is wrong.
+        InputError: If the file may not be read.
+    """
     from safetensors import SafetensorError, safe_open
 
-    remedy = "delete it to resume from the previous checkpoint, or start again in another folder"
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except PermissionError as error:
+        raise InputError(f"checkpoint {path} may not be read ({error.strerror}); change its permissions") from error
     except (SafetensorError, OSError) as error:
-        raise InputError(f"checkpoint {path} is truncated or corrupt ({error}); {remedy}") from error
+        raise CorruptCheckpointError(path, f"it is truncated or damaged ({error})") from error
     if header.get("format") != FORMAT:
-        raise InputError(f"checkpoint {path} has format {header.get('format')}, not {FORMAT}; {remedy}")
+        raise CorruptCheckpointError(path, f"its format is {header.get('format')}, not {FORMAT}")
     if header.get("digest") != _digest(tensors, header):
-        raise InputError(f"checkpoint {path} is corrupt: its digest does not match its contents; {remedy}")
+        raise CorruptCheckpointError(path, "its digest does not match its contents")
     parts: dict[str, Params] = {part: {} for part in (*FIELDS, "history")}
     for name in json.loads(header["order"]):
         kind, _, rest = name.partition("/")

@@ -165,5 +165,6 @@ class History(Sequence[RoundRecord]):
             return cls.from_lines(Path(path).read_text())
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:
             raise InputError(
-                f"{path} is not a readable history ({error}); give the folder of a fedcover run"
+                f"{path} is not a readable history ({error}); give that of a fedcover run, or continue the run with"
+                f" --resume, which writes it again"
             ) from error

@@ -6,6 +6,7 @@
     versions.json    versions of what ran            summary.json    the outcome, once finished
     method.json      model, loss, policy, recipe     report.html     written by `fedcover run` and `report`
     checkpoints/     round-000012.safetensors        best.safetensors, metrics.csv, ...   written by callbacks
+    recoveries.jsonl checkpoints that were damaged; they are kept as checkpoints/round-000012.safetensors.corrupt
 """
 
 import json
@@ -20,13 +21,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedcover._files import write_atomically
+from fedcover._files import append_text, make_folder, write_atomically, write_error
 from fedcover.errors import InputError
 from fedcover.federation import checkpoint
 from fedcover.federation.callbacks.keep_best import BEST
 from fedcover.federation.checkpoint import Checkpoint, State
 from fedcover.federation.fingerprint import Method, differences, method_differences
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.stored_checkpoints import (
+    StoredCheckpoint,
+    checkpoint_files,
+    delete_old_checkpoints,
+    find_checkpoint,
+    newest_checkpoint,
+)
 from fedcover.params import Params, prune, put_params
 from fedcover.policies.base import shown_in
 from fedcover.toml import Settings, to_toml
@@ -37,15 +45,8 @@ try:
 except ImportError:  # only POSIX systems have it
     fcntl = None  # type: ignore[assignment]
 
-KEPT_CHECKPOINTS = 2
 OTHER = "the data, the loss, the initial model or the kind of engine differ"
 """What can be said of a folder that an older version wrote, without ``method.json``."""
-
-
-def newest_checkpoint(path: Path) -> Path | None:
-    """Return the newest checkpoint in a run folder; None if there is none."""
-    files = [p for p in (path / "checkpoints").glob("round-*.safetensors") if p.stem.removeprefix("round-").isdecimal()]
-    return max(files, key=lambda p: int(p.stem.removeprefix("round-")), default=None)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -81,22 +82,41 @@ def load_model(path: str | os.PathLike[str], model: nn.Module, best: bool = Fals
     return model
 
 
-def _newest_of(path: Path) -> tuple[Path, Params]:
-    """Return the newest checkpoint of a run, and its model."""
+def load_history(path: Path) -> History:
+    """Return the history of a finished run, with its summary, its state and the trained model."""
+    history = History.load(path / "history.jsonl")
+    history.summary = json.loads((path / "summary.json").read_text())
+    history.state = checkpoint.load(_newest(path)).state
+    history.theta = prune(history.state.theta, shown_in(history.state.policy))
+    return history
+
+
+def _newest(path: Path) -> Path:
+    """Return the newest checkpoint of a run; raise InputError if there is none."""
     newest = newest_checkpoint(path)
     if newest is None:
         raise InputError(f"{path} has no checkpoint; name the folder of a run that has played a round")
+    return newest
+
+
+def _newest_of(path: Path) -> tuple[Path, Params]:
+    """Return the newest checkpoint of a run, and its model."""
+    newest = _newest(path)
     state = checkpoint.load(newest).state
     return newest, prune(state.theta, shown_in(state.policy))
 
 
 def _best_of(path: Path) -> tuple[Path, Params]:
     """Return the file of the best model of a run, and the model."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if not (path / BEST).exists():
         raise InputError(f"{path} has no {BEST}; run it with the callback KeepBest")
-    return path / BEST, load_file(path / BEST)
+    try:
+        return path / BEST, load_file(path / BEST)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path / BEST} is truncated or damaged ({error}); load the newest model instead") from error
 
 
 class RunFolder:
@@ -132,7 +152,8 @@ class RunFolder:
     ) -> Checkpoint | None:
         """Lock the folder for a run and return the newest checkpoint of the run that it holds; None if it is new.
 
-        Nothing in the folder is changed before everything has been checked.
+        Nothing in the folder is changed before everything has been checked. A damaged checkpoint is then renamed to
+        ``*.corrupt``, and the one before it is returned.
 
         Args:
             settings: The settings of the run.
@@ -156,20 +177,24 @@ class RunFolder:
                 raise InputError(
                     f"{self.path} is not empty and not a run folder (it holds {strangers[0]}); name a new folder"
                 )
+        make_folder(self.path)
+        self._lock = lock_folder(self.path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_folder(self.path)
-            stored = self._stored_run(settings, fingerprint, resume, rounds, method or {}) if config.exists() else None
+            resumable = StoredCheckpoint(None)
+            if config.exists():
+                resumable = self._stored_run(settings, fingerprint, resume, rounds, method or {})
+            for draft in [*self.path.glob(".*.part"), *self.path.glob("checkpoints/.*.part")]:
+                draft.unlink()  # left by a process that was killed while writing
         except OSError as error:
             self.close()
-            raise InputError(f"{self.path} cannot be written to ({error}); name another folder") from error
+            raise write_error(self.path, error) from error
         except InputError:
             self.close()
             raise
+        resumable.set_aside(self.path)
+        stored = resumable.checkpoint
         if stored:
             stored = stored._replace(history=History([trim(record) for record in stored.history]))
-        for draft in [*self.path.glob(".*.part"), *self.path.glob("checkpoints/.*.part")]:
-            draft.unlink()  # left by a process that was killed while writing
         if method:
             write_atomically(self.path / "method.json", json.dumps(method, indent=1) + "\n")
         write_atomically(config, to_toml(settings))
@@ -180,20 +205,20 @@ class RunFolder:
 
     def _stored_run(
         self, settings: Settings, fingerprint: str, resume: bool, rounds: int, method: Method
-    ) -> Checkpoint | None:
-        """Return the newest checkpoint in the folder; raise InputError if it belongs to another run."""
-        newest = newest_checkpoint(self.path)
-        done = int(newest.stem.removeprefix("round-")) if newest else 0
+    ) -> StoredCheckpoint:
+        """Return the newest usable checkpoint in the folder; raise InputError if it belongs to another run."""
         if not resume:
+            done = next(iter(checkpoint_files(self.path).values()), 0)
             raise InputError(
                 f"{self.path} already holds a run of {done} rounds; continue it with resume=True (--resume on the"
                 f" command line), or name another folder"
             )
-        stored = checkpoint.load(newest) if newest else None
+        resumable = find_checkpoint(self.path, fingerprint)
+        stored = resumable.checkpoint
         self._check_same(settings, method, stored is None or stored.fingerprint == fingerprint)
-        if done > rounds:
+        if stored and (done := stored.state.round) > rounds:
             raise InputError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
-        return stored
+        return resumable
 
     def compare(self, settings: Settings, method: Method, fingerprint_of: Callable[[str], str]) -> None:
         """Raise InputError if the folder holds a run of other settings, code or data; nothing is changed.
@@ -204,9 +229,9 @@ class RunFolder:
             fingerprint_of: Returns the fingerprint of the run with an engine's arithmetic, such as ``serial``.
         """
         arithmetic = self._stored_method().get("engine", {}).get("")
-        newest = newest_checkpoint(self.path) if arithmetic else None
-        same = newest is None or checkpoint.load(newest).fingerprint == fingerprint_of(str(arithmetic))
-        self._check_same(settings, method, same)
+        fingerprint = fingerprint_of(str(arithmetic)) if arithmetic else ""
+        stored = find_checkpoint(self.path, fingerprint).checkpoint if arithmetic else None
+        self._check_same(settings, method, stored is None or stored.fingerprint == fingerprint)
 
     def _check_same(self, settings: Settings, method: Method, same_fingerprint: bool) -> None:
         """Raise InputError with what differs from the run in the folder, if anything does."""
@@ -237,15 +262,13 @@ class RunFolder:
 
     def append(self, record: RoundRecord) -> None:
         """Append a round's record to the history."""
-        with open(self.path / "history.jsonl", "a") as file:
-            file.write(record.to_json() + "\n")
+        append_text(self.path / "history.jsonl", record.to_json() + "\n")
 
     def save(self, state: State, history: History, fingerprint: str, callbacks: Mapping[str, Any]) -> None:
         """Write a checkpoint and delete all but the newest few."""
         folder = self.path / "checkpoints"
         checkpoint.save(folder / f"round-{state.round:06d}.safetensors", state, history, fingerprint, callbacks)
-        for old in sorted(folder.glob("round-*.safetensors"))[:-KEPT_CHECKPOINTS]:
-            old.unlink()
+        delete_old_checkpoints(self.path)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
@@ -263,15 +286,22 @@ def lock_folder(path: Path) -> int:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
         return -1
     # The kernel releases the lock with the process, so a killed run leaves no stale lock.
-    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise write_error(path / ".lock", error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.read(lock, 32).decode(errors="replace").strip() or "another process"
         os.close(lock)
         raise InputError(f"{path} is in use by process {owner}; wait for it, or name another folder") from None
-    os.ftruncate(lock, 0)
-    os.write(lock, str(os.getpid()).encode())
+    try:
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+    except OSError as error:
+        os.close(lock)
+        raise write_error(path / ".lock", error) from error
     return lock
 
 

@@ -189,7 +189,10 @@ def _load_history(path: Path) -> History:
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise InputError(f"{path} is not a readable history ({error}); give the folder of a fedcover run") from error
+        raise InputError(
+            f"{path} is not a readable history ({error}); give the folder of a fedcover run, or continue the run with"
+            f" --resume, which writes it again"
+        ) from error
     if not len(history):
         raise InputError(f"{path} holds no rounds yet; wait until the first round is done")
     return history

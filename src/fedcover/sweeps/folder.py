@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcover._files import write_atomically
+from fedcover._files import make_folder, write_atomically
 from fedcover.config.build import build_callbacks
 from fedcover.config.schema import KEEPS
 from fedcover.errors import InputError
@@ -53,10 +53,7 @@ class SweepFolder:
             raise InputError(f"{path} is not empty and not a sweep's folder (it holds {other[0]}); name a new folder")
 
     def __enter__(self) -> "SweepFolder":
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be written to ({error}); name another folder") from error
+        make_folder(self.path)
         self._lock = lock_folder(self.path)
         try:
             for cell in self.cells:

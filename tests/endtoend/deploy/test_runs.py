@@ -22,6 +22,7 @@ from fedcover.engines.serial import Serial
 from fedcover.federation import checkpoint
 from fedcover.federation.history import History
 from fedcover.federation.round import Arrivals
+from fedcover.federation.run_folder import lock_folder, unlock_folder
 from fedcover.params import Params
 from tests.endtoend.deploy.conftest import Marked, slow
 from tests.endtoend.deploy.fleet import FAULTY_NODE, Fleet, wait_for
@@ -127,6 +128,20 @@ def test_a_killed_worker_costs_seconds_and_no_reply(fleet: Fleet) -> None:
     assert list(history) == expected
     assert same(theta, expected_theta)
     assert fleet.children(1) != [worker]
+
+
+def test_a_folder_in_use_is_one_sentence(fleet: Fleet) -> None:
+    """In the log that the command line follows, and as its error; slow tests have other bad files."""
+    out = fleet.folder / "busy"
+    out.mkdir()
+    lock = lock_folder(out)
+    run = fleet.start_run(SETTINGS.format(rounds=1, deadline=240), "busy")
+    assert run.process.wait(120) == 1
+    unlock_folder(lock)
+    sentence = f"{out} is in use by process {os.getpid()}; wait for it, or name another folder"
+    assert run.printed.splitlines()[-2:] == [f"error: {sentence}", f"error: the run failed: {sentence}"]
+    assert "Traceback" not in run.printed
+    assert "Exit Code" not in run.printed
 
 
 @slow

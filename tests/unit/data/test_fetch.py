@@ -243,8 +243,22 @@ def test_no_npm_is_reported(tmp_path: Path, small_mnist: Small, monkeypatch: pyt
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(InputError, match=r"cache folder .*file/fedcover cannot be written .* XDG_CACHE_HOME"):
+    with pytest.raises(InputError, match=r"cache folder .*file/fedcover cannot be written: .* XDG_CACHE_HOME"):
         get("mnist")
+
+
+def test_a_full_disk_is_not_taken_for_a_bad_source(
+    tmp_path: Path, small_mnist: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = small_mnist(tmp_path / "mnist")
+
+    def write(path: Path, content: bytes) -> None:
+        with open("/dev/full", "wb", 0) as disk:
+            disk.write(content)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(InputError, match="disk is full; free some space"):
+        get(source, tmp_path)
 
 
 def test_digits_need_no_fetching(own_cache: Path) -> None:

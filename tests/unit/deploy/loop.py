@@ -87,8 +87,8 @@ def grid_of(federation: Federation, share_labels: bool = True) -> LoopGrid:
     return LoopGrid(apps)
 
 
-def failed(reply: Message, reason: str) -> Message:
+def failed(reply: Message, reason: str, code: int = 5) -> Message:
     """Return the error that Flower would report instead of a reply; it comes from the SuperLink."""
-    error = Message(Error(5, reason), metadata=reply.metadata)
+    error = Message(Error(code, reason), metadata=reply.metadata)
     error.metadata.__dict__["_src_node_id"] = 1
     return error

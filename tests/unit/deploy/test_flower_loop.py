@@ -66,7 +66,7 @@ def test_in_flowers_own_loop_replies_belong_to_the_nodes_of_the_requests() -> No
     history, _ = by_flower(grid, remote(playing, fc.weight_pruning()), 1, lines=lines)
     (left,) = history.last.rejected
     assert left["client"] == list(seen)[1]
-    assert "node unavailable" in left["reason"]
+    assert left["reason"] == "it stopped answering; its node is offline"
 
 
 def test_rounds_that_flowers_own_loop_could_not_play_are_played_after_it() -> None:

@@ -252,11 +252,11 @@ def test_a_timeout_is_not_an_error_when_enough_clients_have_joined() -> None:
 def test_a_node_that_fails_is_reported_once_and_a_lost_connection_is_an_error() -> None:
     grid, registry, lines = grid_of(federation(Serial(shrink=False))), ClientRegistry(), list[str]()
     pull = grid.pull_messages
-    grid.pull_messages = lambda keys: [failed(reply, "no such app") for reply in pull(keys)]  # type: ignore[method-assign]
+    grid.pull_messages = lambda keys: [failed(reply, "no such app", 1) for reply in pull(keys)]  # type: ignore[method-assign]
     for _ in range(3):
         registry.update(grid, grid.get_node_ids(), lines.append)
     assert len(lines) == 8
-    assert all(line.endswith("no such app") for line in lines)
+    assert all(line.endswith("is queried again: its app could not be loaded: no such app") for line in lines)
 
     def lost(keys: Any) -> Any:
         raise ConnectionError("refused")

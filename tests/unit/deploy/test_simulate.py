@@ -8,16 +8,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedcover as fc
-from fedcover.config.schema import Config, check_config
+from fedcover.config.schema import check_config, parse_config
 from fedcover.deploy.address import free_ports
 from fedcover.deploy.flower import simulate as simulation
 from fedcover.deploy.processes.environment import LOOPBACK, flower_environment
 from fedcover.federation.history import History
 from fedcover.toml import to_toml
+from tests.conftest import small_data, small_net
 from tests.endtoend.deploy.conftest import slow
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -79,6 +81,31 @@ def test_an_error_of_a_simulation_is_one_sentence(cli: Cli, tmp_path: Path) -> N
     assert "'nothing'" in err
 
 
+def test_what_the_process_of_a_simulation_reports() -> None:
+    """Rounds, warnings and errors are those of a run in this process."""
+    rounds: list[fc.RoundRecord] = []
+    record = fc.Federation(small_net(), fc.data.iid(small_data(), clients=4), cohort=2).run(1).last
+    assert not simulation.handle_event({"kind": "round", "text": record.to_json()}, rounds.append)
+    assert rounds == [record]
+    with pytest.warns(fc.CheckpointWarning, match="a damaged one"):
+        simulation.handle_event({"kind": "CheckpointWarning", "text": "a damaged one"}, rounds.append)
+    with pytest.raises(fc.InputError, match="a full disk"):
+        simulation.handle_event({"kind": "InputError", "text": "a full disk"}, rounds.append)
+    with pytest.raises(RuntimeError, match="line 7"):
+        simulation.handle_event({"kind": "failed", "text": "Traceback: line 7"}, rounds.append)
+    assert simulation.handle_event({"kind": "completed", "text": ""}, rounds.append)
+
+
+@pytest.mark.timeout(300)
+def test_a_bad_file_during_a_simulation_is_one_sentence(tmp_path: Path) -> None:
+    """The process of the simulation finds it, not this one."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "strange").touch()
+    config = check_config({"data": {"name": "digits", "clients": 2}, "cohort": 2, "budgets": {"code": "11"}})
+    with pytest.raises(fc.InputError, match="is not empty and not a run folder"):
+        simulation.simulate(config.model_copy(update={"engine": "flower-sim"}), tmp_path / "run")
+
+
 @pytest.mark.parametrize("count", [3, 9])
 def test_a_simulation_has_all_clients(count: int, cli: Cli, tmp_path: Path) -> None:
     settings = [*SETTINGS, "--set", "engine=flower-sim", "--set", f"flower.clients={count}"]
@@ -109,7 +136,8 @@ def test_a_resumed_simulation_has_the_budgets_that_it_started_with(
         raise fc.InputError("the calibration is gone")
 
     monkeypatch.setattr("fedcover.config.build.BudgetUnit.budgets", fail)
-    monkeypatch.setattr(simulation, "_simulate", lambda *args: seen.append(args) or {"history": History()})
+    monkeypatch.setattr(simulation, "_run_process", lambda *args: seen.append(args))
+    monkeypatch.setattr(simulation, "load_history", lambda folder: History())
     simulation.simulate(check_config({**raw, "engine": "flower-sim"}), out, resume=True)
     assert seen
     with pytest.raises(fc.InputError, match="the calibration is gone"):
@@ -120,11 +148,13 @@ def test_ray_is_started_on_loopback_unless_a_cluster_is_named(monkeypatch: pytes
     monkeypatch.delenv(*LOOPBACK, raising=False)
     seen: list[tuple[str | None, dict[str, object]]] = []
 
-    def simulated(config: Config, *args: object) -> dict[str, object]:
-        seen.append((os.environ.get(*LOOPBACK), simulation.backend_config(config)["init_args"]))
-        return {"history": History()}
+    def simulated(order: dict[str, Any], home: Path, environment: dict[str, str], *args: object) -> None:
+        config = parse_config(order["settings"])
+        seen.append((environment.get(*LOOPBACK), simulation.backend_config(config)["init_args"]))
+        assert ("RAY_TMPDIR" in environment) == (not config.flower.ray_address)
 
-    monkeypatch.setattr(simulation, "_simulate", simulated)
+    monkeypatch.setattr(simulation, "_run_process", simulated)
+    monkeypatch.setattr(simulation, "load_history", lambda folder: History())
     raw = {"data": {"name": "digits", "clients": 2}, "cohort": 2, "budgets": {"code": "11"}, "workers": 3}
     near, far, tried = "127.0.0.1:6379", "cluster:6379", list[object]()
 

@@ -57,6 +57,7 @@ def other_round(head: dict, parts: dict) -> None:  # type: ignore[type-arg]
     head["round"] = 1_000
 
 
+PROSE = "The requested message could not be found in the database"
 BAD: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "NaN": (values(lambda x: np.full_like(x, np.nan)), "finite"),
     "too large": (values(lambda x: 100 * x + 100), "times"),
@@ -74,7 +75,12 @@ BAD: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "strange record": (
         lambda reply: Message(RecordDict({"body": ConfigRecord({"a": 1})}), reply_to=_message(reply)), "no body"
     ),
-    "unavailable": (lambda reply: failed(reply, "node unavailable"), "node unavailable"),
+    "offline": (lambda reply: failed(reply, PROSE), "it stopped answering; its node is offline"),
+    "expired": (lambda reply: failed(reply, PROSE, 3), "it stopped answering; its request expired"),
+    "late": (lambda reply: failed(reply, PROSE, 4), "its reply came too late"),
+    "killed": (lambda reply: failed(reply, PROSE, 8), "its process ended before it replied"),
+    "raised": (lambda reply: failed(reply, "no torch", 2), "its app failed: no torch"),
+    "another error": (lambda reply: failed(reply, "new\nin 2.0", 99), "it did not reply: new in 2.0"),
     "silence": (lambda reply: None, "did not reply within"),
 }  # fmt: skip
 
@@ -96,6 +102,7 @@ def test_an_invalid_reply_is_left_out_and_the_round_continues(kind: str) -> None
     (left,) = history.last.rejected
     assert left["client"] == bad[0]
     assert reason in left["reason"]
+    assert PROSE not in left["reason"]
     assert any(f"client {bad[0]} is left out" in line for line in lines)
     state, begun = playing.start(), playing.begin_round(playing.start())
     updates = [update for update in Serial(shrink=True).train(begun.jobs) if update.client != bad[0]]
@@ -146,6 +153,19 @@ def test_a_run_without_a_quorum_stops_with_a_remedy_and_resumes(tmp_path: Path) 
         play(grid, remote(playing, fc.weight_pruning()), 4, out=out, on_round=silent)
     grid.tamper = lambda client, number, reply: reply
     assert play(grid, remote(playing, fc.weight_pruning()), 4, out=out, resume=True) == expected
+
+
+def test_an_error_about_the_quorum_lists_every_client() -> None:
+    """Also those that were silent, if another client has a reason of its own."""
+    playing = federation(Serial(shrink=True), "WP")
+    grid = grid_of(playing)
+    cohort = playing.run(1).last.cohort
+    grid.tamper = lambda client, number, reply: failed(reply, PROSE, 8) if client == cohort[0] else None
+    with pytest.raises(fc.ClientError) as error:
+        play(grid, remote(playing, fc.weight_pruning()), 1)
+    others = ", ".join(str(client) for client in cohort[1:])
+    assert f"client {cohort[0]}: its process ended before it replied" in str(error.value)
+    assert f"clients {others}: it did not reply within 0.2 s" in str(error.value)
 
 
 def test_limits_can_be_widened() -> None:

@@ -227,8 +227,18 @@ def test_a_damaged_callback_state_is_noticed(small_federation: Make, tmp_path: P
     content = newest.read_bytes()
     assert b"waited" in content
     newest.write_bytes(content.replace(b'\\"waited\\": 0', b'\\"waited\\": 7'))
-    with pytest.raises(fc.InputError, match="digest"):
+    with pytest.warns(fc.CheckpointWarning, match=r"digest .* continues after round 1"):
         small_federation().run(3, evaluate_on=TEST, out=tmp_path / "run", resume=True, callbacks=early())
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100])
+def test_a_damaged_best_model_is_noticed(small_federation: Make, tmp_path: Path, content: bytes) -> None:
+    small_federation().run(2, evaluate_on=TEST, out=tmp_path / "run", callbacks=[fc.KeepBest()])
+    (tmp_path / "run" / "best.safetensors").write_bytes(content)
+    with pytest.raises(fc.InputError, match="is truncated or damaged"):
+        fc.load_model(tmp_path / "run", small_net(), best=True)
+    with pytest.warns(fc.CheckpointWarning, match="the best model, of round .*, is missing or damaged"):
+        small_federation().run(3, evaluate_on=TEST, out=tmp_path / "run", resume=True, callbacks=[fc.KeepBest()])
 
 
 @pytest.mark.parametrize(("metric", "other"), [("accuracy", "loss"), ("loss", "accuracy")])

@@ -65,4 +65,9 @@ def _show_runs(runs: "list[RunState]") -> None:
         show_table(rows)
     for run in runs:
         if run.details:
-            out.print(f"run {run.id}: {run.details}")
+            out.print(f"run {run.id}: {reason_of(run)}")
+
+
+def reason_of(run: "RunState") -> str:
+    """Return why a run failed, without the words that Flower puts before an error; empty if it did not fail."""
+    return run.details.removeprefix("ServerApp failed with exception: ")

@@ -33,6 +33,7 @@ from fedcover.deploy.flower.client import build_client_app
 from fedcover.deploy.flower.messages import Notify
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.server import FederationSetup, play, print_line
+from fedcover.deploy.flower.server_log import sentences
 from fedcover.deploy.node.configured_client import bought_capacity, load_client
 from fedcover.deploy.node.local_client import LocalClient
 from fedcover.deploy.wire import Limits
@@ -134,7 +135,8 @@ client = build_client_app(_load_client, _capacity)
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Play the run that the run's configuration describes."""
-    config = parse_config(_settings(context)).model_copy(update={"engine": "flower"})
     options = context.run_config
     folder = str(options["data"]) if options.get("data") else None
-    play_config(grid, config, Path(str(options.get("out") or "run")), bool(options.get("resume", False)), folder)
+    with sentences():
+        config = parse_config(_settings(context)).model_copy(update={"engine": "flower"})
+        play_config(grid, config, Path(str(options.get("out") or "run")), bool(options.get("resume", False)), folder)

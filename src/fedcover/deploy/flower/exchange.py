@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedcover.aggregation.base import ClientUpdate
-from fedcover.deploy.flower.messages import ERROR, Notify, body_content, body_of, facts_of
+from fedcover.deploy.flower.messages import ERROR, Notify, body_content, body_of, error_reason, facts_of
 from fedcover.deploy.text import one_line
 from fedcover.deploy.wire import (
     InvalidReplyError,
@@ -141,7 +141,7 @@ class RoundExchange:
         pending = self.pending[node]
         if reply.has_error():
             # Flower itself reports this: a node is gone, a client process died, or a message is too old.
-            self.reasons.setdefault(pending.client, f"it did not reply: {one_line(reply.error.reason)}")
+            self.reasons.setdefault(pending.client, error_reason(reply.error))
             return
         try:
             facts = facts_of(reply)

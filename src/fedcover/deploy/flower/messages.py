@@ -4,11 +4,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+
+from fedcover.deploy.text import one_line
 
 BODY, FACTS = "body", "facts"
 ERROR = "error"
 """The fact that holds the reason why a client could not do what was requested."""
+
+FLOWER_ERRORS = {
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its app could not be loaded",
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "its app failed",
+    ErrorCode.MESSAGE_UNAVAILABLE: "it stopped answering; its request expired without a reply",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply came too late",
+    ErrorCode.NODE_UNAVAILABLE: "it stopped answering; its node is offline",
+    ErrorCode.INVALID_FAB: "its node refused the app, which it could not verify",
+    ErrorCode.CLIENT_APP_CRASHED: "its process ended before it replied",
+}
+"""What happened, for the errors that Flower reports instead of a reply."""
+EXPLAINED = (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+"""Errors whose text from the node says more than the sentence."""
 
 Notify = Callable[[str], None]
 """A callback for lines of progress."""
@@ -39,3 +55,16 @@ def facts_of(message: Message) -> dict[str, Any]:
     """Return the plain values in a message; empty if there are none."""
     record = message.content.config_records.get(FACTS)
     return dict(record) if record is not None else {}
+
+
+def error_reason(error: Error) -> str:
+    """Return what happened to a client for which Flower reports an error; unknown errors keep Flower's text.
+
+    >>> error_reason(Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp stopped responding."))
+    'its process ended before it replied'
+    """
+    text = one_line(error.reason or f"error {error.code} of Flower")
+    sentence = FLOWER_ERRORS.get(error.code)
+    if sentence is None:
+        return f"it did not reply: {text}"
+    return f"{sentence}: {text}" if error.code in EXPLAINED and error.reason else sentence

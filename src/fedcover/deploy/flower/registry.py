@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from fedcover._files import write_atomically
 from fedcover.data import Device
 from fedcover.deploy.flower.exchange import pull, push
-from fedcover.deploy.flower.messages import ERROR, Notify, facts_of
+from fedcover.deploy.flower.messages import ERROR, Notify, error_reason, facts_of
 from fedcover.deploy.flower.registry_file import FILE, NODE
 from fedcover.deploy.text import one_line
 from fedcover.errors import InputError
@@ -69,7 +69,7 @@ class ClientRegistry:
                 continue  # the sender named in a reply is not trusted, so only replies to open queries count
             node, _ = query
             if reply.has_error():
-                self._reject(node, f"did not reply and is queried again: {one_line(reply.error.reason)}", now, notify)
+                self._reject(node, f"is queried again: {error_reason(reply.error)}", now, notify)
                 continue
             try:
                 device = device_from_facts(facts_of(reply))

@@ -213,10 +213,7 @@ class FedCover(Strategy):
         assert current is not None
         current.reject_oversized_reports(self.rules.limits.norm)
         needed, index = self.rules.needed(len(current.cohort)), current.planned.this_round.index
-        left_out = [
-            {"client": self._numbers[client], "reason": current.reasons.get(client, self._no_reply())}
-            for client in current.missing
-        ]
+        left_out = self._left_out(current)
         for row in left_out:
             self._notify(f"round {index}: client {row['client']} is left out: {row['reason']}")
         if len(current.updates) < needed:
@@ -256,19 +253,28 @@ class FedCover(Strategy):
         numbers = sum(cost.bytes_down + cost.bytes_up for cost in whole) / (2 * federation.full_cost.bytes_up)
         return round(trained * numbers / len(whole))
 
-    def _no_reply(self) -> str:
-        return f"it did not reply within {self._seconds:g} s"
+    def _left_out(self, current: RoundExchange) -> list[dict[str, Any]]:
+        """Return the clients without a valid update, each with the reason."""
+        silent = f"it did not reply within {self._seconds:g} s"
+        return [
+            {"client": self._numbers[client], "reason": current.reasons.get(client, silent)}
+            for client in current.missing
+        ]
 
     def _no_quorum(self) -> str:
         current = self._round
         assert current is not None
+        clients: dict[str, list[str]] = {}
+        for row in self._left_out(current):
+            clients.setdefault(row["reason"], []).append(str(row["client"]))
         reasons = "; ".join(
-            f"client {self._numbers[client]}: {reason}" for client, reason in sorted(current.reasons.items())
+            f"{'clients' if len(numbers) > 1 else 'client'} {', '.join(numbers)}: {reason}"
+            for reason, numbers in clients.items()
         )
         return (
             f"round {current.planned.this_round.index} has {len(current.updates)} valid replies and needs"
             f" {self.rules.needed(len(current.cohort))}, after {self._attempts} attempts"
-            f" ({one_line(reasons or self._no_reply())}); check the nodes with `fedcover deploy status`, then continue"
+            f" ({one_line(reasons, 2000)}); check the nodes with `fedcover deploy status`, then continue"
             f" with --resume"
         )
 

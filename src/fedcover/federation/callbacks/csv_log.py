@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcover._files import write_atomically
+from fedcover._files import append_text, write_atomically
 from fedcover.errors import InputError
 from fedcover.federation.callbacks.base import CALLBACKS, Callback, RoundView, RunView
 from fedcover.federation.callbacks.metrics import numbers_of
@@ -43,8 +43,7 @@ class CSVLog(Callback):
         if set(numbers_of(view.record)) - set(self._columns):  # the first row, or a metric that is new
             self._write(view.history)
             return
-        with open(self._path, "a", newline="") as file:
-            file.write(self._rows([view.record]))
+        append_text(self._path, self._rows([view.record]))
 
     def _write(self, records: Iterable[RoundRecord]) -> None:
         records = list(records)

@@ -1,12 +1,13 @@
 """Keep the best model of a run."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedcover._files import write_atomically
-from fedcover.errors import InputError
+from fedcover.errors import CheckpointWarning, InputError
 from fedcover.federation.callbacks.base import CALLBACKS, Callback, RoundView, RunView
 from fedcover.federation.callbacks.metrics import better, check_metric, metric_of
 
@@ -76,14 +77,24 @@ class KeepBest(Callback):
                 write_atomically(best, before.read_bytes())
             elif self._best is None:
                 best.unlink(missing_ok=True)
+            elif _content(best) is None:
+                warnings.warn(
+                    f"{best} with the best model, of round {self._round}, is missing or damaged; it is written again"
+                    f" after a better round",
+                    CheckpointWarning,
+                    stacklevel=6,
+                )
 
 
 def _content(path: Path) -> tuple[str, int] | None:
-    """Return the metric and the round of the model in a file; None if there is no such file."""
-    from safetensors import safe_open
+    """Return the metric and the round of the model in a file; None if there is no such file, or it is damaged."""
+    from safetensors import SafetensorError, safe_open
 
     if not path.exists():
         return None
-    with safe_open(path, "pt") as file:
-        header = file.metadata()
-    return header["metric"], int(header["round"])
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+        return header["metric"], int(header["round"])
+    except (SafetensorError, KeyError, ValueError):
+        return None
