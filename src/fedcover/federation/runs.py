@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -268,6 +268,8 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
         "budgets": {"by": federation.by, "items": [budget.exact for budget in federation.resolved_budgets]},
         "local": federation.local.settings(),
         **({} if federation.sampling.uniform else {"sampling": {"name": repr(federation.sampling)}}),
+        **({"screening": asdict(federation.screening)} if federation.screening else {}),
+        **({"require_robustness": federation.require_robustness} if federation.require_robustness else {}),
     }
 
 

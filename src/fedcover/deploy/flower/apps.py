@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcover import data
 from fedcover.calibration import BudgetUnit
-from fedcover.calibration.fleet_budgets import check_fleet
+from fedcover.calibration.fleet_budgets import check_fleet, least_fleet
 from fedcover.config.build import (
     build_aggregator,
     build_callbacks,
@@ -33,6 +33,7 @@ from fedcover.config.build import (
 from fedcover.config.schema import Config, parse_client_config, parse_config
 from fedcover.config.task_and_data import build_task, load_data, population
 from fedcover.data import Device, Examples, Population, as_examples
+from fedcover.deploy.flower.claims import ClaimLimits, ClientLimit
 from fedcover.deploy.flower.client import LocalClient, build_client_app, number_of
 from fedcover.deploy.flower.messages import Notify
 from fedcover.deploy.flower.round_rules import RoundRules
@@ -75,13 +76,15 @@ def play_config(
 
     schedule = schedule_of(config)
     least = config.flower.clients or config.data.clients
+    items = code_items(config, config.policy.choice.build())
     if not resume:
-        check_fleet(code_items(config, config.policy.choice.build()), config.budgets.by, config.cohort, least)
+        check_fleet(items, config.budgets.by, config.cohort, least)
     check_device = device_check(config, load_data(config, folder).train)
     rules = rules_from_config(config)
+    enough = least if config.engine == "flower-sim" else max(rules.needed(least), least_fleet(items, config.budgets.by))
     history = play(
         grid, make, schedule, least, rules, out, resume, config.shrink, notify, on_round, check_device,
-        build_callbacks(config),
+        build_callbacks(config), enough,
     )  # fmt: skip
     with suppress(MissingExtraError):  # without the report extra a run has no page
         from fedcover.report import write_report
@@ -117,7 +120,9 @@ def device_check(config: Config, train: Examples) -> Callable[[Device], None]:
 def rules_from_config(config: Config) -> RoundRules:
     """Return the rules of rounds that settings describe."""
     flower = config.flower
-    return RoundRules(flower.deadline, flower.quorum, flower.tries, flower.gather, Limits(flower.norm))
+    clients = {int(number): ClientLimit(**limit) for number, limit in config.claims.clients.items()}
+    claims = ClaimLimits(config.claims.capacity, config.claims.least_capacity, clients)
+    return RoundRules(flower.deadline, flower.quorum, flower.tries, flower.gather, Limits(flower.norm), claims)
 
 
 def local_client(text: str, folder: str | None, number: int) -> LocalClient:
