@@ -24,8 +24,9 @@ import torch
 
 import fedcover as fc
 from benchmarks.output import add_out, result_path, write_result
-from fedcover.aggregation.screening import Screening, change_sizes
+from fedcover.aggregation.screening import Screening
 from fedcover.federation.planned_round import PlannedRound, RoundHook
+from fedcover.federation.screening import sizes_of
 from fedcover.models import MLP
 from fedcover.params import Params
 from fedcover.policies import POLICIES
@@ -68,7 +69,7 @@ class Liars(RoundHook):
         theta, arrived = planned.state.theta, sorted(updates, key=lambda update: update.client)
         honest = arrived[self.count :]
         middle = {name: _middle([_change(u, name, old) for u in honest]) for name, old in theta.items()}
-        bounds = Screening().bounds({u.client: change_sizes(u, theta) for u in honest})
+        bounds = Screening().bounds({update.client: size for update, size in sizes_of(planned, honest)})
         for update in arrived[: self.count]:
             rng = generator(planned.this_round.seed, "liars", planned.this_round.index, update.client)
             lie = self._lie(theta, update, middle, bounds, rng)
@@ -151,9 +152,7 @@ def attack_rows(split: fc.data.Split, attack: str, seeds: int, rounds: int) -> l
     """Return a row for each coverage and number of liars, with a column for each rule."""
     rows = []
     for coverage in COVERAGES:
-        for liars in (0, *LIARS) if attack == "honest" else LIARS:
-            if attack == "honest" and liars:
-                continue
+        for liars in (0,) if attack == "honest" else LIARS:
             row: dict[str, Any] = {"coverage": coverage, "liars": liars}
             for name, rule in RULES.items():
                 row[name] = attacked(split, coverage, liars, attack, rule, seeds, rounds)
@@ -179,8 +178,8 @@ class _Watch(RoundHook):
         self.ratios: list[float] = []
 
     def updates(self, planned: PlannedRound, updates: Iterable[fc.ClientUpdate]) -> Iterable[fc.ClientUpdate]:
-        arrived, theta = list(updates), planned.state.theta
-        sizes = {update.client: change_sizes(update, theta) for update in arrived}
+        arrived = list(updates)
+        sizes = {update.client: size for update, size in sizes_of(planned, arrived)}
         medians = Screening(change=1.0).bounds(sizes)
         self.ratios += [max(size[name] / medians[name] for name in size if name in medians) for size in sizes.values()]
         return arrived

@@ -3,7 +3,9 @@
 The size of a client's change in a layer is its root mean square over the entries that the client holds, so that clients
 with small sub-models are comparable with those that hold everything:
 
-    r_{n,l} = sqrt( sum_{i in l} m_{n,i} (theta_{n,i} - theta_i)^2 / sum_{i in l} m_{n,i} ).
+    r_{n,l} = sqrt( sum_{i in l} m_{n,i} (theta_{n,i} - theta_i)^2 / sum_{i in l} m_{n,i} ) / g_n,
+
+where g_n is the factor by which the server asked the client to scale its values in training (HeteroFL's Scaler), or 1.
 
 The bound of a layer is a multiple of the median of r_{n,l} over the clients that hold it. A layer with fewer than three
 holders, or whose median is 0, has no median to trust: its bound is the same multiple of the median over the cohort of
@@ -49,7 +51,7 @@ class Screening:
     {'w': 4.0}
     """
 
-    change: float = 5.0
+    change: float = 3.0
     action: Literal["clip", "reject"] = "clip"
     examples: float = 10.0
 
@@ -79,12 +81,13 @@ class Screening:
         return bounds
 
 
-def change_sizes(update: ClientUpdate, theta: Params) -> dict[str, float]:
+def change_sizes(update: ClientUpdate, theta: Params, gain: float = 1.0) -> dict[str, float]:
     """Return the root mean square of a client's change over the entries that it holds, for each layer.
 
     Args:
         update: The client's update; values outside its mask do not count.
         theta: The global model before the round.
+        gain: The factor by which the client was asked to scale its values.
 
     >>> update = ClientUpdate(0, {"w": torch.tensor([4.0, 7.0])}, {"w": torch.tensor([True, False])})
     >>> change_sizes(update, {"w": torch.tensor([1.0, 0.0])})
@@ -101,7 +104,7 @@ def change_sizes(update: ClientUpdate, theta: Params) -> dict[str, float]:
             scalars += [torch.where(kept, square, 0.0).sum(), kept.sum(dtype=torch.float64)]
     values = numbers(scalars)
     pairs = zip(theta, values[::2], values[1::2], strict=True)
-    return {name: math.sqrt(total / count) for name, total, count in pairs if count}
+    return {name: math.sqrt(total / count) / gain for name, total, count in pairs if count}
 
 
 def excess(size: ChangeSizes, bounds: Mapping[str, float]) -> tuple[str, float] | None:

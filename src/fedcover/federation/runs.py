@@ -327,6 +327,8 @@ def summary(
         "local_accuracy": last.local_accuracy,
         "gamma_min": history.gamma_min,
         "uncovered": max(history.column("uncovered")),
+        "robust_to": min((f for f in history.column("robust_to") if f is not None), default=None),
+        "limited": sum(len(limited) for limited in history.column("limited")),
         "pruning_noise": sum(history.column("pruning_noise")) / len(history),
         "keeps": [budget.keep for budget in federation.resolved_budgets],
         "parameters": sum(tensor.numel() for tensor in federation.task.model.parameters()),

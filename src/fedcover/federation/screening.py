@@ -5,7 +5,7 @@ known only after the last update, so updates are read twice: once to measure the
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -88,25 +88,32 @@ def screen_round(
         return updates, RoundScreen()
     updates = updates if isinstance(updates, Sequence) else list(updates)
     planned.clock.lap("train")
-    screened = screen(federation, planned.state.theta, updates)
+    screened = screen(federation, planned, updates)
     planned.clock.lap("aggregate")
     return updates, screened
 
 
-def screen(federation: "Federation", theta: Params, updates: Iterable[ClientUpdate]) -> RoundScreen:
+def sizes_of(planned: PlannedRound, updates: Iterable[ClientUpdate]) -> Iterator[tuple[ClientUpdate, ChangeSizes]]:
+    """Yield each finite update with the sizes of its changes, by which clients are compared."""
+    gains = {plan.client.id: max(plan.options.gains.values(), default=1.0) for plan in planned.plans if plan.options}
+    for update in updates:
+        if update.is_finite():
+            yield update, change_sizes(update, planned.state.theta, gains.get(update.client, 1.0))
+
+
+def screen(federation: "Federation", planned: PlannedRound, updates: Iterable[ClientUpdate]) -> RoundScreen:
     """Compare the finite updates of a round with each other, and return what happens to each.
 
     Args:
         federation: The federation, with its screening and the robustness that it requires.
-        theta: The global model before the round.
+        planned: The round.
         updates: The updates of the round. They are read once, and not kept.
     """
-    result, rule = RoundScreen(theta), federation.screening or Screening(math.inf, examples=math.inf)
+    theta, rule = planned.state.theta, federation.screening or Screening(math.inf, examples=math.inf)
+    result = RoundScreen(theta)
     masks, examples, sizes = dict[int, Mask](), dict[int, int](), dict[int, ChangeSizes]()
-    for update in updates:
-        if update.is_finite():
-            masks[update.client], examples[update.client] = update.mask, update.examples
-            sizes[update.client] = change_sizes(update, theta) if rule.change < math.inf else {}
+    for update, size in sizes_of(planned, updates):
+        masks[update.client], examples[update.client], sizes[update.client] = update.mask, update.examples, size
     bounds = rule.bounds(sizes)
     for client, size in sizes.items():
         if worst := excess(size, bounds):

@@ -107,6 +107,7 @@ def round_line(record: RoundRecord, rounds: int) -> str:
     full = 2 * len(record.cohort) * wire.get("full", 0)
     replies = len(record.cohort) - len(record.rejected)
     return (
-        f"round {record.round}/{rounds}: {accuracy}Γmin {record.gamma_min}, {replies} of {len(record.cohort)} replies,"
+        f"round {record.round}/{rounds}: {accuracy}Γmin {record.gamma_min}, robust to {record.robust_to} malicious"
+        f" clients, {replies} of {len(record.cohort)} replies,"
         f" {sent / 1e6:.2f} MB, where full models take {full / 1e6:.2f} MB"
     )
