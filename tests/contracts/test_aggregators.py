@@ -170,10 +170,20 @@ class Broken(fc.Aggregator):
     def start(self, theta: Params, plans: Sequence[PlannedClient], state: Mapping[str, torch.Tensor]) -> Aggregation:
         return self.kind(theta)
 
+    def tolerates(self, holders: int) -> int:
+        return 1 if self.kind is Boastful else 0
+
+
+class Boastful(Twice):
+    """A mean whose aggregator claims to tolerate a liar."""
+
+    add_together = Aggregation.add_together
+
 
 @pytest.mark.parametrize(
     ("kind", "law"),
     [
+        (Boastful, "tolerance"),
         (Last, "order does not matter"),
         (Twice, "adding together"),
         (Counting, "state is tensors"),

@@ -79,7 +79,7 @@ def numbers(value: Any) -> Iterator[float | None]:
         for key, inner in value.items():
             if key in ("code", "printed", "correct") and isinstance(inner, str):
                 yield from (float(cell.replace(",", "")) for cell in re.findall(r"\d[\d,]*\.?\d*", inner))
-            elif key not in ("seconds", "wire"):
+            elif key not in ("seconds", "wire", "robust_to", "withheld"):
                 yield from numbers(inner)
     elif isinstance(value, list | tuple):
         for inner in value:

@@ -5,6 +5,7 @@ from fedcover.aggregation.check import check_aggregator
 from fedcover.aggregation.mean import mean, norm_weighted, zero_padded
 from fedcover.aggregation.region_mean import RegionSum, average
 from fedcover.aggregation.robust import median, trimmed
+from fedcover.aggregation.screening import Screening
 from fedcover.aggregation.server_optimizers import SERVER_OPTIMIZERS, FedAdagrad, FedAdam, FedAvgM, FedYogi
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "FedAvgM",
     "FedYogi",
     "RegionSum",
+    "Screening",
     "aggregator",
     "average",
     "check_aggregator",

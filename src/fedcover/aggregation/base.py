@@ -106,6 +106,8 @@ class Aggregator(ABC):
     """Whether equal updates of the whole model give that update; False for server optimizers."""
     needs_labels: bool = False
     """Whether it needs the label counts of all clients."""
+    uses_examples: bool = True
+    """Whether it may read the clients' numbers of examples, which screening then caps."""
 
     def __repr__(self) -> str:
         return type(self).__name__
@@ -127,6 +129,16 @@ class Aggregator(ABC):
             plans: The clients of the round with their planned masks. Some of them may send no update.
             state: The state that the previous round's aggregation returned; must not be changed.
         """
+
+    def tolerates(self, holders: int) -> int:
+        """Return how many of an entry's holders may send any values without moving it out of the others' range.
+
+        It must not decrease with the number of holders. By default 0, as for every mean.
+
+        Args:
+            holders: The number of clients that hold the entry.
+        """
+        return 0
 
     def beyond(self, examples: Sequence[int]) -> str | None:
         """Return why the convergence theorem does not cover a round; None if it does.

@@ -28,6 +28,7 @@ LAWS = {
     "masks are respected": "values outside an update's mask must have no influence, not even if they are NaN",
     "uncovered entries stay": "an entry that no update holds must keep its value, bit for bit",
     "equal updates": "if all clients send the same whole model, the result must be that model (averages = True)",
+    "tolerance": "no tolerates(n) of n updates may move an entry out of the range of the others (averages = True)",
     "deterministic": "the result must depend only on theta, the updates and the state",
     "no global randomness": "an aggregator must not draw from torch's global generator",
     "arguments are left alone": "theta, the updates and the state must not be changed in place",
@@ -106,6 +107,7 @@ class _Checker:
             raise self._broken("uncovered entries stay", "an entry without a holder changed")
         if self._bound.averages:
             self._check_equal(theta, updates, state)
+            self._check_tolerance(theta, updates, state)
         return new, after
 
     def _check_equal(self, theta: Params, updates: Sequence[ClientUpdate], state: Mapping[str, Tensor]) -> None:
@@ -113,6 +115,20 @@ class _Checker:
         new = self._aggregate(theta, equal, state)[0]
         if not all(torch.allclose(new[name], updates[0].theta[name], rtol=1e-5, atol=1e-6) for name in new):
             raise self._broken("equal updates", "it differs from the update that all clients sent")
+
+    def _check_tolerance(self, theta: Params, updates: Sequence[ClientUpdate], state: Mapping[str, Tensor]) -> None:
+        whole = [replace(update, mask=FULL) for update in updates]
+        liars = self._bound.tolerates(len(whole))
+        for junk in (1e30, -1e30):
+            lies = [replace(u, theta={n: torch.full_like(t, junk) for n, t in theta.items()}) for u in whole[:liars]]
+            new = self._aggregate(theta, [*lies, *whole[liars:]], state)[0]
+            for name, tensor in new.items():
+                honest = torch.stack([update.theta[name] for update in whole[liars:]])
+                low, high = honest.min(0).values - 1e-5, honest.max(0).values + 1e-5
+                if liars and not bool(((tensor >= low) & (tensor <= high)).all()):
+                    raise self._broken(
+                        "tolerance", f"{liars} of {len(whole)} updates of {junk} moved '{name}' out of it"
+                    )
 
     def _aggregate(
         self, theta: Params, updates: Sequence[ClientUpdate], state: Mapping[str, Tensor], together: bool = False

@@ -23,6 +23,11 @@ class Mean(Aggregator):
 
     by_examples: bool = False
 
+    @property
+    def uses_examples(self) -> bool:  # type: ignore[override]
+        """Whether clients are weighted by their numbers of examples."""
+        return self.by_examples
+
     def start(self, theta: Params, plans: Sequence[PlannedClient], state: Mapping[str, Tensor]) -> Aggregation:
         """Return running sums, whose memory does not grow with the cohort."""
         return RegionSum(theta, self.by_examples)
@@ -38,6 +43,11 @@ class ZeroPaddedMean(Aggregator):
 
     by_examples: bool = False
 
+    @property
+    def uses_examples(self) -> bool:  # type: ignore[override]
+        """Whether clients are weighted by their numbers of examples."""
+        return self.by_examples
+
     def start(self, theta: Params, plans: Sequence[PlannedClient], state: Mapping[str, Tensor]) -> Aggregation:
         """Return running sums, whose memory does not grow with the cohort."""
         return RegionSum(theta, self.by_examples, zero_padded=True)
@@ -46,6 +56,8 @@ class ZeroPaddedMean(Aggregator):
 @dataclass(frozen=True)
 class NormMean(Aggregator):
     """The mean over the holders of each entry, weighted by the norms of their updates."""
+
+    uses_examples = False
 
     def start(self, theta: Params, plans: Sequence[PlannedClient], state: Mapping[str, Tensor]) -> Aggregation:
         """Return running sums, whose memory does not grow with the cohort."""

@@ -27,9 +27,15 @@ class RobustMean(Aggregator):
 
     trim: float
 
+    uses_examples = False
+
     def start(self, theta: Params, plans: Sequence[PlannedClient], state: Mapping[str, Tensor]) -> Aggregation:
         """Return an aggregation that keeps all updates."""
         return RobustRegions(theta, self.trim)
+
+    def tolerates(self, holders: int) -> int:
+        """Return the number of values that are dropped at either end: it takes 2 f + 1 holders to drop f."""
+        return max(0, min(math.floor(self.trim * holders + 1e-9), (holders - 1) // 2))
 
     def beyond(self, examples: Sequence[int]) -> str | None:
         """Return that the average is robust."""

@@ -72,6 +72,15 @@ class ServerOptimizer(Aggregator):
         """Whether the wrapped aggregator needs the label counts of all clients."""
         return self.aggregator.needs_labels
 
+    @property
+    def uses_examples(self) -> bool:  # type: ignore[override]
+        """Whether the wrapped aggregator may read the clients' numbers of examples."""
+        return self.aggregator.uses_examples
+
+    def tolerates(self, holders: int) -> int:
+        """Return how many malicious holders of an entry the wrapped aggregator tolerates."""
+        return self.aggregator.tolerates(holders)
+
     def bind(self, clients: Population) -> "ServerOptimizer":
         """Return this optimizer with its aggregator bound."""
         return replace(self, aggregator=self.aggregator.bind(clients))

@@ -40,6 +40,15 @@ def check_fleet(items: Items, by: str, cohort: int, least: int) -> None:
         )
 
 
+def least_fleet(items: Items, by: str) -> int:
+    """Return the least number of devices that a run's code fits: one for each slot, unless its items are identical.
+
+    >>> least_fleet("112", "slot"), least_fleet("111", "slot"), least_fleet("112", "client")
+    (3, 1, 1)
+    """
+    return len(items) if by == "slot" and not _identical(items) else 1
+
+
 def cohort_of_fleet(items: Items, by: str, cohort: int, devices: Sequence[Device]) -> int:
     """Return the number of clients in a round.
 

@@ -236,6 +236,8 @@ class RunProgress:
             for entry in () if self._quiet else record.rejected:
                 sentence = f"round {record.round}: client {entry['client']} was left out: {entry['reason']}"
                 say("warning", sentence, "yellow")
+            for entry in () if self._quiet else record.limited:
+                say("warning", f"round {record.round}: client {entry['client']}: {entry['reason']}", "yellow")
 
         return on_round
 

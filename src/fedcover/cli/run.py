@@ -102,9 +102,10 @@ def _show(history: History, folder: Path, report: bool) -> None:
     if stop := summary.get("stopped"):
         out.print(f"stopped after round {stop['round']}: {stop['reason']} ({stop['by']})")
     scores = scores_text(last.accuracy, last.metrics, last.loss)
+    robust = f", robust to {count} malicious client{'s' * (count > 1)}" if (count := summary.get("robust_to")) else ""
     out.print(
         f"{summary['name']}: {scores}{local} after {len(history)} rounds;"
-        f" Γmin {history.gamma_min}, δ² {last.pruning_noise:.4f}; {summary['seconds']:.1f} s"
+        f" Γmin {history.gamma_min}{robust}, δ² {last.pruning_noise:.4f}; {summary['seconds']:.1f} s"
     )
     if bias := summary.get("label_bias"):
         out.print(

@@ -1,5 +1,6 @@
 """The federation that a configuration describes."""
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -58,7 +59,9 @@ def build_federation(
     unit = BudgetUnit(config.budgets.unit, config.budgets.calibration)
     loaded = load_data(config, folder, load)
     task = build_task(config, loaded.train)
-    clients = data.DevicePopulation(loaded.train, devices) if devices else population(config, loaded)
+    screening = config.screening.build(deployed=config.engine == "flower")
+    most = screening.examples if screening else math.inf
+    clients = data.DevicePopulation(loaded.train, devices, most) if devices else population(config, loaded)
     local, by, items = build_recipe(config), config.budgets.by, code_items(config, policy)
     cohort = cohort_of_fleet(items, by, config.cohort, devices) if devices else config.cohort
     spec: BudgetSpec = config.budgets.code
@@ -84,6 +87,8 @@ def build_federation(
         assign=config.assign,
         require_coverage=config.require_coverage,
         sampling=config.sampling.choice.build(),
+        screening=screening,
+        require_robustness=config.require_robustness,
     )
     if federation.by == "slot":  # every cohort has these budgets
         federation.policy.check_budgets(federation.theta0, federation.resolved_budgets)

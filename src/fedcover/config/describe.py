@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fedcover.config.schema import Config, NamedSection, StrictSection
+from fedcover.config.schema import Config, NamedSection
+from fedcover.config.sections import StrictSection
 
 
 def describe_keys() -> list[tuple[str, Any, str]]:

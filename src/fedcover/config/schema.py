@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from fedcover.config.choices import (
     AGGREGATION,
@@ -27,6 +27,7 @@ from fedcover.config.choices import (
     choose_factory,
 )
 from fedcover.config.grid import split_axes
+from fedcover.config.sections import ClaimsConfig, ScreeningConfig, StrictSection
 from fedcover.data import names
 from fedcover.errors import InputError
 from fedcover.models import MODELS
@@ -42,12 +43,6 @@ RENAMED = {
 """Settings of earlier versions, and what replaces them."""
 KEEPS = "keeps"
 """Key under which a run's config.toml records the resolved keeps of its budgets; not a setting."""
-
-
-class StrictSection(BaseModel):
-    """A section of the settings with these keys and no others."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class NamedSection(StrictSection):
@@ -178,7 +173,9 @@ class FlowerConfig(StrictSection):
     deadline: float = Field(600.0, gt=0, description="seconds per round; later replies are left out")
     quorum: float = Field(0.5, gt=0, le=1, description="share of a cohort that must reply; else the round is repeated")
     tries: int = Field(3, ge=1, description="attempts at a round before the run stops; it can be resumed")
-    norm: float = Field(10.0, gt=0, description="maximum accepted update norm, relative to the model sent")
+    norm: float = Field(
+        10.0, gt=0, description="maximum accepted update norm, relative to the model sent, whatever the cohort does"
+    )
     ray_address: str = Field(
         "", description="for flower-sim: a Ray cluster, such as 10.0.0.1:6379; if empty, a local one is started"
     )
@@ -201,6 +198,9 @@ class Config(StrictSection):
     assign: bool = Field(False, description="give patterns of equal size to clients whose labels complement each other")
     certify: bool = Field(False, description="record a certificate of the convergence theorem for every round")
     require_coverage: bool = Field(False, description="stop before a round whose cohort leaves part of the model out")
+    require_robustness: int = Field(
+        0, ge=0, description="malicious clients that every average must tolerate; entries with too few holders stay"
+    )
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -213,7 +213,9 @@ class Config(StrictSection):
     schedule: ScheduleConfig = ScheduleConfig()
     sampling: SamplingConfig = SamplingConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    screening: ScreeningConfig = ScreeningConfig()
     flower: FlowerConfig = FlowerConfig()
+    claims: ClaimsConfig = ClaimsConfig()
     callbacks: dict[str, Any] = Field(
         {}, description="tables such as [callbacks.early_stopping]: see `fedcover list callbacks`; name: FILE.py:NAME"
     )
@@ -239,9 +241,12 @@ class Config(StrictSection):
         for key in ("augment", "small"):
             if key not in self.data.model_fields_set:
                 del settings["data"][key]
-        for key in ("schedule", "sampling", "task"):
+        screened = self.engine == "flower" and self.screening.when == "deploy"
+        for key in ("schedule", "sampling", "task", "claims", *(() if screened else ("screening",))):
             if getattr(self, key) == type(getattr(self, key))():
                 del settings[key]
+        if not self.require_robustness:
+            del settings["require_robustness"]
         settings["callbacks"] = {
             label: {"name": choice.name, **choice.settings}
             for label, choice in choose_callbacks(self.callbacks).items()

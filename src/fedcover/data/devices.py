@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -66,6 +67,8 @@ class DevicePopulation(Population):
     Args:
         examples: Examples of the server, used only for shapes and statistics.
         devices: The clients; their numbers must differ.
+        most: The largest number of examples with which a client counts among all, as a multiple of the median, since a
+            device may claim any number.
 
     Raises:
         InputError: If there is no device, if two have the same number, or if label counts do not fit ``examples``.
@@ -78,7 +81,7 @@ class DevicePopulation(Population):
     (1, 7)
     """
 
-    def __init__(self, examples: Examples, devices: Sequence[Device]) -> None:
+    def __init__(self, examples: Examples, devices: Sequence[Device], most: float = math.inf) -> None:
         if not devices:
             raise InputError("a population needs at least one client; got none; wait until a client has connected")
         self._examples, self.devices = examples, tuple(sorted(devices, key=lambda device: device.number))
@@ -87,6 +90,7 @@ class DevicePopulation(Population):
             raise InputError("two clients of a population have the same number; give each its own")
         for device in self.devices:
             device.check_labels(examples)
+        self._most = most * median(device.examples for device in devices)
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -128,6 +132,10 @@ class DevicePopulation(Population):
         """Return the number of examples of a client."""
         return self.devices[client].examples
 
+    def counted_examples(self, client: int) -> float:
+        """Return the number of examples with which a client counts among all: what it claims, up to the limit."""
+        return min(self.size(client), self._most)
+
     def label_counts(self, client: int) -> Tensor:
         """Return the number of labels of each class of a client; raise InputError if it does not share them."""
         counts = self.devices[client].labels
@@ -140,4 +148,8 @@ class DevicePopulation(Population):
 
     def label_totals(self) -> Tensor:
         """Return the number of labels of each class of all clients together."""
-        return torch.stack([self.label_counts(client) for client in range(len(self))]).sum(0)
+        counts = (self.label_counts(client) for client in range(len(self)))
+        shares = [self.counted_examples(client) / self.size(client) for client in range(len(self))]
+        return torch.stack(
+            [count if share == 1 else (share * count).long() for count, share in zip(counts, shares, strict=True)]
+        ).sum(0)

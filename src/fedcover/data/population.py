@@ -102,6 +102,10 @@ class Population:
         start, end = self._span(client)
         return end - start
 
+    def counted_examples(self, client: int) -> float:
+        """Return the number of examples with which a client counts among all; for devices it may be capped."""
+        return self.size(client)
+
     def number_of(self, client: int) -> int:
         """Return the number that identifies a client to users; here its index."""
         return client

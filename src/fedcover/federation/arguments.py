@@ -1,6 +1,7 @@
 """The arguments of a federation: other forms that mean the same are converted, and wrong ones are named."""
 
 import copy
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from torch import nn
 
 from fedcover.aggregation import AGGREGATORS
 from fedcover.aggregation.base import Aggregator
+from fedcover.aggregation.screening import Screening
 from fedcover.budgets import Budgets, by_slot
 from fedcover.data import Examples, Population, as_examples
 from fedcover.data.inputs import copy_of, map_inputs, parts_of, shapes
@@ -20,6 +22,7 @@ from fedcover.federation.sampling import SAMPLINGS, Sampling
 from fedcover.policies.base import PerClient, Policy
 from fedcover.policies.registry import POLICIES
 from fedcover.seeding import ambient, seeded
+from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.calls import call_model
 from fedcover.training.recipes import OPTIMIZERS, Recipe
 from fedcover.training.task import Task, check_classes
@@ -43,6 +46,7 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
         Sampling,
         "client sampling, such as fedcover.weighted('examples'), or a function with @fedcover.sampling",
     ),
+    "screening": ((Screening, type(None)), "a screening, such as fedcover.Screening(change=3.0)"),
     "engine": (Engine, "an engine or its name, such as fedcover.Serial() or 'processes'"),
 }  # fmt: skip
 """The type of each argument, and what to give in words."""
@@ -73,6 +77,16 @@ def resolve_arguments(federation: "Federation") -> None:
             f"the policy {name} prunes to budgets, and there are none, so that every client would train the whole"
             f" model: give budgets, such as fedcover.by_slot('1111223344') for ten clients, or use the policy full"
         )
+
+
+def check_structure(federation: "Federation") -> None:
+    """Raise InputError if a batch norm cannot train a client; warn about operations that cannot be counted."""
+    clients, structure = federation.clients, federation.structure
+    sizes = {clients.number_of(client): clients.size(client) for client in range(len(clients))}
+    check_batches(structure, sizes, federation.local.batch_size)
+    if structure.uncounted:
+        names = ", ".join(structure.uncounted)
+        warnings.warn(f"the multiply-adds of {names} cannot be counted and are not part of MACs", stacklevel=4)
 
 
 def test_examples(federation: "Federation", data: object) -> Examples | None:

@@ -1,7 +1,6 @@
 """A federation: a task, its clients, a policy and budgets, and the rounds that it plays (``federation/round.py``)."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,13 +13,14 @@ from fedcover._threads import one_thread
 from fedcover.aggregation.base import Aggregator, ClientUpdate
 from fedcover.aggregation.label_weights import label_skew, population_mix
 from fedcover.aggregation.mean import mean
+from fedcover.aggregation.screening import Screening
 from fedcover.budgets import Budgets
 from fedcover.data import Examples, Population
 from fedcover.engines.base import Engine
 from fedcover.engines.serial import Serial
 from fedcover.federation import round as walk
 from fedcover.federation.advice import remedy
-from fedcover.federation.arguments import resolve_arguments, test_examples
+from fedcover.federation.arguments import check_structure, resolve_arguments, test_examples
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.checkpoint import State
 from fedcover.federation.cohort import check_cohort, draw_budgets, resolve_budgets
@@ -33,12 +33,12 @@ from fedcover.federation.round import Arrivals
 from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions
 from fedcover.federation.sampling import Sampling, uniform
 from fedcover.federation.scores import Evaluation
+from fedcover.federation.screening import check_robustness
 from fedcover.masks.cost import cost_of
 from fedcover.params import FULL, params_of
 from fedcover.policies.base import Policy
 from fedcover.policies.fedavg import full
 from fedcover.seeding import Round
-from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.trace import trace
 from fedcover.training.recipes import LocalSGD, Recipe
 from fedcover.training.task import Task
@@ -72,6 +72,8 @@ class Federation:
         assign: Exchange patterns of equal size within a cohort such that labels of holders complement each other.
         hook: Changes to rounds, for studies of other algorithms.
         sampling: Which clients take part in a round: ``uniform()``, ``weighted()``, ``availability()``, or your own.
+        screening: Limits on the influence of a client, by comparison with its cohort; by default none.
+        require_robustness: Malicious clients that a robust aggregator must tolerate: entries with too few holders stay.
 
     Raises:
         InputError: If the arguments do not fit together; the message says how to fix them.
@@ -91,26 +93,24 @@ class Federation:
     assign: bool = False
     hook: RoundHook = field(default_factory=RoundHook)
     sampling: Sampling = field(default_factory=uniform)
+    screening: Screening | None = None
+    require_robustness: int = 0
 
     def __post_init__(self) -> None:
         resolve_arguments(self)
         clients = self.clients
         check_cohort(self)
         rule, self.aggregator = self.aggregator, self.aggregator.bind(clients)
+        check_robustness(self)
         self.task = self.task.fitted(clients.examples)
         self.structure = trace(self.task.model, clients.examples.example())
-        sizes = {clients.number_of(client): clients.size(client) for client in range(len(clients))}
-        check_batches(self.structure, sizes, self.local.batch_size)
-        if self.structure.uncounted:
-            names = ", ".join(self.structure.uncounted)
-            warnings.warn(f"the multiply-adds of {names} cannot be counted and are not part of MACs", stacklevel=3)
+        check_structure(self)
         self.policy = self.policy.bind(self.structure)
         self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
-        self.theta0 = params_of(self.task.model)
-        self.full_cost = cost_of(self.structure, FULL)
+        self.theta0, self.full_cost = params_of(self.task.model), cost_of(self.structure, FULL)
         others = {"hook": self.hook, "sampling": self.sampling, "augmentation": clients.examples.augment}
-        metrics = self.task.named_metrics()
-        self.method = describe_method(self.task, self.policy, self.local, rule, metrics=metrics, **others)
+        others |= {"screening": self.screening, "metrics": self.task.named_metrics()}
+        self.method = describe_method(self.task, self.policy, self.local, rule, **others)
         self.evaluator = Evaluator(self.task, self.structure, clients.examples)
 
     @property

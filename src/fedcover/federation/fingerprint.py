@@ -23,6 +23,7 @@ NOT_PART_OF_A_RUN = (
     "checkpoint_every",
     "require_coverage",
     "flower",
+    "claims",
     "callbacks",
 )
 """Keys that may change when a run is resumed: they decide how much is computed and where, not the result."""

@@ -10,6 +10,9 @@ from typing import Any
 from fedcover.errors import InputError
 from fedcover.params import Params
 
+ADDED_LATER = {"wire", "metrics", "robust_to", "withheld", "limited"}
+"""Fields that records of earlier versions do not have."""
+
 
 @dataclass(frozen=True)
 class LayerCoverage:
@@ -80,6 +83,14 @@ class RoundRecord:
     """The task's metrics on the test set by name; empty if the round was not evaluated, or only for accuracy."""
     certificate: dict[str, Any] | None = None
     """What the convergence theorem states about the round, if the federation certifies its rounds."""
+    robust_to: int | None = None
+    """The largest f such that no f clients of the cohort, whatever they send, move an entry out of the range of the
+    other holders' values: the least over all entries that were averaged. None in records of earlier versions."""
+    withheld: float = 0.0
+    """Share of the model's entries that have holders, but too few for ``require_robustness``, and keep their values."""
+    limited: list[dict[str, Any]] = field(default_factory=list)
+    """Clients whose change or weight was cut by screening; each as {"client": number, "factor": what remains of it,
+    "reason": text}."""
     wire: dict[str, Any] | None = field(default=None, compare=False)
     """For clients on real devices: bytes sent ``down`` to and received ``up`` from each client of the cohort, the bytes
     of the ``full`` model, and the number of ``attempts`` of the round."""
@@ -93,7 +104,7 @@ class RoundRecord:
         """Return the record that ``to_json`` wrote."""
         raw = json.loads(line)
         names = {f.name for f in fields(cls)}
-        if wrong := sorted((set(raw) ^ names) - {"wire", "metrics"}):  # older records have none
+        if wrong := sorted((set(raw) ^ names) - ADDED_LATER):
             raise InputError(
                 f"a history record has missing or unknown fields {wrong}; another version wrote it; read it with the"
                 f" fedcover of its versions.json"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from fedcover.aggregation.base import ClientUpdate
@@ -14,6 +15,7 @@ from fedcover.federation.control_variates import uses_control_variates
 from fedcover.federation.history import LayerCoverage
 from fedcover.federation.planned_round import PlannedRound, costs_of_full_models
 from fedcover.federation.scores import initial_loss
+from fedcover.federation.screening import holders_needed
 from fedcover.params import Mask, Params, numbers
 from fedcover.policies.base import RoundFeedback
 from fedcover.theory import RunCertifier, Steps, measure
@@ -41,8 +43,11 @@ class RoundObserver(ABC):
     def add(self, update: ClientUpdate) -> None:  # noqa: B027 - most observers watch only some events
         """Observe an update that is aggregated."""
 
-    def reject(self, update: ClientUpdate) -> None:  # noqa: B027
-        """Observe an update that is rejected, since it is not finite."""
+    def reject(self, update: ClientUpdate, reason: str) -> None:  # noqa: B027
+        """Observe an update that is rejected, since it is not finite or too large."""
+
+    def limit(self, update: ClientUpdate, limit: Mapping[str, Any]) -> None:  # noqa: B027
+        """Observe that screening cuts an update: the ``factor`` that remains, and the ``reason``."""
 
     @abstractmethod
     def fields(self, ended: EndedRound) -> dict[str, Any]:
@@ -91,12 +96,17 @@ class CoverageObserver(RoundObserver):
 
     def fields(self, ended: EndedRound) -> dict[str, Any]:
         """Return the fields about coverage."""
-        counts = ended.feedback.counts
+        counts, federation = ended.feedback.counts, self.federation
         coverage, sizes = layer_coverage(counts), {name: layer.numel() for name, layer in counts.items()}
+        gamma_min = min(layer.least for name, layer in coverage.items() if sizes[name])
+        need = holders_needed(federation.aggregator, federation.require_robustness, ended.feedback.clients)
+        least, thin = (gamma_min, 0) if gamma_min >= max(1, need) else least_averaged(counts, max(1, need))
         return {
             "coverage": coverage,
-            "gamma_min": min(layer.least for name, layer in coverage.items() if sizes[name]),
+            "gamma_min": gamma_min,
             "uncovered": sum(layer.uncovered * sizes[name] for name, layer in coverage.items()) / sum(sizes.values()),
+            "robust_to": federation.aggregator.tolerates(least) if least else federation.require_robustness,
+            "withheld": thin / sum(sizes.values()),
         }
 
 
@@ -118,20 +128,24 @@ class LossObserver(RoundObserver):
 
 
 class RejectionObserver(RoundObserver):
-    """The clients whose updates are rejected."""
+    """The clients whose updates are rejected or cut."""
 
     def __init__(self, federation: "Federation", planned: PlannedRound) -> None:
         super().__init__(federation, planned)
         self._rejected: list[dict[str, Any]] = []
+        self._limited: list[dict[str, Any]] = []
 
-    def reject(self, update: ClientUpdate) -> None:
+    def reject(self, update: ClientUpdate, reason: str) -> None:
         """Remember the client, with the reason."""
-        number = self.federation.clients.number_of(update.client)
-        self._rejected.append({"client": number, "reason": update.reason()})
+        self._rejected.append({"client": self.federation.clients.number_of(update.client), "reason": reason})
+
+    def limit(self, update: ClientUpdate, limit: Mapping[str, Any]) -> None:
+        """Remember the client, with what was cut."""
+        self._limited.append({"client": self.federation.clients.number_of(update.client), **limit})
 
     def fields(self, ended: EndedRound) -> dict[str, Any]:
-        """Return the rejected clients with their reasons."""
-        return {"rejected": self._rejected}
+        """Return the rejected and the limited clients with their reasons."""
+        return {"rejected": self._rejected, "limited": self._limited}
 
 
 class CertificateObserver(RoundObserver):
@@ -146,6 +160,11 @@ class CertificateObserver(RoundObserver):
         self._masks: list[Mask] = []
         self._examples: list[int] = []
         self._theory: dict[str, Tensor] = {}
+        self._screened = False
+
+    def limit(self, update: ClientUpdate, limit: Mapping[str, Any]) -> None:
+        """Remember that the average is not one of what the clients sent."""
+        self._screened = True
 
     def add(self, update: ClientUpdate) -> None:
         """Add an update to the estimates of the theorem's constants."""
@@ -178,6 +197,8 @@ class CertificateObserver(RoundObserver):
             reasons.append("recipe")
         if not self.federation.sampling.uniform:
             reasons.append("sampling")
+        if self._screened:
+            reasons.append("screening")
         if any(plan.options and plan.options.has_beyond("report", *self._own()) for plan in self.planned.plans):
             reasons.append("training_options")
         return [reason for reason in reasons if reason]
@@ -202,6 +223,26 @@ def observers_of(federation: "Federation", planned: PlannedRound) -> list[RoundO
     """Return the observers of a round."""
     observers = [kind(federation, planned) for kind in OBSERVERS]
     return [*observers, CertificateObserver(federation, planned)] if federation.certify else observers
+
+
+def least_averaged(counts: Mapping[str, Tensor], need: int) -> tuple[int, int]:
+    """Return the least coverage of the entries with at least so many holders, 0 if none, and how many have fewer.
+
+    Entries without a holder are not counted.
+    """
+    values = numbers(
+        [
+            number
+            for count in counts.values()
+            if count.numel()
+            for number in (
+                torch.where(count >= need, count, torch.iinfo(count.dtype).max).min().long(),
+                ((count > 0) & (count < need)).sum(),
+            )
+        ]
+    )
+    least = min(values[::2])
+    return least if least < torch.iinfo(torch.int32).max else 0, sum(values[1::2])
 
 
 def layer_coverage(counts: Mapping[str, Tensor]) -> dict[str, LayerCoverage]:

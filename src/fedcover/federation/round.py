@@ -2,6 +2,8 @@
 
 theta -> cohort -> plan (a ClientPlan per client) -> jobs -> engine trains -> updates
       -> aggregator and observers take each update as it arrives -> theta' -> evaluate -> record
+
+A federation that screens its updates takes them after the last has arrived.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +25,7 @@ from fedcover.federation.observers import EndedRound, RoundObserver, observers_o
 from fedcover.federation.planned_round import Clock, PlannedRound, costs_of_plans, job_of
 from fedcover.federation.planning import observe_round, plan_round
 from fedcover.federation.scores import Evaluation, score_fields
+from fedcover.federation.screening import RoundScreen, screen_round
 from fedcover.masks.coverage import norm_and_noise
 from fedcover.seeding import Round
 from fedcover.theory import check_coverage
@@ -36,7 +39,8 @@ class Arrivals:
     """The updates of a planned round, as they arrive."""
 
     updates: Iterable[ClientUpdate]
-    """The updates of its clients, in any order; consumed as a stream."""
+    """The updates of its clients, in any order; consumed as a stream. A federation that screens updates reads them
+    twice: a sequence is iterated again, and a stream is kept in memory."""
     together: int = 1
     """Number of updates that are added to the aggregate at once."""
     left_out: Sequence[dict[str, Any]] = field(default_factory=list)
@@ -72,15 +76,16 @@ def end_round(
     """Aggregate the updates of a planned round, evaluate the new model and record the round.
 
     Raises:
-        ClientError: If no client's update is finite.
+        ClientError: If no client's update is accepted.
     """
     this_round, before, clock = planned.this_round, planned.state, planned.clock
     clock.skip()
     aggregation = federation.aggregator.start(before.theta, planned.plans, before.server)
     observers = observers_of(federation, planned)
     feedback_sum, clients = FeedbackSum(planned), client_states(federation, planned)
-    for accepted in _accepted(federation, planned, arrivals, observers):
-        aggregation.add_together(accepted)
+    updates, screened = screen_round(federation, planned, federation.hook.updates(planned, arrivals.updates))
+    for accepted in _accepted(planned, updates, screened, observers, arrivals.together):
+        aggregation.add_together([screened.averaged(update) for update in accepted])
         for update in accepted:
             feedback_sum.add(update)
             clients.add(update)
@@ -88,10 +93,7 @@ def end_round(
                 observer.add(update)
         clock.lap("aggregate")
     if not feedback_sum.clients:
-        raise ClientError(
-            f"every client of round {this_round.index} diverged: no trained values are finite;"
-            f" lower lr (now {planned.recipe.lr}) and start again"
-        )
+        raise ClientError(screened.all_rejected(this_round.index, planned.recipe.lr))
 
     theta = step_towards(before.theta, aggregation.result(), federation.policy.server_step(this_round))
     theta |= {name: before.theta[name] for name in federation.structure.frozen}  # an average may round
@@ -109,18 +111,27 @@ def end_round(
 
 
 def _accepted(
-    federation: "Federation", planned: PlannedRound, arrivals: Arrivals, observers: Sequence[RoundObserver]
+    planned: PlannedRound,
+    updates: Iterable[ClientUpdate],
+    screened: RoundScreen,
+    observers: Sequence[RoundObserver],
+    together: int,
 ) -> Iterator[list[ClientUpdate]]:
-    """Yield the finite updates as they arrive, in groups; observers see the others."""
-    stream = iter(federation.hook.updates(planned, arrivals.updates))
-    while group := list(islice(stream, arrivals.together)):
+    """Yield the accepted updates as they arrive, in groups; observers see the others, and what was cut."""
+    stream = iter(updates)
+    while group := list(islice(stream, together)):
         planned.clock.lap("train")
-        finite = [update.is_finite() for update in group]
-        for update, accept in zip(group, finite, strict=True):
-            if not accept:
-                for observer in observers:
-                    observer.reject(update)
-        yield [update for update, accept in zip(group, finite, strict=True) if accept]
+        accepted = []
+        for update in group:
+            reason = screened.rejected.get(update.client) if update.is_finite() else update.reason()
+            if reason is None:
+                accepted.append(screened.accepted(update))
+            for observer in observers:
+                if reason is not None:
+                    observer.reject(update, reason)
+                for limit in screened.limited.get(update.client, ()) if reason is None else ():
+                    observer.limit(update, limit)
+        yield accepted
 
 
 def _fields(observers: Sequence[RoundObserver], ended: EndedRound, aggregation: Aggregation) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -268,6 +268,8 @@ def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
         "budgets": {"by": federation.by, "items": [budget.exact for budget in federation.resolved_budgets]},
         "local": federation.local.settings(),
         **({} if federation.sampling.uniform else {"sampling": {"name": repr(federation.sampling)}}),
+        **({"screening": asdict(federation.screening)} if federation.screening else {}),
+        **({"require_robustness": federation.require_robustness} if federation.require_robustness else {}),
     }
 
 
@@ -325,6 +327,8 @@ def summary(
         "local_accuracy": last.local_accuracy,
         "gamma_min": history.gamma_min,
         "uncovered": max(history.column("uncovered")),
+        "robust_to": min((f for f in history.column("robust_to") if f is not None), default=None),
+        "limited": sum(len(limited) for limited in history.column("limited")),
         "pruning_noise": sum(history.column("pruning_noise")) / len(history),
         "keeps": [budget.keep for budget in federation.resolved_budgets],
         "parameters": sum(tensor.numel() for tensor in federation.task.model.parameters()),

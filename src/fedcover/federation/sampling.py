@@ -96,7 +96,7 @@ class WeightedSampling(Sampling):
 
     def _weights(self, population: Population) -> Sequence[float]:
         if self.weights == "examples":
-            return [population.size(client) for client in range(len(population))]
+            return [population.counted_examples(client) for client in range(len(population))]
         return cast("tuple[float, ...]", self.weights)
 
 

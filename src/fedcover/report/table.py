@@ -128,7 +128,7 @@ def round_rows(run: LoadedRun, most: int = MOST_ROWS) -> list[dict[str, str]]:
         shown.append(run.history.last)
     names = metric_names([run.history])
     rows = [_round_cells(record, names) for record in shown]
-    for header in ("wire MB", "full models' MB", "left out"):
+    for header in ("robust to", "withheld", "wire MB", "full models' MB", "left out", "limited"):
         if not any(row[header] for row in rows):
             for row in rows:
                 del row[header]
@@ -145,7 +145,9 @@ def _round_cells(record: RoundRecord, metrics: Sequence[str]) -> dict[str, str]:
         "loss": cells.decimal(record.loss),
         "train loss": cells.decimal(record.train_loss),
         "Γmin": f"{record.gamma_min} of {len(record.cohort)}",
+        "robust to": f"{record.robust_to}" if record.robust_to else "",
         "uncovered": cells.percent(record.uncovered) if record.uncovered > 0 else "0 %",
+        "withheld": cells.percent(record.withheld) if record.withheld > 0 else "",
         "mean δ²": cells.decimal(record.pruning_noise),
         "max δ²": cells.decimal(record.pruning_noise_max),
         "kept": cells.percent(mean(record.kept), 1),
@@ -154,8 +156,13 @@ def _round_cells(record: RoundRecord, metrics: Sequence[str]) -> dict[str, str]:
         "wire MB": cells.megabytes(wire[0] + wire[1]) if wire else "",
         "full models' MB": cells.megabytes(wire[2]) if wire else "",
         "seconds": cells.seconds(sum(record.seconds.values())),
-        "left out": "; ".join(f"client {r.get('client')}: {r.get('reason')}" for r in record.rejected),
+        "left out": _reasons(record.rejected),
+        "limited": _reasons(record.limited),
     }
+
+
+def _reasons(entries: Sequence[dict[str, Any]]) -> str:
+    return "; ".join(f"client {entry.get('client')}: {entry.get('reason')}" for entry in entries)
 
 
 def setting_rows(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, str]]:

@@ -24,6 +24,7 @@ REASONS = {
     "recipe": "the theorem covers SGD, with momentum at most, and the recipe of local training is another",
     "sampling": "the theorem covers cohorts that are drawn uniformly at random, and these are not; use"
     " sampling.name=uniform",
+    "screening": "the theorem covers averages of what clients send, and screening cut a client's change or weight",
     "unequal_steps": "the theorem covers clients that all take equally many local steps in every round, and these do"
     " not; give them equally many examples, or set local.local_steps to one number",
     "step_sizes": "the theorem covers one step size in all rounds, and a schedule changes it; use"

@@ -24,6 +24,7 @@ class LabelMean(Aggregator):
     target: Tensor | None = field(default=None, repr=False)
 
     needs_labels = True
+    uses_examples = False
 
     def bind(self, clients: Population) -> "LabelMean":
         """Return this aggregator with the label counts of a population; raise InputError if clients share none."""

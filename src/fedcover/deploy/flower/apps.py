@@ -15,7 +15,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedcover.calibration.fleet_budgets import check_fleet
+from fedcover.calibration.fleet_budgets import check_fleet, least_fleet
 from fedcover.config.build import (
     build_aggregator,
     build_callbacks,
@@ -29,6 +29,7 @@ from fedcover.config.build import (
 from fedcover.config.schema import Config, parse_config
 from fedcover.config.task_and_data import build_task, load_data
 from fedcover.data import Device, Examples
+from fedcover.deploy.flower.claims import ClaimLimits, ClientLimit
 from fedcover.deploy.flower.client import build_client_app
 from fedcover.deploy.flower.messages import Notify
 from fedcover.deploy.flower.round_rules import RoundRules
@@ -71,13 +72,15 @@ def play_config(
 
     schedule = schedule_of(config)
     least = config.flower.clients or config.data.clients
+    items = code_items(config, config.policy.choice.build())
     if not resume:
-        check_fleet(code_items(config, config.policy.choice.build()), config.budgets.by, config.cohort, least)
+        check_fleet(items, config.budgets.by, config.cohort, least)
     check_device = device_check(config, load_data(config, folder).train)
     rules = rules_from_config(config)
+    enough = least if config.engine == "flower-sim" else max(rules.needed(least), least_fleet(items, config.budgets.by))
     history = play(
         grid, make, schedule, least, rules, out, resume, config.shrink, notify, on_round, check_device,
-        build_callbacks(config),
+        build_callbacks(config), enough,
     )  # fmt: skip
     with suppress(MissingExtraError):  # without the report extra a run has no page
         from fedcover.report import write_report
@@ -113,7 +116,9 @@ def device_check(config: Config, train: Examples) -> Callable[[Device], None]:
 def rules_from_config(config: Config) -> RoundRules:
     """Return the rules of rounds that settings describe."""
     flower = config.flower
-    return RoundRules(flower.deadline, flower.quorum, flower.tries, flower.gather, Limits(flower.norm))
+    clients = {int(number): ClientLimit(**limit) for number, limit in config.claims.clients.items()}
+    claims = ClaimLimits(config.claims.capacity, config.claims.least_capacity, clients)
+    return RoundRules(flower.deadline, flower.quorum, flower.tries, flower.gather, Limits(flower.norm), claims)
 
 
 def _settings(context: Context) -> str:

@@ -1,15 +1,21 @@
 """The content of Flower messages: a fedcover frame as one array of bytes, or a few plain values."""
 
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from numpy.lib.format import read_array_header_1_0, read_magic
 
 from fedcover.deploy.text import one_line
 
 BODY, FACTS = "body", "facts"
+NUMPY = "numpy.ndarray"
+"""How Flower names the serialization of NumPy arrays."""
+MAX_HEADER = 1024
+"""The size limit of an array's header; that of a row of bytes has 128."""
 ERROR = "error"
 """The fact that holds the reason why a client could not do what was requested."""
 
@@ -40,10 +46,29 @@ def body_of(message: Message) -> bytes:
     record = message.content.array_records.get(BODY)
     if record is None or list(record) != [BODY]:
         raise ValueError("it has no body")
-    array: np.ndarray[Any, Any] = record[BODY].numpy()
-    if array.dtype != np.uint8 or array.ndim != 1:
+    return _row_of_bytes(record[BODY])
+
+
+def _row_of_bytes(array: Array) -> bytes:
+    """Return the content of an array of bytes; raise ValueError if its header claims anything else.
+
+    ``Array.numpy`` would allocate whatever shape the header claims, before it looks for the bytes.
+    """
+    if array.stype != NUMPY:
+        raise ValueError("its body is not a NumPy array")
+    stream = BytesIO(array.data[:MAX_HEADER])
+    try:
+        if read_magic(stream) != (1, 0):
+            raise ValueError
+        shape, _, dtype = read_array_header_1_0(stream, max_header_size=MAX_HEADER)
+    except Exception:  # what it raises on a malformed header depends on the version of NumPy
+        raise ValueError("its body has no valid header") from None
+    if dtype != np.uint8 or len(shape) != 1:
         raise ValueError("its body is not a row of bytes")
-    return array.tobytes()
+    body = memoryview(array.data)[stream.tell() :]
+    if shape[0] != len(body):
+        raise ValueError(f"its body claims {shape[0]} bytes and has {len(body)}")
+    return bytes(body)
 
 
 def facts_content(facts: Mapping[str, Any]) -> RecordDict:

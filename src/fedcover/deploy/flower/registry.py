@@ -12,10 +12,12 @@ from flwr.serverapp import Grid
 
 from fedcover._files import write_atomically
 from fedcover.data import Device
+from fedcover.deploy.flower.claims import ClaimLimits
 from fedcover.deploy.flower.exchange import pull, push
 from fedcover.deploy.flower.messages import ERROR, Notify, error_reason, facts_of
-from fedcover.deploy.flower.registry_file import FILE, NODE
+from fedcover.deploy.flower.registry_file import CLAIMED, FILE, NODE
 from fedcover.deploy.text import one_line
+from fedcover.deploy.wire.frame import short_repr
 from fedcover.errors import InputError
 
 POLL = 0.5
@@ -26,6 +28,10 @@ QUERY_TIMEOUT = 300.0
 """Seconds that a node has to reply to a query; a busy machine may take long to start its first process."""
 RETRY_AFTER = 30.0
 """Seconds after which a rejected node is queried again, if it stays online."""
+MOST_NAMED = 10
+"""Rejected nodes that an error message names."""
+MOST_CLASSES = 1_000_000
+"""The largest number of label counts that a node may report."""
 FACTS = {"client", "examples", "capacity", "labels"}
 """The facts that a node may report."""
 
@@ -42,6 +48,10 @@ class ClientRegistry:
     """Rejected nodes: the reason, and the time of the next retry."""
     _queries: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Open queries by message id: the node, and the time at which the query expires."""
+    limits: ClaimLimits = field(default_factory=ClaimLimits)
+    """What nodes may claim."""
+    claimed: dict[int, float] = field(default_factory=dict)
+    """The capacity that a client claimed, where it was cut."""
     check_device: Callable[[Device], None] = lambda device: None
     """Raises InputError for a device that the run cannot use."""
     closed: bool = False
@@ -72,12 +82,20 @@ class ClientRegistry:
                 self._reject(node, f"is queried again: {error_reason(reply.error)}", now, notify)
                 continue
             try:
-                device = device_from_facts(facts_of(reply))
+                claimed = device_from_facts(facts_of(reply))
+                device = self.limits.limited(claimed)
                 self._add(node, device, online)
                 self._rejected.pop(node, None)
-                notify(f"client {device.number} is node {node}")
+                notify(f"client {device.number} is node {node}{self._cut(claimed, device)}")
             except InputError as error:
                 self._reject(node, f"is left out: {error}", now + RETRY_AFTER, notify)
+
+    def _cut(self, claimed: Device, device: Device) -> str:
+        """Record that a device's claim was cut, and return a phrase about it; "" if it was not."""
+        if claimed.capacity is None or claimed.capacity == device.capacity:
+            return ""
+        self.claimed[device.number] = claimed.capacity
+        return f"; its claim to a capacity of {claimed.capacity:g} is cut to {device.capacity:g}"
 
     def _send_queries(self, grid: Grid, online: set[int], now: float, notify: Notify) -> None:
         rejected = {node for node, (_, retry) in self._rejected.items() if now < retry}
@@ -113,7 +131,15 @@ class ClientRegistry:
         self.devices[device.number] = device
         self.node_of[device.number] = node
 
-    def gather(self, grid: Grid, wanted: int, seconds: float, notify: Notify, least: int | None = None) -> None:
+    def gather(
+        self,
+        grid: Grid,
+        wanted: int,
+        seconds: float,
+        notify: Notify,
+        least: int | None = None,
+        settled: float | None = None,
+    ) -> None:
         """Wait until enough clients have joined.
 
         Args:
@@ -121,12 +147,13 @@ class ClientRegistry:
             wanted: The number of clients to wait for.
             seconds: The maximum time to wait.
             notify: Called with lines of progress.
-            least: The number of clients that is enough once none has joined for a while; ``wanted`` by default.
+            least: The number of clients that is enough after that time; ``wanted`` by default.
+            settled: Seconds without a new client after which they are enough before that time.
 
         Raises:
-            InputError: If too few clients have joined in time.
+            InputError: If too few clients have joined in time; it names the nodes that were left out.
         """
-        least = wanted if least is None else least
+        least, settled = wanted if least is None else least, SETTLED if settled is None else settled
         start = last_joined = time.monotonic()
         reported = -1
         while True:
@@ -136,19 +163,31 @@ class ClientRegistry:
                 reported, last_joined = count, now
                 notify(f"{count} of {wanted} clients have joined")
             timed_out = now > start + seconds
-            if count >= wanted or (count >= least and (now - last_joined > SETTLED or timed_out)):
+            if count >= wanted or (count >= least and now - last_joined > settled):
+                return
+            if timed_out and count >= least:
+                notify(f"{count} of {wanted} clients are enough; the run starts without the others{self._left_out()}")
                 return
             if timed_out:
                 raise InputError(
-                    f"{count} of {wanted} clients have joined after {seconds:g} s; start the others with"
-                    f" `fedcover deploy client`, or wait for fewer with flower.clients"
+                    f"{count} of {wanted} clients have joined after {seconds:g} s, and {least} are"
+                    f" needed{self._left_out()}; start the others with `fedcover deploy client`, or wait for fewer with"
+                    f" flower.clients"
                 )
             time.sleep(POLL)
+
+    def _left_out(self) -> str:
+        """Return a phrase that names rejected nodes with their reasons; "" if there are none."""
+        reasons = [f"node {node} {reason}" for node, (reason, _) in sorted(self._rejected.items())]
+        more = [f"and {len(reasons) - MOST_NAMED} more"] if len(reasons) > MOST_NAMED else []
+        return f" ({'; '.join([*reasons[:MOST_NAMED], *more])})" if reasons else ""
 
     def save(self, folder: Path) -> None:
         """Write the clients to a run folder, so that a resumed run has the same; their nodes are informative only."""
         rows = [
-            asdict(self.devices[number]) | ({NODE: self.node_of[number]} if number in self.node_of else {})
+            asdict(self.devices[number])
+            | ({CLAIMED: self.claimed[number]} if number in self.claimed else {})
+            | ({NODE: self.node_of[number]} if number in self.node_of else {})
             for number in sorted(self.devices)
         ]
         write_atomically(folder / FILE, json.dumps(rows, indent=1) + "\n")
@@ -158,7 +197,9 @@ class ClientRegistry:
         """Return the closed registry of the clients with which a run was started."""
         path = folder / FILE
         try:
-            rows = [{key: row[key] for key in row if key != NODE} for row in json.loads(path.read_text())]
+            rows = [
+                {key: row[key] for key in row if key not in (NODE, CLAIMED)} for row in json.loads(path.read_text())
+            ]
             devices = [Device(**{**row, "labels": row["labels"] and tuple(row["labels"])}) for row in rows]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(
@@ -177,11 +218,22 @@ def device_from_facts(facts: dict[str, Any]) -> Device:
     if not _is_count(number) or not _is_count(examples):
         raise InputError("it does not report its number and its number of examples; run the same fedcover there")
     if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int | float)):
-        raise InputError("its capacity is not a number; start it with --capacity between 0 and 1")
-    if labels is not None and not (isinstance(labels, list) and all(map(_is_count, labels))):
-        raise InputError("its label counts are not whole numbers; run the same fedcover there")
+        raise InputError(
+            f"client {number} reports the capacity {short_repr(capacity)}, which is not a number; start it with"
+            f" --capacity between 0 and 1"
+        )
+    if labels is not None and not (
+        isinstance(labels, list) and len(labels) <= MOST_CLASSES and all(map(_is_count, labels))
+    ):
+        count = f"{len(labels)} labels" if isinstance(labels, list) else short_repr(labels)
+        raise InputError(
+            f"client {number} reports {count}, which are not one count for each class; run the same fedcover there"
+        )
     share = None if capacity is None else float(capacity)
-    return Device(number, examples, None if labels is None else tuple(labels), share)  # type: ignore[arg-type]
+    try:
+        return Device(number, examples, None if labels is None else tuple(labels), share)  # type: ignore[arg-type]
+    except InputError as error:
+        raise InputError(f"client {number} reports what cannot be used: {error}") from error
 
 
 def _is_count(value: object) -> bool:

@@ -12,6 +12,9 @@ FILE = "clients.json"
 NODE = "node"
 """The key of a client's node; it is informative only, since node ids may change."""
 
+CLAIMED = "claimed_capacity"
+"""The key of the capacity that a client claimed, where it was cut; it is informative only."""
+
 
 def clients_by_node(folder: Path) -> dict[int, int]:
     """Return the number of the client of each node, as recorded when the run last started or resumed."""

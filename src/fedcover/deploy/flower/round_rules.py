@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from fedcover.deploy.flower.claims import ClaimLimits
 from fedcover.deploy.wire import Limits
 from fedcover.errors import check_number, check_whole
 
@@ -24,6 +25,8 @@ class RoundRules:
     gather: float = 300.0
     """Seconds to wait for clients before the first round."""
     limits: Limits = field(default_factory=Limits)
+    claims: ClaimLimits = field(default_factory=ClaimLimits)
+    """What nodes may claim when they join."""
 
     def __post_init__(self) -> None:
         check_number("deadline", self.deadline, 0, math.inf, "a positive number of seconds")

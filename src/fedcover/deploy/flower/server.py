@@ -7,6 +7,7 @@
 ``make`` receives the devices that have joined, and returns their federation, a test set or None, and settings or None.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def play(
     on_round: Callable[[RoundRecord], None] | None = None,
     check_device: Callable[[Device], None] = lambda device: None,
     callbacks: Sequence[Callback] = (),
+    enough: int | None = None,
 ) -> History:
     """Wait for clients, play all rounds with those that have joined, and return the history.
 
@@ -65,6 +67,8 @@ def play(
         check_device: Raises InputError for a device that the run cannot use. Such a device is left out, so that the
             facts of one device cannot end the run of the others.
         callbacks: Objects that see every round and may stop the run.
+        enough: The number of clients with which the run starts if no more have joined after the rules' ``gather``
+            seconds; by default a quorum of ``least``.
 
     Raises:
         InputError: If too few clients join in time.
@@ -74,11 +78,11 @@ def play(
     registry = ClientRegistry()
     if resume and out is not None and (out / FILE).exists():
         registry = ClientRegistry.load(out)
-    registry.check_device = check_device
+    registry.check_device, registry.limits = check_device, rules.claims
     if registry.devices:  # a resumed run continues without clients that do not come back
         registry.gather(grid, len(registry.devices), rules.gather, notify, least=1)
     else:
-        registry.gather(grid, least, rules.gather, notify)
+        registry.gather(grid, least, rules.gather, notify, enough or rules.needed(least), settled=math.inf)
     registry.closed = True
     federation, test, settings = make([registry.devices[number] for number in sorted(registry.devices)])
     on_round = on_round or (lambda record: notify(round_line(record, schedule.rounds)))
@@ -103,6 +107,7 @@ def round_line(record: RoundRecord, rounds: int) -> str:
     full = 2 * len(record.cohort) * wire.get("full", 0)
     replies = len(record.cohort) - len(record.rejected)
     return (
-        f"round {record.round}/{rounds}: {accuracy}Γmin {record.gamma_min}, {replies} of {len(record.cohort)} replies,"
+        f"round {record.round}/{rounds}: {accuracy}Γmin {record.gamma_min}, robust to {record.robust_to} malicious"
+        f" clients, {replies} of {len(record.cohort)} replies,"
         f" {sent / 1e6:.2f} MB, where full models take {full / 1e6:.2f} MB"
     )

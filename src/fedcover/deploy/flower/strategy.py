@@ -220,6 +220,8 @@ class FedCover(Strategy):
             self._notify(f"round {index}: {len(current.updates)} of {needed} required replies; it is tried again")
             return None, None
         record = self._average(current, left_out)
+        for row in [*record.rejected[len(left_out) :], *record.limited]:  # what the comparison with the cohort decided
+            self._notify(f"round {index}: client {row['client']}: {row['reason']}")
         self.played_run.store(record, self.schedule)
         metrics: dict[str, Any] = {
             "gamma_min": record.gamma_min,
