@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-oldest check setup wheel clean bench docs
+.PHONY: demo test test-slow soak test-oldest check setup wheel clean bench docs
 
 demo: setup
 	$(BIN)/fedcover demo
@@ -18,6 +18,10 @@ test: setup check
 # With FEDCOVER_SLOW=1 `make test` runs them too, and more examples of every law.
 test-slow: setup
 	FEDCOVER_SLOW=1 $(BIN)/pytest -m slow
+
+# A run of 200 rounds on eight nodes with a random fault every ten rounds, all of them real processes; up to an hour.
+soak: setup
+	$(BIN)/python -m tests.endtoend.deploy.soak
 
 # Run tests with the oldest versions that pyproject.toml allows, in a separate environment.
 test-oldest: .venv-oldest/.ready

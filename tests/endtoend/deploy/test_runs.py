@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -68,11 +68,13 @@ def plan(fleet: Fleet, faults: dict[str, str]) -> None:
     (fleet.folder / "faults.json").write_text(json.dumps(faults))
 
 
-def serial_run(config: Config, rejected: list[list[dict[str, object]]]) -> tuple[list[fc.RoundRecord], Params]:
+def serial_run(
+    config: Config, rejected: list[list[dict[str, object]]], capacities: Sequence[float] = CAPACITIES
+) -> tuple[list[fc.RoundRecord], Params]:
     """Play the same run in this process by the serial engine, with the same clients left out."""
     clients = population(config, load_data(config))
     devices = [
-        Device(i, clients.size(i), tuple(clients.label_counts(i).tolist()), CAPACITIES[i]) for i in range(len(clients))
+        Device(i, clients.size(i), tuple(clients.label_counts(i).tolist()), capacities[i]) for i in range(len(clients))
     ]
     remote, test = build_federation(config, devices=devices)
     local, _ = build_federation(config.model_copy(update={"engine": "serial"}))
