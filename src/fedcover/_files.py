@@ -114,10 +114,10 @@ def append_text(path: Path, text: str) -> None:
         raise write_error(path, error) from error
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, mode: int = 0o777) -> None:
     """Create a folder and its parents, unless they exist; raise InputError if they cannot be created."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         raise write_error(path, error) from error
 

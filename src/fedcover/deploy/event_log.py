@@ -6,7 +6,7 @@ import logging.handlers
 from pathlib import Path
 from typing import Any
 
-from fedcover.errors import InputError
+from fedcover._files import write_error
 
 MAX_BYTES = 10 << 20
 BACKUPS = 5
@@ -28,7 +28,7 @@ class EventLog:
             path.touch(mode=0o600)
             self._handler = logging.handlers.RotatingFileHandler(path, maxBytes=MAX_BYTES, backupCount=BACKUPS)
         except OSError as error:
-            raise InputError(f"{path} cannot be written ({error.strerror}); name a folder you own") from error
+            raise write_error(path, error) from error
         self._handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk ends no service
 
     def write(self, event: str, **fields: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcover._files import make_folder
 from fedcover.cli.console import friendly, out, say
 from fedcover.cli.deploy.options import InsecureOption, ServerOption, WaitOption, warn_of_expiry
 from fedcover.cli.options import CalibrationOption
@@ -18,7 +19,7 @@ from fedcover.deploy.processes.node_config import budget_config, node_config
 from fedcover.deploy.processes.probe import duration, wait_for_server
 from fedcover.deploy.processes.signals import stop_signals
 from fedcover.deploy.processes.superlink import check_security
-from fedcover.errors import InputError, check_extra
+from fedcover.errors import check_extra
 
 CLOCK_WARNING = 5.0
 """Seconds by which clocks may differ without a warning."""
@@ -98,10 +99,7 @@ def client(
 def _log_folder(path: Path | None, stack: ExitStack) -> Path:
     if path is None:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedcover-node-")))
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise InputError(f"{path} cannot be created ({error.strerror}); name a folder you own") from error
+    make_folder(path, 0o700)
     return path.absolute()
 
 
