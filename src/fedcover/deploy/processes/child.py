@@ -8,8 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedcover._files import write_error
 from fedcover.deploy.processes import supervisor
-from fedcover.errors import FedcoverError, InputError
+from fedcover.errors import FedcoverError
 
 MAX_END_SECONDS = 2 * (supervisor.GRACE * 1.5 + 4.0)
 """Seconds after which a supervisor that was asked to end is killed: twice the longest time that it takes."""
@@ -44,7 +45,7 @@ class ChildProcess:
                     start_new_session=True,  # Ctrl-C reaches only the parent, which then ends this process
                 )  # fmt: skip
         except OSError as error:
-            raise InputError(f"{self.log} cannot be written ({error.strerror}); name a folder you own") from error
+            raise write_error(self.log, error) from error
         self._start = self._position
 
     @property

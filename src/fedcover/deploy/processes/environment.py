@@ -55,11 +55,6 @@ def flower_environment(
     return environment
 
 
-def use_flower_environment(home: str | Path, ray_on_network: bool = False) -> None:
-    """Set these variables in this process, as a simulation needs it; call it before importing Flower or Ray."""
-    os.environ.update(flower_environment(home, ray_on_network))
-
-
 def find_program(name: str) -> str:
     """Return the path of one of Flower's programs, preferring those next to this Python."""
     path = shutil.which(name, path=str(_program_folder())) or shutil.which(name)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedcover._files import write_error
 from fedcover.deploy.processes.certificates import (
     certificate_pem,
     create_authority,
@@ -228,7 +229,7 @@ def _create_folder(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(exist_ok=True, mode=0o700)
     except OSError as error:
-        raise InputError(f"{path} cannot be created ({error.strerror}); name a folder in one you own") from error
+        raise write_error(path, error) from error
 
 
 def _write_new(path: Path, content: bytes) -> None:
@@ -239,7 +240,7 @@ def _write_new(path: Path, content: bytes) -> None:
     except FileExistsError:
         raise InputError(f"{path} already exists, and keys are never overwritten; name another folder") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); name a folder that you own") from error
+        raise write_error(path, error) from error
 
 
 def _replace(path: Path, content: bytes) -> None:

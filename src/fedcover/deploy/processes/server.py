@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedcover._files import write_atomically
+from fedcover._files import write_atomically, write_error
 from fedcover.deploy.address import LOOPBACK_HOST, free_ports
 from fedcover.deploy.event_log import EventLog
 from fedcover.deploy.gate.allowed_keys import AllowedKeys
@@ -106,7 +106,7 @@ class Server:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise InputError(f"{self.folder} cannot be created ({error.strerror}); name a folder you own") from error
+            raise write_error(self.folder, error) from error
         self._stack.callback(unlock_folder, self._lock())
         self.log = EventLog(self.folder / "events.jsonl")
         self._stack.callback(self.log.close)
