@@ -1,0 +1,42 @@
+"""What a deployment does on the network: it works with loopback alone, and uses only the two ports that docs name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.endtoend.deploy import network
+from tests.endtoend.deploy.conftest import SKIP, Marked
+from tests.endtoend.deploy.fleet import ROOT
+
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--net"]
+
+
+@pytest.mark.slow
+@SKIP
+@pytest.mark.timeout(600)
+def test_a_deployment_needs_loopback_only_and_uses_two_ports(tmp_path: Path, marked: Marked) -> None:
+    if subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
+        pytest.skip("this machine has no network namespaces")
+    command = [*NAMESPACE, sys.executable, "-m", network.__name__, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    gate, superlink = str(result["gate"]), str(result["superlink"])
+    notes = {tuple(note[:3]) for note in result["notes"]}
+    assert {(host, port) for kind, host, port in notes if kind == "connect"} == {
+        ("127.0.0.1", gate),
+        ("127.0.0.1", superlink),
+    }
+    bound = {(host, port) for kind, host, port in notes if kind == "bind"}
+    looks = {("127.0.0.1", "0"), ("::1", "0")}  # for a free port, and for IPv6 by urllib3
+    assert bound <= looks | {("127.0.0.1", gate), ("127.0.0.1", superlink)}
+    assert {host for kind, host, _ in notes if kind == "getaddrinfo"} <= {"127.0.0.1"}
+    assert not [note for note in notes if note[0] == "sendto"]
+    nodes = [note for note in result["notes"] if "client" in note[3] or "worker" in note[3]]
+    assert {note[0] for note in nodes} <= {"connect", "getaddrinfo"}
+    assert {note[2] for note in nodes if note[0] == "connect"} == {gate}
+    assert len(nodes) >= 1
+    assert marked.left(10) == []
