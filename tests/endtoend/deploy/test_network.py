@@ -35,7 +35,7 @@ def test_a_deployment_needs_loopback_only_and_uses_two_ports(tmp_path: Path, mar
     assert bound <= looks | {("127.0.0.1", gate), ("127.0.0.1", superlink)}
     assert {host for kind, host, _ in notes if kind == "getaddrinfo"} <= {"127.0.0.1"}
     assert not [note for note in notes if note[0] == "sendto"]
-    nodes = [note for note in result["notes"] if "client" in note[3] or "worker" in note[3]]
+    nodes = [note for note in result["notes"] if "deploy client" in note[3] or "node.worker" in note[3]]
     assert {note[0] for note in nodes} <= {"connect", "getaddrinfo"}
     assert {note[2] for note in nodes if note[0] == "connect"} == {gate}
     assert len(nodes) >= 1

@@ -10,7 +10,7 @@ def note(event: str, arguments: tuple) -> None:
     """Append an event of the network to this process's file."""
     if event in EVENTS:
         where = arguments[:2] if event == "socket.getaddrinfo" else arguments[1]
-        command = " ".join(sys.orig_argv[1:4])
+        command = " ".join(sys.orig_argv[1:5])
         with open(os.path.join(os.environ["FEDCOVER_TEST_NETWORK"], str(os.getpid())), "a") as file:
             file.write(f"{event.removeprefix('socket.')}\t{where!r}\t{command}\n")
 
