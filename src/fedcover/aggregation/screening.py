@@ -9,7 +9,7 @@ where g_n is the factor by which the server asked the client to scale its values
 
 The bound of a layer is a multiple of the median of r_{n,l} over the clients that hold it, times 1 + 4 / sqrt(entries),
 since the changes of small layers, such as a bias of two entries, scatter more. A layer with fewer than three holders,
-or whose median is 0, has no median to trust: the median over the cohort of the clients' largest r_{n,l} takes its place.
+or whose median is 0, has no median to trust: the median over clients of their largest r_{n,l} takes its place.
 With fewer than three clients nothing is bounded. Every round is compared with itself only, so the first round is
 screened like any other.
 """

@@ -124,7 +124,7 @@ def test_records_of_earlier_versions_are_read() -> None:
 
 
 def test_the_committed_measurements_agree_with_what_their_records_say() -> None:
-    """An average holds at least where ``robust_to`` reaches the number of liars; required robustness holds everywhere."""
+    """An average holds where ``robust_to`` reaches the number of liars, and required robustness everywhere."""
     result = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "liars.json").read_text())
     rows = [row for attack in ("noise", "reversed", "inside") for row in result[attack]]
     assert len(rows) == 27
