@@ -6,7 +6,7 @@ Three attacks, and claims of examples:
 noise     random values whose norm is 9.99 times that of the model, which the limit of deployments (10) lets through
 reversed  the negative of the client's own change, of the same norm
 inside    the negative of the cohort's median change, as large as screening lets through
-examples  a claim of 2^53 - 1 examples, with the labels of the own examples exchanged: the negative of the own change
+examples  the negative of the client's own change, with a claim of 2^53 - 1 examples
 
 ``honest`` has no liars: how far clients differ from their cohort, and what screening costs them.
 """
@@ -69,7 +69,7 @@ class Liars(RoundHook):
         theta, arrived = planned.state.theta, sorted(updates, key=lambda update: update.client)
         honest = arrived[self.count :]
         middle = {name: _middle([_change(u, name, old) for u in honest]) for name, old in theta.items()}
-        bounds = Screening().bounds({update.client: size for update, size in sizes_of(planned, honest)})
+        bounds = Screening().bounds({update.client: size for update, size in sizes_of(planned, honest)}, theta)
         for update in arrived[: self.count]:
             rng = generator(planned.this_round.seed, "liars", planned.this_round.index, update.client)
             lie = self._lie(theta, update, middle, bounds, rng)
@@ -129,16 +129,23 @@ def federation(
 def attacked(
     split: fc.data.Split, coverage: int, liars: int, attack: str, rule: Rule, seeds: int, rounds: int
 ) -> dict[str, Any]:
-    """Return the mean accuracy after the last round, and what the records say."""
-    histories = []
+    """Return what some liars make of the accuracy, and what the records say."""
+    federations = []
     for seed in range(seeds):
         clients = fc.data.iid(split.train, CLIENTS, seed=seed)
         budgets = [1.0] * coverage + [0.5] * (CLIENTS - coverage)
         options: dict[str, Any] = {"hook": Liars(liars, attack)} if liars else {}
         options["screening"] = Screening() if rule.screened else None
         options["require_robustness"] = max(liars, 1) if rule.required else 0
-        playing = federation(clients, fc.weight_pruning(), budgets, seed, aggregator=rule.aggregator, **options)
-        histories.append(playing.run(rounds, evaluate_on=split.test, evaluate_every=rounds))
+        federations.append(
+            federation(clients, fc.weight_pruning(), budgets, seed, aggregator=rule.aggregator, **options)
+        )
+    return played(federations, split, rounds)
+
+
+def played(federations: Sequence[fc.Federation], split: fc.data.Split, rounds: int) -> dict[str, Any]:
+    """Return the mean accuracy after the last round, and what the records say."""
+    histories = [playing.run(rounds, evaluate_on=split.test, evaluate_every=rounds) for playing in federations]
     records = [record for history in histories for record in history]
     return {
         "accuracy": round(fmean(history.last.accuracy for history in histories), 4),
@@ -162,13 +169,26 @@ def attack_rows(split: fc.data.Split, attack: str, seeds: int, rounds: int) -> l
 
 
 def example_rows(split: fc.data.Split, seeds: int, rounds: int) -> list[dict[str, Any]]:
-    """Return a row for each number of liars that claim examples; all clients hold the whole model."""
+    """Return a row for each number of liars that claim examples; all clients hold the whole model.
+
+    The last row has honest clients with very different numbers of examples.
+    """
     rules = {"believed": Rule(fc.mean("examples")), "capped": Rule(fc.mean("examples"), screened=True)}
-    return [
-        {"liars": liars}
+    rows: list[dict[str, Any]] = [
+        {"liars": liars, "sizes": "equal"}
         | {name: attacked(split, CLIENTS, liars, "examples", rule, seeds, rounds) for name, rule in rules.items()}
         for liars in (0, *LIARS)
     ]
+    unequal: dict[str, Any] = {"liars": 0, "sizes": "unequal"}
+    for name, rule in rules.items():
+        unequal[name] = played([
+            federation(
+                fc.data.dirichlet(split.train, CLIENTS, 0.3, seed=seed), fc.weight_pruning(), [1.0] * CLIENTS, seed,
+                aggregator=rule.aggregator, screening=Screening() if rule.screened else None,
+            )
+            for seed in range(seeds)
+        ], split, rounds)  # fmt: skip
+    return [*rows, unequal]
 
 
 class _Watch(RoundHook):
@@ -180,7 +200,7 @@ class _Watch(RoundHook):
     def updates(self, planned: PlannedRound, updates: Iterable[fc.ClientUpdate]) -> Iterable[fc.ClientUpdate]:
         arrived = list(updates)
         sizes = {update.client: size for update, size in sizes_of(planned, arrived)}
-        medians = Screening(change=1.0).bounds(sizes)
+        medians = Screening(change=1.0).bounds(sizes, planned.state.theta)
         self.ratios += [max(size[name] / medians[name] for name in size if name in medians) for size in sizes.values()]
         return arrived
 

@@ -7,10 +7,11 @@ with small sub-models are comparable with those that hold everything:
 
 where g_n is the factor by which the server asked the client to scale its values in training (HeteroFL's Scaler), or 1.
 
-The bound of a layer is a multiple of the median of r_{n,l} over the clients that hold it. A layer with fewer than three
-holders, or whose median is 0, has no median to trust: its bound is the same multiple of the median over the cohort of
-the clients' largest r_{n,l}. With fewer than three clients nothing is bounded. Every round is compared with itself
-only, so the first round is screened like any other.
+The bound of a layer is a multiple of the median of r_{n,l} over the clients that hold it, times 1 + 4 / sqrt(entries),
+since the changes of small layers, such as a bias of two entries, scatter more. A layer with fewer than three holders,
+or whose median is 0, has no median to trust: the median over clients of their largest r_{n,l} takes its place.
+With fewer than three clients nothing is bounded. Every round is compared with itself only, so the first round is
+screened like any other.
 """
 
 import math
@@ -27,6 +28,8 @@ from fedcover.params import Params, numbers
 
 LEAST = 3
 """The number of clients needed for a median that one liar does not decide."""
+SCATTER = 4.0
+"""How much more the changes of a layer scatter if it has few entries: 1 + SCATTER / sqrt(entries)."""
 ACTIONS = ("clip", "reject")
 
 ChangeSizes = Mapping[str, float]
@@ -47,13 +50,14 @@ class Screening:
     Raises:
         InputError: If a value is out of range.
 
-    >>> Screening(change=2.0).bounds({n: {"w": size} for n, size in enumerate((1.0, 3.0, 2.0))})
-    {'w': 4.0}
+    >>> sizes = {client: {"w": size} for client, size in enumerate((1.0, 3.0, 2.0))}
+    >>> Screening(change=2.0).bounds(sizes, {"w": torch.zeros(10_000)})
+    {'w': 4.16}
     """
 
     change: float = 3.0
     action: Literal["clip", "reject"] = "clip"
-    examples: float = 10.0
+    examples: float = 2.0
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
@@ -63,11 +67,12 @@ class Screening:
                 must = "a multiple of the cohort's median of 1 or more, or infinity for no limit"
                 check_number(name, value, math.nextafter(1, 0), math.inf, must)
 
-    def bounds(self, sizes: Mapping[int, ChangeSizes]) -> dict[str, float]:
+    def bounds(self, sizes: Mapping[int, ChangeSizes], theta: Params) -> dict[str, float]:
         """Return the largest change of each layer, from the sizes of the cohort's changes; empty if there is no bound.
 
         Args:
             sizes: For each client what ``change_sizes`` returns.
+            theta: The global model, of which only the numbers of entries are read.
         """
         if len(sizes) < LEAST or self.change == math.inf:
             return {}
@@ -77,7 +82,7 @@ class Screening:
             holders = [size[layer] for size in sizes.values() if layer in size]
             usual = (median(holders) if len(holders) >= LEAST else 0.0) or largest
             if usual:  # a multiple of 0 would stop a cohort in which most clients do not move
-                bounds[layer] = self.change * usual
+                bounds[layer] = self.change * usual * (1 + SCATTER / math.sqrt(theta[layer].numel()))
         return bounds
 
 

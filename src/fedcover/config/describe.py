@@ -13,7 +13,9 @@ def describe_keys() -> list[tuple[str, Any, str]]:
         default = info.default
         if isinstance(default, StrictSection):
             for inner, field in type(default).model_fields.items():
-                rows.append((f"{name}.{inner}", field.default, field.description or ""))
+                table = isinstance(field.default, dict)
+                key = f"{name}.{inner}.*" if table else f"{name}.{inner}"
+                rows.append((key, None if table else field.default, field.description or ""))
             if isinstance(default, NamedSection):
                 topic = {"policy": "policies", "model": "models"}.get(name, name)
                 rows.append(

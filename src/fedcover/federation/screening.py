@@ -114,7 +114,7 @@ def screen(federation: "Federation", planned: PlannedRound, updates: Iterable[Cl
     masks, examples, sizes = dict[int, Mask](), dict[int, int](), dict[int, ChangeSizes]()
     for update, size in sizes_of(planned, updates):
         masks[update.client], examples[update.client], sizes[update.client] = update.mask, update.examples, size
-    bounds = rule.bounds(sizes)
+    bounds = rule.bounds(sizes, theta)
     for client, size in sizes.items():
         if worst := excess(size, bounds):
             _judge(result, rule, client, *worst)
@@ -140,13 +140,11 @@ def screen(federation: "Federation", planned: PlannedRound, updates: Iterable[Cl
 
 def _judge(result: RoundScreen, rule: Screening, client: int, layer: str, ratio: float) -> None:
     """Reject or limit a client whose change of a layer is ``ratio`` times the bound."""
-    reason = f"its change of '{layer}' is {ratio * rule.change:.3g} times the median of the cohort"
+    reason = f"its change of '{layer}' is {ratio:.3g} times the limit by the median of its cohort"
     if rule.action == "reject":
-        result.rejected[client] = f"{reason}, over the limit of {rule.change:g}"
+        result.rejected[client] = reason
     else:
-        result.limited.setdefault(client, []).append(
-            {"factor": 1 / ratio, "reason": f"{reason}, cut to {rule.change:g} times"}
-        )
+        result.limited.setdefault(client, []).append({"factor": 1 / ratio, "reason": f"{reason}; it is cut to that"})
 
 
 def holders_needed(aggregator: Aggregator, liars: int, clients: int) -> int:

@@ -1,6 +1,7 @@
 """Robustness as a quantity of coverage: what records say, and what ``require_robustness`` keeps."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +121,19 @@ def test_records_of_earlier_versions_are_read() -> None:
     assert old.robust_to is None
     assert (old.withheld, old.limited) == (0.0, [])
     assert RoundRecord.from_json(record.to_json()) == record
+
+
+def test_the_committed_measurements_agree_with_what_their_records_say() -> None:
+    """An average holds where ``robust_to`` reaches the number of liars, and required robustness everywhere."""
+    result = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "liars.json").read_text())
+    rows = [row for attack in ("noise", "reversed", "inside") for row in result[attack]]
+    assert len(rows) == 27
+    for row in rows:
+        assert row["mean"]["robust_to"] == 0
+        assert row["median_required"]["robust_to"] >= row["liars"]
+        for name in ("trimmed", "median", "median_screened", "median_required"):
+            if row[name]["robust_to"] >= row["liars"]:
+                assert row[name]["accuracy"] > 0.9, (name, row)
+        if row["coverage"] == 2:
+            assert row["median"]["robust_to"] == row["trimmed"]["robust_to"] == 0
+            assert row["median"]["accuracy"] < 0.9

@@ -62,13 +62,14 @@ def test_sizes_do_not_depend_on_how_much_a_client_holds() -> None:
 
 
 def test_bounds_are_multiples_of_medians_that_one_client_does_not_decide() -> None:
-    rule = Screening(change=2.0)
+    rule, theta = Screening(change=2.0), {name: torch.zeros(16) for name in "abc"}
     sizes = {0: {"a": 1.0, "b": 4.0}, 1: {"a": 2.0, "b": 0.0}, 2: {"a": 3.0, "b": 0.0}, 3: {"a": 1e30, "c": 5.0}}
     # The layers b and c have no median to trust: twice the median of the largest sizes 4, 2, 3 and 1e30.
-    assert rule.bounds(sizes) == {"a": 5.0, "b": 7.0, "c": 7.0}
-    assert rule.bounds({0: {"a": 1.0}, 1: {"a": 100.0}}) == {}
-    assert rule.bounds({client: {"a": 0.0} for client in range(5)}) == {}
-    assert Screening(change=math.inf).bounds(sizes) == {}
+    # A layer of 16 entries may scatter twice as much.
+    assert rule.bounds(sizes, theta) == {"a": 10.0, "b": 14.0, "c": 14.0}
+    assert rule.bounds({0: {"a": 1.0}, 1: {"a": 100.0}}, theta) == {}
+    assert rule.bounds({client: {"a": 0.0} for client in range(5)}, theta) == {}
+    assert Screening(change=math.inf).bounds(sizes, theta) == {}
 
 
 def test_a_clipped_change_has_the_size_of_its_bound_and_others_stay_as_they_are() -> None:
@@ -100,12 +101,12 @@ def test_a_far_update_is_clipped_or_rejected_and_the_record_names_its_client() -
         (entry,) = record.limited
         assert entry["client"] == 0
         assert 0 < entry["factor"] < 0.02
-        assert "times the median of the cohort, cut to 3 times" in entry["reason"]
+        assert entry["reason"].endswith("times the limit by the median of its cohort; it is cut to that")
         assert not record.rejected
     for record in reject:
         (entry,) = record.rejected
         assert entry["client"] == 0
-        assert "over the limit of 3" in entry["reason"]
+        assert entry["reason"].endswith("times the limit by the median of its cohort")
         assert not record.limited
         assert record.gamma_min == 4
 

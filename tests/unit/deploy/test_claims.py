@@ -97,7 +97,7 @@ def test_limits_of_single_clients() -> None:
     assert limits.limited(Device(3, 100, capacity=0.25)).capacity == 0.25
     assert limits.limited(Device(3, 100)).capacity is None
     assert limits.limited(Device(4, 10**9, capacity=1.0)) == Device(4, 10**9, capacity=1.0)
-    with pytest.raises(fc.InputError, match=r"client 3 claims 101 examples, and claims.clients.3 allows 100"):
+    with pytest.raises(fc.InputError, match=r"client 3 claims 101 examples, and claims\.clients\.3 allows 100"):
         limits.limited(Device(3, 101))
 
 
