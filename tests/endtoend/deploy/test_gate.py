@@ -3,6 +3,7 @@
 import datetime
 import fcntl
 import http.client
+import json
 import socket
 import ssl
 import struct
@@ -11,14 +12,18 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
+from flwr.app import Array
 from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
 
 from fedcover.deploy.gate.gate import MAX_BYTES
+from fedcover.deploy.gate.objects import object_problem
 from fedcover.deploy.node.fleet import read_key
 from fedcover.deploy.processes.keys import make_keys, revoke_node, server_keys
 from fedcover.deploy.processes.server import Server
@@ -121,11 +126,11 @@ def test_only_registered_nodes_pass(server: Server) -> None:
 
 def test_large_requests_are_refused_before_they_are_read(server: Server) -> None:
     own = signed(keys_of(server) / "node-0" / "node.key")
-    claimed = own | {"content-length": str(10**12)}
-    assert request(server, "/v1/fleet/push-object", claimed)[0] == 413
-    assert request(server, "/v1/fleet/pull-messages", own, bytes(MAX_BYTES["pull-messages"] + 1))[0] == 413
+    for method, size in (("push-object", 10**12), ("pull-messages", MAX_BYTES["pull-messages"] + 1)):
+        assert request(server, f"/v1/fleet/{method}", own | {"content-length": str(size)})[0] == 413
     chunked = own | {"transfer-encoding": "chunked"}
-    body = b"%x\r\n" % (1 << 20) + bytes(1 << 20) + b"\r\n0\r\n\r\n"
+    size = MAX_BYTES["pull-messages"] + 1
+    body = b"%x\r\n" % size + bytes(size) + b"\r\n"  # and more may follow
     with closing(raw(server)) as connection:
         head = "".join(f"{name}: {value}\r\n" for name, value in chunked.items())
         connection.sendall(f"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode())
@@ -134,6 +139,22 @@ def test_large_requests_are_refused_before_they_are_read(server: Server) -> None
     with closing(raw(server)) as connection, suppress(OSError):  # the gate closes the connection while it is sent
         connection.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nlong: " + b"a" * (1 << 20))
         assert b" 400 " in connection.recv(1000)
+
+
+def test_an_array_that_would_grow_on_the_server_is_refused(server: Server) -> None:
+    """Flower would join one chunk a million times, before fedcover sees the array."""
+    array = Array(np.zeros(50_000_000, np.uint8))  # equal chunks are sent once
+    honest = array.deflate()
+    assert object_problem(PushObjectRequest(object_content=honest).SerializeToString()) == ""
+    head, _, text = honest.partition(bytes(1))
+    fields = json.loads(text) | {"arraychunk_ids": [0] * 100_000}
+    hostile = head + bytes(1) + json.dumps(fields).encode()
+    own = signed(keys_of(server) / "node-0" / "node.key")
+    body = PushObjectRequest(object_content=hostile).SerializeToString()
+    status, text = request(server, "/v1/fleet/push-object", own, body)
+    assert (status, "repeats its chunks" in text) == (400, True)
+    for broken in (b"", b"\xff" * 40, PushObjectRequest(object_content=b"Array x").SerializeToString()):
+        assert request(server, "/v1/fleet/push-object", own, broken)[0] in (400, 401)
 
 
 def raw(server: Server) -> ssl.SSLSocket:

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from fedcover.deploy.gate.allowed_keys import AllowedKeys
+from fedcover.deploy.gate.objects import object_problem
 from fedcover.deploy.gate.refusals import REVOKED_HEADER
 from fedcover.deploy.node.clock import TIME_HEADER
 
@@ -121,6 +122,8 @@ class Gate:
         body = await read_body(request, self._limits[method])
         if body is None:
             return self._refuse(request, 413, "the request is too large", f"{method} is larger than allowed")
+        if method == "push-object" and (problem := object_problem(body)):
+            return self._refuse(request, 400, problem, f"{node}: {problem}")
         self.last_seen[node] = time.time()
         self.received[node] += len(body)
         headers = {name: value for name, value in request.headers.items() if name.startswith(FORWARDED)}
