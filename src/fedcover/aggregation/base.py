@@ -28,8 +28,8 @@ class ClientUpdate:
 
     client: int
     """The client's index in the population."""
-    theta: Params
-    """Its trained values."""
+    theta: Mapping[str, Tensor]
+    """Its trained values. They may be on disk, and read on every access."""
     mask: Mask
     """The entries that it holds."""
     examples: int = 1
@@ -41,11 +41,11 @@ class ClientUpdate:
     """The weight of each entry in the mean, 0 or more, by tensor; a scalar applies to a whole tensor.
 
     None gives all entries of the client the same weight."""
-    report: Params | None = None
+    report: Mapping[str, Tensor] | None = None
     """The gradient report: the sum over steps of the squared gradient of every entry, if the training options request
     one."""
 
-    moments: Mapping[str, Params] | None = None
+    moments: Mapping[str, Mapping[str, Tensor]] | None = None
     """The optimizer's moments by name, if the recipe keeps them. Entries outside the mask do not count."""
 
     def is_finite(self) -> bool:
