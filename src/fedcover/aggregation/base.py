@@ -47,6 +47,10 @@ class ClientUpdate:
 
     moments: Mapping[str, Mapping[str, Tensor]] | None = None
     """The optimizer's moments by name, if the recipe keeps them. Entries outside the mask do not count."""
+    discount: float = 1.0
+    """The factor of its weight in a mean: below 1 for an update that arrived after its round."""
+    seconds: float | None = None
+    """The seconds that training took on a device of the client's own, as it reports them."""
 
     def is_finite(self) -> bool:
         """Return whether all values inside the mask, and all moments, are finite."""
@@ -108,6 +112,8 @@ class Aggregator(ABC):
     """Whether it needs the label counts of all clients."""
     uses_examples: bool = True
     """Whether it may read the clients' numbers of examples, which screening then caps."""
+    discounts: bool = False
+    """Whether it follows the ``discount`` of updates."""
 
     def __repr__(self) -> str:
         return type(self).__name__

@@ -18,6 +18,10 @@ from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import FedcoverError
 
 
+class SpoolError(FedcoverError):
+    """Updates that cannot be written to disk or read from it."""
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where a tensor is in the file, and what it is like."""
@@ -82,7 +86,7 @@ class UpdateSpool:
             with_mask: Whether its mask is written too. Leave out a mask that the round keeps in memory in any case.
 
         Raises:
-            FedcoverError: If the disk is full.
+            SpoolError: If the disk is full.
         """
         return replace(
             update,
@@ -109,7 +113,7 @@ class UpdateSpool:
         while len(data):
             count = os.preadv(self._file, [data], start)
             if not count:
-                raise FedcoverError("a temporary file of updates is shorter than expected; check the disk")
+                raise SpoolError("a temporary file of updates is shorter than expected; check the disk")
             data, start = data[count:], start + count
 
 
@@ -119,7 +123,7 @@ def _disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FedcoverError(
+        raise SpoolError(
             f"the updates of a round cannot be written to disk ({error.strerror}); free space in the run folder, or for"
             f" temporary files, then continue with --resume"
         ) from error
@@ -127,4 +131,4 @@ def _disk_errors() -> Iterator[None]:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor on the CPU."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

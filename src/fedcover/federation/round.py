@@ -6,9 +6,10 @@ theta -> cohort -> plan (a ClientPlan per client) -> jobs -> engine trains -> up
 A federation that screens its updates takes them after the last has arrived.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,8 @@ from fedcover.theory import check_coverage
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
+NO_SHARES: Mapping[int, float] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class Arrivals:
@@ -49,13 +52,21 @@ class Arrivals:
     """Bytes sent and received, for the record."""
 
 
-def begin_round(federation: "Federation", state: State, device: torch.device) -> PlannedRound:
-    """Draw a cohort and plan its masks; return the round with one job per client, on a device."""
+def begin_round(
+    federation: "Federation", state: State, device: torch.device, shares: Mapping[int, float] = NO_SHARES
+) -> PlannedRound:
+    """Draw a cohort and plan its masks; return the round with one job per client, on a device.
+
+    ``shares`` are the shares of their budgets that some clients get, by id.
+    """
     clock = Clock()
     state = federation.hook.begun(state).on_device(device)
     this_round = Round(state.round + 1, federation.seed)
 
-    cohort = draw_cohort(federation, this_round, state)
+    cohort = [
+        replace(client, budget=client.budget.scaled(shares.get(client.id, 1.0)))
+        for client in draw_cohort(federation, this_round, state)
+    ]
     plans, policy_state = plan_round(federation.policy, state, cohort, this_round)
     plans = with_client_states(federation, state, plans)
     norm2, noise = norm_and_noise(state.theta, [plan.mask for plan in plans])
