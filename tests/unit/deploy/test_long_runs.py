@@ -29,27 +29,20 @@ def playing_with(**changes: object) -> fc.Federation:
     return replace(federation(Serial(shrink=True), "WP"), **changes)  # type: ignore[arg-type]
 
 
-def delay(grid: LoopGrid, client: int, polls: int) -> None:
-    """Let a client's first reply arrive only after so many polls for it."""
-    pull, left = grid.pull_messages, [polls]
-    first: list[str] = []
+def delay(grid: LoopGrid, client: int) -> None:
+    """Let a client's reply of the first round arrive in the second."""
+    held: list[Message] = []
 
-    def pull_messages(keys: Iterable[str]) -> list[Message]:
-        listed = list(keys)
-        for key in listed:
-            reply = grid._replies.get(key)
-            if not first and reply is not None and grid.asked[client] == 1 and grid.nodes[node_of(reply)] == client:
-                first.append(key)
-        if first and first[0] in listed and left[0]:
-            left[0] -= 1
-            listed.remove(first[0])
-        return pull(listed)
+    def tamper(sender: int, number: int, reply: Message) -> Message | None:
+        if reply.metadata.group_id == "2" and held:
+            late = held.pop()
+            grid._replies[late.metadata.reply_to_message_id] = late
+        if sender == client and reply.metadata.group_id == "1":
+            held.append(reply)
+            return None
+        return reply
 
-    grid.pull_messages = pull_messages  # type: ignore[method-assign]
-
-
-def node_of(reply: Message) -> int:
-    return reply.metadata.src_node_id
+    grid.tamper = tamper
 
 
 def test_requests_and_replies_are_in_memory_one_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,7 +123,7 @@ def test_a_late_reply_counts_in_the_next_round_with_its_weight() -> None:
     """The change that it made is added to the present model, and coverage and record count it."""
     playing = federation(Serial(shrink=True), "WP")
     client, grid = only_in_first(playing), grid_of(playing)
-    delay(grid, client, polls=3)
+    delay(grid, client)
     history = play(grid, remote(playing, fc.weight_pruning()), 2, replace(LATE, late_weight=0.25))
     assert [row["client"] for row in history[0].rejected] == [client]
     assert [(record.wire or {}).get("late") for record in history] == [
@@ -159,7 +152,7 @@ def test_a_client_counts_once_in_a_round_and_its_fresh_reply_first() -> None:
     playing = federation(Serial(shrink=True), "WP")
     first, second = playing.run(2).column("cohort")
     client, grid = next(client for client in first if client in second), grid_of(playing)
-    delay(grid, client, polls=3)
+    delay(grid, client)
     history = play(grid, remote(playing, fc.weight_pruning()), 2, LATE)
     assert [row["client"] for row in history[0].rejected] == [client]
     assert not history[1].rejected
@@ -169,7 +162,7 @@ def test_a_client_counts_once_in_a_round_and_its_fresh_reply_first() -> None:
 def test_late_replies_are_dropped_by_default() -> None:
     playing = federation(Serial(shrink=True), "WP")
     client, grid = first_of_cohort(playing), grid_of(playing)
-    delay(grid, client, polls=3)
+    delay(grid, client)
     history = play(grid, remote(playing, fc.weight_pruning()), 2, replace(LATE, late="drop"))
     assert [row["client"] for row in history[0].rejected] == [client]
     assert "did not reply within 0.5 s" in history[0].rejected[0]["reason"]
