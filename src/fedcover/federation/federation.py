@@ -1,7 +1,7 @@
 """A federation: a task, its clients, a policy and budgets, and the rounds that it plays (``federation/round.py``)."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Unpack
@@ -23,7 +23,7 @@ from fedcover.federation.advice import remedy
 from fedcover.federation.arguments import check_structure, resolve_arguments, test_examples
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.checkpoint import State
-from fedcover.federation.cohort import check_cohort, draw_budgets, resolve_budgets
+from fedcover.federation.cohort import NO_SHARES, Shares, check_cohort, draw_budgets, resolve_budgets
 from fedcover.federation.evaluator import Evaluator
 from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
@@ -140,13 +140,8 @@ class Federation:
             arrivals = Arrivals(self.engine.train(planned.jobs), self.engine.together)
             return self.end_round(planned, arrivals, test, local)
 
-    def begin_round(
-        self, state: State, device: torch.device = CPU, shares: Mapping[int, float] = walk.NO_SHARES
-    ) -> PlannedRound:
-        """Draw a cohort and plan its masks; return the round with one job per client, on a device.
-
-        ``shares`` are the shares of their budgets that some clients get, by id, such as those of slow devices.
-        """
+    def begin_round(self, state: State, device: torch.device = CPU, shares: Shares = NO_SHARES) -> PlannedRound:
+        """Draw a cohort and plan its masks; return the round with one job per client, on a device."""
         return walk.begin_round(self, state, device, shares)
 
     def end_round(
