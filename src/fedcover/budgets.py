@@ -66,6 +66,18 @@ class Budget:
         layers = "".join(f" {name}={b if isinstance(b, int) else b.exact}" for name, b in self.layers)
         return f"{self.name or repr(self.keep)}{bands}{layers}"
 
+    def scaled(self, share: float) -> "Budget":
+        """Return a share of this budget, which must be a fraction without exceptions.
+
+        >>> Budget(0.5).scaled(0.5), Budget(0.5).scaled(1.0)
+        (Budget(keep=0.25, bands=None, name='', layers=()), Budget(keep=0.5, bands=None, name='', layers=()))
+        """
+        if share == 1:
+            return self
+        if self.bands is not None or self.layers:
+            raise InputError(f"budget '{self}' is a pattern, of which there is no share; give a fraction such as 0.5")
+        return Budget(self.keep * share)
+
     def of_layer(self, layer: str) -> "Budget | int":
         """Return the budget of one layer, or the number of items that it keeps."""
         return dict(self.layers).get(layer, self)

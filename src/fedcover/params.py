@@ -36,7 +36,7 @@ def put_params(model: nn.Module, theta: Mapping[str, Tensor]) -> None:
             tensor.copy_(theta[name])
 
 
-def prune(theta: Params, mask: Mask) -> Params:
+def prune(theta: Mapping[str, Tensor], mask: Mask) -> Params:
     """Return theta o m: the entries that the mask keeps, and exact zeros elsewhere, even in place of NaN.
 
     >>> prune({"w": torch.tensor([1.0, float("nan")])}, {"w": torch.tensor([True, False])})["w"].tolist()

@@ -28,8 +28,8 @@ class ClientUpdate:
 
     client: int
     """The client's index in the population."""
-    theta: Params
-    """Its trained values."""
+    theta: Mapping[str, Tensor]
+    """Its trained values. They may be on disk, and read on every access."""
     mask: Mask
     """The entries that it holds."""
     examples: int = 1
@@ -41,12 +41,16 @@ class ClientUpdate:
     """The weight of each entry in the mean, 0 or more, by tensor; a scalar applies to a whole tensor.
 
     None gives all entries of the client the same weight."""
-    report: Params | None = None
+    report: Mapping[str, Tensor] | None = None
     """The gradient report: the sum over steps of the squared gradient of every entry, if the training options request
     one."""
 
-    moments: Mapping[str, Params] | None = None
+    moments: Mapping[str, Mapping[str, Tensor]] | None = None
     """The optimizer's moments by name, if the recipe keeps them. Entries outside the mask do not count."""
+    discount: float = 1.0
+    """The factor of its weight in a mean: below 1 for an update that arrived after its round."""
+    seconds: float | None = None
+    """The seconds that training took on a device of the client's own, as it reports them."""
 
     def is_finite(self) -> bool:
         """Return whether all values inside the mask, and all moments, are finite."""
@@ -108,6 +112,8 @@ class Aggregator(ABC):
     """Whether it needs the label counts of all clients."""
     uses_examples: bool = True
     """Whether it may read the clients' numbers of examples, which screening then caps."""
+    discounts: bool = False
+    """Whether it follows the ``discount`` of updates."""
 
     def __repr__(self) -> str:
         return type(self).__name__

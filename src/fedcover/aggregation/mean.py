@@ -23,6 +23,8 @@ class Mean(Aggregator):
 
     by_examples: bool = False
 
+    discounts = True
+
     @property
     def uses_examples(self) -> bool:  # type: ignore[override]
         """Whether clients are weighted by their numbers of examples."""
@@ -43,6 +45,8 @@ class ZeroPaddedMean(Aggregator):
 
     by_examples: bool = False
 
+    discounts = True
+
     @property
     def uses_examples(self) -> bool:  # type: ignore[override]
         """Whether clients are weighted by their numbers of examples."""
@@ -58,6 +62,7 @@ class NormMean(Aggregator):
     """The mean over the holders of each entry, weighted by the norms of their updates."""
 
     uses_examples = False
+    discounts = True
 
     def start(self, theta: Params, plans: Sequence[PlannedClient], state: Mapping[str, Tensor]) -> Aggregation:
         """Return running sums, whose memory does not grow with the cohort."""

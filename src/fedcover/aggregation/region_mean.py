@@ -44,7 +44,7 @@ class RegionSum(Aggregation):
         """Add one client; values outside its mask have no influence, not even if they are NaN."""
         if update.weights is not None:
             return self._add_weighted(update, update.weights)
-        weight = float(update.examples) if self._by_examples else 1.0
+        weight = (float(update.examples) if self._by_examples else 1.0) * update.discount
         self._clients += weight
         for name, total in self._sum.items():
             values = update.theta[name].to(total)
@@ -62,7 +62,7 @@ class RegionSum(Aggregation):
             for update in updates:
                 self.add(update)
             return
-        shares = [float(update.examples) if self._by_examples else 1.0 for update in updates]
+        shares = [(float(update.examples) if self._by_examples else 1.0) * update.discount for update in updates]
         equal = len(set(shares)) == 1
         self._clients += sum(shares)
         for name, total in self._sum.items():
@@ -81,7 +81,7 @@ class RegionSum(Aggregation):
 
     def _add_weighted(self, update: ClientUpdate, weights: Mapping[str, Tensor]) -> None:
         for name, total in self._sum.items():
-            values, weight = update.theta[name].to(total), weights[name].to(total)
+            values, weight = update.theta[name].to(total), weights[name].to(total) * update.discount
             if name in update.mask:
                 kept = update.mask[name].to(total.device)
                 values, weight = torch.where(kept, values, 0.0), torch.where(kept, weight, 0.0)

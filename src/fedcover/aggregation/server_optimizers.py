@@ -73,6 +73,11 @@ class ServerOptimizer(Aggregator):
         return self.aggregator.needs_labels
 
     @property
+    def discounts(self) -> bool:  # type: ignore[override]
+        """Whether the wrapped aggregator follows the discount of updates."""
+        return self.aggregator.discounts
+
+    @property
     def uses_examples(self) -> bool:  # type: ignore[override]
         """Whether the wrapped aggregator may read the clients' numbers of examples."""
         return self.aggregator.uses_examples

@@ -171,11 +171,16 @@ class FlowerConfig(StrictSection):
     clients: int = Field(0, ge=0, description="clients to wait for before the first round; 0: data.clients")
     gather: float = Field(300.0, gt=0, description="seconds to wait for these clients")
     deadline: float = Field(600.0, gt=0, description="seconds per round; later replies are left out")
+    deadline_factor: float = Field(0.0, ge=0, description="a client's deadline, by its median seconds; 0: one for all")
+    late: Literal["drop", "next"] = Field("drop", description="replies after the deadline: drop, or count next round")
+    late_weight: float = Field(0.5, gt=0, le=1, description="weight of a late reply in the next round's mean")
+    end_at_coverage: int = Field(0, ge=0, description="holders of every entry at which a round ends early; 0: never")
     quorum: float = Field(0.5, gt=0, le=1, description="share of a cohort that must reply; else the round is repeated")
     tries: int = Field(3, ge=1, description="attempts at a round before the run stops; it can be resumed")
     norm: float = Field(
         10.0, gt=0, description="maximum accepted update norm, relative to the model sent, whatever the cohort does"
     )
+    slow_factor: float = Field(1.0, gt=0, le=1, description="factor of a client's budget after a missed deadline")
     ray_address: str = Field(
         "", description="for flower-sim: a Ray cluster, such as 10.0.0.1:6379; if empty, a local one is started"
     )

@@ -194,7 +194,7 @@ class _Evaluation:
         values: dict[int, float | None] = {}
         for update in federation.engine.train(jobs):
             client = by_id[update.client].client
-            score = self._score(update.theta, update.mask, client) if update.is_finite() else None
+            score = self._score(dict(update.theta), update.mask, client) if update.is_finite() else None
             accuracy = self._accuracy(client, score) if score else None
             values[client.id] = _finite(score.loss) if score and score.accuracy is None else accuracy
         return [values[plan.client.id] for plan in plans]

@@ -1,6 +1,8 @@
 """The cohort of a round: which clients are drawn, and what each can afford."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +18,10 @@ from fedcover.seeding import Round
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
+Shares = Mapping[int, float]
+"""The shares of their budgets that some clients get in a round, by id; others get all of them."""
+NO_SHARES: Shares = MappingProxyType({})
+
 
 def check_cohort(federation: "Federation") -> None:
     """Raise InputError if cohorts of the federation's size cannot be drawn."""
@@ -26,12 +32,14 @@ def check_cohort(federation: "Federation") -> None:
     federation.sampling.check(federation.clients, size)
 
 
-def draw_cohort(federation: "Federation", this_round: Round, state: State) -> list[Client]:
-    """Return the clients of a round with their budgets, and their classes if the policy needs them."""
+def draw_cohort(federation: "Federation", this_round: Round, state: State, shares: Shares = NO_SHARES) -> list[Client]:
+    """Return the clients of a round with their shares of their budgets, and their classes if the policy needs them."""
     clients = federation.clients
     ids = _draw_ids(federation, this_round, state)
     sizes, numbers = [clients.size(i) for i in ids], [clients.number_of(i) for i in ids]
     cohort = cohort_of(ids, sizes, federation.resolved_budgets, federation.by, numbers)
+    if shares:
+        cohort = [replace(one, budget=one.budget.scaled(shares.get(one.id, 1.0))) for one in cohort]
     if federation.assign:
         cohort = _exchange_patterns(federation, cohort)
     if needs_classes(federation):

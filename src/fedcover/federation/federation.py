@@ -23,7 +23,7 @@ from fedcover.federation.advice import remedy
 from fedcover.federation.arguments import check_structure, resolve_arguments, test_examples
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.checkpoint import State
-from fedcover.federation.cohort import check_cohort, draw_budgets, resolve_budgets
+from fedcover.federation.cohort import NO_SHARES, Shares, check_cohort, draw_budgets, resolve_budgets
 from fedcover.federation.evaluator import Evaluator
 from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
@@ -140,9 +140,9 @@ class Federation:
             arrivals = Arrivals(self.engine.train(planned.jobs), self.engine.together)
             return self.end_round(planned, arrivals, test, local)
 
-    def begin_round(self, state: State, device: torch.device = CPU) -> PlannedRound:
+    def begin_round(self, state: State, device: torch.device = CPU, shares: Shares = NO_SHARES) -> PlannedRound:
         """Draw a cohort and plan its masks; return the round with one job per client, on a device."""
-        return walk.begin_round(self, state, device)
+        return walk.begin_round(self, state, device, shares)
 
     def end_round(
         self,

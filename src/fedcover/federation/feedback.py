@@ -46,7 +46,7 @@ class FeedbackSum:
         return RoundFeedback(self.clients, self._counts(), report)
 
     def _counts(self) -> Mapping[str, Tensor]:
-        if Counter(id(mask) for mask in self._masks) == self._planned_ids:
+        if not self._others and Counter(id(mask) for mask in self._masks) == self._planned_ids:
             return self._planned.coverage  # every client holds what was planned
         counts = coverage_of(self._masks, self._theta)
         return {name: count + self._others[name] for name, count in counts.items()} if self._others else counts

@@ -92,8 +92,14 @@ class RoundRecord:
     """Clients whose change or weight was cut by screening; each as {"client": number, "factor": what remains of it,
     "reason": text}."""
     wire: dict[str, Any] | None = field(default=None, compare=False)
-    """For clients on real devices: bytes sent ``down`` to and received ``up`` from each client of the cohort, the bytes
-    of the ``full`` model, and the number of ``attempts`` of the round."""
+    """For clients on real devices: bytes sent ``down`` to and received ``up`` from each client of the cohort;
+    ``seconds`` from its request to its reply, and ``train_seconds`` as it reports them, each None without a reply; the
+    bytes of the ``full`` model; the number of ``attempts`` of the round.
+
+    Only where it applies: ``missed`` lists clients that were past their deadline, ``shares`` the shares of their
+    budgets that clients got, since some were slow, and ``late`` replies of the last round that count in this one, with
+    client, age and weight; ``ended`` is why the round ended before its deadline. A run with ``shares``, ``late`` or
+    ``ended`` depends on when replies arrived, so another run with the same seed differs."""
 
     def to_json(self) -> str:
         """Return one line of JSON, from which floats are read back to the same bits."""

@@ -18,7 +18,7 @@ from fedcover.aggregation.region_mean import step_towards
 from fedcover.errors import ClientError
 from fedcover.federation.checkpoint import State
 from fedcover.federation.client_states import client_states, with_client_states
-from fedcover.federation.cohort import draw_cohort
+from fedcover.federation.cohort import Shares, draw_cohort
 from fedcover.federation.feedback import FeedbackSum
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.observers import EndedRound, RoundObserver, observers_of
@@ -49,13 +49,13 @@ class Arrivals:
     """Bytes sent and received, for the record."""
 
 
-def begin_round(federation: "Federation", state: State, device: torch.device) -> PlannedRound:
+def begin_round(federation: "Federation", state: State, device: torch.device, shares: Shares) -> PlannedRound:
     """Draw a cohort and plan its masks; return the round with one job per client, on a device."""
     clock = Clock()
     state = federation.hook.begun(state).on_device(device)
     this_round = Round(state.round + 1, federation.seed)
 
-    cohort = draw_cohort(federation, this_round, state)
+    cohort = draw_cohort(federation, this_round, state, shares)
     plans, policy_state = plan_round(federation.policy, state, cohort, this_round)
     plans = with_client_states(federation, state, plans)
     norm2, noise = norm_and_noise(state.theta, [plan.mask for plan in plans])

@@ -118,7 +118,10 @@ def rules_from_config(config: Config) -> RoundRules:
     flower = config.flower
     clients = {int(number): ClientLimit(**limit) for number, limit in config.claims.clients.items()}
     claims = ClaimLimits(config.claims.capacity, config.claims.least_capacity, clients)
-    return RoundRules(flower.deadline, flower.quorum, flower.tries, flower.gather, Limits(flower.norm), claims)
+    return RoundRules(
+        flower.deadline, flower.quorum, flower.tries, flower.gather, Limits(flower.norm), claims,
+        flower.deadline_factor, flower.late, flower.late_weight, flower.end_at_coverage, flower.slow_factor,
+    )  # fmt: skip
 
 
 def _settings(context: Context) -> str:

@@ -1,16 +1,20 @@
 """The exchange of messages over a Flower grid: pushing, pulling, deadlines, and the requests and replies of a round."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, MessageType, Metadata
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from torch import Tensor
 
 from fedcover.aggregation.base import ClientUpdate
+from fedcover.aggregation.spool import UpdateSpool
+from fedcover.deploy.flower.late import rebased
 from fedcover.deploy.flower.messages import ERROR, Notify, body_content, body_of, error_reason, facts_of
+from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.text import one_line
 from fedcover.deploy.wire import (
     InvalidReplyError,
@@ -22,21 +26,27 @@ from fedcover.deploy.wire import (
 )
 from fedcover.deploy.wire.gradient_reports import oversized_reports
 from fedcover.federation.planned_round import PlannedRound
+from fedcover.masks.coverage import coverage_of, gamma_min
 from fedcover.training.client import Job
 
 POLL = 0.3
 """Seconds between polls for replies or online nodes."""
+PULL_BYTES = 1 << 26
+"""Bytes of replies that are pulled at once, but at least one reply."""
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, DecodeError)
 """What a grid raises on a malformed reply. A lost connection raises something else, which ends the run."""
 
 
-def push(grid: Grid, messages: Sequence[Message], notify: Notify) -> dict[str, int]:
-    """Push messages; return {message id: node id} of those accepted, and report the number of the rest."""
+def push(grid: Grid, messages: Sequence[Message]) -> dict[str, int]:
+    """Push messages; return {message id: node id} of those accepted."""
     keys = list(grid.push_messages(messages)) if messages else []  # "" or no key for a message that was not accepted
-    accepted = {key: message.metadata.dst_node_id for key, message in zip(keys, messages, strict=False) if key}
-    if lost := len(messages) - len(accepted):
-        notify(f"{lost} of {len(messages)} messages were not accepted by the server; see its log for the reason")
-    return accepted
+    return {key: message.metadata.dst_node_id for key, message in zip(keys, messages, strict=False) if key}
+
+
+def report_lost(lost: int, messages: int, notify: Notify) -> None:
+    """Report the number of messages that were not accepted, if there are any."""
+    if lost:
+        notify(f"{lost} of {messages} messages were not accepted by the server; see its log for the reason")
 
 
 def pull(grid: Grid, keys: Iterable[str], notify: Notify) -> list[Message]:
@@ -60,24 +70,118 @@ def match_replies(replies: Iterable[Message], waiting: dict[str, int], notify: N
             yield node, reply
 
 
-def exchange(grid: Grid, messages: Sequence[Message], deadline: float, notify: Notify) -> Iterator[tuple[int, Message]]:
-    """Push messages and yield (node id, reply) as replies arrive, until all have arrived or the deadline has passed.
+@dataclass(frozen=True)
+class Request:
+    """A message to a node, and how long its reply is awaited."""
 
-    Args:
-        grid: The grid.
-        messages: The messages.
-        deadline: Seconds to wait for replies; they are polled once more after it.
-        notify: Called with a line about each problem.
-    """
-    waiting = push(grid, messages, notify)
-    until = time.monotonic() + deadline
-    while waiting:
-        late = time.monotonic() > until
-        yield from match_replies(pull(grid, waiting, notify), waiting, notify)
-        if late:
-            return
-        if waiting:
-            time.sleep(POLL)
+    message: Message
+    seconds: float
+    """The deadline of its reply, from the moment at which it is pushed."""
+    reply_bytes: int
+    """The size limit of its reply."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request that was pushed and has no reply yet."""
+
+    node: int
+    pushed: float
+    """When it was pushed, by the monotonic clock."""
+    until: float
+    """When it is given up."""
+    reply_bytes: int
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A reply, with the request that it answers."""
+
+    key: str
+    """The request's message id."""
+    node: int
+    """The node to which the request went; the sender named in a reply is not trusted."""
+    seconds: float
+    """Seconds from the request to its reply, to the accuracy of a poll."""
+    reply: Message
+
+
+@dataclass
+class Exchange:
+    """An exchange of messages over a grid, of which few are in memory at a time."""
+
+    grid: Grid
+    notify: Notify
+    waiting: dict[str, Waiting] = field(default_factory=dict)
+    """Requests without a reply, by message id."""
+    late: dict[str, Waiting] = field(default_factory=dict)
+    """Requests that were given up. Their replies still arrive, as long as others are awaited."""
+    refused: list[int] = field(default_factory=list)
+    """The nodes whose requests were not accepted by the server."""
+
+    def play(self, requests: Iterable[Request], enough: Callable[[], bool] = lambda: False) -> Iterator[Arrival]:
+        """Push requests one by one, and yield replies as they arrive.
+
+        It ends when every request has its reply or is past its deadline; replies are polled once more after it.
+
+        Args:
+            requests: The requests, which may be built one by one.
+            enough: Whether no more replies are awaited.
+        """
+        polled, pushed = time.monotonic(), 0
+        for request in requests:
+            pushed += 1
+            self._push(request)
+            del request  # or it would be in memory while replies arrive
+            if time.monotonic() > polled + POLL:
+                yield from self._arrivals()
+                polled = time.monotonic()
+        report_lost(len(self.refused), pushed, self.notify)
+        while self.waiting and not enough():
+            over = [key for key, waiting in self.waiting.items() if time.monotonic() > waiting.until]
+            yield from self._arrivals()
+            self.late |= {key: self.waiting.pop(key) for key in over if key in self.waiting}
+            if self.waiting:
+                time.sleep(POLL)
+        self.late |= self.waiting
+        self.waiting = {}
+
+    def _push(self, request: Request) -> None:
+        now = time.monotonic()
+        accepted = push(self.grid, [request.message])
+        if not accepted:
+            self.refused.append(request.message.metadata.dst_node_id)
+        for key, node in accepted.items():
+            self.waiting[key] = Waiting(node, now, time.monotonic() + request.seconds, request.reply_bytes)
+
+    def _arrivals(self) -> Iterator[Arrival]:
+        """Yield the replies that have arrived, from a few nodes at a time."""
+        open_requests = {**self.waiting, **self.late}
+        for keys in _groups(open_requests):
+            replies = pull(self.grid, keys, self.notify)
+            while replies:  # no name stays bound to a reply, which would keep it in memory while the next one arrives
+                yield from self._matched(replies.pop(0))
+
+    def _matched(self, reply: Message) -> Iterator[Arrival]:
+        """Yield a reply with its request, if there is one."""
+        key = reply.metadata.reply_to_message_id
+        waiting = self.waiting.pop(key, None) or self.late.pop(key, None)
+        if waiting is None:
+            self.notify("a reply to no pending request is ignored")
+        else:
+            yield Arrival(key, waiting.node, time.monotonic() - waiting.pushed, reply)
+
+
+def _groups(waiting: Mapping[str, Waiting]) -> Iterator[list[str]]:
+    """Yield message ids in groups whose replies are together small enough to be in memory at once."""
+    group, size = list[str](), 0
+    for key, request in waiting.items():
+        if group and size + request.reply_bytes > PULL_BYTES:
+            yield group
+            group, size = [], 0
+        group, size = [*group, key], size + request.reply_bytes
+    if group:
+        yield group
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -87,23 +191,48 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(POLL)
 
 
+@dataclass(frozen=True)
+class LateRequest:
+    """A request of the last round without a reply."""
+
+    pending: PendingRequest
+    waiting: Waiting
+
+
 @dataclass
 class RoundExchange:
     """The requests of one round, and what has come back so far; clients are positions in the federation."""
 
     planned: PlannedRound
+    spool: UpdateSpool
     pending: dict[int, PendingRequest] = field(default_factory=dict)
     """Requests by node."""
     bytes_down: dict[int, int] = field(default_factory=dict)
     """Bytes of the request by client."""
     bytes_up: dict[int, int] = field(default_factory=dict)
     """Bytes of the reply by client."""
+    seconds: dict[int, float] = field(default_factory=dict)
+    """Seconds from the request to the reply by client."""
+    train_seconds: dict[int, float] = field(default_factory=dict)
+    """Seconds of training by client, as the client reports them."""
     updates: dict[int, ClientUpdate] = field(default_factory=dict)
-    """Valid updates by client."""
+    """Valid updates by client; their tensors are on disk, and are read on access."""
     reasons: dict[int, str] = field(default_factory=dict)
     """Why a client is left out."""
     sent: list[Metadata] = field(default_factory=list)
     """Metadata of the messages sent this round: destination node and, once pushed, message id."""
+    deadlines: dict[int, float] = field(default_factory=dict)
+    """Seconds that each client had to reply."""
+    missed: set[int] = field(default_factory=set)
+    """The clients whose deadlines passed without a reply."""
+    earlier: dict[str, LateRequest] = field(default_factory=dict)
+    """Requests of the last round whose replies may still count, by message id."""
+    late: dict[int, ClientUpdate] = field(default_factory=dict)
+    """Updates of the last round that arrived in this one, by client."""
+    covered: bool = False
+    """Whether the round ended early, since its updates cover the model often enough."""
+    _counts: dict[str, Tensor] = field(default_factory=dict)
+    _counted: set[int] = field(default_factory=set)
 
     @property
     def cohort(self) -> list[int]:
@@ -120,40 +249,74 @@ class RoundExchange:
         """The node of each message sent, by message id."""
         return {metadata.message_id: metadata.dst_node_id for metadata in self.sent}
 
-    def request(self, job: Job, node: int, shrink: bool, deadline: float) -> Message:
-        """Return the message that asks a node to do a job, and remember its request."""
+    def request(self, job: Job, node: int, shrink: bool, seconds: float, ttl: float) -> Request:
+        """Return the message that asks a node to do a job, and remember its request.
+
+        Args:
+            job: The job.
+            node: The node of its client.
+            shrink: Whether the client makes its sub-model physically smaller.
+            seconds: The deadline of its reply.
+            ttl: Seconds for which Flower accepts a reply.
+        """
         request = request_from_job(job, shrink)
         body = encode_request(request)
-        self.pending[node] = PendingRequest.of(request, job.client.examples)
+        pending = self.pending[node] = PendingRequest.of(request, job.client.examples)
+        self.deadlines[job.client.id] = seconds
         self.bytes_down[job.client.id] = len(body)
         message = Message(
             content=body_content(body),
             dst_node_id=node,
             message_type=MessageType.TRAIN,
             group_id=str(self.planned.this_round.index),
-            ttl=deadline,
+            ttl=ttl,
         )
         self.sent.append(message.metadata)
-        return message
+        return Request(message, seconds, pending.max_bytes)
 
     def add_reply(self, node: int, reply: Message, limits: Limits) -> None:
         """Add the update in a node's reply, or the reason why it is rejected."""
         pending = self.pending[node]
+        client = pending.client
         if reply.has_error():
             # Flower itself reports this: a node is gone, a client process died, or a message is too old.
-            self.reasons.setdefault(pending.client, error_reason(reply.error))
+            self.reasons.setdefault(client, error_reason(reply.error))
             return
         try:
-            facts = facts_of(reply)
-            if ERROR in facts:
-                raise InvalidReplyError(f"it reported an error: {one_line(facts[ERROR])}")
-            body = body_of(reply)
-            self.bytes_up[pending.client] = len(body)
-            self.updates[pending.client] = decode_reply(body, pending, limits)
+            body = _train_body(reply)
+            self.bytes_up[client] = len(body)
+            update = decode_reply(body, pending, limits)
         except InvalidReplyError as error:
-            self.reasons[pending.client] = error.reason
+            self.reasons[client] = error.reason
         except Exception as error:  # a malformed reply must reject its client only, not end the round
-            self.reasons[pending.client] = f"its reply cannot be read: {one_line(error)}"
+            self.reasons[client] = f"its reply cannot be read: {one_line(error)}"
+        else:
+            if update.seconds is not None:
+                self.train_seconds[client] = update.seconds
+            self.updates[client] = self.spool.store(update, with_mask=pending.regrows)
+
+    def add_late(self, key: str, reply: Message, rules: RoundRules) -> str | None:
+        """Add the update in a reply to a request of the last round; return why it is rejected, or None."""
+        pending = self.earlier.pop(key).pending
+        if reply.has_error():
+            return error_reason(reply.error)
+        try:
+            update = decode_reply(_train_body(reply), pending, rules.limits)
+        except InvalidReplyError as error:
+            return error.reason
+        except Exception as error:
+            return f"its reply cannot be read: {one_line(error)}"
+        present = rebased(update, pending, self.planned.state.theta, rules.late_weight)
+        self.late[pending.client] = self.spool.store(present, with_mask=pending.regrows)
+        return None
+
+    def covers(self, holders: int) -> bool:
+        """Return whether every entry is held by so many of the updates so far."""
+        for client in [client for client in self.updates if client not in self._counted]:
+            own = coverage_of([self.updates[client].mask], self.planned.state.theta)
+            self._counts = {name: count + self._counts.get(name, 0) for name, count in own.items()}
+            self._counted.add(client)
+        return bool(self._counts) and gamma_min(self._counts) >= holders
 
     def reject_oversized_reports(self, limit: float) -> None:
         """Reject clients whose gradient report is far larger than the others'."""
@@ -163,8 +326,23 @@ class RoundExchange:
             self.reasons[client] = reason
 
     def traffic(self) -> dict[str, Any]:
-        """Return the bytes sent to and received from each client of the cohort, for the record."""
+        """Return bytes and seconds of each client of the cohort, for the record."""
         return {
             "down": [self.bytes_down.get(client, 0) for client in self.cohort],
             "up": [self.bytes_up.get(client, 0) for client in self.cohort],
+            "seconds": [rounded(self.seconds.get(client)) for client in self.cohort],
+            "train_seconds": [rounded(self.train_seconds.get(client)) for client in self.cohort],
         }
+
+
+def _train_body(reply: Message) -> bytes:
+    """Return the frame in a reply; raise InvalidReplyError if the client reports an error instead."""
+    facts = facts_of(reply)
+    if ERROR in facts:
+        raise InvalidReplyError(f"it reported an error: {one_line(facts[ERROR])}")
+    return body_of(reply)
+
+
+def rounded(seconds: float | None) -> float | None:
+    """Return seconds to the accuracy of the record."""
+    return None if seconds is None else round(seconds, 3)

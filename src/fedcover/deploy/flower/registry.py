@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from fedcover._files import write_atomically
 from fedcover.data import Device
 from fedcover.deploy.flower.claims import ClaimLimits
-from fedcover.deploy.flower.exchange import pull, push
+from fedcover.deploy.flower.exchange import pull, push, report_lost
 from fedcover.deploy.flower.messages import ERROR, Notify, error_reason, facts_of
 from fedcover.deploy.flower.registry_file import CLAIMED, FILE, NODE
 from fedcover.deploy.text import one_line
@@ -105,7 +105,8 @@ class ClientRegistry:
             for node in sorted(online - set(self.node_of.values()) - rejected - queried)
         ]
         if messages:
-            accepted = push(grid, messages, notify)
+            accepted = push(grid, messages)
+            report_lost(len(messages) - len(accepted), len(messages), notify)
             self._queries |= {key: (node, now + QUERY_TIMEOUT) for key, node in accepted.items()}
 
     def _reject(self, node: int, reason: str, retry: float, notify: Notify) -> None:

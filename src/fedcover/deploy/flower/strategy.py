@@ -1,6 +1,7 @@
 """Rounds over Flower: requests are sent, replies are checked, and the federation does the rest."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -9,10 +10,21 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcover._threads import one_thread
 from fedcover.aggregation.base import ClientUpdate
-from fedcover.deploy.flower.exchange import RoundExchange, exchange, match_replies, wait_until
+from fedcover.aggregation.spool import UpdateSpool
+from fedcover.deploy.flower.exchange import (
+    Arrival,
+    Exchange,
+    LateRequest,
+    Request,
+    RoundExchange,
+    match_replies,
+    wait_until,
+)
+from fedcover.deploy.flower.late import AGE, check_late
 from fedcover.deploy.flower.messages import Notify
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.round_rules import RoundRules
+from fedcover.deploy.flower.speed import budget_shares, check_shares, last_seconds
 from fedcover.deploy.text import one_line
 from fedcover.deploy.wire.tensors import num_bytes
 from fedcover.engines.base import Engine
@@ -24,6 +36,8 @@ from fedcover.federation.round import Arrivals
 from fedcover.federation.runs import Run, RunSchedule
 from fedcover.params import Params
 from fedcover.training.client import Job
+
+NOT_ACCEPTED = "the server did not accept its request: its node was unregistered, or the request is too large"
 
 
 class FlowerEngine(Engine):
@@ -74,6 +88,12 @@ class FedCover(Strategy):
         self.rules, self.shrink, self._notify = rules or RoundRules(), shrink, notify
         self._round: RoundExchange | None = None
         self._attempts, self._seconds = 0, self.rules.deadline
+        self._online: set[int] = set()
+        self._earlier: dict[str, LateRequest] = {}
+        if self.rules.late == "next":
+            check_late(run.federation)
+        if self.rules.slow_factor < 1:
+            check_shares(run.federation)
         self._numbers = sorted(registry.devices)  # a device population sorts its clients like this
 
     @property
@@ -92,20 +112,8 @@ class FedCover(Strategy):
         """
         if self.played_run.stopped:
             return []
-        online = set(grid.get_node_ids())
-        self.registry.update(grid, online, self._notify)
-        with one_thread():
-            planned = self.federation.begin_round(self.played_run.state)
-        self._attempts += 1
-        self._round = RoundExchange(planned)
-        messages = []
-        for job in planned.jobs:
-            node = self._node(job.client.id)
-            if node is None or node not in online:
-                self._round.reasons[job.client.id] = "it was not online"
-            else:
-                messages.append(self._round.request(job, node, self.shrink, self.rules.deadline))
-        return messages
+        self._begin(grid)
+        return [request.message for request in self._requests()]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -114,7 +122,8 @@ class FedCover(Strategy):
         if self.played_run.stopped:
             return None, None
         assert self._round is not None, "replies arrived before requests were sent"
-        self._add(match_replies(replies, self._round.waiting, self._notify))
+        for node, reply in match_replies(replies, self._round.waiting, self._notify):
+            self._round.add_reply(node, reply, self.rules.limits)
         return self._end()
 
     def configure_evaluate(
@@ -178,8 +187,8 @@ class FedCover(Strategy):
         if self._rounds_left():
             self.summary()
         while self._rounds_left():
-            messages = list(self.configure_train(0, ArrayRecord(), ConfigRecord(), grid))
-            self._add(exchange(grid, messages, self.rules.deadline, self._notify))
+            self._begin(grid)
+            self._exchange(grid)
             arrays, _ = self._end()
             if arrays is None:
                 if self._attempts >= self.rules.tries:
@@ -202,10 +211,73 @@ class FedCover(Strategy):
         """Return the node of a client; None if it has not joined."""
         return self.registry.node_of.get(self._numbers[client])
 
-    def _add(self, replies: Iterable[tuple[int, Message]]) -> None:
-        assert self._round is not None
-        for node, reply in replies:
-            self._round.add_reply(node, reply, self.rules.limits)
+    def _begin(self, grid: Grid) -> None:
+        """Plan the next round, or the same one again after too few replies."""
+        self._online = set(grid.get_node_ids())
+        self.registry.update(grid, self._online, self._notify)
+        with one_thread():
+            planned = self.federation.begin_round(self.played_run.state, shares=self._shares())
+        self._attempts += 1
+        before, folder = self._round, self.played_run.out
+        self._round = RoundExchange(planned, UpdateSpool(None if folder is None else Path(folder)))
+        self._round.earlier, self._round.late = (before.earlier, before.late) if before else (self._earlier, {})
+
+    def _shares(self) -> dict[int, float]:
+        """Return the shares of their budgets that slow clients get, by id."""
+        factor = self.rules.slow_factor
+        shares = budget_shares(self.played_run.history, factor) if factor < 1 else {}
+        return {self._numbers.index(number): share for number, share in shares.items()}
+
+    def _requests(self) -> Iterator[Request]:
+        """Yield one request for each client of the cohort that is online; each is built when it is asked for."""
+        current = self._round
+        assert current is not None
+        for job in current.planned.jobs:
+            client, node = job.client.id, self._node(job.client.id)
+            if node is None or node not in self._online:
+                current.reasons[client] = "it was not online"
+            else:
+                seconds = self.rules.deadline_of(last_seconds(self.played_run.history, self._numbers[client]))
+                yield current.request(job, node, self.shrink, seconds, self.rules.ttl)
+
+    def _exchange(self, grid: Grid) -> None:
+        """Send the requests of the round, and add replies as they arrive, until the round ends."""
+        current = self._round
+        assert current is not None
+        awaited = {key: request.waiting for key, request in current.earlier.items()}
+        messages = Exchange(grid, self._notify, late=awaited)
+        for arrival in messages.play(self._requests(), self._enough):
+            self._add(arrival)
+            del arrival  # or its reply would be in memory while the next one arrives
+        for node in messages.refused:
+            current.reasons[current.pending[node].client] = NOT_ACCEPTED
+        unanswered = {key: waiting for key, waiting in messages.late.items() if key not in current.earlier}
+        if not current.covered:
+            current.missed = {current.pending[waiting.node].client for waiting in unanswered.values()}
+        if self.rules.late == "next":
+            self._earlier = {
+                key: LateRequest(current.pending[waiting.node], waiting) for key, waiting in unanswered.items()
+            }
+
+    def _add(self, arrival: Arrival) -> None:
+        current = self._round
+        assert current is not None
+        if arrival.key in current.earlier:
+            client = current.earlier[arrival.key].pending.client
+            if reason := current.add_late(arrival.key, arrival.reply, self.rules):
+                self._notify(f"a late reply of client {self._numbers[client]} is dropped: {reason}")
+            return
+        current.seconds[current.pending[arrival.node].client] = arrival.seconds
+        current.add_reply(arrival.node, arrival.reply, self.rules.limits)
+
+    def _enough(self) -> bool:
+        """Return whether the round ends before its deadline, since its updates cover the model often enough."""
+        current, holders = self._round, self.rules.end_at_coverage
+        assert current is not None
+        if not holders or len(current.updates) < self.rules.needed(len(current.cohort)):
+            return False
+        current.covered = current.covers(holders)
+        return current.covered
 
     def _end(self) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """End the round if enough replies are valid, and return the new model and metrics; else (None, None)."""
@@ -233,14 +305,25 @@ class FedCover(Strategy):
     def _average(self, current: RoundExchange, left_out: list[dict[str, Any]]) -> RoundRecord:
         """Average the updates of a round into the run's state, and return its record."""
         run, index = self.played_run, current.planned.this_round.index
-        updates = (current.updates[client] for client in current.cohort if client in current.updates)
+        late = [current.late[client] for client in sorted(current.late) if client not in current.updates]
+        fresh = [current.updates[client] for client in current.cohort if client in current.updates]
         wire = {**current.traffic(), "full": self._full_bytes(current.planned), "attempts": self._attempts}
+        if missed := [self._numbers[client] for client in current.missing if client in current.missed]:
+            wire["missed"] = missed
+        if shares := self._shares():
+            wire["shares"] = [round(shares.get(client, 1.0), 6) for client in current.cohort]
+        if late:
+            wire["late"] = [
+                {"client": self._numbers[update.client], "age": AGE, "weight": update.discount} for update in late
+            ]
+        if current.covered:
+            wire["ended"] = f"every entry had {self.rules.end_at_coverage} holders"
         current.planned.clock.lap("train")
         test = run.test if self.schedule.evaluates(index) else None
         with one_thread():
             run.state, record = self.federation.end_round(
                 current.planned,
-                Arrivals(updates, left_out=left_out, wire=wire),
+                Arrivals([*fresh, *late], left_out=left_out, wire=wire),
                 test,
                 self.schedule.evaluates_locally(index),
             )
@@ -257,11 +340,15 @@ class FedCover(Strategy):
 
     def _left_out(self, current: RoundExchange) -> list[dict[str, Any]]:
         """Return the clients without a valid update, each with the reason."""
-        silent = f"it did not reply within {self._seconds:g} s"
         return [
-            {"client": self._numbers[client], "reason": current.reasons.get(client, silent)}
+            {"client": self._numbers[client], "reason": current.reasons.get(client) or self._no_reply(current, client)}
             for client in current.missing
         ]
+
+    def _no_reply(self, current: RoundExchange, client: int) -> str:
+        if current.covered:
+            return f"the round ended before it replied, since every entry had {self.rules.end_at_coverage} holders"
+        return f"it did not reply within {min(self._seconds, current.deadlines.get(client, self._seconds)):g} s"
 
     def _no_quorum(self) -> str:
         current = self._round

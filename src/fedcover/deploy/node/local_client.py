@@ -1,7 +1,8 @@
 """The client of a node: its task and its examples, what it reports of itself, and its training."""
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -55,8 +56,9 @@ def train_reply(body: bytes, local: LocalClient, number: int | None = None) -> b
     task = local.task.fitted(local.examples)
     request = decode_request(body, params_of(task.model), frozen_in(task))
     population = SingleClientPopulation(request.client, local.examples, number)
+    start = time.perf_counter()
     (update,) = _engine(request.shrink).train([job_from_request(request, task, population)])
-    return encode_reply(update, request)
+    return encode_reply(replace(update, seconds=round(time.perf_counter() - start, 3)), request)
 
 
 @lru_cache(maxsize=2)

@@ -31,6 +31,8 @@ QUIET = {
     "PYTHONUNBUFFERED": "1",
     "NO_COLOR": "1",
 }
+SERVER = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+"""For the server's processes with glibc: memory of large messages goes back to the system as soon as it is free."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 

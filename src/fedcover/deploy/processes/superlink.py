@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedcover.deploy.address import LOOPBACK_HOST, check_port_free, free_ports
 from fedcover.deploy.processes.child import ChildProcess, format_line
-from fedcover.deploy.processes.environment import find_program, flower_environment
+from fedcover.deploy.processes.environment import SERVER, find_program, flower_environment
 from fedcover.deploy.processes.keys import ServerKeys
 from fedcover.deploy.processes.probe import NoResponseError, wait_for_server
 from fedcover.errors import FedcoverError, InputError
@@ -49,7 +49,7 @@ class SuperLink:
             self.port = port or free_ports(1)[0]
             check_port_free(LOOPBACK_HOST, self.port)
             self.address = f"{LOOPBACK_HOST}:{self.port}"
-            environment = flower_environment(self._folder / "flwr-home")
+            environment = flower_environment(self._folder / "flwr-home") | SERVER
             self.program = ChildProcess(
                 [*command, "--port", str(self.port)], self._folder / "superlink.log", environment
             )

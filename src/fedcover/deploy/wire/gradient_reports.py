@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from statistics import median
 
-from fedcover.params import Params, numbers
+from torch import Tensor
+
+from fedcover.params import numbers
 
 MIN_OTHERS = 2
 """The number of other reports needed: if two reports differ, either may be the wrong one."""
@@ -13,7 +15,7 @@ GRADIENT_FACTOR = 100
 multiple of the limit."""
 
 
-def oversized_reports(reports: Mapping[int, Params], limit: float) -> dict[int, str]:
+def oversized_reports(reports: Mapping[int, Mapping[str, Tensor]], limit: float) -> dict[int, str]:
     """Return the reason for each client whose gradient report is too large.
 
     A gradient report sums squared gradient entries over a client's steps. The square root of the sum of all its entries

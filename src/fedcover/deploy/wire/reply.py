@@ -130,6 +130,8 @@ def encode_reply(update: ClientUpdate, request: TrainRequest) -> bytes:
         "train_loss": update.train_loss if math.isfinite(update.train_loss) else None,
         "tensors": tensor_table(update.theta),
     }
+    if update.seconds is not None:
+        head["seconds"] = update.seconds
     if pending.regrows:
         head["mask"] = encode_mask(update.mask, parts)
     if pending.reports and update.report is not None:
@@ -171,10 +173,13 @@ def decode_reply(data: bytes | memoryview, pending: PendingRequest, limits: Limi
         if head.get("train_loss", 0) is None:
             raise InvalidReplyError("its training loss is not finite")
         train_loss = float(take_number(head, "train_loss"))
+        seconds = float(take_number(head, "seconds")) if "seconds" in head else None
         report, moments = _decode_report(head, parts, pending), _decode_moments(head, parts, pending, mask)
         check_nothing_left(head, parts)
         _check_change(theta, pending, limits)
-    return ClientUpdate(pending.client, theta, mask, examples, train_loss, finite=True, report=report, moments=moments)
+    return ClientUpdate(
+        pending.client, theta, mask, examples, train_loss, True, report=report, moments=moments, seconds=seconds
+    )
 
 
 @contextmanager

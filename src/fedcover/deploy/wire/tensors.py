@@ -125,7 +125,9 @@ def decode_values(parts: Parts, part: str, name: str, like: Tensor, kept: Tensor
     return torch.from_numpy(dense).view(like.dtype)
 
 
-def encode_moments(moments: Mapping[str, Params], mask: Mask, parts: dict[str, bytes]) -> dict[str, list[str]]:
+def encode_moments(
+    moments: Mapping[str, Mapping[str, Tensor]], mask: Mask, parts: dict[str, bytes]
+) -> dict[str, list[str]]:
     """Return the names of the tensors of each moment, for the head; add their kept values to ``parts``."""
     for moment, tensors in moments.items():
         for name, tensor in tensors.items():

@@ -82,7 +82,7 @@ class BufferLayout:
             views[name] = memory[at : at + count].view(self._tensors[name][2])
         return views
 
-    def put_kept(self, memory: Tensor, theta: Params, mask: Mask) -> None:
+    def put_kept(self, memory: Tensor, theta: Mapping[str, Tensor], mask: Mask) -> None:
         """Write only the values that a mask keeps, contiguously within each tensor."""
         for name, view in self.params(memory).items():
             if name in mask:

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.data import Population
@@ -144,7 +145,7 @@ def num_moments(job: Job) -> int:
 
 
 def put_moments(
-    layout: BufferLayout, buffers: SharedBuffers, recipe: Recipe, moments: Mapping[str, Params]
+    layout: BufferLayout, buffers: SharedBuffers, recipe: Recipe, moments: Mapping[str, Mapping[str, Tensor]]
 ) -> tuple[str, ...]:
     """Write moments into the shared buffers, in the order of their names in the recipe; return the tensors' names."""
     for memory, moment in _moment_buffers(buffers, recipe):
