@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedcover._files import write_error
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import FedcoverError
 
@@ -72,7 +73,8 @@ class UpdateSpool:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        with _disk_errors(), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        self._folder = Path(tempfile.gettempdir()) if folder is None else folder
+        with _disk_errors(self._folder), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             self._file = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._file)
         self.bytes = 0
@@ -101,7 +103,7 @@ class UpdateSpool:
         for name, tensor in tensors.items():
             places[name] = _Place(self.bytes, tensor.dtype, tensor.shape, tensor.device)
             data = _bytes_of(tensor.detach().cpu().contiguous())
-            with _disk_errors():
+            with _disk_errors(self._folder):
                 while len(data):
                     written = os.pwrite(self._file, data, self.bytes)
                     data, self.bytes = data[written:], self.bytes + written
@@ -118,15 +120,12 @@ class UpdateSpool:
 
 
 @contextmanager
-def _disk_errors() -> Iterator[None]:
+def _disk_errors(folder: Path) -> Iterator[None]:
     """Give errors of the disk a remedy."""
     try:
         yield
     except OSError as error:
-        raise SpoolError(
-            f"the updates of a round cannot be written to disk ({error.strerror}); free space in the run folder, or for"
-            f" temporary files, then continue with --resume"
-        ) from error
+        raise SpoolError(str(write_error(folder / "updates of a round", error))) from error
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -47,7 +47,7 @@ def test_the_file_has_no_name_and_is_closed_with_its_last_update(tmp_path: Path)
 def test_a_full_disk_is_reported_with_a_remedy() -> None:
     spool = UpdateSpool()
     os.dup2(os.open("/dev/full", os.O_RDWR), spool._file)
-    with pytest.raises(SpoolError, match=r"No space left on device.*free space"):
+    with pytest.raises(SpoolError, match=r"the disk with .* is full; free some space"):
         spool.store(ClientUpdate(0, THETA, {}))
 
 
