@@ -1,6 +1,7 @@
 """Rounds over Flower: requests are sent, replies are checked, and the federation does the rest."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -9,6 +10,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcover._threads import one_thread
 from fedcover.aggregation.base import ClientUpdate
+from fedcover.deploy.flower.coverage_plan import write_plan
 from fedcover.deploy.flower.exchange import RoundExchange, exchange, match_replies, wait_until
 from fedcover.deploy.flower.messages import Notify
 from fedcover.deploy.flower.registry import ClientRegistry
@@ -105,6 +107,8 @@ class FedCover(Strategy):
                 self._round.reasons[job.client.id] = "it was not online"
             else:
                 messages.append(self._round.request(job, node, self.shrink, self.rules.deadline))
+        if self.played_run.out is not None:
+            write_plan(Path(self.played_run.out), planned, self._numbers, self._round.bytes_down)
         return messages
 
     def aggregate_train(
