@@ -161,6 +161,8 @@ def test_5_no_server(cli: Cli, folder: Path, tmp_path: Path) -> None:
     address = {"control": "127.0.0.1:1", "gate": f"127.0.0.1:{port}", "ca": "", "pid": 2**22}
     (tmp_path / "server.json").write_text(json.dumps(address))  # as after a kill -9
     assert "names a server at" in problem(cli, *options)[1]
+    level, text = examine(cli, *options[:-1], "--port", port)["server"]  # before a start that is no obstacle
+    assert (level, text) == ("ok", f"none runs; 127.0.0.1:{port} is free; the last one was killed")
 
 
 def test_6_a_key_that_is_not_registered(cli: Cli, folder: Path, server: Server) -> None:

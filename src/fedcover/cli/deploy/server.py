@@ -10,6 +10,7 @@ from fedcover.cli.console import friendly, out
 from fedcover.cli.deploy.options import STATE, InsecureOption, StateOption, warn_of_expiry
 from fedcover.deploy.processes import keys as key_files
 from fedcover.deploy.processes.environment import find_program
+from fedcover.deploy.processes.notify import READY, notify_service_manager
 from fedcover.deploy.processes.signals import stop_signals
 from fedcover.deploy.processes.superlink import check_security
 from fedcover.errors import InputError, check_extra
@@ -66,6 +67,7 @@ def server(
         security = "--insecure" if insecure else "--keys FOLDER/node-0"
         out.print(f"server at {running.address}; log in {running.log.path}", style="bold")
         out.print(f"start a client with: fedcover deploy client --server {running.address} {security} --client 0")
+        notify_service_manager(READY)
         running.watch()
     out.print("server stopped")
 

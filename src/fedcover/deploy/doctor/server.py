@@ -12,7 +12,7 @@ from fedcover.deploy.doctor.findings import Finding, check
 from fedcover.deploy.doctor.machine import GIB, check_folder, check_memory, check_secret, clock_finding
 from fedcover.deploy.processes.environment import find_program
 from fedcover.deploy.processes.keys import ServerKeys, server_keys
-from fedcover.deploy.processes.probe import check_server
+from fedcover.deploy.processes.probe import NoResponseError, check_server
 from fedcover.deploy.processes.server import ADDRESS_FILE, ServerAddress
 from fedcover.deploy.versions import installed_versions, versions_text
 from fedcover.errors import FedcoverError, InputError
@@ -72,15 +72,19 @@ def _keys_findings(folder: Path, host: str) -> list[Finding]:
 
 def _server_state(end: ServerEnd) -> str:
     """Return whether a server runs; raise an error if it does not respond, or if it could not be started."""
+    free = f"none runs; {end.host}:{end.port} is free"
     if not (end.state / ADDRESS_FILE).exists():
         if end.must_run:
             raise InputError(f"no server runs with the folder {end.state}; start one with `fedcover deploy server`")
         check_port_free(end.host, end.port)
-        return f"none runs; {end.host}:{end.port} is free"
+        return free
     address = ServerAddress.read(end.state)
     try:
         check_server(address.gate, Path(address.ca) if address.ca else None)
     except FedcoverError as error:
+        if isinstance(error, NoResponseError) and not end.must_run:
+            check_port_free(end.host, end.port)
+            return f"{free}; the last one was killed"
         raise InputError(
             f"{end.state / ADDRESS_FILE} names a server at {address.gate}, process {address.pid}, but: {error}"
         ) from None

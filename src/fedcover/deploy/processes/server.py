@@ -21,6 +21,7 @@ from fedcover.deploy.gate.gate import Gate
 from fedcover.deploy.gate.serve import GateServer
 from fedcover.deploy.processes.control import Control
 from fedcover.deploy.processes.keys import ServerKeys
+from fedcover.deploy.processes.notify import RUNS, notify_service_manager
 from fedcover.deploy.processes.superlink import SuperLink
 from fedcover.deploy.status.fleet_status import FILE as STATUS_FILE
 from fedcover.deploy.status.publisher import StatusPublisher
@@ -161,6 +162,7 @@ class Server:
             except FedcoverError as error:  # the SuperLink does not respond; the next look says why
                 self._event("problem", str(error))
             self.publisher.publish(self._total_restarts)
+            notify_service_manager(RUNS)
 
     def stop(self) -> None:
         """Let ``watch`` return."""
