@@ -56,6 +56,19 @@ def test_a_client_that_is_much_slower_is_flagged(tmp_path: Path) -> None:
     assert rounds.clients[103].seconds == 5.0
 
 
+def test_a_client_that_claims_or_changes_too_much_is_flagged(tmp_path: Path) -> None:
+    folder = write_rounds(tmp_path / "run", 3)
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    limited = [{"client": 2, "factor": 0.1, "reason": "its change is too large"}]
+    (folder / "history.jsonl").write_text("".join(json.dumps(line | {"limited": limited}) + "\n" for line in lines))
+    rows = json.loads((folder / "clients.json").read_text())
+    rows[1] |= {"capacity": 0.5, "claimed_capacity": 1.0}
+    (folder / "clients.json").write_text(json.dumps(rows))
+    clients = read_rounds(folder).clients
+    assert clients[101].flag == "claims a capacity of 1, which was cut to 0.5"
+    assert clients[102].flag == "its change or weight was cut in 3 of 3 rounds"
+
+
 def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     assert read_rounds(tmp_path / "none").newest is None
     folder = write_rounds(tmp_path / "run", 3)

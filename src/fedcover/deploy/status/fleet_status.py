@@ -84,6 +84,8 @@ class RoundOverview:
     """The newest rejections, the last one first: ``round``, ``client`` and ``reason``."""
     planned_round: int | None = None
     """The round for which ``uncovered_without`` of nodes holds."""
+    robust_to: int | None = None
+    """How many lying clients the round withstood."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from fedcover.deploy.flower.coverage_plan import PLAN
-from fedcover.deploy.flower.registry_file import FILE, NODE
+from fedcover.deploy.flower.registry_file import CLAIMED, FILE, NODE
 from fedcover.deploy.status.fleet_status import RoundOverview
 from fedcover.deploy.text import one_line
 
@@ -25,7 +25,7 @@ TAIL = 1 << 20
 SLOW = 3.0
 """A client is flagged if it takes this many times the median of its round."""
 UNRELIABLE = 0.3
-"""A client is flagged if more than this share of the last rounds rejected it, and more than one did."""
+"""A client is flagged if more than this share of the last rounds, and more than one, rejected it or cut its change."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def read_rounds(folder: Path) -> RunRounds:
         rejections = len({index for index, entry in rejected if entry.get("client") == number})
         clients[int(row[NODE])] = ClientRounds(
             number, row.get("examples"), row.get("capacity"), seen.get("seconds"), seen.get("down"), seen.get("up"),
-            rejections, without.get(str(number)), _flag(number, rejections, len(records), last),
+            rejections, without.get(str(number)), _flag(row, records, rejections, last),
         )  # fmt: skip
     return RunRounds(_overview(folder, records, rejected, plan) if records else None, clients)
 
@@ -128,16 +128,25 @@ def _by_client(record: dict[str, Any]) -> dict[int, dict[str, Any]]:
     }
 
 
-def _flag(number: int, rejections: int, rounds: int, last: dict[int, dict[str, Any]]) -> str:
+def _flag(row: dict[str, Any], records: list[dict[str, Any]], rejections: int, last: dict[int, dict[str, Any]]) -> str:
     """Return what is unusual about a client; empty for nothing."""
-    flags = []
-    if rejections > 1 and rejections > UNRELIABLE * rounds:
+    number, rounds, flags = int(row["number"]), len(records), []
+    if row.get(CLAIMED) is not None:
+        flags.append(f"claims a capacity of {row[CLAIMED]:g}, which was cut to {row['capacity']:g}")
+    if _often(rejections, rounds):
         flags.append(f"rejected in {rejections} of {rounds} rounds")
-    seconds = {client: row["seconds"] for client, row in last.items() if row.get("seconds")}
+    cut = sum(any(entry.get("client") == number for entry in record.get("limited", [])) for record in records)
+    if _often(cut, rounds):
+        flags.append(f"its change or weight was cut in {cut} of {rounds} rounds")
+    seconds = {client: cells["seconds"] for client, cells in last.items() if cells.get("seconds")}
     others = [value for client, value in seconds.items() if client != number]
     if len(others) > 1 and seconds.get(number, 0.0) > SLOW * median(others):
         flags.append(f"{seconds[number] / median(others):.0f} times slower than the others")
     return ", ".join(flags)
+
+
+def _often(times: int, rounds: int) -> bool:
+    return times > 1 and times > UNRELIABLE * rounds
 
 
 def _overview(
@@ -166,6 +175,7 @@ def _overview(
         len(records),
         shown[:SHOWN],
         plan.get("round"),
+        record.get("robust_to"),
     )
 
 

@@ -58,4 +58,6 @@ def round_line(newest: RoundOverview) -> str:
         parts.append(f"Γmin {newest.gamma_min}")
     if newest.uncovered is not None:
         parts.append(f"{percent(newest.uncovered, 1)} uncovered")
+    if newest.robust_to is not None:
+        parts.append(f"robust to {newest.robust_to}")
     return ", ".join([*parts, f"{megabytes(newest.down + newest.up)} MB"])
