@@ -10,7 +10,7 @@ from fedcover.cli.deploy.options import STATE, StateOption
 from fedcover.cli.options import JsonOption
 from fedcover.deploy.status.fleet_status import FleetStatus, read_status
 from fedcover.deploy.status.rows import headline, node_rows, rejection_lines, round_rows, run_rows
-from fedcover.deploy.status.words import refusals_text, round_line
+from fedcover.deploy.status.words import coverage_line, refusals_text, round_line
 from fedcover.errors import check_extra
 
 MAX_RUNS = 5
@@ -35,6 +35,7 @@ def status(state: StateOption = STATE, as_json: JsonOption = False) -> None:
     if fleet.newest is not None:
         out.print()
         out.print(round_line(fleet.newest), style="bold")
+        out.print(coverage_line(fleet.newest))
         _show(round_rows(fleet))
         for line in rejection_lines(fleet):
             out.print(line)

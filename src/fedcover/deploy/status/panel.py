@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedcover.deploy.status.fleet_status import FILE, FleetStatus, read_status
 from fedcover.deploy.status.rows import Row, headline, node_rows, rejection_lines, round_rows
-from fedcover.deploy.status.words import refusals_text, round_line
+from fedcover.deploy.status.words import coverage_line, refusals_text, round_line
 from fedcover.errors import FedcoverError
 from fedcover.report.elements import prose, table
 
@@ -60,7 +60,7 @@ class StatusPanel:
             }
             parts.append(table(rows, "Nodes and their last round", marks, words=("state",)))
         if fleet.newest is not None:
-            parts.append(f"<p>{prose(round_line(fleet.newest))}.</p>")
+            parts.append(f"<p>{prose(f'{round_line(fleet.newest)}; {coverage_line(fleet.newest)}')}.</p>")
         flags = [f"{node.name}: {node.flag}" for node in fleet.nodes if node.flag]
         if fleet.refusals:
             flags.append(f"requests refused at the gate: {refusals_text(fleet.refusals)}")

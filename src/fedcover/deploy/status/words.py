@@ -50,14 +50,21 @@ def refusals_text(refusals: Mapping[str, int]) -> str:
 
 
 def round_line(newest: RoundOverview) -> str:
-    """Return the newest round of a run in one line."""
-    parts = [f"round {newest.round}" + (f" of {newest.rounds}" if newest.rounds else ""), duration(newest.seconds)]
+    """Return the time, the bytes and the accuracy of the newest round in one line."""
+    planned = f" of {newest.rounds}" if newest.rounds else ""
+    parts = [duration(newest.seconds), f"{megabytes(newest.down + newest.up)} MB"]
     if newest.accuracy is not None:
         parts.append(f"accuracy {percent(newest.accuracy)}")
+    return f"round {newest.round}{planned}: {', '.join(parts)}"
+
+
+def coverage_line(newest: RoundOverview) -> str:
+    """Return the coverage of the newest round in one line."""
+    parts = []
     if newest.gamma_min is not None:
         parts.append(f"Γmin {newest.gamma_min}")
     if newest.uncovered is not None:
-        parts.append(f"{percent(newest.uncovered, 1)} uncovered")
+        parts.append(f"{percent(newest.uncovered, 1)} of the model uncovered")
     if newest.robust_to is not None:
-        parts.append(f"robust to {newest.robust_to}")
-    return ", ".join([*parts, f"{megabytes(newest.down + newest.up)} MB"])
+        parts.append(f"robust to {newest.robust_to} lying clients")
+    return ", ".join(parts)
