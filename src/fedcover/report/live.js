@@ -24,6 +24,13 @@ const replaceMain = (html) => {
   if (focused) page.querySelector(`.legend li[data-name="${CSS.escape(focused)}"] button`)?.focus({ preventScroll: true });
   scrollTo(0, top);
 };
+const fillPart = (html) => {
+  const part = document.getElementById("part");
+  if (!part) return;
+  const left = part.querySelector(".scroll")?.scrollLeft || 0;
+  part.innerHTML = html;
+  if (left) part.querySelector(".scroll").scrollLeft = left;
+};
 let version = Number(document.body.dataset.version);
 const follow = async () => {
   let pause = 1000;
@@ -35,6 +42,7 @@ const follow = async () => {
       version = next.version;
     }
     document.getElementById("live").innerHTML = status.panel;
+    fillPart(status.part);
     if (status.done) pause = 5000;
   } catch {
     document.getElementById("live").textContent = "The watching command has ended; this is its last state.";

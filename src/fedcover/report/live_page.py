@@ -5,11 +5,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedcover.errors import InputError
 from fedcover.report import format as cells
-from fedcover.report.elements import attribute, prose, text
+from fedcover.report.elements import attribute, prose, section_heading, text
 from fedcover.report.loading import AnyPath, LoadedRun, SweepEntry, is_sweep, load_run, open_runs, printable, read_sweep
 from fedcover.report.page import live_frame, main, run_parts
 
@@ -40,14 +40,31 @@ class Progress:
         return self.finished + self.failed == self.runs
 
 
+class LivePart(Protocol):
+    """A part of a live page that is shown beside the runs and drawn again every second."""
+
+    title: str
+
+    def html(self) -> str:
+        """Return the part as HTML."""
+
+    def run_folder(self) -> Path | None:
+        """Return the folder of the run that belongs to the part now; None if there is none."""
+
+
 class LivePage:
     """The page on a run folder or the folder of a sweep, which may not exist yet.
 
     All methods may be called from several threads.
+
+    Args:
+        folder: The folder; None for that of the run that belongs to ``part``.
+        part: A further part of the page.
     """
 
-    def __init__(self, folder: AnyPath) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: AnyPath | None, part: LivePart | None = None) -> None:
+        self._follows, self._part = folder is None, part
+        self._folder = Path("run" if folder is None else folder)
         self._lock = threading.Lock()
         self._loaded: dict[Path, tuple[Signature, LoadedRun]] = {}
         self._seen: object = None
@@ -67,7 +84,8 @@ class LivePage:
             return {
                 "version": self._version,
                 "panel": self._panel(),
-                "done": bool(self._runs) and self._progress().done,
+                "part": "" if self._part is None else self._part.html(),
+                "done": self._part is None and bool(self._runs) and self._progress().done,
             }
 
     def main(self) -> tuple[int, str]:
@@ -89,6 +107,10 @@ class LivePage:
 
     def _refresh(self) -> None:
         """Read what has changed; raise the version if the page may be drawn again."""
+        if self._follows and self._part is not None and (newest := self._part.run_folder()) is not None:
+            if newest != self._folder:
+                self._first = None
+            self._folder = newest
         try:
             self._entries = read_sweep(self._folder) if is_sweep(self._folder) else [SweepEntry(self._folder, {})]
             seen = [(entry, _signature(entry.path)) for entry in self._entries]
@@ -171,10 +193,11 @@ class LivePage:
 
     def _draw(self) -> str:
         live = f'<div id="live" class="live" role="status">{self._panel()}</div>'
+        parts = [] if self._part is None else [f'{section_heading(self._part.title)}\n<div id="part"></div>']
         if not self._runs:
-            return main([f"<h1>{attribute(printable(self._folder.resolve().name))}</h1>", live])
+            return main([f"<h1>{attribute(printable(self._folder.resolve().name))}</h1>", live, *parts])
         first, *rest = run_parts(self._runs)
-        return main([first, live, *rest])
+        return main([first, live, *parts, *rest])
 
 
 def _signature(folder: Path) -> Signature:

@@ -91,11 +91,11 @@ class Fleet:
     Close it, or use it with ``contextlib.closing``.
     """
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, *options: str) -> None:
         self.folder, (self.port,) = folder, free_ports(1)
         make_keys(folder / "keys", nodes)
         self.nodes: dict[int, Program] = {}
-        self.server = self.start_server()
+        self.server = self.start_server(*options)
 
     @property
     def state(self) -> Path:

@@ -50,6 +50,24 @@ def test_the_guide_works_as_written(tmp_path: Path, marked: Marked) -> None:
     assert marked.left(20) == []
 
 
+def test_the_checks_of_the_operators_page_work_as_written(tmp_path: Path, marked: Marked) -> None:
+    page = ROOT / "docs" / "how-to" / "operate-a-fleet.md"
+    *checks, service = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    assert "systemctl" in service  # it is not executed: it installs
+    (port,) = free_ports(1)
+    text = "".join(checks).replace("8000", str(port)).replace("--state state &", f"--state state --port {port} &")
+    text = text.replace("&\n", "&\nuntil [ -e state/status.json ]; do sleep 0.2; done\n")
+    script = f"set -e\ntrap 'kill -TERM $(jobs -p); wait' EXIT\n{text}"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the server accepts this node's key" in done.stdout
+    assert "0 of 2 nodes online" in done.stdout
+    assert marked.left(20) == []
+
+
 def test_the_example_is_played_by_flowers_own_parts() -> None:
     """Its apps, through a grid inside this process."""
     script = f"""

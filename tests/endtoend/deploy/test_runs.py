@@ -17,7 +17,7 @@ from fedcover.config.build import build_federation
 from fedcover.config.schema import Config, parse_config
 from fedcover.config.task_and_data import load_data, population
 from fedcover.data import Device
-from fedcover.deploy.flower.registry_file import clients_by_node
+from fedcover.deploy.status.run_rounds import read_rounds
 from fedcover.engines.serial import Serial
 from fedcover.federation import checkpoint
 from fedcover.federation.history import History
@@ -105,7 +105,8 @@ def test_four_unequal_nodes_train_what_the_serial_engine_trains(fleet: Fleet) ->
     assert same(theta, expected_theta)
     assert [record.rejected for record in history] == [[], []]
     nodes = fleet.registered()
-    assert clients_by_node(out) == {nodes[f"node-{number}"].id: number for number in range(len(CAPACITIES))}
+    clients = {node: row.client for node, row in read_rounds(out).clients.items()}
+    assert clients == {nodes[f"node-{number}"].id: number for number in range(len(CAPACITIES))}
     wire = history.last.wire
     assert wire is not None
     for client, *sizes in zip(history.last.cohort, wire["down"], wire["up"], strict=True):

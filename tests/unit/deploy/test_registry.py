@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,15 @@ from fedcover.deploy.flower.apps import client as stock_client
 from fedcover.deploy.flower.apps import device_check, play_config
 from fedcover.deploy.flower.client import client_app
 from fedcover.deploy.flower.registry import ClientRegistry, device_from_facts
-from fedcover.deploy.flower.registry_file import clients_by_node
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FedCover
+from fedcover.deploy.status.run_rounds import read_rounds
 from fedcover.engines.serial import Serial
 from fedcover.federation.runs import Run, RunSchedule
 from fedcover.toml import to_toml
 from tests.contracts.federations import federation
 from tests.unit.deploy.loop import LoopGrid, failed, grid_of
 from tests.unit.deploy.playing import gathered
-
-Cli = Callable[..., tuple[int, str, str]]
 
 
 def test_nodes_become_clients_by_the_facts_that_they_report() -> None:
@@ -293,7 +290,7 @@ def test_records_and_lines_name_clients_by_their_numbers(tmp_path: Path) -> None
         assert sorted(record.cohort) == list(numbers)
         assert sorted(row["client"] for row in record.rejected) == [7, 52]
     assert json.loads((out / "summary.json").read_text())["clients"] == list(numbers)
-    assert clients_by_node(out) == grid.nodes
+    assert {node: row.client for node, row in read_rounds(out).clients.items()} == grid.nodes
     assert ClientRegistry.load(out).devices.keys() == set(numbers)
     for node, number in grid.nodes.items():
         assert f"client {number} is node {node}" in lines
@@ -325,9 +322,3 @@ def test_a_device_that_fails_reports_its_own_number() -> None:
     assert left["client"] == 45
     assert "client 45 failed in round 1 while training" in left["reason"]
     assert sorted(record.cohort) == list(range(40, 48))
-
-
-def test_the_clients_of_nodes_need_a_run(tmp_path: Path, cli: Cli) -> None:
-    code, _, err = cli("deploy", "status", "--run", str(tmp_path))
-    assert code == 2
-    assert "not a readable client registry" in err

@@ -3,6 +3,7 @@
 import typer
 
 from fedcover.cli.deploy.client import client
+from fedcover.cli.deploy.doctor import doctor
 from fedcover.cli.deploy.keys import keys
 from fedcover.cli.deploy.run import run
 from fedcover.cli.deploy.server import server
@@ -16,3 +17,4 @@ app.command("server")(server)
 app.command("client", context_settings={"allow_extra_args": True})(client)
 app.command("run")(run)
 app.command("status")(status)
+app.command("doctor")(doctor)

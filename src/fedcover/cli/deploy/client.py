@@ -16,6 +16,7 @@ from fedcover.deploy.event_log import EventLog
 from fedcover.deploy.node.clock import ServerClock
 from fedcover.deploy.processes import keys as key_files
 from fedcover.deploy.processes.node_config import budget_config, node_config
+from fedcover.deploy.processes.notify import READY, notify_service_manager
 from fedcover.deploy.processes.probe import duration, wait_for_server
 from fedcover.deploy.processes.signals import stop_signals
 from fedcover.deploy.processes.superlink import check_security
@@ -88,11 +89,12 @@ def client(
             if line := _line(event, fields):
                 out.print(line)
 
+        def on_joined(node: int) -> None:
+            out.print(f"joined {server} as node {node}; log in {events.path}", style="bold")
+            notify_service_manager(READY)
+
         fleet = Fleet(server, ca, node_keys.key if node_keys else None, clock)
-        serve(
-            fleet, config, folder, log, wait, patience,
-            lambda node: out.print(f"joined {server} as node {node}; log in {events.path}", style="bold"),
-        )  # fmt: skip
+        serve(fleet, config, folder, log, wait, patience, on_joined)
     out.print("client stopped")
 
 

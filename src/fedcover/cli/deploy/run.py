@@ -11,7 +11,6 @@ import typer
 
 from fedcover.cli.console import RESUMABLE, friendly, out
 from fedcover.cli.deploy.options import STATE, StateOption
-from fedcover.cli.deploy.status import reason_of
 from fedcover.cli.options import QuietOption
 from fedcover.config.schema import read_config
 from fedcover.deploy.own_files import absolute_files, digests_of_files
@@ -50,7 +49,7 @@ def run(
     with closing(ServerAddress.read(state).connect()) as control:
         ended = submit(control, text, out_dir, resume, quiet, data=data)
     if not ended.completed:
-        raise FedcoverError(f"the run {ended.status.removeprefix('finished:')}: {reason_of(ended) or 'see its log'}")
+        raise FedcoverError(f"the run {ended.status.removeprefix('finished:')}: {ended.reason or 'see its log'}")
     if not quiet:
         out.print(f"completed in {ended.seconds:.1f} s; run folder {out_dir.absolute()}")
 

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedcover._threads import one_thread
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.spool import UpdateSpool
+from fedcover.deploy.flower.coverage_plan import write_plan
 from fedcover.deploy.flower.exchange import (
     Arrival,
     Exchange,
@@ -221,6 +222,9 @@ class FedCover(Strategy):
         before, folder = self._round, self.played_run.out
         self._round = RoundExchange(planned, UpdateSpool(None if folder is None else Path(folder)))
         self._round.earlier, self._round.late = (before.earlier, before.late) if before else (self._earlier, {})
+        if folder is not None:
+            online = {client for client in self._round.cohort if self._node(client) in self._online}
+            write_plan(Path(folder), planned, self._numbers, online)
 
     def _shares(self) -> dict[int, float]:
         """Return the shares of their budgets that slow clients get, by id."""

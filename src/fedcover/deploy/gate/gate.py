@@ -27,6 +27,7 @@ from fedcover.deploy.gate.allowed_keys import AllowedKeys
 from fedcover.deploy.gate.objects import object_problem
 from fedcover.deploy.gate.refusals import REVOKED_HEADER
 from fedcover.deploy.node.clock import TIME_HEADER
+from fedcover.deploy.versions import VERSIONS_HEADER, installed_versions, versions_text
 
 MIB = 1 << 20
 MAX_BYTES = {
@@ -99,7 +100,18 @@ class Gate:
             status = (await self._client.get(f"{self._upstream}/health")).status_code
         except httpx.HTTPError:
             status = 503
-        return _timed(PlainTextResponse("ok" if status == 200 else "not ready", 200 if status == 200 else 503))
+        ready = status == 200
+        return _timed(PlainTextResponse("ok" if ready else "not ready", 200 if ready else 503, self._about(request)))
+
+    def _about(self, request: Request) -> dict[str, str]:
+        """Return headers for whoever asks for the health: the versions, but only if its key may pass."""
+        if self._keys is not None:
+            key, problem = authenticate(request)
+            if problem:
+                return {}
+            if key not in self._keys:
+                return {REVOKED_HEADER: "1"}
+        return {VERSIONS_HEADER: versions_text(installed_versions())}
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         return self._refuse(

@@ -7,7 +7,6 @@ server's time, a lost node is noticed after 10 to 20 seconds instead of 60, and 
 import contextlib
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.common.serde import message_to_proto, user_config_from_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
@@ -29,7 +27,6 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node as NodeProto
 from flwr.proto.run_pb2 import GetRunRequest
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -42,12 +39,13 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+from flwr.supercore.primitives.asymmetric import generate_key_pairs
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedcover.deploy.gate.refusals import REVOKED_HEADER
 from fedcover.deploy.node.clock import ServerClock
+from fedcover.deploy.node.signature import public_bytes, signed_headers
 from fedcover.errors import FedcoverError, InputError
 
 HEARTBEAT = 10
@@ -81,7 +79,7 @@ class SignedRequests:
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, clock: ServerClock) -> None:
         self._key, self._clock = key, clock
-        self.public = public_key_to_bytes(key.public_key())
+        self.public = public_bytes(key)
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
         """Sign a request, send it and note the server's time; once more if the time was refused."""
@@ -91,14 +89,7 @@ class SignedRequests:
         return response
 
     def _send(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        timestamp = self._clock.now().isoformat()
-        context.request.headers.update(
-            {
-                FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(self.public).decode("ascii"),
-                TIMESTAMP_HEADER: timestamp,
-                FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(self._key, timestamp.encode())).decode("ascii"),
-            }
-        )
+        context.request.headers.update(signed_headers(self._key, self._clock.now()))
         response = call_next(context)
         self._clock.observe(dict(response.headers))
         return response

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.common.serde import fab_to_proto, user_config_from_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     ListRunsRequest,
@@ -71,11 +71,18 @@ class RunState:
     details: str
     seconds: float
     since: str
+    folder: str = ""
+    """The run folder; empty if the run does not name one."""
 
     @property
     def finished(self) -> bool:
         """Whether the run has ended."""
         return self.status.startswith("finished")
+
+    @property
+    def reason(self) -> str:
+        """Why the run failed, without the words that Flower puts before an error; empty if it did not fail."""
+        return self.details.removeprefix("ServerApp failed with exception: ")
 
     @property
     def completed(self) -> bool:
@@ -111,8 +118,8 @@ class Control:
         """Unregister a node; Flower never registers its key again."""
         self._call("UnregisterNode", UnregisterNodeRequest(node_id=node))
 
-    def nodes(self) -> list[RegisteredNode]:
-        """Return all registered nodes, the oldest first."""
+    def nodes(self, revoked: bool = False) -> list[RegisteredNode]:
+        """Return all registered nodes, the oldest first; with ``revoked`` also those that were unregistered."""
         rows = self._call("ListNodes", ListNodesRequest()).nodes_info
         return [
             RegisteredNode(
@@ -124,7 +131,7 @@ class Control:
                 row.online_until,
             )
             for row in sorted(rows, key=lambda row: row.registered_at)
-            if row.status != UNREGISTERED
+            if revoked or row.status != UNREGISTERED
         ]
 
     def run(self, app: str | Path, run_config: Mapping[str, str | int | float | bool]) -> int:
@@ -230,7 +237,8 @@ def _minutes(timestamp: str) -> str:
 
 def _run_state(row: RunProto) -> RunState:
     status = ":".join(filter(None, [row.status.status, row.status.sub_status]))
-    return RunState(row.run_id, status, row.status.details, _elapsed(row), _minutes(row.pending_at))
+    folder = str(user_config_from_proto(row.override_config).get("out", ""))
+    return RunState(row.run_id, status, row.status.details, _elapsed(row), _minutes(row.pending_at), folder)
 
 
 def _elapsed(row: RunProto) -> float:

@@ -4,7 +4,7 @@ import http.client
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedcover.deploy.address import parse_address
@@ -23,12 +23,13 @@ class NoResponseError(FedcoverError):
     """No server responds yet; waiting may help."""
 
 
-def check_server(address: str, ca: Path | None) -> dict[str, str]:
+def check_server(address: str, ca: Path | None, headers: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the headers of a server's response, with names in lower case; raise an error unless one responds.
 
     Args:
         address: HOST:PORT.
         ca: The authority's certificate, for TLS; None for plain text.
+        headers: Headers of the request.
 
     Raises:
         NoResponseError: If nothing responds; waiting may help.
@@ -37,7 +38,7 @@ def check_server(address: str, ca: Path | None) -> dict[str, str]:
     host, port = parse_address(address)
     server = f"{host}:{port}"
     try:
-        status, headers = _health(host, port, ca)
+        status, answered = _health(host, port, ca, headers or {})
     except ssl.SSLCertVerificationError as error:
         raise InputError(_certificate_problem(error, host, server, ca)) from None
     except ssl.SSLError:
@@ -66,7 +67,7 @@ def check_server(address: str, ca: Path | None) -> dict[str, str]:
         if status == http.client.SERVICE_UNAVAILABLE:
             raise NoResponseError(f"the server at {server} is not ready; see its log")
         raise InputError(f"{server} is not a Flower server (status {status}); check the address")
-    return headers
+    return answered
 
 
 def wait_for_server(
@@ -94,13 +95,13 @@ def wait_for_server(
             time.sleep(0.2)
 
 
-def _health(host: str, port: int, ca: Path | None) -> tuple[int, dict[str, str]]:
+def _health(host: str, port: int, ca: Path | None, headers: Mapping[str, str]) -> tuple[int, dict[str, str]]:
     if ca is None:
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
     else:
         connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=_trust(ca))
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", "/health", headers=dict(headers))
         response = connection.getresponse()
         return response.status, {name.lower(): value for name, value in response.getheaders()}
     finally:

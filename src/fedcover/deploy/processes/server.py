@@ -21,7 +21,10 @@ from fedcover.deploy.gate.gate import Gate
 from fedcover.deploy.gate.serve import GateServer
 from fedcover.deploy.processes.control import Control
 from fedcover.deploy.processes.keys import ServerKeys
+from fedcover.deploy.processes.notify import RUNS, notify_service_manager
 from fedcover.deploy.processes.superlink import SuperLink
+from fedcover.deploy.status.fleet_status import FILE as STATUS_FILE
+from fedcover.deploy.status.publisher import StatusPublisher
 from fedcover.errors import FedcoverError, InputError
 from fedcover.federation.run_folder import lock_folder, unlock_folder
 
@@ -94,6 +97,7 @@ class Server:
         self._names: dict[bytes, str] = {}
         self._complained: dict[str, str] = {}
         self._restarts: list[float] = []
+        self._total_restarts = 0
         self._stop = threading.Event()
         self._stack = ExitStack()
         try:
@@ -124,6 +128,9 @@ class Server:
         address = ServerAddress(self.link.address, self.address, str(ca.absolute()) if ca else "", os.getpid())
         write_atomically(self.folder / ADDRESS_FILE, json.dumps(asdict(address), indent=1) + "\n")
         self._stack.callback((self.folder / ADDRESS_FILE).unlink, missing_ok=True)
+        self.publisher = StatusPublisher(self.folder, self.address, self.control, self.gate)
+        self._stack.callback((self.folder / STATUS_FILE).unlink, missing_ok=True)
+        self.publisher.publish(0)
         self._event("started", f"server at {self.address}")
 
     def _lock(self) -> int:
@@ -154,6 +161,8 @@ class Server:
                 self.update_nodes()
             except FedcoverError as error:  # the SuperLink does not respond; the next look says why
                 self._event("problem", str(error))
+            self.publisher.publish(self._total_restarts)
+            notify_service_manager(RUNS)
 
     def stop(self) -> None:
         """Let ``watch`` return."""
@@ -194,6 +203,7 @@ class Server:
         if len(self._restarts) > MAX_RESTARTS:
             raise self.link.error()
         self._event("restart", f"the SuperLink ended with code {self.link.program.code}; it is started again")
+        self._total_restarts += 1
         port = self.link.port
         self.link.close()
         self.link = SuperLink(self._keys, self.folder, port)
