@@ -121,7 +121,7 @@ def test_only_registered_nodes_pass(server: Server) -> None:
     revoke_node(keys, "node-2")
     server.update_nodes()
     assert request(server, path, node)[0] == 403
-    assert server.gate.refusals["the request is not signed"] >= 1
+    assert server.gate.refusals["the request has no valid signature"] >= 1
 
 
 def test_large_requests_are_refused_before_they_are_read(server: Server) -> None:

@@ -25,8 +25,9 @@ from starlette.routing import Route
 
 from fedcover.deploy.gate.allowed_keys import AllowedKeys
 from fedcover.deploy.gate.objects import object_problem
-from fedcover.deploy.gate.refusals import REVOKED_HEADER
+from fedcover.deploy.gate.refusals import NOT_FORWARDED, NOT_SIGNED, TOO_LARGE, UNKNOWN_KEY, Refusal
 from fedcover.deploy.node.clock import TIME_HEADER
+from fedcover.deploy.text import one_line
 from fedcover.deploy.versions import VERSIONS_HEADER, installed_versions, versions_text
 
 MIB = 1 << 20
@@ -105,18 +106,11 @@ class Gate:
 
     def _about(self, request: Request) -> dict[str, str]:
         """Return headers for whoever asks for the health: the versions, but only if its key may pass."""
-        if self._keys is not None:
-            key, problem = authenticate(request)
-            if problem:
-                return {}
-            if key not in self._keys:
-                return {REVOKED_HEADER: "1"}
-        return {VERSIONS_HEADER: versions_text(installed_versions())}
+        refusal = authenticate(request, self._keys)[1] if self._keys is not None else None
+        return {VERSIONS_HEADER: versions_text(installed_versions())} if refusal is None else refusal.headers
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
-        return self._refuse(
-            request, 404, "the gate does not forward this", f"not a method of nodes: {request.url.path}"
-        )
+        return self._refuse(request, NOT_FORWARDED, f"not a method of nodes: {request.url.path}")
 
     async def _forward(self, request: Request) -> Response:
         method = request.path_params["method"]
@@ -124,18 +118,15 @@ class Gate:
             return await self._not_found(request, ValueError(method))
         node = "any"
         if self._keys is not None:
-            key, problem = authenticate(request)
-            if problem:
-                return self._refuse(request, 401, problem, problem)
-            if key not in self._keys:
-                reason = "the key is not registered, or was revoked"
-                return self._refuse(request, 403, reason, reason, {REVOKED_HEADER: "1"})
+            key, refusal = authenticate(request, self._keys)
+            if refusal is not None:
+                return self._refuse(request, refusal)
             node = self._keys.name(key)
         body = await read_body(request, self._limits[method])
         if body is None:
-            return self._refuse(request, 413, "the request is too large", f"{method} is larger than allowed")
+            return self._refuse(request, TOO_LARGE, f"{method} of {node} is too large")
         if method == "push-object" and (problem := object_problem(body)):
-            return self._refuse(request, 400, problem, f"{node}: {problem}")
+            return self._refuse(request, Refusal(400, "an object is not valid", problem), f"{node}: {problem}")
         self.last_seen[node] = time.time()
         self.received[node] += len(body)
         headers = {name: value for name, value in request.headers.items() if name.startswith(FORWARDED)}
@@ -147,36 +138,39 @@ class Gate:
         kept = {name: value for name, value in answer.headers.items() if name.startswith(FORWARDED)}
         return _timed(Response(answer.content, answer.status_code, kept))
 
-    def _refuse(
-        self, request: Request, status: int, text: str, reason: str, headers: dict[str, str] | None = None
-    ) -> Response:
-        self.refusals[text] += 1
-        self._on_refused(request.client.host if request.client else "unknown", reason)
-        return _timed(JSONResponse({"detail": text}, status, {**(headers or {}), "connection": "close"}))
+    def _refuse(self, request: Request, refusal: Refusal, reason: str = "") -> Response:
+        """Return the answer to a request that is not forwarded; count it, and report it with the reason."""
+        text = refusal.text or refusal.kind
+        self.refusals[refusal.kind] += 1
+        self._on_refused(request.client.host if request.client else "unknown", one_line(reason or text))
+        return _timed(JSONResponse({"detail": text}, refusal.status, {**refusal.headers, "connection": "close"}))
 
 
-def authenticate(request: Request) -> tuple[bytes, str]:
-    """Return the key that signed a request, and an empty reason; or why the signature does not count."""
+def authenticate(request: Request, keys: AllowedKeys) -> tuple[bytes, Refusal | None]:
+    """Return the key that signed a request, and None; or no key, and why the request is refused.
+
+    An unknown key is refused before its signature is verified, which takes a millisecond.
+    """
     try:
         key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         signature = b64decode(request.headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
         timestamp = request.headers[TIMESTAMP_HEADER]
-        age = (datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(timestamp)).total_seconds()
+        if key not in keys:
+            return b"", UNKNOWN_KEY
         if not verify_signature(bytes_to_public_key(key), timestamp.encode("ascii"), signature):
-            return b"", "the signature is not valid"
-    except KeyError:
-        return b"", "the request is not signed"
-    except (ValueError, TypeError, UnicodeError, binascii.Error):
-        return b"", "the signature cannot be read"
+            return b"", NOT_SIGNED
+        age = (datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(timestamp)).total_seconds()
+    except (KeyError, ValueError, TypeError, OverflowError, binascii.Error):
+        return b"", NOT_SIGNED
     if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
-        return b"", f"the clocks differ by {abs(age):.0f} s; set the node's clock"
-    return key, ""
+        return b"", Refusal(401, "the clocks differ", f"the clocks differ by {abs(age):.0f} s; set the node's clock")
+    return key, None
 
 
 async def read_body(request: Request, limit: int) -> bytes | None:
     """Return the body of a request; None as soon as it is larger than allowed."""
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > limit:
+    if not length.isdecimal() or len(length) > 15 or int(length) > limit:
         return None
     body = bytearray()
     try:

@@ -51,7 +51,7 @@ class GateServer:
         client = httpx.AsyncClient(verify=trust, timeout=TIMEOUT, limits=limits, trust_env=False)
         self.gate = Gate(f"{'https' if keys else 'http'}://{superlink}", client, allowed, on_refused)
         config = uvicorn.Config(
-            self.gate.application, host=host, port=port, log_level="warning", access_log=False, lifespan="on",
+            self.gate.application, host=host, port=port, log_level="critical", access_log=False, lifespan="on",
             limit_concurrency=MAX_CONNECTIONS, h11_max_incomplete_event_size=MAX_HEAD_BYTES, http="h11",
             ws="none", loop="asyncio",
             timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=2, server_header=False,

@@ -17,7 +17,8 @@ MAX_END_SECONDS = 2 * (supervisor.GRACE * 1.5 + 4.0)
 LEVEL = re.compile(r"^(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:?(?: +|$)(?:\[[\w.]+\] )?")
 NOISE = re.compile(
     r"uvicorn|^INFO: {5}|FastAPI lifespan|SuperLinkLifespan|^Using SuperLink:|Starting logstream|Starting Flower"
-    r"|HTTP API on|Option `--insecure`|For more information, visit:|^ControlServicer\."
+    r"|Start `flwr-serverapp` process|Successfully installed fedcover-run|HTTP API on|Option `--insecure`"
+    r"|For more information, visit:|^ControlServicer\."
 )
 
 
