@@ -126,6 +126,7 @@ def test_status_fits_80_columns_and_shows_the_fleet(operated: Operated, cli: Cli
         assert time.time() - node.last_seen < 10
         assert node.received > 0
         assert node.up > 0
+        assert node.seconds > 0
     assert operated.node(3).client is None
     assert rows["node-0"].endswith("%")  # the last table has the share that is lost without it
     code, out, _ = cli("deploy", "status", "--state", str(operated.fleet.state), "--json")
