@@ -41,7 +41,9 @@ def bounds() -> dict[str, Version]:
         *(line for name in extras if name not in ("dev", "docs") for line in extras[name]),
     ]
     needs = [need for need in map(Requirement, lines) if need.name != "fedcover"]
-    return {need.name: Version(next(iter(need.specifier)).version) for need in needs}
+    return {
+        need.name: Version(next(bound.version for bound in need.specifier if bound.operator == ">=")) for need in needs
+    }
 
 
 def test_versions_agree() -> None:
