@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.endtoend.deploy.conftest import Marked, slow
+from tests.endtoend.deploy.conftest import SKIP, Marked, slow
 from tests.endtoend.deploy.fleet import FEDCOVER, ROOT, Fleet, children_named, wait_for
 from tests.endtoend.deploy.test_runs import SETTINGS
 
@@ -69,7 +69,7 @@ def test_keys_are_added_and_replaced_while_the_server_runs(fleet: Fleet, cli: Cl
     assert (code, "has no node 'node-9'; the nodes are node-0, node-2, node-3" in err) == (2, True)
 
 
-@pytest.mark.parametrize("ahead", [20.0, -400.0])
+@pytest.mark.parametrize("ahead", [20.0, pytest.param(-400.0, marks=[pytest.mark.slow, SKIP])])
 def test_a_node_whose_clock_is_wrong_joins_and_trains(ahead: float, fleet: Fleet) -> None:
     """Flower refuses a clock that is 5 s ahead or 305 s behind."""
     for number in (0, 2):
@@ -85,6 +85,7 @@ def test_a_node_whose_clock_is_wrong_joins_and_trains(ahead: float, fleet: Fleet
     assert '"rejected": []' in (run / "history.jsonl").read_text()
 
 
+@slow
 def test_a_model_and_data_of_ones_own_on_nodes(fleet: Fleet) -> None:
     """The files of the guide, with nodes that have them, and one whose file differs."""
     guide = (ROOT / "docs" / "how-to" / "own-files-on-nodes.md").read_text()

@@ -23,7 +23,7 @@ from fedcover.deploy.status.metrics import OPEN_METRICS, TEXT
 from fedcover.federation.history import History
 from fedcover.report.format import percent
 from tests.endtoend.browser import NARROW, WIDE, Browser
-from tests.endtoend.deploy.conftest import Marked
+from tests.endtoend.deploy.conftest import SKIP, Marked
 from tests.endtoend.deploy.fleet import Fleet, Program, wait_for
 from tests.endtoend.test_watch import watching
 
@@ -45,7 +45,7 @@ code = "111"
 deadline = 120
 quorum = 0.3
 """
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow, SKIP]
 
 
 @dataclass

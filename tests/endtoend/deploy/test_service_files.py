@@ -22,7 +22,7 @@ import yaml
 from fedcover.cli import app
 from fedcover.deploy.address import free_ports
 from fedcover.deploy.processes.keys import make_keys
-from tests.endtoend.deploy.conftest import Marked
+from tests.endtoend.deploy.conftest import Marked, slow
 from tests.endtoend.deploy.fleet import ROOT, wait_for
 from tests.endtoend.deploy.namespaces import hardened
 
@@ -184,6 +184,7 @@ class Confined:
         return (self.folder / log).read_text()
 
 
+@slow
 @pytest.mark.timeout(600)
 def test_a_fleet_runs_without_privileges_on_a_read_only_file_system(tmp_path: Path, marked: Marked) -> None:
     make_keys(tmp_path / "keys", 1)
