@@ -11,7 +11,7 @@ import numpy as np
 from fedcover.deploy.node import worker
 from fedcover.deploy.wire import open_frame, pack_frame
 
-PAUSES = {"pause": 10.0, "late": 55.0}
+PAUSES = {"pause": 10.0, "late": 55.0, "stuck": 1e6}
 """Seconds; a late client misses the deadline of the round, and replies nevertheless."""
 HONEST = worker.answer
 

@@ -133,6 +133,14 @@ def test_a_killed_worker_costs_seconds_and_no_reply(fleet: Fleet) -> None:
     assert fleet.children(1) != [worker]
 
 
+@slow
+def test_a_worker_that_is_stuck_is_ended_with_its_round(fleet: Fleet) -> None:
+    plan(fleet, {"client 1 round 1": "stuck"})
+    history, _ = outcome(fleet.play(SETTINGS.format(rounds=3, deadline=10), "stuck"))
+    assert [row["client"] for row in history[0].rejected] == [1]
+    assert history.last.rejected == []
+
+
 def test_a_folder_in_use_is_one_sentence(fleet: Fleet) -> None:
     """In the log that the command line follows, and as its error; slow tests have other bad files."""
     out = fleet.folder / "busy"

@@ -7,7 +7,7 @@ server's time, a lost node is noticed after 10 to 20 seconds instead of 60, and 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from flwr.proto.node_pb2 import Node as NodeProto
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
+    UnexpectedObjectContentError,
     get_all_nested_objects,
     get_object_tree,
     no_object_id_recompute,
@@ -38,7 +39,12 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -46,6 +52,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from fedcover.deploy.gate.refusals import REVOKED_HEADER
 from fedcover.deploy.node.clock import ServerClock
 from fedcover.deploy.node.signature import public_bytes, signed_headers
+from fedcover.deploy.text import one_line
 from fedcover.errors import FedcoverError, InputError
 
 HEARTBEAT = 10
@@ -143,21 +150,37 @@ class Fleet:
         return self.node.node_id
 
     def pull(self) -> Message | None:
-        """Return the next message for this node, with its content; None if there is none."""
+        """Return the next message for this node, with its content; None if there is none.
+
+        Raises:
+            RefusedRequestError: If its content cannot be had, as when its sender died before it was complete.
+        """
         reply = self._call(self._client.PullMessages, PullMessagesRequest(node=self.node))
         if not reply.messages_list:
             return None
-        run, tree = reply.messages_list[0].metadata.run_id, reply.message_object_trees[0]
-        message = pull_and_inflate_object_from_tree(
-            tree,
-            make_pull_object_fn_protobuf(self._calls(self._client.PullObject), self.node, run),
-            make_confirm_message_received_fn_protobuf(self._calls(self._client.ConfirmMessageReceived), self.node, run),
-            return_type=Message,
-            initial_backoff=FIRST_WAIT,
-            backoff_cap=1.0,
-        )
+        metadata, tree = reply.messages_list[0].metadata, reply.message_object_trees[0]
+        with _lost_messages("a message could not be received"):
+            message = pull_and_inflate_object_from_tree(
+                tree,
+                make_pull_object_fn_protobuf(self._calls(self._client.PullObject), self.node, metadata.run_id),
+                make_confirm_message_received_fn_protobuf(
+                    self._calls(self._client.ConfirmMessageReceived), self.node, metadata.run_id
+                ),
+                return_type=Message,
+                max_time=self._seconds_until(metadata.created_at + metadata.ttl),
+                max_tries_per_object=None,
+                initial_backoff=FIRST_WAIT,
+                backoff_cap=1.0,
+            )
         message.metadata.__dict__["_message_id"] = tree.object_id  # its content does not include its own id
         return message
+
+    def seconds_left(self, message: Message) -> float:
+        """Return the seconds for which the server accepts a reply to a message."""
+        return self._seconds_until(message.metadata.created_at + message.metadata.ttl)
+
+    def _seconds_until(self, moment: float) -> float:
+        return max(0.0, moment - self.clock.seconds())
 
     def run_config(self, run: int) -> dict[str, Any]:
         """Return the configuration with which a run was started."""
@@ -165,12 +188,16 @@ class Fleet:
         return {**user_config_from_proto(reply.run.override_config), "app": reply.run.fab_id}
 
     def push(self, reply: Message, request: Message, seconds: float) -> None:
-        """Send the reply to a request, which took so many seconds to make."""
+        """Send the reply to a request, which took so many seconds to make.
+
+        Raises:
+            RefusedRequestError: If the server does not take it, as when it is too late.
+        """
         now, metadata = self.clock.seconds(), reply.metadata.__dict__
         metadata["_created_at"] = now  # by the server's clock, on which the time limit of the request is
-        metadata["_ttl"] = request.metadata.created_at + request.metadata.ttl - now
+        metadata["_ttl"] = self.seconds_left(request)
         metadata["_message_id"] = reply.object_id
-        with no_object_id_recompute():
+        with no_object_id_recompute(), _lost_messages("a reply could not be sent"):
             response = self._calls(self._client.PushMessages)(
                 PushMessagesRequest(
                     node=self.node,
@@ -248,6 +275,24 @@ class Fleet:
         return RefusedRequestError(
             f"the server at {self.address} refused a request (status {response.status_code}): {text}"
         )
+
+
+@contextlib.contextmanager
+def _lost_messages(what: str) -> Iterator[None]:
+    """Turn Flower's errors about single messages into ours: a node goes on with the next message."""
+    try:
+        yield
+    except FedcoverError:
+        raise
+    except (
+        ObjectPullError,
+        ObjectPushError,
+        UnexpectedObjectContentError,
+        ValueError,
+        TypeError,
+        LookupError,
+    ) as error:
+        raise RefusedRequestError(f"{what}: {one_line(error)}") from error
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:

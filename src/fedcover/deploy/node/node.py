@@ -127,11 +127,11 @@ class Node:
     def _reply(self, message: Message) -> tuple[Message, dict[str, Any]]:
         """Return the reply to a message, which may be the reason of a failure, and what to log of it."""
         try:
-            run = self._run_config(message.metadata.run_id)
+            run, seconds = self._run_config(message.metadata.run_id), self._fleet.seconds_left(message)
             if message.metadata.message_type == MessageType.QUERY:
-                facts = self._worker.facts(run, self._config)
+                facts = self._worker.facts(run, self._config, seconds)
             else:
-                result = self._worker.train(run, self._config, body_of(message))
+                result = self._worker.train(run, self._config, body_of(message), seconds)
                 if isinstance(result, bytes):
                     return Message(body_content(result), reply_to=message), {"bytes": len(result)}
                 facts = result

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,23 +64,34 @@ class WorkerProcess:
         os.close(reply_write)
         self._requests, self._replies = os.fdopen(request_write, "wb"), os.fdopen(reply_read, "rb")
 
-    def facts(self, run: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the node reports of its client, or the error."""
-        head, _ = self._ask({"kind": "facts", "run": dict(run), "node": dict(node)}, {})
+    def facts(self, run: Mapping[str, Any], node: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Return what the node reports of its client, or the error; give up after so many seconds."""
+        head, _ = self._ask({"kind": "facts", "run": dict(run), "node": dict(node)}, {}, seconds)
         return {"error": head["error"]} if "error" in head else dict(head["facts"])
 
-    def train(self, run: Mapping[str, Any], node: Mapping[str, Any], body: bytes) -> bytes | dict[str, Any]:
-        """Return the reply to a request of the server, or the facts of an error."""
-        head, parts = self._ask({"kind": "train", "run": dict(run), "node": dict(node)}, {"body": body})
+    def train(
+        self, run: Mapping[str, Any], node: Mapping[str, Any], body: bytes, seconds: float
+    ) -> bytes | dict[str, Any]:
+        """Return the reply to a request of the server, or the facts of an error; give up after so many seconds."""
+        head, parts = self._ask({"kind": "train", "run": dict(run), "node": dict(node)}, {"body": body}, seconds)
         return {"error": head["error"]} if "error" in head else bytes(parts["body"])
 
-    def _ask(self, head: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, memoryview]]:
-        """Send a request and return the reply; start another process if this one dies, and try again."""
-        request = pack_frame(head, parts)
+    def _ask(
+        self, head: dict[str, Any], parts: dict[str, bytes], seconds: float
+    ) -> tuple[dict[str, Any], dict[str, memoryview]]:
+        """Send a request and return the reply; start another process if this one dies, and try again.
+
+        Raises:
+            WorkerDiedError: If it dies twice, or works longer than ``seconds``, after which nobody waits for its reply.
+        """
+        request, until = pack_frame(head, parts), time.monotonic() + seconds
         for attempt in range(ATTEMPTS):
             self.start()
             try:
                 write_frame(self._requests, request)
+                if not select.select([self._replies], [], [], max(0.0, until - time.monotonic()))[0]:
+                    self.close()
+                    raise WorkerDiedError(f"its process was still working after {seconds:.0f} s and was ended")
                 reply = read_frame(self._replies)
             except OSError:
                 reply = None
