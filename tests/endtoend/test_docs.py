@@ -129,8 +129,11 @@ def test_cheap_commands_run(path: Path, cli: Cli, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("path", [path for path in EXECUTED if blocks(path, "sh")], ids=name_of)
-def test_settings_in_documents_are_valid(path: Path) -> None:
+def test_settings_in_documents_are_valid(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for text in blocks(path, "toml"):
+        for name in re.findall(r'"(\w+\.py):', text):
+            (tmp_path / name).write_text(blocks(path, "python")[0])
         raw = tomllib.loads(text)
         if search := raw.pop("search", {}):
             assert read_space({key: value for key, value in search.items() if key != "metric"})

@@ -22,8 +22,8 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
 
+from fedcover.deploy.gate.contents import object_problem
 from fedcover.deploy.gate.gate import MAX_BYTES
-from fedcover.deploy.gate.objects import object_problem
 from fedcover.deploy.node.fleet import read_key
 from fedcover.deploy.processes.keys import make_keys, revoke_node, server_keys
 from fedcover.deploy.processes.server import Server

@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_written_is_reported_before_timing(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     code, _, err = cli("calibrate", command, "--out", str(tmp_path / "new" / "x.json"))
     assert code == 2
-    assert "is not writable" in err
+    assert "you may not write to" in err
     assert not (tmp_path / "new").exists()
 
 

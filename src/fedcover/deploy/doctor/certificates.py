@@ -67,9 +67,9 @@ def check_hosts(certificate: Path, host: str) -> str:
 def check_node_files(folder: Path) -> str:
     """Return the number of public keys in a folder; raise InputError if there is none, or one is not readable."""
     allowed = AllowedKeys(folder)
-    for reason in allowed.unreadable.values():
+    for reason in allowed.problems.values():
         raise InputError(reason)
-    if not (count := len(allowed.paths())):
+    if not (count := len(allowed.names())):
         raise InputError(f"{folder} has no *.pub, so no node can join; add nodes with `fedcover deploy keys --add`")
     return f"{count} nodes may join" if count != 1 else "1 node may join"
 

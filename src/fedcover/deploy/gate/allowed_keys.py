@@ -1,5 +1,6 @@
 """The public keys that may pass the gate: those in the server's folder now, not those of its start."""
 
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,28 +35,50 @@ class AllowedKeys:
 
     def __init__(self, folder: Path | None, files: Sequence[Path] = ()) -> None:
         self._folder, self._files, self._lock = folder, list(files), threading.Lock()
+        self._by_path: dict[Path, bytes] = {}
         self._names: dict[bytes, str] = {}
-        self.unreadable: dict[str, str] = {}
-        """Files that are not keys, and why."""
+        self.problems: dict[str, str] = {}
+        """Files that are not keys and folders that cannot be listed, and why."""
         self.refresh()
 
-    def paths(self) -> list[Path]:
-        """Return the files of the keys."""
-        in_folder = public_keys(self._folder) if self._folder is not None else []
-        return [*(path for path in self._files if path.is_file()), *in_folder]
-
     def refresh(self) -> dict[bytes, str]:
-        """Read the keys again and return the name of the node of each."""
-        names: dict[bytes, str] = {}
-        unreadable: dict[str, str] = {}
-        for path in self.paths():
+        """Read the keys again and return the name of the node of each.
+
+        A file that cannot be read, such as one that is just being copied, keeps the key that it had. So do all files
+        of a folder that cannot be listed, such as one whose disk is not mounted.
+        """
+        problems: dict[str, str] = {}
+        by_path: dict[Path, bytes] = {}
+        for path in self._paths(problems):
             try:
-                names[read_public_key(path)] = _node_name(path)
+                by_path[path] = read_public_key(path)
             except InputError as error:
-                unreadable[str(path)] = str(error)
+                problems[str(path)] = str(error)
+                if path in self._by_path:
+                    by_path[path] = self._by_path[path]
         with self._lock:
-            self._names, self.unreadable = names, unreadable
-        return names
+            self._by_path, self.problems = by_path, problems
+            self._names = {key: _node_name(path) for path, key in by_path.items()}
+        return self._names
+
+    def _paths(self, problems: dict[str, str]) -> list[Path]:
+        """Return the files of the keys; those of last time if the folder cannot be listed."""
+        files = [path for path in self._files if path.is_file()]
+        if self._folder is None:
+            return files
+        try:
+            os.listdir(self._folder)
+        except OSError as error:
+            problems[str(self._folder)] = (
+                f"{self._folder} cannot be listed ({error.strerror}); its keys stay as they were"
+            )
+            return [*files, *(path for path in self._by_path if path.parent == self._folder)]
+        return [*files, *public_keys(self._folder)]
+
+    def names(self) -> dict[bytes, str]:
+        """Return the name of the node of each key."""
+        with self._lock:
+            return dict(self._names)
 
     def __contains__(self, key: object) -> bool:
         with self._lock:

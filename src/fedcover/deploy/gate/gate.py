@@ -6,26 +6,30 @@ nodes reach this gate. It forwards the methods that nodes need and no others, fr
 with limits on size and number. A request is refused by its first lines, before its body is read.
 """
 
-import binascii
-import datetime
+import asyncio
+import contextlib
 import time
-from base64 import b64decode
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import httpx
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from flwr.supercore.constant import (
+    FLWR_COMPONENT_NAME_METADATA_KEY,
+    FLWR_PACKAGE_NAME_METADATA_KEY,
+    FLWR_PACKAGE_VERSION_METADATA_KEY,
+    VERSION_INCOMPATIBILITY_MESSAGE_METADATA_KEY,
+)
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from fedcover.deploy.gate.allowed_keys import AllowedKeys
-from fedcover.deploy.gate.objects import object_problem
-from fedcover.deploy.gate.refusals import NOT_FORWARDED, NOT_SIGNED, TOO_LARGE, UNKNOWN_KEY, Refusal
+from fedcover.deploy.gate.contents import message_problem, object_problem
+from fedcover.deploy.gate.refusals import NOT_FORWARDED, TOO_LARGE, Refusal
+from fedcover.deploy.gate.signatures import HEADERS, authenticate
 from fedcover.deploy.node.clock import TIME_HEADER
 from fedcover.deploy.text import one_line
 from fedcover.deploy.versions import VERSIONS_HEADER, installed_versions, versions_text
@@ -48,8 +52,21 @@ into objects of at most 20 MiB."""
 KEYLESS = {"register-node": 16 * 1024, "unregister-node": 16 * 1024}
 """Methods by which nodes without keys register, for a server that runs without encryption."""
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
-FORWARDED = ("flwr-", "content-type", "accept")
-"""Headers that are forwarded, by how their names start."""
+FORWARDED = (
+    *HEADERS, FLWR_PACKAGE_NAME_METADATA_KEY, FLWR_PACKAGE_VERSION_METADATA_KEY, FLWR_COMPONENT_NAME_METADATA_KEY,
+    "content-type", "accept",
+)  # fmt: skip
+"""Headers of requests that are forwarded."""
+RETURNED = ("content-type", VERSION_INCOMPATIBILITY_MESSAGE_METADATA_KEY)
+"""Headers of answers that are returned."""
+CONTENTS: dict[str, Callable[[bytes], str]] = {"push-object": object_problem, "push-messages": message_problem}
+"""Functions that return why the body of a request is refused."""
+MAX_AT_ONCE, MAX_AT_ONCE_KEYLESS = 8, 256
+"""Requests of one node that are served at once; others wait unread. Nodes without keys are not told apart."""
+TRANSFER_SECONDS = 300.0
+"""Seconds for a request and its answer."""
+ANY = "any"
+"""The name of nodes without keys."""
 
 Refused = Callable[[str, str], None]
 """Called with the peer's address and the reason for which its request was refused."""
@@ -82,10 +99,11 @@ class Gate:
         """Bytes received by the name of the node."""
         self.sent: Counter[str] = Counter()
         """Bytes sent by the name of the node."""
+        self._slots: dict[str, asyncio.Semaphore] = {}
         self.application = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
-                Route("/v1/fleet/{method}", self._forward, methods=["POST"]),
+                Route("/v1/fleet/{method}", _Application(self._serve), methods=["POST"]),
             ],
             exception_handlers={404: self._not_found, 405: self._not_found},
             lifespan=self._lifespan,
@@ -112,30 +130,46 @@ class Gate:
     async def _not_found(self, request: Request, error: Exception) -> Response:
         return self._refuse(request, NOT_FORWARDED, f"not a method of nodes: {request.url.path}")
 
-    async def _forward(self, request: Request) -> Response:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of a node: its name decides how many are served at once, until the answer has been read."""
+        request = Request(scope, receive)
         method = request.path_params["method"]
         if method not in self._limits:
-            return await self._not_found(request, ValueError(method))
-        node = "any"
+            await (await self._not_found(request, ValueError(method)))(scope, receive, send)
+            return
+        node = ANY
         if self._keys is not None:
             key, refusal = authenticate(request, self._keys)
             if refusal is not None:
-                return self._refuse(request, refusal)
+                await self._refuse(request, refusal)(scope, receive, send)
+                return
             node = self._keys.name(key)
-        body = await read_body(request, self._limits[method])
+        slots = self._slots.setdefault(node, asyncio.Semaphore(MAX_AT_ONCE if self._keys else MAX_AT_ONCE_KEYLESS))
+        with contextlib.suppress(TimeoutError):
+            async with slots, asyncio.timeout(TRANSFER_SECONDS):
+                response = await self._forward(request, method, node)
+                await response(scope, receive, send)
+
+    async def _forward(self, request: Request, method: str, node: str) -> Response:
+        """Return the SuperLink's answer to a request."""
+        try:
+            body = await read_body(request, self._limits[method])
+        except ClientDisconnect:
+            return Response(status_code=400)
         if body is None:
             return self._refuse(request, TOO_LARGE, f"{method} of {node} is too large")
-        if method == "push-object" and (problem := object_problem(body)):
-            return self._refuse(request, Refusal(400, "an object is not valid", problem), f"{node}: {problem}")
+        check = CONTENTS.get(method)
+        if check is not None and (problem := check(body)):
+            return self._refuse(request, Refusal(400, "the contents are not valid", problem), f"{node}: {problem}")
         self.last_seen[node] = time.time()
         self.received[node] += len(body)
-        headers = {name: value for name, value in request.headers.items() if name.startswith(FORWARDED)}
+        headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
         try:
             answer = await self._client.post(f"{self._upstream}/v1/fleet/{method}", content=body, headers=headers)
         except httpx.HTTPError:
             return _timed(PlainTextResponse("the server is not ready", 503))
         self.sent[node] += len(answer.content)
-        kept = {name: value for name, value in answer.headers.items() if name.startswith(FORWARDED)}
+        kept = {name: answer.headers[name] for name in RETURNED if name in answer.headers}
         return _timed(Response(answer.content, answer.status_code, kept))
 
     def _refuse(self, request: Request, refusal: Refusal, reason: str = "") -> Response:
@@ -146,25 +180,14 @@ class Gate:
         return _timed(JSONResponse({"detail": text}, refusal.status, {**refusal.headers, "connection": "close"}))
 
 
-def authenticate(request: Request, keys: AllowedKeys) -> tuple[bytes, Refusal | None]:
-    """Return the key that signed a request, and None; or no key, and why the request is refused.
+class _Application:
+    """A function as an application, which Starlette would otherwise take for a handler that returns a response."""
 
-    An unknown key is refused before its signature is verified, which takes a millisecond.
-    """
-    try:
-        key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
-        signature = b64decode(request.headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
-        timestamp = request.headers[TIMESTAMP_HEADER]
-        if key not in keys:
-            return b"", UNKNOWN_KEY
-        if not verify_signature(bytes_to_public_key(key), timestamp.encode("ascii"), signature):
-            return b"", NOT_SIGNED
-        age = (datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(timestamp)).total_seconds()
-    except (KeyError, ValueError, TypeError, OverflowError, binascii.Error):
-        return b"", NOT_SIGNED
-    if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
-        return b"", Refusal(401, "the clocks differ", f"the clocks differ by {abs(age):.0f} s; set the node's clock")
-    return key, None
+    def __init__(self, function: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._function = function
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._function(scope, receive, send)
 
 
 async def read_body(request: Request, limit: int) -> bytes | None:
@@ -173,13 +196,10 @@ async def read_body(request: Request, limit: int) -> bytes | None:
     if not length.isdecimal() or len(length) > 15 or int(length) > limit:
         return None
     body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                return None
-    except ClientDisconnect:
-        return b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            return None
     return bytes(body)
 
 

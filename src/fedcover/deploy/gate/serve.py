@@ -10,6 +10,7 @@ import uvicorn
 from fedcover.deploy.address import check_port_free
 from fedcover.deploy.gate.allowed_keys import AllowedKeys
 from fedcover.deploy.gate.gate import TIMEOUT, Gate, Refused
+from fedcover.deploy.gate.protocol import GateProtocol, connection_limit
 from fedcover.deploy.processes.keys import ServerKeys
 from fedcover.errors import FedcoverError
 
@@ -52,8 +53,8 @@ class GateServer:
         self.gate = Gate(f"{'https' if keys else 'http'}://{superlink}", client, allowed, on_refused)
         config = uvicorn.Config(
             self.gate.application, host=host, port=port, log_level="critical", access_log=False, lifespan="on",
-            limit_concurrency=MAX_CONNECTIONS, h11_max_incomplete_event_size=MAX_HEAD_BYTES, http="h11",
-            ws="none", loop="asyncio",
+            limit_concurrency=connection_limit(MAX_CONNECTIONS), h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            http=GateProtocol, ws="none", loop="asyncio",
             timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=2, server_header=False,
             ssl_certfile=keys.certificate if keys else None, ssl_keyfile=keys.key if keys else None,
         )  # fmt: skip

@@ -25,6 +25,7 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import PushObjectResponse
 from flwr.proto.node_pb2 import Node as NodeProto
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.error import FlowerError
@@ -79,6 +80,10 @@ class RefusedRequestError(FedcoverError):
 
 class NotActivatedError(FedcoverError):
     """The node's key is not registered yet, or its last process is still online; a later try may succeed."""
+
+
+class KeyRefusedError(InputError):
+    """The server does not accept the node's key."""
 
 
 class SignedRequests:
@@ -206,6 +211,8 @@ class Fleet:
                     clientapp_runtime_list=[seconds],
                 ),
             )
+            if not response.objects_to_push:
+                raise RefusedRequestError("a reply was not taken by the server; it was too late, or not the first")
             push_objects(
                 get_all_nested_objects(reply),
                 make_push_object_fn_protobuf(
@@ -235,14 +242,17 @@ class Fleet:
         """Return a function that calls a method, again if the connection is lost: half a message is of no use."""
 
         def call(request: Any) -> Any:
-            until, wait = time.monotonic() + PERSISTENCE, FIRST_WAIT
+            until, wait, repeated = time.monotonic() + PERSISTENCE, FIRST_WAIT, False
             while True:
                 try:
-                    return self._call(method, request)
+                    reply = self._call(method, request)
+                    if repeated and isinstance(reply, PushObjectResponse):
+                        reply.stored = True  # the server may have stored it before the connection was lost
+                    return reply
                 except ConnectionLostError:
                     if time.monotonic() > until or self._stop.wait(wait):
                         raise
-                    wait = min(2 * wait, 2.0)
+                    wait, repeated = min(2 * wait, 2.0), True
 
         return call
 
@@ -258,9 +268,9 @@ class Fleet:
     def _refusal(self, response: httpx.Response) -> FedcoverError:
         error = FlowerError.from_json(response.text)
         if response.headers.get(REVOKED_HEADER):
-            return InputError(
+            return KeyRefusedError(
                 f"the server at {self.address} does not accept this node's key: it was never registered there, or it"
-                f" was revoked; ask the operator to register node.pub"
+                f" was revoked; ask the server's operator for a new key, or to copy node.pub into the folder `nodes`"
             )
         if response.status_code in UNAVAILABLE:
             return ConnectionLostError(f"the server at {self.address} is not ready (status {response.status_code})")

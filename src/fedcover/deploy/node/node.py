@@ -2,14 +2,20 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Message, MessageType
 
 from fedcover.deploy.flower.messages import ERROR, body_content, body_of, facts_content
-from fedcover.deploy.node.fleet import ConnectionLostError, Fleet, NotActivatedError, RefusedRequestError
+from fedcover.deploy.node.fleet import (
+    ConnectionLostError,
+    Fleet,
+    KeyRefusedError,
+    NotActivatedError,
+    RefusedRequestError,
+)
 from fedcover.deploy.node.worker_process import WorkerProcess
 from fedcover.deploy.processes.flower_app import APP_ID
 from fedcover.deploy.text import one_line
@@ -18,6 +24,8 @@ from fedcover.errors import FedcoverError
 BUSY_POLL, IDLE_POLL = 0.25, 2.0
 """Seconds between polls for messages: soon after a message, and after a minute without one."""
 BUSY_SECONDS = 60.0
+REVOKED_SECONDS = 4.0
+"""Seconds for which a server must refuse a node's key before the node ends: a file of keys may just be replaced."""
 RETRY = 1.0
 """Seconds between attempts to reach the server."""
 
@@ -59,7 +67,7 @@ class Node:
                     "joined", node=str(node), server=self._fleet.address, clock_ahead=round(self._fleet.clock.ahead, 1)
                 )
                 return node
-            except (NotActivatedError, ConnectionLostError):
+            except (NotActivatedError, ConnectionLostError, KeyRefusedError):
                 if time.monotonic() > until:
                     raise
                 time.sleep(RETRY)
@@ -70,36 +78,36 @@ class Node:
         Raises:
             FedcoverError: The reason; it never returns.
         """
-        last_response, lost = time.monotonic(), False
+        last_response, problem = time.monotonic(), ""
         while True:
             try:
                 served = self._serve_next()
-                last_response, lost = time.monotonic(), False
+                last_response, problem = time.monotonic(), ""
                 if not served:
                     busy = last_response - self._last_message < BUSY_SECONDS
                     time.sleep(BUSY_POLL if busy else IDLE_POLL)
             except RefusedRequestError as error:
                 self._log("refused", reason=str(error))
-                time.sleep(RETRY)
+                last_response = time.monotonic()
                 self._rejoin()
-            except ConnectionLostError as error:
-                if not lost:
+            except (ConnectionLostError, KeyRefusedError) as error:
+                if type(error).__name__ != problem:
                     self._log("lost", reason=str(error))
-                lost = True
-                if time.monotonic() - last_response > self._patience:
+                problem, waited = type(error).__name__, time.monotonic() - last_response
+                if isinstance(error, KeyRefusedError) and waited > REVOKED_SECONDS:
+                    raise
+                if waited > self._patience:
                     raise FedcoverError(
                         f"the server at {self._fleet.address} was unreachable for {self._patience:.0f} s; start it,"
                         f" then start this node"
                     ) from None
-                time.sleep(RETRY)
                 self._rejoin()
 
     def _rejoin(self) -> None:
-        """Join again, since a server that was restarted may not have this node online; do nothing if it has."""
-        try:
+        """Join again after a moment, since a server that was restarted may not have this node online."""
+        time.sleep(RETRY)
+        with suppress(NotActivatedError, ConnectionLostError, RefusedRequestError, KeyRefusedError):
             self._fleet.join()
-        except (NotActivatedError, ConnectionLostError, RefusedRequestError):
-            return
 
     def _serve_next(self) -> bool:
         """Serve the next message, and return whether there was one."""
@@ -136,7 +144,7 @@ class Node:
                     return Message(body_content(result), reply_to=message), {"bytes": len(result)}
                 facts = result
         except (FedcoverError, ValueError) as error:
-            if isinstance(error, ConnectionLostError):
+            if isinstance(error, ConnectionLostError | KeyRefusedError):
                 raise
             facts = {ERROR: one_line(error)}
         outcome = {"error": facts[ERROR]} if ERROR in facts else {}

@@ -52,14 +52,21 @@ class WorkerProcess:
         if self.pid is not None:
             return
         self._close_pipes()
-        request_read, request_write = os.pipe()
-        reply_read, reply_write = os.pipe()
-        with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", WORKER, str(request_read), str(reply_write)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(request_read, reply_write),
-                start_new_session=True,
-            )  # fmt: skip
+        pipes: list[int] = []
+        try:
+            pipes += os.pipe()
+            pipes += os.pipe()
+            request_read, request_write, reply_read, reply_write = pipes
+            with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", WORKER, str(request_read), str(reply_write)],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(request_read, reply_write),
+                    start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            for pipe in pipes:
+                os.close(pipe)
+            raise WorkerDiedError(f"its process could not be started ({error.strerror})") from error
         os.close(request_read)
         os.close(reply_write)
         self._requests, self._replies = os.fdopen(request_write, "wb"), os.fdopen(reply_read, "rb")

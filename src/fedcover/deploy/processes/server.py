@@ -18,6 +18,7 @@ from fedcover.deploy.address import LOOPBACK_HOST, free_ports
 from fedcover.deploy.event_log import EventLog
 from fedcover.deploy.gate.allowed_keys import AllowedKeys
 from fedcover.deploy.gate.gate import Gate
+from fedcover.deploy.gate.refusals import RefusalLog
 from fedcover.deploy.gate.serve import GateServer
 from fedcover.deploy.processes.control import Control
 from fedcover.deploy.processes.keys import ServerKeys
@@ -32,6 +33,8 @@ ADDRESS_FILE = "server.json"
 """The file in a server's folder by which commands on the same machine reach it."""
 WATCH = 1.0
 """Seconds between looks at the folder of keys."""
+UNREGISTER_AFTER = 3.0
+"""Seconds for which a key must be absent before it is unregistered; the gate refuses it at once."""
 MAX_RESTARTS = 5
 """How often a SuperLink is started again within ``RESTART_WINDOW`` seconds."""
 RESTART_WINDOW = 300.0
@@ -96,6 +99,9 @@ class Server:
         self._allowed = allowed or (AllowedKeys(keys.ca.parent / "nodes") if keys else None)
         self._names: dict[bytes, str] = {}
         self._complained: dict[str, str] = {}
+        self._absent: dict[bytes, float] = {}
+        """Registered keys that are no longer in the folder, and since when."""
+        self._refusals = RefusalLog()
         self._restarts: list[float] = []
         self._total_restarts = 0
         self._stop = threading.Event()
@@ -159,7 +165,7 @@ class Server:
                 self._restart()
             try:
                 self.update_nodes()
-            except FedcoverError as error:  # the SuperLink does not respond; the next look says why
+            except (FedcoverError, OSError) as error:  # the SuperLink does not respond, or the system is short of files
                 self._event("problem", str(error))
             self.publisher.publish(self._total_restarts)
             notify_service_manager(RUNS)
@@ -169,33 +175,44 @@ class Server:
         self._stop.set()
 
     def update_nodes(self) -> None:
-        """Register the keys that are new in the folder, and unregister those that are no longer there."""
+        """Register the keys that are new in the folder, and unregister those that are no longer there.
+
+        The gate refuses a key that is not there at once. Flower never registers a key again that was unregistered, so
+        that waits a few seconds, and does not happen while there are no keys at all: their disk may not be mounted.
+        """
         if self._allowed is None:
             return
         names = self._allowed.refresh()
-        for path, reason in self._allowed.unreadable.items():
+        for path, reason in self._allowed.problems.items():
             if self._complained.get(path) != reason:
-                self._complained[path] = reason
-                self._event("unreadable key", reason)
-        if names == self._names:
+                self._event("problem", reason)
+        self._complained = dict(self._allowed.problems)
+        if names == self._names and not self._absent:
             return
         registered = {node.public_key: node for node in self.control.nodes()}
-        for key, node in registered.items():
-            if key not in names:
+        now = time.monotonic()
+        self._absent = {key: self._absent.get(key, now) for key in registered if key not in names}
+        for key, since in list(self._absent.items()):
+            if names and now - since >= UNREGISTER_AFTER:
+                node = registered[key]
                 self.control.unregister(node.id)
+                del self._absent[key]
                 self._event("revoked", f"node {node.name or node.id} is revoked: its key is no longer in the folder")
         for key, name in names.items():
             if key not in registered:
-                node_id = self.control.register(key, name)
-                if node_id is None:
-                    self._event(
-                        "refused key",
-                        f"node {name} cannot join: its key was revoked before, and a revoked key is never registered"
-                        f" again; create a new one with `fedcover deploy keys --add` or `--rotate`",
-                    )
-                else:
-                    self._event("registered", f"node {name} is registered as {node_id}")
+                self._register(key, name)
         self._names = names
+
+    def _register(self, key: bytes, name: str) -> None:
+        node = self.control.register(key, name)
+        if node is not None:
+            self._event("registered", f"node {name} is registered as {node}")
+        else:
+            self._event(
+                "refused key",
+                f"node {name} cannot join: its key was revoked before, and a revoked key is never registered again;"
+                f" create a new one with `fedcover deploy keys --add` or `--rotate`",
+            )
 
     def _restart(self) -> None:
         now = time.monotonic()
@@ -209,7 +226,8 @@ class Server:
         self.link = SuperLink(self._keys, self.folder, port)
 
     def _refused(self, peer: str, reason: str) -> None:
-        self.log.write("refused", peer=peer, reason=reason)
+        if count := self._refusals.count(peer, time.monotonic()):
+            self.log.write("refused", peer=peer, reason=reason, requests=count)
 
     def _event(self, event: str, line: str) -> None:
         self.log.write(event, text=line)

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+STOPPING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)]
+
 
 class StopSignal:
     """A signal handler that raises KeyboardInterrupt at once or, while ``deferred`` is set, at the next ``check``."""
@@ -26,7 +28,8 @@ class StopSignal:
 @contextmanager
 def stop_signals(leave: bool = True) -> Iterator[StopSignal]:
     """Treat SIGTERM and SIGHUP like Ctrl-C inside the block; with ``leave``, suppress the KeyboardInterrupt."""
-    stop, numbers = StopSignal(), (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    stop = StopSignal()
+    numbers = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup ignores one
     before = [signal.signal(number, stop) for number in numbers]
     try:
         yield stop
