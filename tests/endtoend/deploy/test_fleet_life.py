@@ -47,7 +47,7 @@ def test_a_revoked_key_is_refused_at_once_and_after_a_restart(fleet: Fleet, cli:
     assert "node-0" in printed
     assert fleet.server.end() == 0
     fleet.start_server()
-    again = fleet.start_node(1)
+    again = fleet.start_node(1, "--wait", "5")
     assert again.process.wait(60) == 2
     assert "does not accept this node's key" in again.printed
     wait_for(lambda: fleet.registered()["node-0"].online, 60, "the other node")  # it has waited for the server

@@ -11,17 +11,22 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array
 from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
 
+from fedcover.deploy.gate import protocol
 from fedcover.deploy.gate.contents import object_problem
 from fedcover.deploy.gate.gate import MAX_BYTES
 from fedcover.deploy.node.fleet import read_key
@@ -147,14 +152,84 @@ def test_an_array_that_would_grow_on_the_server_is_refused(server: Server) -> No
     honest = array.deflate()
     assert object_problem(PushObjectRequest(object_content=honest).SerializeToString()) == ""
     head, _, text = honest.partition(bytes(1))
-    fields = json.loads(text) | {"arraychunk_ids": [0] * 100_000}
+    fields = json.loads(text) | {"arraychunk_ids": [0] * 3_000}
     hostile = head + bytes(1) + json.dumps(fields).encode()
+    kind, chunk, size = head.split(b" ")
+    repeated = b" ".join([kind, b",".join([chunk] * 3_000), size]) + bytes(1) + json.dumps(fields).encode()
+    assert "repeats" in object_problem(PushObjectRequest(object_content=repeated).SerializeToString())
     own = signed(keys_of(server) / "node-0" / "node.key")
     body = PushObjectRequest(object_content=hostile).SerializeToString()
     status, text = request(server, "/v1/fleet/push-object", own, body)
     assert (status, "repeats its chunks" in text) == (400, True)
     for broken in (b"", b"\xff" * 40, PushObjectRequest(object_content=b"Array x").SerializeToString()):
         assert request(server, "/v1/fleet/push-object", own, broken)[0] in (400, 401)
+
+
+def test_a_node_sends_only_its_own_replies_to_the_server(server: Server) -> None:
+    """Flower would store a message in the server's name, and pass it to another node as an order."""
+    own = signed(keys_of(server) / "node-0" / "node.key")
+
+    def push(**changes: Any) -> tuple[int, str]:
+        fields = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "asked", "message_id": "a"} | changes
+        message = MessageProto(metadata=Metadata(**fields))
+        request_ = PushMessagesRequest(
+            node=Node(node_id=7), messages_list=[message], message_object_trees=[ObjectTree(object_id="a")]
+        )
+        return request(server, "/v1/fleet/push-messages", own, request_.SerializeToString())
+
+    assert push()[0] == 401  # it passes the gate; the SuperLink has no node 7 with this key
+    for changes, reason in (
+        ({"src_node_id": 1}, "in the name of another"),
+        ({"src_node_id": 8}, "in the name of another"),
+        ({"dst_node_id": 8}, "not a reply to the server"),
+        ({"reply_to_message_id": ""}, "not a reply to the server"),
+        ({"message_id": "b"}, "objects of a message"),
+    ):
+        status, text = push(**changes)
+        assert (status, reason in text) == (400, True), text
+
+
+def test_a_header_that_occurs_twice_is_not_a_signature(server: Server) -> None:
+    own = signed(keys_of(server) / "node-0" / "node.key")
+    lines = [f"{name}: {value}" for name, value in own.items()]
+    twice = "\r\n".join(["POST /v1/fleet/pull-messages HTTP/1.1", "Host: x", *lines, lines[0], "Content-Length: 0"])
+    with closing(raw(server)) as connection:
+        connection.sendall(f"{twice}\r\n\r\n".encode())
+        assert b" 401 " in connection.recv(1000)
+
+
+def test_idle_connections_are_closed_and_one_peer_has_few(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(protocol, "LOOK", 0.2)
+    with closing(raw(server)) as silent, closing(raw(server)) as slow:
+        slow.sendall(b"POST /v1/fleet/pull-mess")
+        assert silent.recv(10) == b""
+        assert slow.recv(10) == b""
+    monkeypatch.setattr(protocol, "MAX_PER_PEER", protocol.GateProtocol.peers["127.0.0.1"] + 2)
+    with closing(raw(server)), closing(raw(server)), closing(raw(server)) as third:
+        assert third.recv(10) == b""
+
+
+def test_keys_that_cannot_be_read_for_a_moment_are_not_revoked(server: Server) -> None:
+    nodes = keys_of(server) / "server" / "nodes"
+    own = signed(keys_of(server) / "node-0" / "node.key")
+    before = {node.name for node in server.control.nodes()}
+    nodes.rename(nodes.with_name("away"))
+    server.update_nodes()
+    assert request(server, "/v1/fleet/pull-messages", own)[0] == 401  # it passes the gate
+    nodes.with_name("away").rename(nodes)
+    key = nodes / "node-0.pub"
+    content = key.read_bytes()
+    key.write_bytes(content[:20])  # as if it is being copied
+    server.update_nodes()
+    assert request(server, "/v1/fleet/pull-messages", own)[0] == 401
+    key.unlink()
+    server.update_nodes()
+    assert request(server, "/v1/fleet/pull-messages", own)[0] == 403  # refused at once
+    assert {node.name for node in server.control.nodes()} == before  # and not yet unregistered
+    key.write_bytes(content)
+    server.update_nodes()
+    assert request(server, "/v1/fleet/pull-messages", own)[0] == 401
 
 
 def raw(server: Server) -> ssl.SSLSocket:

@@ -59,7 +59,7 @@ class Node:
         Raises:
             FedcoverError: If the server does not accept the node.
         """
-        until = time.monotonic() + seconds
+        until, reason = time.monotonic() + seconds, ""
         while True:
             try:
                 node = self._fleet.join()
@@ -67,9 +67,12 @@ class Node:
                     "joined", node=str(node), server=self._fleet.address, clock_ahead=round(self._fleet.clock.ahead, 1)
                 )
                 return node
-            except (NotActivatedError, ConnectionLostError, KeyRefusedError):
+            except (NotActivatedError, ConnectionLostError, KeyRefusedError) as error:
                 if time.monotonic() > until:
                     raise
+                if str(error) != reason:
+                    reason = str(error)
+                    self._log("waiting", reason=f"{reason}; it is tried again for {seconds:.0f} s")
                 time.sleep(RETRY)
 
     def run(self) -> None:
