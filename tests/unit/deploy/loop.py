@@ -1,6 +1,7 @@
 """A Flower grid inside the test: messages go directly to ClientApps, and any reply can be tampered with."""
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -89,6 +90,6 @@ def grid_of(federation: Federation, share_labels: bool = True) -> LoopGrid:
 
 def failed(reply: Message, reason: str, code: int = 5) -> Message:
     """Return the error that Flower would report instead of a reply; it comes from the SuperLink."""
-    error = Message(Error(code, reason), metadata=reply.metadata)
+    error = Message(Error(code, reason), metadata=copy(reply.metadata))
     error.metadata.__dict__["_src_node_id"] = 1
     return error

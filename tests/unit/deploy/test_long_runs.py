@@ -11,7 +11,6 @@ from flwr.app import Message
 import fedcover as fc
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.spool import StoredTensors
-from fedcover.deploy.flower import exchange
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.engines.serial import Serial
 from fedcover.federation.round import Arrivals
@@ -69,7 +68,6 @@ def test_requests_and_replies_are_in_memory_one_at_a_time(monkeypatch: pytest.Mo
         return end_round(self, planned, arrivals, *rest)  # type: ignore[arg-type]
 
     grid.push_messages, grid.pull_messages = push_messages, pull_messages  # type: ignore[method-assign]
-    monkeypatch.setattr(exchange, "PULL_BYTES", 1)
     monkeypatch.setattr(fc.Federation, "end_round", watched)
     gathered = len(pulled)
     play(grid, remote(playing, fc.weight_pruning()), 1, out=tmp_path / "run")

@@ -167,28 +167,33 @@ def test_a_client_cannot_afford_more_than_the_model() -> None:
     assert Device(1, 3, None, 1.0).capacity == 1.0
 
 
-def test_unreadable_and_unrequested_replies_add_no_clients() -> None:
+@pytest.mark.parametrize(
+    ("forge", "reason"),
+    [
+        ({"_reply_to_message_id": "another"}, "its reply names another request"),
+        ({"_src_node_id": 900_001}, "its reply names another node as its sender"),
+        (None, "its reply cannot be read: ValueError: Error parsing message"),
+    ],
+)
+def test_unreadable_and_forged_replies_add_no_clients(forge: dict[str, Any] | None, reason: str) -> None:
+    """And cost no other node its place: the first reply that cannot be read hides none of the others."""
     playing, lines, registry = federation(Serial(shrink=False)), list[str](), ClientRegistry()
     grid = grid_of(playing)
-    pull = grid.pull_messages
+    pull, bad = grid.pull_messages, 900_001 + 7_919 * 3
 
-    def torn(keys: Any) -> Any:
-        raise ValueError("Error parsing message")
-
-    grid.pull_messages = torn  # type: ignore[method-assign]
-    registry.update(grid, grid.get_node_ids(), lines.append)
-    (line,) = lines
-    assert "ValueError: Error parsing message" in line
-
-    def strange(keys: Any) -> Any:
+    def tampered(keys: Any) -> Any:
         replies = pull(keys)
         for reply in replies:
-            reply.metadata.__dict__["_reply_to_message_id"] = "another"
+            if reply.metadata.src_node_id == bad:
+                if forge is None:
+                    raise ValueError("Error parsing message")
+                reply.metadata.__dict__.update(forge)
         return replies
 
-    grid.pull_messages = strange  # type: ignore[method-assign]
+    grid.pull_messages = tampered  # type: ignore[method-assign]
     registry.update(grid, grid.get_node_ids(), lines.append)
-    assert not registry.devices
+    assert sorted(registry.devices) == [0, 1, 2, 4, 5, 6, 7]
+    assert f"node {bad} is left out: {reason}" in lines
 
 
 def test_a_rejected_node_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
 
 import fedcover as fc
 from fedcover.deploy.flower.messages import body_content, body_of, facts_content
@@ -220,25 +221,36 @@ def test_the_engine_does_not_train_on_the_server() -> None:
         FlowerEngine().train([])
 
 
-def test_a_reply_cannot_be_sent_in_the_name_of_another_client() -> None:
-    """A node chooses its reply's sender and message id; only the requests of the server count."""
+@pytest.mark.parametrize(
+    ("forge", "reason"),
+    [
+        (lambda metadata, other: {"_reply_to_message_id": other.reply_to_message_id}, "names another request"),
+        (lambda metadata, other: {"_src_node_id": other.src_node_id}, "names another node as its sender"),
+        (lambda metadata, other: vars(other), "names another request"),
+    ],
+)
+def test_a_reply_cannot_be_sent_in_the_name_of_another_client(
+    forge: Callable[[Metadata, Metadata], dict[str, Any]], reason: str
+) -> None:
+    """A node writes the sender and the request into its reply; the server knows whose request was answered."""
     playing = federation(Serial(shrink=False), "WP")
-    grid, lines, seen = grid_of(playing), list[str](), dict[int, Message]()
+    grid, seen = grid_of(playing), dict[int, Message]()
 
     def tamper(client: int, number: int, reply: Message) -> Message:
         seen[client] = reply
-        if len(seen) == 6:  # the last of the cohort, and the first to arrive
+        if len(seen) == 6:
             other = seen[min(seen)]
-            reply = Message(other.content, metadata=copy(other.metadata))
-            reply.metadata.__dict__["_reply_to_message_id"] = "another"
-            seen[-1] = reply
+            reply = Message(other.content, metadata=copy(reply.metadata))
+            reply.metadata.__dict__.update(forge(reply.metadata, other.metadata))
         return reply
 
     grid.tamper = tamper
-    record = play(grid, remote(playing, fc.weight_pruning()), 1, lines=lines).last
-    liar = list(seen)[5]
-    assert [row["client"] for row in record.rejected] == [liar]
-    assert any("no pending request" in line for line in lines)
+    start = time.monotonic()
+    record = play(grid, remote(playing, fc.weight_pruning()), 1, replace(QUICK, deadline=60)).last
+    (left,) = record.rejected
+    assert left["client"] == list(seen)[5]
+    assert reason in left["reason"]
+    assert time.monotonic() - start < 30
 
 
 def test_a_reply_that_arrives_twice_counts_once() -> None:
@@ -252,22 +264,29 @@ def test_a_reply_that_arrives_twice_counts_once() -> None:
     assert any("no pending request" in line for line in lines)
 
 
-def test_what_flower_cannot_read_counts_as_missing() -> None:
+@pytest.mark.parametrize("error", [ValueError, RecursionError, MemoryError])
+def test_what_flower_cannot_read_costs_its_client_only(error: type[Exception]) -> None:
+    """A grid raises at the first malformed reply, after the server has deleted all that were asked for."""
     playing = federation(Serial(shrink=True), "WP")
-    expected = playing.run(1, evaluate_on=small_data(40, seed=9))
-    grid, lines, torn = grid_of(playing), list[str](), list[int]()
+    client, grid = playing.run(1).last.cohort[2], grid_of(playing)
     pull = grid.pull_messages
 
-    def once(keys: Iterable[str]) -> list[Message]:
-        if sum(grid.asked.values()) and not torn:
-            torn.append(1)
-            raise ValueError("Error parsing message")
-        return pull(keys)
+    def torn(keys: Iterable[str]) -> list[Message]:
+        replies = pull(keys)
+        if any(reply.metadata.message_type == "train" and grid.nodes[node_of(reply)] == client for reply in replies):
+            raise error("Error parsing message")
+        return replies
 
-    grid.pull_messages = once  # type: ignore[method-assign]
-    history = play(grid, remote(playing, fc.weight_pruning()), 1, replace(QUICK, deadline=5), lines=lines)
-    assert history == expected
-    assert any("unreadable replies" in line and "ValueError" in line for line in lines)
+    grid.pull_messages = torn  # type: ignore[method-assign]
+    start = time.monotonic()
+    record = play(grid, remote(playing, fc.weight_pruning()), 1, replace(QUICK, deadline=60)).last
+    assert time.monotonic() - start < 30  # nothing waits for the deadline
+    reason = f"its reply cannot be read: {error.__name__}: Error parsing message"
+    assert record.rejected == [{"client": client, "reason": reason}]
+
+
+def node_of(reply: Message) -> int:
+    return int(reply.metadata.src_node_id)
 
 
 def test_a_round_is_tried_again_when_enough_are_online() -> None:

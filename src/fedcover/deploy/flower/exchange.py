@@ -1,19 +1,19 @@
 """The exchange of messages over a Flower grid: pushing, pulling, deadlines, and the requests and replies of a round."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, MessageType, Metadata
 from flwr.serverapp import Grid
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.spool import UpdateSpool
 from fedcover.deploy.flower.late import rebased
 from fedcover.deploy.flower.messages import ERROR, Notify, body_content, body_of, error_reason, facts_of
+from fedcover.deploy.flower.pulls import Answer, Pull
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.text import one_line
 from fedcover.deploy.wire import (
@@ -31,10 +31,6 @@ from fedcover.training.client import Job
 
 POLL = 0.3
 """Seconds between polls for replies or online nodes."""
-PULL_BYTES = 1 << 26
-"""Bytes of replies that are pulled at once, but at least one reply."""
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, DecodeError)
-"""What a grid raises on a malformed reply. A lost connection raises something else, which ends the run."""
 
 
 def push(grid: Grid, messages: Sequence[Message]) -> dict[str, int]:
@@ -49,27 +45,6 @@ def report_lost(lost: int, messages: int, notify: Notify) -> None:
         notify(f"{lost} of {messages} messages were not accepted by the server; see its log for the reason")
 
 
-def pull(grid: Grid, keys: Iterable[str], notify: Notify) -> list[Message]:
-    """Return the replies that have arrived; report those that Flower cannot read, and treat them as missing."""
-    try:
-        return list(grid.pull_messages(list(keys)))
-    except UNREADABLE as error:  # the server stores replies unopened; the grid parses them and fails
-        notify(f"unreadable replies are ignored: {one_line(f'{type(error).__name__}: {error}')}")
-        return []
-
-
-def match_replies(replies: Iterable[Message], waiting: dict[str, int], notify: Notify) -> Iterator[tuple[int, Message]]:
-    """Yield (node id, reply) for each reply to a waiting message, and remove the message from ``waiting``.
-
-    The node is the one to which the message went; the sender named in a reply is not trusted.
-    """
-    for reply in replies:
-        if (node := waiting.pop(reply.metadata.reply_to_message_id, None)) is None:
-            notify("a reply to no pending request is ignored")
-        else:
-            yield node, reply
-
-
 @dataclass(frozen=True)
 class Request:
     """A message to a node, and how long its reply is awaited."""
@@ -77,8 +52,6 @@ class Request:
     message: Message
     seconds: float
     """The deadline of its reply, from the moment at which it is pushed."""
-    reply_bytes: int
-    """The size limit of its reply."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +63,21 @@ class Waiting:
     """When it was pushed, by the monotonic clock."""
     until: float
     """When it is given up."""
-    reply_bytes: int
+    pull: Pull
+    """Its reply."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A reply, with the request that it answers."""
+    """An answer, with the request to which it came."""
 
     key: str
     """The request's message id."""
     node: int
-    """The node to which the request went; the sender named in a reply is not trusted."""
+    """The node to which the request went."""
     seconds: float
-    """Seconds from the request to its reply, to the accuracy of a poll."""
-    reply: Message
+    """Seconds from the request to its answer, to the accuracy of a poll."""
+    answer: Answer
 
 
 @dataclass
@@ -152,36 +126,18 @@ class Exchange:
         if not accepted:
             self.refused.append(request.message.metadata.dst_node_id)
         for key, node in accepted.items():
-            self.waiting[key] = Waiting(node, now, time.monotonic() + request.seconds, request.reply_bytes)
+            self.waiting[key] = Waiting(node, now, time.monotonic() + request.seconds, Pull(self.grid, key, node))
 
     def _arrivals(self) -> Iterator[Arrival]:
-        """Yield the replies that have arrived, from a few nodes at a time."""
-        open_requests = {**self.waiting, **self.late}
-        for keys in _groups(open_requests):
-            replies = pull(self.grid, keys, self.notify)
-            while replies:  # no name stays bound to a reply, which would keep it in memory while the next one arrives
-                yield from self._matched(replies.pop(0))
+        """Yield the answers that have arrived, one at a time: no name stays bound to one while the next arrives."""
+        for key, waiting in [*self.waiting.items(), *self.late.items()]:
+            yield from self._answered(key, waiting)
 
-    def _matched(self, reply: Message) -> Iterator[Arrival]:
-        """Yield a reply with its request, if there is one."""
-        key = reply.metadata.reply_to_message_id
-        waiting = self.waiting.pop(key, None) or self.late.pop(key, None)
-        if waiting is None:
-            self.notify("a reply to no pending request is ignored")
-        else:
-            yield Arrival(key, waiting.node, time.monotonic() - waiting.pushed, reply)
-
-
-def _groups(waiting: Mapping[str, Waiting]) -> Iterator[list[str]]:
-    """Yield message ids in groups whose replies are together small enough to be in memory at once."""
-    group, size = list[str](), 0
-    for key, request in waiting.items():
-        if group and size + request.reply_bytes > PULL_BYTES:
-            yield group
-            group, size = [], 0
-        group, size = [*group, key], size + request.reply_bytes
-    if group:
-        yield group
+    def _answered(self, key: str, waiting: Waiting) -> Iterator[Arrival]:
+        """Yield the answer to a request, if it has arrived."""
+        if (answer := waiting.pull.poll(self.notify)) is not None:
+            del (self.waiting if key in self.waiting else self.late)[key]
+            yield Arrival(key, waiting.node, time.monotonic() - waiting.pushed, answer)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -261,7 +217,7 @@ class RoundExchange:
         """
         request = request_from_job(job, shrink)
         body = encode_request(request)
-        pending = self.pending[node] = PendingRequest.of(request, job.client.examples)
+        self.pending[node] = PendingRequest.of(request, job.client.examples)
         self.deadlines[job.client.id] = seconds
         self.bytes_down[job.client.id] = len(body)
         message = Message(
@@ -272,12 +228,15 @@ class RoundExchange:
             ttl=ttl,
         )
         self.sent.append(message.metadata)
-        return Request(message, seconds, pending.max_bytes)
+        return Request(message, seconds)
 
-    def add_reply(self, node: int, reply: Message, limits: Limits) -> None:
+    def add_answer(self, node: int, answer: Answer, limits: Limits) -> None:
         """Add the update in a node's reply, or the reason why it is rejected."""
-        pending = self.pending[node]
+        pending, reply = self.pending[node], answer.reply
         client = pending.client
+        if reply is None:
+            self.reasons[client] = answer.fault
+            return
         if reply.has_error():
             # Flower itself reports this: a node is gone, a client process died, or a message is too old.
             self.reasons.setdefault(client, error_reason(reply.error))
@@ -295,9 +254,11 @@ class RoundExchange:
                 self.train_seconds[client] = update.seconds
             self.updates[client] = self.spool.store(update, with_mask=pending.regrows)
 
-    def add_late(self, key: str, reply: Message, rules: RoundRules) -> str | None:
+    def add_late(self, key: str, answer: Answer, rules: RoundRules) -> str | None:
         """Add the update in a reply to a request of the last round; return why it is rejected, or None."""
-        pending = self.earlier.pop(key).pending
+        pending, reply = self.earlier.pop(key).pending, answer.reply
+        if reply is None:
+            return answer.fault
         if reply.has_error():
             return error_reason(reply.error)
         try:

@@ -13,8 +13,9 @@ from flwr.serverapp import Grid
 from fedcover._files import write_atomically
 from fedcover.data import Device
 from fedcover.deploy.flower.claims import ClaimLimits
-from fedcover.deploy.flower.exchange import pull, push, report_lost
+from fedcover.deploy.flower.exchange import push, report_lost
 from fedcover.deploy.flower.messages import ERROR, Notify, error_reason, facts_of
+from fedcover.deploy.flower.pulls import Answer, Pull
 from fedcover.deploy.flower.registry_file import CLAIMED, FILE, NODE
 from fedcover.deploy.text import one_line
 from fedcover.deploy.wire.frame import short_repr
@@ -46,8 +47,8 @@ class ClientRegistry:
     """The node id of each client that has joined."""
     _rejected: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Rejected nodes: the reason, and the time of the next retry."""
-    _queries: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Open queries by message id: the node, and the time at which the query expires."""
+    _queries: dict[int, tuple[Pull, float]] = field(default_factory=dict)
+    """Open queries by node: the reply, and the time at which the query expires."""
     limits: ClaimLimits = field(default_factory=ClaimLimits)
     """What nodes may claim."""
     claimed: dict[int, float] = field(default_factory=dict)
@@ -69,26 +70,30 @@ class ClientRegistry:
             notify: Called with a line about each node that joined or was rejected.
         """
         online, now = set(nodes), time.monotonic()
-        self._queries = {key: query for key, query in self._queries.items() if now < query[1]}
+        self._queries = {node: query for node, query in self._queries.items() if now < query[1]}
         self._rejected = {node: entry for node, entry in self._rejected.items() if node in online}
         self._send_queries(grid, online, now, notify)
-        if not self._queries:
+        for node, (pull, _) in list(self._queries.items()):
+            if (answer := pull.poll(notify)) is not None:
+                del self._queries[node]
+                self._process(node, answer, online, notify)
+
+    def _process(self, node: int, answer: Answer, online: set[int], notify: Notify) -> None:
+        """Add the client that a node's reply describes, or reject the node."""
+        now = time.monotonic()
+        if answer.reply is not None and answer.reply.has_error():
+            self._reject(node, f"is queried again: {error_reason(answer.reply.error)}", now, notify)
             return
-        for reply in pull(grid, self._queries, notify):
-            if (query := self._queries.pop(reply.metadata.reply_to_message_id, None)) is None:
-                continue  # the sender named in a reply is not trusted, so only replies to open queries count
-            node, _ = query
-            if reply.has_error():
-                self._reject(node, f"is queried again: {error_reason(reply.error)}", now, notify)
-                continue
-            try:
-                claimed = device_from_facts(facts_of(reply))
-                device = self.limits.limited(claimed)
-                self._add(node, device, online)
-                self._rejected.pop(node, None)
-                notify(f"client {device.number} is node {node}{self._cut(claimed, device)}")
-            except InputError as error:
-                self._reject(node, f"is left out: {error}", now + RETRY_AFTER, notify)
+        try:
+            if answer.reply is None:
+                raise InputError(answer.fault)
+            claimed = device_from_facts(facts_of(answer.reply))
+            device = self.limits.limited(claimed)
+            self._add(node, device, online)
+            self._rejected.pop(node, None)
+            notify(f"client {device.number} is node {node}{self._cut(claimed, device)}")
+        except InputError as error:
+            self._reject(node, f"is left out: {error}", now + RETRY_AFTER, notify)
 
     def _cut(self, claimed: Device, device: Device) -> str:
         """Record that a device's claim was cut, and return a phrase about it; "" if it was not."""
@@ -99,15 +104,14 @@ class ClientRegistry:
 
     def _send_queries(self, grid: Grid, online: set[int], now: float, notify: Notify) -> None:
         rejected = {node for node, (_, retry) in self._rejected.items() if now < retry}
-        queried = {node for node, _ in self._queries.values()}
         messages = [
             Message(content=RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=QUERY_TIMEOUT)
-            for node in sorted(online - set(self.node_of.values()) - rejected - queried)
+            for node in sorted(online - set(self.node_of.values()) - rejected - set(self._queries))
         ]
         if messages:
             accepted = push(grid, messages)
             report_lost(len(messages) - len(accepted), len(messages), notify)
-            self._queries |= {key: (node, now + QUERY_TIMEOUT) for key, node in accepted.items()}
+            self._queries |= {node: (Pull(grid, key, node), now + QUERY_TIMEOUT) for key, node in accepted.items()}
 
     def _reject(self, node: int, reason: str, retry: float, notify: Notify) -> None:
         """Record why a node is rejected and when it is queried again; report each reason once."""

@@ -18,11 +18,11 @@ from fedcover.deploy.flower.exchange import (
     LateRequest,
     Request,
     RoundExchange,
-    match_replies,
     wait_until,
 )
 from fedcover.deploy.flower.late import AGE, check_late
 from fedcover.deploy.flower.messages import Notify
+from fedcover.deploy.flower.pulls import Answer, match_replies
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.speed import budget_shares, check_shares, last_seconds
@@ -124,7 +124,7 @@ class FedCover(Strategy):
             return None, None
         assert self._round is not None, "replies arrived before requests were sent"
         for node, reply in match_replies(replies, self._round.waiting, self._notify):
-            self._round.add_reply(node, reply, self.rules.limits)
+            self._round.add_answer(node, Answer(reply), self.rules.limits)
         return self._end()
 
     def configure_evaluate(
@@ -268,11 +268,11 @@ class FedCover(Strategy):
         assert current is not None
         if arrival.key in current.earlier:
             client = current.earlier[arrival.key].pending.client
-            if reason := current.add_late(arrival.key, arrival.reply, self.rules):
+            if reason := current.add_late(arrival.key, arrival.answer, self.rules):
                 self._notify(f"a late reply of client {self._numbers[client]} is dropped: {reason}")
             return
         current.seconds[current.pending[arrival.node].client] = arrival.seconds
-        current.add_reply(arrival.node, arrival.reply, self.rules.limits)
+        current.add_answer(arrival.node, arrival.answer, self.rules.limits)
 
     def _enough(self) -> bool:
         """Return whether the round ends before its deadline, since its updates cover the model often enough."""
