@@ -52,6 +52,8 @@ class Request:
     message: Message
     seconds: float
     """The deadline of its reply, from the moment at which it is pushed."""
+    reply_bytes: int
+    """The size limit of its reply."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ class Exchange:
         if not accepted:
             self.refused.append(request.message.metadata.dst_node_id)
         for key, node in accepted.items():
-            self.waiting[key] = Waiting(node, now, time.monotonic() + request.seconds, Pull(self.grid, key, node))
+            pull = Pull(self.grid, key, node, now + request.message.metadata.ttl, request.reply_bytes)
+            self.waiting[key] = Waiting(node, now, time.monotonic() + request.seconds, pull)
 
     def _arrivals(self) -> Iterator[Arrival]:
         """Yield the answers that have arrived, one at a time: no name stays bound to one while the next arrives."""
@@ -135,7 +138,7 @@ class Exchange:
 
     def _answered(self, key: str, waiting: Waiting) -> Iterator[Arrival]:
         """Yield the answer to a request, if it has arrived."""
-        if (answer := waiting.pull.poll(self.notify)) is not None:
+        if (answer := waiting.pull.poll(self.notify, waiting.until)) is not None:
             del (self.waiting if key in self.waiting else self.late)[key]
             yield Arrival(key, waiting.node, time.monotonic() - waiting.pushed, answer)
 
@@ -168,7 +171,7 @@ class RoundExchange:
     bytes_up: dict[int, int] = field(default_factory=dict)
     """Bytes of the reply by client."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """Seconds from the request to the reply by client."""
+    """Seconds from the request to a valid reply by client."""
     train_seconds: dict[int, float] = field(default_factory=dict)
     """Seconds of training by client, as the client reports them."""
     updates: dict[int, ClientUpdate] = field(default_factory=dict)
@@ -217,7 +220,7 @@ class RoundExchange:
         """
         request = request_from_job(job, shrink)
         body = encode_request(request)
-        self.pending[node] = PendingRequest.of(request, job.client.examples)
+        pending = self.pending[node] = PendingRequest.of(request, job.client.examples)
         self.deadlines[job.client.id] = seconds
         self.bytes_down[job.client.id] = len(body)
         message = Message(
@@ -228,7 +231,7 @@ class RoundExchange:
             ttl=ttl,
         )
         self.sent.append(message.metadata)
-        return Request(message, seconds)
+        return Request(message, seconds, pending.max_bytes)
 
     def add_answer(self, node: int, answer: Answer, limits: Limits) -> None:
         """Add the update in a node's reply, or the reason why it is rejected."""

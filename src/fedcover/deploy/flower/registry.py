@@ -73,8 +73,8 @@ class ClientRegistry:
         self._queries = {node: query for node, query in self._queries.items() if now < query[1]}
         self._rejected = {node: entry for node, entry in self._rejected.items() if node in online}
         self._send_queries(grid, online, now, notify)
-        for node, (pull, _) in list(self._queries.items()):
-            if (answer := pull.poll(notify)) is not None:
+        for node, (pull, until) in list(self._queries.items()):
+            if (answer := pull.poll(notify, until)) is not None:
                 del self._queries[node]
                 self._process(node, answer, online, notify)
 
@@ -111,7 +111,8 @@ class ClientRegistry:
         if messages:
             accepted = push(grid, messages)
             report_lost(len(messages) - len(accepted), len(messages), notify)
-            self._queries |= {node: (Pull(grid, key, node), now + QUERY_TIMEOUT) for key, node in accepted.items()}
+            until = now + QUERY_TIMEOUT
+            self._queries |= {node: (Pull(grid, key, node, until), until) for key, node in accepted.items()}
 
     def _reject(self, node: int, reason: str, retry: float, notify: Notify) -> None:
         """Record why a node is rejected and when it is queried again; report each reason once."""

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 from fedcover.data import Device, Examples
 from fedcover.deploy.flower.messages import Notify
+from fedcover.deploy.flower.pulls import ending_pulls
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.registry_file import FILE
 from fedcover.deploy.flower.round_rules import RoundRules
@@ -35,6 +36,7 @@ def print_line(line: str) -> None:
     print(line, flush=True)
 
 
+@ending_pulls()
 def play(
     grid: Grid,
     make: Callable[[Sequence[Device]], FederationSetup],
