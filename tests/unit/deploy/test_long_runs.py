@@ -107,6 +107,17 @@ def test_a_round_does_not_wait_for_clients_that_cannot_reply() -> None:
     assert 0 < len(record.rejected) <= 3
 
 
+def test_an_error_is_not_a_fast_reply() -> None:
+    """Or a broken client would have a short deadline of its own, and regain its budget."""
+    playing = federation(Serial(shrink=True), "WP")
+    grid, bad = grid_of(playing), first_of_cohort(playing)
+    grid.tamper = lambda client, number, reply: failed(reply, "node unavailable") if client == bad else reply
+    record = play(grid, remote(playing, fc.weight_pruning()), 1).last
+    assert record.wire is not None
+    seconds = dict(zip(record.cohort, record.wire["seconds"], strict=True))
+    assert [client for client, value in seconds.items() if value is None] == [bad]
+
+
 def first_of_cohort(playing: fc.Federation) -> int:
     return int(playing.run(1).last.cohort[0])
 

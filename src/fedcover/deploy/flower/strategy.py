@@ -271,8 +271,9 @@ class FedCover(Strategy):
             if reason := current.add_late(arrival.key, arrival.answer, self.rules):
                 self._notify(f"a late reply of client {self._numbers[client]} is dropped: {reason}")
             return
-        current.seconds[current.pending[arrival.node].client] = arrival.seconds
         current.add_answer(arrival.node, arrival.answer, self.rules.limits)
+        if (client := current.pending[arrival.node].client) in current.updates:  # an error is not a fast reply
+            current.seconds[client] = arrival.seconds
 
     def _enough(self) -> bool:
         """Return whether the round ends before its deadline, since its updates cover the model often enough."""
