@@ -282,12 +282,19 @@ class RoundExchange:
             self._counted.add(client)
         return bool(self._counts) and gamma_min(self._counts) >= holders
 
-    def reject_oversized_reports(self, limit: float) -> None:
-        """Reject clients whose gradient report is far larger than the others'."""
-        reports = {client: update.report for client, update in self.updates.items() if update.report is not None}
+    def reject_oversized_reports(self, limit: float) -> dict[int, str]:
+        """Reject clients whose gradient report is far larger than the others', and return the reasons of late ones."""
+        counted = {**self.late, **self.updates}
+        reports = {client: update.report for client, update in counted.items() if update.report is not None}
+        late = {}
         for client, reason in oversized_reports(reports, limit).items():
-            del self.updates[client]
-            self.reasons[client] = reason
+            if client in self.updates:
+                del self.updates[client]
+                self.reasons[client] = reason
+            else:
+                late[client] = reason
+            self.late.pop(client, None)  # or it would count instead of a rejected one
+        return late
 
     def traffic(self) -> dict[str, Any]:
         """Return bytes and seconds of each client of the cohort, for the record."""

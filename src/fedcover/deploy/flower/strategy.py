@@ -269,11 +269,14 @@ class FedCover(Strategy):
         if arrival.key in current.earlier:
             client = current.earlier[arrival.key].pending.client
             if reason := current.add_late(arrival.key, arrival.answer, self.rules):
-                self._notify(f"a late reply of client {self._numbers[client]} is dropped: {reason}")
+                self._drop_late(client, reason)
             return
         current.add_answer(arrival.node, arrival.answer, self.rules.limits)
         if (client := current.pending[arrival.node].client) in current.updates:  # an error is not a fast reply
             current.seconds[client] = arrival.seconds
+
+    def _drop_late(self, client: int, reason: str) -> None:
+        self._notify(f"a late reply of client {self._numbers[client]} is dropped: {reason}")
 
     def _enough(self) -> bool:
         """Return whether the round ends before its deadline, since its updates cover the model often enough."""
@@ -288,7 +291,8 @@ class FedCover(Strategy):
         """End the round if enough replies are valid, and return the new model and metrics; else (None, None)."""
         current = self._round
         assert current is not None
-        current.reject_oversized_reports(self.rules.limits.norm)
+        for client, reason in current.reject_oversized_reports(self.rules.limits.norm).items():
+            self._drop_late(client, reason)
         needed, index = self.rules.needed(len(current.cohort)), current.planned.this_round.index
         left_out = self._left_out(current)
         for row in left_out:
