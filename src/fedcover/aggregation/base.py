@@ -49,6 +49,8 @@ class ClientUpdate:
     """The optimizer's moments by name, if the recipe keeps them. Entries outside the mask do not count."""
     discount: float = 1.0
     """The factor of its weight in a mean: below 1 for an update that arrived after its round."""
+    gain: float | None = None
+    """The factor by which it was asked to scale its values, if its request is not of this round; else None."""
     seconds: float | None = None
     """The seconds that training took on a device of the client's own, as it reports them."""
 

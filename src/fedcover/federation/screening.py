@@ -95,10 +95,11 @@ def screen_round(
 
 def sizes_of(planned: PlannedRound, updates: Iterable[ClientUpdate]) -> Iterator[tuple[ClientUpdate, ChangeSizes]]:
     """Yield each finite update with the sizes of its changes, by which clients are compared."""
-    gains = {plan.client.id: max(plan.options.gains.values(), default=1.0) for plan in planned.plans if plan.options}
+    gains = {plan.client.id: plan.options.gain for plan in planned.plans if plan.options}
     for update in updates:
         if update.is_finite():
-            yield update, change_sizes(update, planned.state.theta, gains.get(update.client, 1.0))
+            gain = gains.get(update.client, 1.0) if update.gain is None else update.gain
+            yield update, change_sizes(update, planned.state.theta, gain)
 
 
 def screen(federation: "Federation", planned: PlannedRound, updates: Iterable[ClientUpdate]) -> RoundScreen:

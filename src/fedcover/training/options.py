@@ -93,6 +93,11 @@ class TrainingOptions:
             raise InputError("widths and regrow cannot be combined; give only one of them")
 
     @property
+    def gain(self) -> float:
+        """The largest gain; 1 if there is none."""
+        return max(self.gains.values(), default=1.0)
+
+    @property
     def whole(self) -> bool:
         """Whether training needs entries outside the mask or changes it, so that the model cannot be shrunk."""
         return bool(self.widths or self.regrow or self.report)

@@ -1,7 +1,7 @@
 """Rounds of long runs: few messages in memory, own deadlines, late replies, and rounds that end early."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +11,20 @@ from flwr.app import Message
 import fedcover as fc
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.spool import StoredTensors
+from fedcover.deploy.flower.late import rebased
 from fedcover.deploy.flower.round_rules import RoundRules
+from fedcover.deploy.wire import PendingRequest
 from fedcover.engines.serial import Serial
 from fedcover.federation.round import Arrivals
+from fedcover.federation.screening import sizes_of
 from fedcover.params import prune
+from fedcover.policies import POLICIES
+from fedcover.training.options import TrainingOptions
 from tests.contracts.federations import federation
 from tests.laws.strategies import same
 from tests.unit.deploy.loop import LoopGrid, failed, grid_of
 from tests.unit.deploy.playing import QUICK, play, remote
+from tests.unit.deploy.test_strategy import reported
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning")
 LATE = replace(QUICK, deadline=0.5, late="next")
@@ -28,16 +34,18 @@ def playing_with(**changes: object) -> fc.Federation:
     return replace(federation(Serial(shrink=True), "WP"), **changes)  # type: ignore[arg-type]
 
 
-def delay(grid: LoopGrid, client: int) -> None:
-    """Let a client's reply of the first round arrive in the second."""
+def delay(
+    grid: LoopGrid, client: int, index: int = 1, change: Callable[[Message], Message] = lambda reply: reply
+) -> None:
+    """Let a client's reply of a round arrive in the next, changed."""
     held: list[Message] = []
 
     def tamper(sender: int, number: int, reply: Message) -> Message | None:
-        if reply.metadata.group_id == "2" and held:
+        if reply.metadata.group_id == str(index + 1) and held:
             late = held.pop()
             grid._replies[late.metadata.reply_to_message_id] = late
-        if sender == client and reply.metadata.group_id == "1":
-            held.append(reply)
+        if sender == client and reply.metadata.group_id == str(index):
+            held.append(change(reply))
             return None
         return reply
 
@@ -176,6 +184,35 @@ def test_late_replies_are_dropped_by_default() -> None:
     assert [row["client"] for row in history[0].rejected] == [client]
     assert "did not reply within 0.5 s" in history[0].rejected[0]["reason"]
     assert all("late" not in (record.wire or {}) for record in history)
+
+
+@pytest.mark.parametrize("factor", [1, 1e9])
+def test_the_gradient_report_of_a_late_reply_is_limited_too(factor: float) -> None:
+    """One client's squared gradients would choose the mask of all."""
+    policy = POLICIES["PruneFL"](every=1)
+    playing, lines = federation(Serial(shrink=True), policy), list[str]()
+    _, second, third = playing.run(3).column("cohort")
+    client, grid = next(client for client in second if client not in third), grid_of(playing)
+    delay(grid, client, 2, reported(factor))
+    last = play(grid, remote(playing, policy), 3, LATE, lines=lines).last
+    assert ("late" in (last.wire or {})) == (factor == 1)
+    dropped = [line for line in lines if f"a late reply of client {client} is dropped: its reported gradient" in line]
+    assert len(dropped) == (factor > 1)
+
+
+def test_a_late_update_is_compared_by_the_gain_of_its_own_request() -> None:
+    """Its client may have another level in the round in which it arrives."""
+    playing = federation(Serial(shrink=True), fc.heterofl())
+    planned = playing.begin_round(playing.start())
+    update = next(iter(Serial(shrink=True).train(planned.jobs)))
+    pending = PendingRequest(
+        update.client, 1, update.mask, planned.state.theta, TrainingOptions(gains={"fc1.weight": 4.0})
+    )
+    late = rebased(update, pending, planned.state.theta, 0.5)
+    plain = rebased(update, replace(pending, options=None), planned.state.theta, 0.5)
+    ((_, sizes),) = sizes_of(planned, [late])
+    ((_, full),) = sizes_of(planned, [plain])
+    assert sizes == pytest.approx({name: size / 4 for name, size in full.items()})
 
 
 @pytest.mark.parametrize(

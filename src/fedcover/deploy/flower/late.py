@@ -40,7 +40,8 @@ def rebased(update: ClientUpdate, pending: PendingRequest, theta: Params, weight
         weight: Its weight, relative to updates of the present round.
     """
     values = {name: _rebased(update, pending, name, now) for name, now in theta.items()}
-    return replace(update, theta=values, discount=weight)
+    gain = pending.options.gain if pending.options else 1.0
+    return replace(update, theta=values, discount=weight, gain=gain)
 
 
 def _rebased(update: ClientUpdate, pending: PendingRequest, name: str, now: Tensor) -> Tensor:
