@@ -13,7 +13,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUn
 from flwr.superlink.grid import http_grid
 
 import fedcover as fc
-from fedcover.deploy.flower.bounded_pulls import Bound, bounded
+from fedcover.deploy.flower.bounded_pulls import PullLimit, bounded
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.engines.serial import Serial
 from tests.contracts.federations import federation
@@ -92,12 +92,12 @@ def never(object_id: str) -> bytes:
 
 def test_flower_waits_for_an_upload_no_longer_than_the_bound() -> None:
     """By the name that Flower's grid calls; outside a bound nothing changes."""
-    start, bound = time.monotonic(), Bound()
+    start, bound = time.monotonic(), PullLimit()
     threading.Timer(0.5, lambda: setattr(bound, "until", 0.0)).start()
     with bounded(bound), pytest.raises(ObjectPullError, match="not uploaded in time"):
         http_grid.pull_objects(["a", "b"], never)
     assert 0.4 < time.monotonic() - start < 20
-    with bounded(bound := Bound(time.monotonic() + 10)):
+    with bounded(bound := PullLimit(time.monotonic() + 10)):
         assert http_grid.pull_objects(["a"], str.encode) == {"a": b"a"}
     with pytest.raises(ObjectPullError, match="retry limit"):
         http_grid.pull_objects(["a"], never, max_tries_per_object=1)

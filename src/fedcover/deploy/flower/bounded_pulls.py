@@ -21,18 +21,18 @@ PAUSE = 1.0
 
 
 @dataclass
-class Bound:
+class PullLimit:
     """The end of a pull; it may be moved while the pull runs."""
 
     until: float = math.inf
     """By the monotonic clock."""
 
 
-_bound: ContextVar[Bound | None] = ContextVar("bound", default=None)
+_bound: ContextVar[PullLimit | None] = ContextVar("bound", default=None)
 
 
 @contextmanager
-def bounded(bound: Bound) -> Iterator[None]:
+def bounded(bound: PullLimit) -> Iterator[None]:
     """End pulls of this thread at a bound; Flower then reports the reply as unavailable."""
     token = _bound.set(bound)
     try:

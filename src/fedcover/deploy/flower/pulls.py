@@ -15,7 +15,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from fedcover.deploy.flower.bounded_pulls import Bound, bounded
+from fedcover.deploy.flower.bounded_pulls import PullLimit, bounded
 from fedcover.deploy.flower.messages import Notify
 from fedcover.deploy.text import one_line
 
@@ -49,7 +49,7 @@ class Pull:
 
     def __init__(self, grid: Grid, key: str, node: int, until: float, reply_bytes: int = 0) -> None:
         self._grid, self._key, self._node = grid, key, node
-        self._patience, self._bound = PATIENCE + reply_bytes / BYTES_PER_SECOND, Bound(until)
+        self._patience, self._bound = PATIENCE + reply_bytes / BYTES_PER_SECOND, PullLimit(until)
         self._thread: threading.Thread | None = None
         self._replies: list[Message] = []
         self._error: BaseException | None = None
