@@ -1,6 +1,7 @@
 """The supervisor with small programs: exit codes, orphans, programs that ignore signals, and output."""
 
 import os
+import subprocess
 import sys
 import time
 from contextlib import closing
@@ -48,6 +49,29 @@ def test_all_processes_end_when_the_parent_does(tmp_path: Path, marked: Marked) 
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code, str(tmp_path / "log")]) == 9
     assert marked.left(10) == []
+
+
+def test_a_full_disk_ends_no_program_and_leaves_none_behind(tmp_path: Path, marked: Marked) -> None:
+    (tmp_path / "log").symlink_to("/dev/full")
+    with closing(start("(setsid sleep 600 &) ; echo one; sleep 1; echo two; exit 3", tmp_path)) as program:
+        assert program.wait(20) == 3
+        assert marked.left() == []
+
+
+REUSED = """
+import os, subprocess
+from fedcover.deploy.processes.supervisor import ExitCodes, OutputForwarder, end_processes
+
+child, codes = subprocess.Popen(["sleep", "600"]), ExitCodes()
+codes[child.pid] = 0
+end_processes([], 3.0, OutputForwarder(os.pipe()[0]), codes)
+assert codes[child.pid] == 143, codes
+"""
+
+
+def test_a_process_with_the_number_of_an_ended_one_is_ended_too() -> None:
+    """Linux uses process numbers again, and a server starts many processes in months."""
+    subprocess.run([sys.executable, "-c", REUSED], check=True, timeout=60)
 
 
 def test_lines_are_complete_and_without_colours(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from types import FrameType
 
 GRACE = 6.0
@@ -49,11 +50,13 @@ def main(parent: int, command: list[str]) -> int:
     )  # fmt: skip
     os.close(writer)
     output, codes = OutputForwarder(reader), ExitCodes()
-    while child.pid not in codes and not signals and os.getppid() == parent:
-        output.forward(TICK)
-        codes.collect()
-    end_processes([child.pid], GRACE, output, codes)
-    end_processes([], GRACE / 2, output, codes)
+    try:
+        while child.pid not in codes and not signals and os.getppid() == parent:
+            output.forward(TICK)
+            codes.collect()
+    finally:
+        end_processes([child.pid], GRACE, output, codes)
+        end_processes([], GRACE / 2, output, codes)
     output.forward(0)
     code = codes.get(child.pid, 1)
     child.returncode = code  # collected above; Popen must not wait for it
@@ -94,9 +97,9 @@ class OutputForwarder:
         *lines, self._partial = (self._partial + data).split(b"\n")
         if not data and self._partial:
             lines, self._partial = [*lines, self._partial], b""
-        for line in lines:
-            sys.stdout.buffer.write(COLOURS.sub(b"", line.rstrip()) + b"\n")
-        sys.stdout.buffer.flush()
+        text = b"".join(COLOURS.sub(b"", line.rstrip()) + b"\n" for line in lines)
+        with suppress(OSError):  # a full disk costs output, and ends no program
+            os.write(sys.stdout.fileno(), text)
 
 
 def end_processes(pids: list[int], grace: float, output: OutputForwarder, codes: ExitCodes) -> None:
@@ -106,16 +109,14 @@ def end_processes(pids: list[int], grace: float, output: OutputForwarder, codes:
         signalled: set[int] = set()
         while time.monotonic() < until:
             codes.collect()
-            left = [pid for pid in pids or descendants(os.getpid()) if pid not in codes]
+            left = [pid for pid in pids if pid not in codes] if pids else descendants(os.getpid())
             empty_scans = 0 if left else empty_scans + 1
             if (pids and not left) or empty_scans == EMPTY_SCANS:
                 return
             for pid in set(left) - signalled:
                 signalled.add(pid)
-                try:
+                with suppress(ProcessLookupError):  # it has just ended
                     os.kill(pid, number)
-                except ProcessLookupError:
-                    codes.setdefault(pid, 1)
             output.forward(TICK)
 
 
