@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from fedcover.deploy.processes.keys import (
     add_nodes,
-    authority_certificate,
     check_certificate,
     make_keys,
     node_keys,
@@ -94,11 +93,11 @@ def test_a_wrong_folder_gets_the_right_one_as_remedy(keys: Path, tmp_path: Path)
         server_keys(keys)
     with pytest.raises(InputError, match=rf"has no node.key; name {keys / 'node-0'}"):
         node_keys(keys)
-    with pytest.raises(InputError, match=r"has no ca.crt; name the `server` folder"):
-        authority_certificate(tmp_path)
+    with pytest.raises(InputError, match=r"has no ca.crt; name the `node-0` folder"):
+        node_keys(tmp_path)
     (tmp_path / "ca.crt").write_text("nonsense")
     with pytest.raises(InputError, match="not a readable certificate"):
-        authority_certificate(tmp_path)
+        check_certificate(tmp_path / "ca.crt")
 
 
 @pytest.mark.parametrize("host", ["", "a b", "10.0.0.300", "http://x", "x:8000", "a/b"])

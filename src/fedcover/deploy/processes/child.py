@@ -14,6 +14,8 @@ from fedcover.errors import FedcoverError
 
 MAX_END_SECONDS = 2 * (supervisor.GRACE * 1.5 + 4.0)
 """Seconds after which a supervisor that was asked to end is killed: twice the longest time that it takes."""
+MAX_LOG_BYTES = 10 << 20
+MAX_PRINTED = 1 << 16
 LEVEL = re.compile(r"^(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:?(?: +|$)(?:\[[\w.]+\] )?")
 NOISE = re.compile(
     r"uvicorn|^INFO: {5}|FastAPI lifespan|SuperLinkLifespan|^Using SuperLink:|Starting logstream|Starting Flower"
@@ -31,23 +33,26 @@ class ChildProcess:
         command: The program and its arguments.
         log: The file to which its output is appended.
         environment: Its environment variables.
+        max_bytes: The size at which the file is renamed to ``LOG.1``.
     """
 
-    def __init__(self, command: Sequence[str], log: str | Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], log: str | Path, environment: Mapping[str, str], max_bytes: int = MAX_LOG_BYTES
+    ) -> None:
         self.log = Path(log).absolute()
-        self._position, self._partial = 0, ""
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            self._position = self.log.stat().st_size if self.log.exists() else 0
             with open(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+                state = os.fstat(file.fileno())
+                self._inode, self._start = state.st_ino, state.st_size
+                arguments = [str(os.getpid()), str(self.log), str(max_bytes)]
                 self._supervisor = subprocess.Popen(
-                    [sys.executable, "-I", supervisor.__file__, str(os.getpid()), "--", *command],
+                    [sys.executable, "-I", supervisor.__file__, *arguments, "--", *command],
                     stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=dict(environment),
                     start_new_session=True,  # Ctrl-C reaches only the parent, which then ends this process
                 )  # fmt: skip
         except OSError as error:
             raise write_error(self.log, error) from error
-        self._start = self._position
 
     @property
     def pid(self) -> int:
@@ -70,22 +75,16 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def lines(self) -> list[str]:
-        """Return the lines printed since the last call, formatted for users."""
-        with open(self.log, "rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        self._position += len(data)
-        *complete, self._partial = (self._partial + data.decode(errors="replace")).split("\n")
-        if self.code is not None and self._partial:
-            complete, self._partial = [*complete, self._partial], ""
-        return [text for line in complete if (text := format_line(line))]
-
     def printed(self) -> str:
-        """Return everything that this program has printed."""
-        with open(self.log, "rb") as file:
-            file.seek(self._start)
-            return file.read().decode(errors="replace")
+        """Return the last output of this program, at most ``MAX_PRINTED`` bytes of its present log file."""
+        try:
+            with open(self.log, "rb") as file:
+                state = os.fstat(file.fileno())
+                start = self._start if state.st_ino == self._inode else 0
+                file.seek(max(start, state.st_size - MAX_PRINTED))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:  # it has just been renamed, and nothing was printed since
+            return ""
 
     def terminate(self) -> None:
         """Ask the program to end, without waiting for it."""

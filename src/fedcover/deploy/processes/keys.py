@@ -168,13 +168,6 @@ def node_keys(folder: str | Path) -> NodeKeys:
     return keys
 
 
-def authority_certificate(folder: str | Path) -> Path:
-    """Return the authority's certificate in a server's or a node's folder; raise InputError if it has expired."""
-    (ca,) = _existing_files(Path(folder), ("ca.crt",), "server")
-    check_certificate(ca)
-    return ca
-
-
 def public_keys(folder: str | Path) -> list[Path]:
     """Return the public keys ``*.pub`` in a folder, that of node-2 before that of node-10."""
     return sorted(Path(folder).glob("*.pub"), key=lambda path: (len(path.name), path.name))

@@ -1,15 +1,16 @@
 """A small parent process for one Flower program; it ends the program and all that it started.
 
-Run as a script, with only the standard library: ``supervisor.py PARENT -- COMMAND...``. Flower's programs start others
-in their own sessions and sometimes leave some behind. On Linux the supervisor adopts every descendant that loses its
-parent, so that it can find all of them; elsewhere it finds those whose parents still run. It ends the program, then the
-rest, when
+Run as a script, with only the standard library: ``supervisor.py PARENT LOG LIMIT -- COMMAND...``. Flower's programs
+start others in their own sessions and sometimes leave some behind. On Linux the supervisor adopts every descendant that
+loses its parent, so that it can find all of them; elsewhere it finds those whose parents still run. It ends the
+program, then the rest, when
 
     the program has ended         and exits with its code, or 128 + the signal that ended it
     the parent has ended          even by SIGKILL: a process whose parent ends gets another parent
     it receives SIGTERM           as `ChildProcess.close` sends it
 
-If the supervisor itself is killed, Linux sends SIGTERM to the program. Output is forwarded without colour codes.
+If the supervisor itself is killed, Linux sends SIGTERM to the program. Output is appended to LOG, without colour codes
+and without the lines that a server prints for every request. At LIMIT bytes the file is renamed to LOG.1.
 """
 
 import ctypes
@@ -29,10 +30,16 @@ TICK = 0.1
 EMPTY_SCANS = 2
 """How many scans in a row must find no process: a scan is not atomic, and a process may change parents during it."""
 COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+ROUTINE = re.compile(
+    rb'^(?:\S+Z )?(?:INFO|DEBUG)\b(?:.*"[A-Z]+ \S+ HTTP/[\d.]+" 2\d\d\b|\s*:?\s+(?:\[[\w.]+\] )?ControlServicer\.)'
+)
+"""Lines about a request that succeeded: months of them are of no use."""
+MAX_LINE = 1 << 16
+"""Bytes after which a line is written before it is complete."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def main(parent: int, command: list[str]) -> int:
+def main(parent: int, log: "LogFile", command: list[str]) -> int:
     """Run a command until it ends or must end, and return its exit code."""
     signals: list[int] = []
 
@@ -49,7 +56,7 @@ def main(parent: int, command: list[str]) -> int:
         preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
     )  # fmt: skip
     os.close(writer)
-    output, codes = OutputForwarder(reader), ExitCodes()
+    output, codes = OutputForwarder(reader, log), ExitCodes()
     try:
         while child.pid not in codes and not signals and os.getppid() == parent:
             output.forward(TICK)
@@ -79,11 +86,33 @@ class ExitCodes(dict[int, int]):
             self[pid] = code if code >= 0 else 128 - code
 
 
-class OutputForwarder:
-    """The output of the processes, forwarded to stdout line by line."""
+class LogFile:
+    """A file for lines of output. At a size limit it is renamed to ``FILE.1``, and a new one is begun.
 
-    def __init__(self, source: int) -> None:
-        self._source, self._partial, self._open = source, b"", True
+    Args:
+        path: The file.
+        limit: The size limit in bytes.
+    """
+
+    def __init__(self, path: str, limit: int) -> None:
+        self._path, self._limit = path, limit
+
+    def write(self, lines: list[bytes]) -> None:
+        """Append lines; a full disk costs output, and ends no program."""
+        with suppress(OSError):
+            with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+                file.write(b"".join(line + b"\n" for line in lines))
+                file.flush()
+                full = file.tell() >= self._limit
+            if full:
+                os.replace(self._path, f"{self._path}.1")
+
+
+class OutputForwarder:
+    """The output of the processes, forwarded to a file line by line."""
+
+    def __init__(self, source: int, log: LogFile) -> None:
+        self._source, self._log, self._partial, self._open = source, log, b"", True
 
     def forward(self, seconds: float) -> None:
         """Wait at most so long for output, and forward what has arrived."""
@@ -95,11 +124,11 @@ class OutputForwarder:
         data = os.read(self._source, 1 << 16)
         self._open = bool(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
-        if not data and self._partial:
+        if self._partial and (not data or len(self._partial) > MAX_LINE):
             lines, self._partial = [*lines, self._partial], b""
-        text = b"".join(COLOURS.sub(b"", line.rstrip()) + b"\n" for line in lines)
-        with suppress(OSError):  # a full disk costs output, and ends no program
-            os.write(sys.stdout.fileno(), text)
+        plain = [COLOURS.sub(b"", line.rstrip()) for line in lines]
+        if useful := [line for line in plain if not ROUTINE.search(line)]:
+            self._log.write(useful)
 
 
 def end_processes(pids: list[int], grace: float, output: OutputForwarder, codes: ExitCodes) -> None:
@@ -168,4 +197,4 @@ def prctl(option: int, value: int) -> None:
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[3:]))
+    sys.exit(main(int(sys.argv[1]), LogFile(sys.argv[2], int(sys.argv[3])), sys.argv[5:]))
