@@ -17,19 +17,19 @@ Cuts = Mapping[str, Mapping[int, Tensor]]
 
 def cuts_of(groups: Sequence[UnitGroup], mask: Mask) -> Cuts:
     """Return the indices that stay, along each axis on which a mask removes whole units."""
-    cut_groups: list[UnitGroup] = []
+    cut_groups = [group for group in groups if all(member.tensor in mask for member in group.members)]
+    members = [member for group in cut_groups for member in group.members]
+    along = [mask[member.tensor].movedim(member.axis, 0).reshape(len(member.units), -1).any(1) for member in members]
+    # One copy from the device for all members: each copy waits for it.
+    kept = iter(torch.cat(along).cpu().split([len(member.units) for member in members]) if members else ())
     stays: list[Tensor] = []
-    for group in groups:
-        if not all(member.tensor in mask for member in group.members):
-            continue
+    for group in cut_groups:
         alive = torch.zeros(group.size, dtype=torch.bool)
         for member in group.members:
-            kept = mask[member.tensor].movedim(member.axis, 0).reshape(len(member.units), -1).any(1)
-            units = member.units[kept.cpu()]
+            units = member.units[next(kept)]
             alive[units[units >= 0]] = True
         if not bool(alive.any()):
             alive[0] = True  # a layer needs at least one unit; the remaining mask removes it
-        cut_groups.append(group)
         stays.append(alive)
     return cuts_of_units(cut_groups, stays)
 
