@@ -17,6 +17,8 @@ from fedcover.params import Mask, Params
 from fedcover.policies.base import State
 from fedcover.seeding import ambient
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # it is read when a kernel is imported
 EXAMPLES = 60 if os.environ.get("FEDCOVER_SLOW") else 25
 hypothesis.settings.register_profile("fedcover", deadline=None, max_examples=EXAMPLES, derandomize=True)
 hypothesis.settings.load_profile("fedcover")

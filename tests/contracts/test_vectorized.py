@@ -170,14 +170,14 @@ def test_vectorized_splits_a_cohort_that_does_not_fit_into_memory(monkeypatch: p
     engine, sizes = Vectorized("cpu"), []
     run = engine._run
 
-    def run_single_clients(key, jobs):  # type: ignore[no-untyped-def]
+    def run_single_clients(key, model, jobs):  # type: ignore[no-untyped-def]
         sizes.append(len(jobs))
         if len(jobs) > 1:
             raise torch.OutOfMemoryError("no room")
-        return run(key, jobs)
+        return run(key, model, jobs)
 
     monkeypatch.setattr(engine, "_run", run_single_clients)
-    monkeypatch.setattr(engine, "_queue", lambda key, jobs: partial(_updates, jobs, engine._run(key, jobs)))
+    monkeypatch.setattr(engine, "_queue", lambda key, parts: partial(_updates, parts, engine._named_run(key, parts)))
     assert furthest(expected, images(engine, "mlp", "WP").run(2)) < TOLERANCE
     assert sizes == [4, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1]  # a size that did not fit is not tried again
 
@@ -241,9 +241,9 @@ def count_batched_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that collects the number of clients of each BatchedStep that is built."""
     sizes: list[int] = []
 
-    def counting(jobs, *arguments):  # type: ignore[no-untyped-def]
+    def counting(model, jobs, *arguments):  # type: ignore[no-untyped-def]
         sizes.append(len(jobs))
-        return BatchedStep(jobs, *arguments)
+        return BatchedStep(model, jobs, *arguments)
 
     monkeypatch.setattr(vectorized, "BatchedStep", counting)
     return sizes
@@ -276,7 +276,7 @@ def test_a_schedule_of_the_step_size_needs_no_new_step() -> None:
     playing = fc.Federation(playing.task, playing.clients, cohort=6, local=fc.LocalSGD(1, 8, 0.1, schedule=schedule))
     with engine:
         fc.run_many([playing], 3, engine=engine)
-        assert len(engine._batched_steps) <= 1
+        assert len(engine._steps) <= 1
     jobs = playing.begin_round(playing.start()).jobs
     jobs = [replace(job, recipe=fc.LocalSGD(1, 8, 0.05 * (1 + slot))) for slot, job in enumerate(jobs)]
     for a, b in zip(Serial(shrink=False).train(jobs), engine.train(jobs), strict=True):

@@ -19,6 +19,7 @@ from fedcover.config.choices import choose_callbacks
 from fedcover.config.schema import KEEPS, Config
 from fedcover.config.task_and_data import Load, build_task, load_data, population
 from fedcover.data import Device, Examples, Population
+from fedcover.engines.base import Engine
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
@@ -82,7 +83,7 @@ def build_federation(
         cohort=cohort,
         seed=config.seed,
         aggregator=aggregator,
-        engine=Serial() if devices else choose_engine(config.engine, config.workers or None, config.shrink, cohort),
+        engine=_engine_of_devices(config) if devices else engine_of(config, cohort),
         certify=config.certify,
         assign=config.assign,
         require_coverage=config.require_coverage,
@@ -93,6 +94,22 @@ def build_federation(
     if federation.by == "slot":  # every cohort has these budgets
         federation.policy.check_budgets(federation.theta0, federation.resolved_budgets)
     return federation, loaded.test
+
+
+def engine_of(config: Config, cohort: int) -> Engine:
+    """Return the engine of a run.
+
+    Args:
+        config: The settings.
+        cohort: The number of clients per round, of all runs that share the engine.
+    """
+    return choose_engine(config.engine, config.workers or None, config.shrink, cohort, config.precision)
+
+
+def _engine_of_devices(config: Config) -> Engine:
+    if config.precision != "fp32":
+        raise InputError(f"clients on devices compute in fp32 only; leave out precision={config.precision}")
+    return Serial()
 
 
 def build_aggregator(config: Config) -> Aggregator:

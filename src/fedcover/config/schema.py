@@ -199,6 +199,9 @@ class Config(StrictSection):
         " `fedcover deploy run`, not for other commands",
     )
     workers: int = Field(0, ge=0, description="worker processes; 0: one per core")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "fp32", description="arithmetic of engine vectorized; bf16: bfloat16, with weights and averages in float32"
+    )
     shrink: bool = Field(True, description="make sub-models physically smaller where whole units are pruned")
     assign: bool = Field(False, description="give patterns of equal size to clients whose labels complement each other")
     certify: bool = Field(False, description="record a certificate of the convergence theorem for every round")

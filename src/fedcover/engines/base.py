@@ -31,6 +31,8 @@ class Engine(ABC):
     """True if sub-models are made physically smaller before they are trained, which changes the last bits."""
     traced: bool = True
     """False if every step goes through autograd, which may change the last bits."""
+    precision: str = "fp32"
+    """How forward and backward passes compute: ``fp32``, ``tf32`` or ``bf16``."""
     device: torch.device = torch.device("cpu")
     """The device of the whole round: theta and masks are moved to it, and updates are on it."""
     together: int = 1

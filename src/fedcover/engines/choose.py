@@ -13,15 +13,18 @@ ENGINES = ("auto", "serial", "processes", "vectorized")
 """The names that ``choose_engine`` accepts."""
 
 
-def choose_engine(name: str, workers: int | None = None, shrink: bool = True, cohort: int = 2) -> Engine:
+def choose_engine(
+    name: str, workers: int | None = None, shrink: bool = True, cohort: int = 2, precision: str = "fp32"
+) -> Engine:
     """Return a new engine by its name.
 
     Args:
         name: One of ``ENGINES``. ``auto`` uses a GPU if there is one, and worker processes otherwise. With one
             client per round, or with one core and no GPU, it uses ``Serial``.
         workers: The number of worker processes; by default the number of usable cores.
-        shrink: Whether ``Serial`` and ``Processes`` train physically smaller sub-models.
+        shrink: Whether to train physically smaller sub-models.
         cohort: The number of clients per round; ``auto`` does not start more workers than that.
+        precision: How passes compute. Other engines than ``Vectorized`` have only ``fp32``; ``auto`` uses it otherwise.
 
     Raises:
         InputError: If there is no such engine in this process.
@@ -36,8 +39,11 @@ def choose_engine(name: str, workers: int | None = None, shrink: bool = True, co
         )
     if name not in ENGINES:
         raise InputError(f"engine must be one of {', '.join(ENGINES)}; got '{name}'")
-    if name == "vectorized" or (name == "auto" and torch.cuda.is_available() and cohort > 1):
-        return Vectorized()
+    gains = torch.cuda.is_available() and cohort > 1
+    if name == "vectorized" or (name == "auto" and (gains or precision != "fp32")):
+        return Vectorized(shrink=shrink, precision=precision)
+    if precision != "fp32":
+        raise InputError(f"engine '{name}' computes in fp32 only; use engine=vectorized for precision={precision}")
     cores = workers or usable_cores()
     if name == "serial" or (name == "auto" and (min(cores, cohort) == 1 or not can_fork())):
         return Serial(shrink)

@@ -56,7 +56,7 @@ class ClientTrainer:
         if scratch.shrinker is None:
             scratch.shrinker = Shrinker(trace(scratch.model, job.population.examples.example()))
         sub = scratch.shrinker.shrink(job.mask)
-        options = job.options and _cut_options(sub, job.options)
+        options = job.options and cut_options(sub, job.options)
         cut = replace(job, theta=sub.cut(job.theta), mask=sub.mask, options=options)
         small = train_job(self._stepper(scratch, job, sub), cut)
         moments = small.moments and {
@@ -82,7 +82,7 @@ class ClientTrainer:
         self._scratches.clear()
 
 
-def _cut_options(sub: SubModel, options: TrainingOptions) -> TrainingOptions:
+def cut_options(sub: SubModel, options: TrainingOptions) -> TrainingOptions:
     """Return the options of a smaller model: what has the shape of a parameter is cut like it."""
     moments = {moment: sub.cut(tensors) for moment, tensors in options.moments.items()}
     return replace(options, shifts=sub.cut(options.shifts), moments=moments)

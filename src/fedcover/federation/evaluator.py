@@ -5,7 +5,6 @@ that results do not depend on the number of workers.
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -66,7 +65,7 @@ class Evaluator:
     def __init__(self, task: Task, structure: ModelStructure, examples: Examples, shrink: bool = True) -> None:
         self._task, self._structure, self._examples, self._shrink = task, structure, examples, shrink
         self._metrics = task.named_metrics()
-        self._work = sum(math.prod(shape) * structure.macs[name] for name, shape in structure.shapes.items())
+        self._work = structure.work
         self._scratches: dict[tuple[torch.device, int], nn.Module] = {}
         self._norm_inputs: tuple[torch.device, Inputs] | None = None
         self.workers = 1

@@ -39,7 +39,6 @@ from fedcover.params import FULL, params_of
 from fedcover.policies.base import Policy
 from fedcover.policies.fedavg import full
 from fedcover.seeding import Round
-from fedcover.structure.trace import trace
 from fedcover.training.recipes import LocalSGD, Recipe
 from fedcover.training.task import Task
 
@@ -103,7 +102,7 @@ class Federation:
         rule, self.aggregator = self.aggregator, self.aggregator.bind(clients)
         check_robustness(self)
         self.task = self.task.fitted(clients.examples)
-        self.structure = trace(self.task.model, clients.examples.example())
+        self.structure = self.task.structure(clients.examples.example())
         check_structure(self)
         self.policy = self.policy.bind(self.structure)
         self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
@@ -137,7 +136,7 @@ class Federation:
         """Play one round; return the new state and the record, with scores on a test set if there is one."""
         with one_thread(), self.engine.playing():  # one thread makes the record's sums equal on every machine
             planned = self.begin_round(state, self.engine.device)
-            arrivals = Arrivals(self.engine.train(planned.jobs), self.engine.together)
+            arrivals = Arrivals(self.engine.train(planned.jobs), self.engine.together, self.engine.precision)
             return self.end_round(planned, arrivals, test, local)
 
     def begin_round(self, state: State, device: torch.device = CPU, shares: Shares = NO_SHARES) -> PlannedRound:

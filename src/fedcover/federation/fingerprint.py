@@ -88,7 +88,8 @@ def describe_engine(engine: Engine) -> dict[str, str]:
     """
     if type(engine).__module__.partition(".")[0] == "fedcover":
         name = "serial" if engine.exact else engine.name
-        return {"": name, "shrink": str(engine.shrink), "traced": str(engine.traced)}
+        described = {"": name, "shrink": str(engine.shrink), "traced": str(engine.traced)}
+        return described if engine.precision == "fp32" else {**described, "precision": engine.precision}
     attributes = {n: v for n, v in vars(engine).items() if not n.startswith("_") and not hasattr(Engine, n)}
     code = digest(describe(type(engine)))
     return {"": type(engine).__name__, "code": code, **dict(_flat({n: describe(v) for n, v in attributes.items()}))}

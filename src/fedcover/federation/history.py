@@ -91,6 +91,8 @@ class RoundRecord:
     limited: list[dict[str, Any]] = field(default_factory=list)
     """Clients whose change or weight was cut by screening; each as {"client": number, "factor": what remains of it,
     "reason": text}."""
+    precision: str = "fp32"
+    """The precision in which clients were trained; parameters and averages are always float32 or more."""
     wire: dict[str, Any] | None = field(default=None, compare=False)
     """For clients on real devices: bytes sent ``down`` to and received ``up`` from each client of the cohort;
     ``seconds`` from its request to its reply, and ``train_seconds`` as it reports them, each None without a reply; the

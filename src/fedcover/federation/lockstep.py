@@ -117,7 +117,7 @@ class _GroupRound:
     """One round of several runs whose clients are being trained."""
 
     def __init__(self, index: int, runs: Sequence[Run], engine: Engine) -> None:
-        self._index, self._runs, self._together = index, runs, engine.together
+        self._index, self._runs, self._engine = index, runs, engine
         self._engine_failed = False
         self._rounds: list[PlannedRound] = []
         for run in runs:
@@ -130,7 +130,7 @@ class _GroupRound:
         """Average the updates and store the records."""
         evaluates, local = schedule.evaluates(self._index), schedule.evaluates_locally(self._index)
         for run, planned in zip(self._runs, self._rounds, strict=True):
-            arrivals = Arrivals(islice(self._updates, len(planned.jobs)), self._together)
+            arrivals = Arrivals(islice(self._updates, len(planned.jobs)), self._engine.together, self._engine.precision)
             test = run.test if evaluates else None
             with self._errors_of(run):
                 run.state, record = run.federation.end_round(planned, arrivals, test, local)

@@ -43,6 +43,8 @@ class Arrivals:
     twice: a sequence is iterated again, and a stream is kept in memory."""
     together: int = 1
     """Number of updates that are added to the aggregate at once."""
+    precision: str = "fp32"
+    """The precision in which clients were trained, for the record."""
     left_out: Sequence[dict[str, Any]] = field(default_factory=list)
     """Clients without an update, each as {"client": number, "reason": text}."""
     wire: dict[str, Any] | None = None
@@ -107,7 +109,7 @@ def end_round(
     fields |= score_fields(federation, state, planned.plans, evaluation)
     clock.lap("evaluate")
     fields["rejected"] = [*arrivals.left_out, *fields["rejected"]]
-    return state, RoundRecord(**fields, seconds=clock.seconds, wire=arrivals.wire)
+    return state, RoundRecord(**fields, seconds=clock.seconds, wire=arrivals.wire, precision=arrivals.precision)
 
 
 def _accepted(

@@ -4,7 +4,6 @@ Shrinking is only an optimisation: training the smaller module under the remaini
 the whole one under the whole mask. With dropout, which draws for fewer units, the results agree in distribution.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,19 +67,20 @@ class SubModel:
         """
         return {name: cut(tensor, self.cuts.get(name)) for name, tensor in theta.items()}
 
-    def restore(self, small: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Params:
+    def restore(self, small: Mapping[str, Tensor], like: Mapping[str, Tensor], stacked: bool = False) -> Params:
         """Return the small parameters at their positions in the whole shapes, with exact zeros elsewhere.
 
         Args:
             small: Parameters of the smaller module.
             like: Tensors of the whole shapes, such as theta; those that it does not name are left out.
+            stacked: Whether the small parameters are stacks of several clients', with one more axis in front.
         """
         full = {name: small[name].clone() for name in like}
         for name, axes in self.cuts.items():
             for axis, kept in axes.items() if name in full else ():
                 values, shape = full[name], list(full[name].shape)
-                shape[axis] = like[name].shape[axis]
-                full[name] = values.new_zeros(shape).index_copy_(axis, kept.to(values.device), values)
+                shape[axis + stacked] = like[name].shape[axis]
+                full[name] = values.new_zeros(shape).index_copy_(axis + stacked, kept.to(values.device), values)
         return full
 
 
@@ -123,9 +123,9 @@ class Shrinker:
         cuts = cuts_of(self.groups, mask)
         shapes = {name: shape_after(shape, cuts.get(name)) for name, shape in self._structure.shapes.items()}
         left = {name: cut(kept, cuts[name]) if name in cuts else kept for name, kept in mask.items()}
-        left = {name: kept for name, kept in left.items() if not bool(kept.all())}
-        macs = sum(math.prod(shape) * self._structure.macs[name] for name, shape in shapes.items())
-        return SubModel(self._structure.model, left, cuts, macs, tuple(shapes.values()))
+        whole = torch.stack([kept.all() for kept in left.values()]).tolist() if left else []
+        left = {name: kept for (name, kept), all_kept in zip(left.items(), whole, strict=True) if not all_kept}
+        return SubModel(self._structure.model, left, cuts, self._structure.work_of(shapes), tuple(shapes.values()))
 
 
 def shrink(model: nn.Module, mask: Mask, example: Inputs) -> SubModel:

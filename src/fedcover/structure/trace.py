@@ -4,7 +4,8 @@ No layer name or layer type is special: a parameter is recognised by its storage
 """
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,15 @@ class ModelStructure:
     def hidden(self) -> tuple[str, ...]:
         """The weight tensors that may be pruned: all but the output layer's, and of these the selected ones."""
         return tuple(name for name in self.weights if name != self.output and self.selects(name))
+
+    @property
+    def work(self) -> float:
+        """The multiply-adds of the forward pass of one example."""
+        return self.work_of(self.shapes)
+
+    def work_of(self, shapes: Mapping[str, Sequence[int]]) -> float:
+        """Return the multiply-adds of one example, with smaller tensors of these shapes."""
+        return sum(math.prod(shape) * self.macs[name] for name, shape in shapes.items())
 
     def selects(self, parameter: str) -> bool:
         """Return whether a parameter is selected."""

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 from fedcover import data
-from fedcover.config.build import build_callbacks, build_federation, keeps_in, schedule_of, settings_of
+from fedcover.config.build import build_callbacks, build_federation, engine_of, keeps_in, schedule_of, settings_of
 from fedcover.config.schema import Config
-from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError
 from fedcover.federation.callbacks import Callback
 from fedcover.federation.history import RoundRecord
@@ -51,7 +50,8 @@ def play_sweep(
             on_end(cell)
         else:
             config = cell.config
-            batches.setdefault((config.engine, config.workers, config.shrink, schedule_of(config)), []).append(cell)
+            engine = (config.engine, config.workers, config.shrink, config.precision)
+            batches.setdefault((engine, schedule_of(config)), []).append(cell)
     for cells in batches.values():
         for start in range(0, len(cells), together):
             player.play(cells[start : start + together])
@@ -99,7 +99,7 @@ class BatchPlayer:
         while runs := self._built(cells, callbacks_of):
             config = next(iter(runs)).config
             cohort = sum(cell.config.cohort for cell in runs)
-            engine = choose_engine(config.engine, config.workers or None, config.shrink, max(cohort, 2))
+            engine = engine_of(config, max(cohort, 2))
             try:
                 run_all_rounds(list(runs.values()), schedule_of(config), engine)
                 return

@@ -17,7 +17,7 @@ from fedcover.seeding import ambient, seeded
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.calls import call_output, scores_of
 from fedcover.structure.state import check_stateless
-from fedcover.structure.trace import trace
+from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training.metrics import Metric, default_metrics, named_metrics
 from fedcover.training.targets import Decision, Loss, class_axes, decision_of, fit_loss, name_of
 
@@ -49,6 +49,7 @@ class Task:
     loss: Loss = F.cross_entropy
     metrics: "Sequence[Metric | str] | Mapping[str, Metric | str] | Metric | str | None" = None
     decision: Decision | None = field(default_factory=Decision, repr=False, kw_only=True)
+    _structure: ModelStructure | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -67,6 +68,17 @@ class Task:
     def named_metrics(self) -> dict[str, Metric]:
         """Return the metrics by name."""
         return named_metrics(self.metrics or ())
+
+    def structure(self, example: Inputs) -> ModelStructure:
+        """Return the structure of the model, which is traced once.
+
+        Args:
+            example: A batch of inputs.
+        """
+        if self._structure is None:
+            object.__setattr__(self, "_structure", trace(self.model, example))
+        assert self._structure is not None
+        return self._structure
 
     def fitted(self, examples: Examples) -> "Task":
         """Return the task as it is trained on examples.

@@ -43,12 +43,17 @@ class WholeData:
 
 
 class RoundData:
-    """The batches of one round, read and augmented before it, one client after the other as in serial training."""
+    """The batches of one round, read and augmented before it, one client after the other as in serial training.
 
-    def __init__(self, jobs: Sequence[Job], table: BatchTable, device: torch.device) -> None:
+    Args:
+        examples: The data set.
+        rows: The largest number of examples of a round, with padding.
+        device: The device.
+    """
+
+    def __init__(self, examples: Examples, rows: int, device: torch.device) -> None:
         with seeded(0, "example"):
-            inputs, labels = jobs[0].population.examples.read(slice(1))
-        rows = table.index.numel()
+            inputs, labels = examples.read(slice(1))
 
         def buffer(part: Tensor) -> Tensor:
             return torch.zeros((rows, *part.shape[1:]), dtype=part.dtype, device=device)

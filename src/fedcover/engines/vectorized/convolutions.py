@@ -6,7 +6,7 @@ they run group by group. ``DirectConv2d`` uses the kernels of ``convolution_kern
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -153,14 +153,30 @@ class MatmulConv2d(nn.Module):
         return images
 
 
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Return whether a layer is a convolution without groups, padded with zeros by numbers."""
+    return (
+        type(layer) is nn.Conv2d
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
+
+def has_only_small_patches(model: nn.Module) -> bool:
+    """Return whether all convolutions of a model have so few patch entries that ``DirectConv2d`` takes them."""
+    return all(is_plain(layer) and _is_direct(layer) for layer in model.modules() if isinstance(layer, nn.Conv2d))
+
+
+def _is_direct(conv: nn.Conv2d) -> bool:
+    entries = conv.kernel_size[0] * conv.kernel_size[1]
+    small = 1 < entries <= LARGEST_KERNEL and entries * conv.in_channels <= LARGEST_PATCH
+    return small and conv.weight.dtype == torch.float32
+
+
 def use_stacked_convolutions(model: nn.Module) -> None:
     """Replace the supported convolutions of a scratch model, in place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if not isinstance(child, nn.Conv2d) or type(child) is not nn.Conv2d:
-                continue
-            if child.groups == 1 and child.padding_mode == "zeros" and not isinstance(child.padding, str):
-                entries = child.kernel_size[0] * child.kernel_size[1]
-                small = 1 < entries <= LARGEST_KERNEL and entries * child.in_channels <= LARGEST_PATCH
-                direct = child.weight.dtype == torch.float32 and small
-                setattr(parent, name, DirectConv2d(child) if direct else MatmulConv2d(child))
+            if is_plain(child):
+                setattr(parent, name, DirectConv2d(child) if _is_direct(child) else MatmulConv2d(child))

@@ -22,19 +22,31 @@ from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import failure
 from fedcover.engines.vectorized.batch_data import BatchData, RoundData, WholeData
 from fedcover.engines.vectorized.batch_table import BatchTable, batch_table
-from fedcover.engines.vectorized.batched_step import BatchedStep, TrainedStacks
+from fedcover.engines.vectorized.batched_step import BatchedStep, StepKind, TrainedStacks
+from fedcover.engines.vectorized.layers import Arithmetic
+from fedcover.engines.vectorized.precision import Precision
 from fedcover.engines.vectorized.refusals import only_together
 from fedcover.engines.vectorized.stacks import option_kinds
+from fedcover.engines.vectorized.sub_models import Part, SubModels, restored
 from fedcover.errors import InputError
 from fedcover.training.client import Job
 from fedcover.training.task import Task
 
 NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
 """The beginning of a warning of torch."""
-_Batch = tuple[Any, list[int]]
-"""A key that the jobs of a batch share, and their numbers."""
+MOST_STEPS = 32
+"""The largest number of steps that are kept, each with its buffers."""
 _Started = tuple[list[int], Callable[[], list[ClientUpdate]]]
 """The numbers of jobs that are being trained, and a function that waits for their updates."""
+
+
+class _Batch(NamedTuple):
+    """Jobs that are trained together."""
+
+    key: Any
+    """What they share."""
+    numbers: list[int]
+    """Their numbers among all jobs."""
 
 
 class _Trained(NamedTuple):
@@ -43,6 +55,8 @@ class _Trained(NamedTuple):
     stacks: TrainedStacks
     mean_losses: Tensor
     finite: Tensor
+    table: BatchTable
+    """The batches, whose memory is in use until training has ended."""
 
 
 class Vectorized(Engine):
@@ -52,9 +66,13 @@ class Vectorized(Engine):
 
     Args:
         device: The device to train on, such as ``"cuda"``; by default a GPU if there is one, else the CPU.
-        compile: Whether to compile training steps; by default only on a GPU. The first round then takes longer.
+        compile: Whether steps may be compiled; by default only on a GPU. The first round then takes longer.
         most: The largest number of clients to train at once. A larger cohort is split, as is one that does not
             fit into memory.
+        shrink: Whether to train physically smaller sub-models where masks remove whole units of a model that is large
+            enough to gain from it. Sub-models of different shapes are trained side by side.
+        precision: ``fp32``, ``tf32`` or ``bf16``: how forward and backward passes compute. Parameters, momenta and
+            averages are float32.
 
     >>> Vectorized("cpu")
     vectorized on cpu
@@ -64,23 +82,31 @@ class Vectorized(Engine):
     exact = False
     trains_one_by_one = False
 
-    def __init__(self, device: str | None = None, compile: bool | None = None, most: int = 4096) -> None:
+    def __init__(
+        self,
+        device: str | None = None,
+        compile: bool | None = None,
+        most: int = 4096,
+        shrink: bool = True,
+        precision: str = "fp32",
+    ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._compile = self.device.type == "cuda" if compile is None else compile
+        compiled = self.device.type == "cuda" if compile is None else compile
+        self._arithmetic = Arithmetic(self.device, Precision(precision), compiled)
+        self.shrink, self.precision = shrink, precision
         self._most = most
+        self._sub_models = SubModels()
         self._data: dict[Any, WholeData] = {}
-        self._batched_steps: dict[Any, BatchedStep] = {}
-        self._stream: Any = None
+        self._steps: list[tuple[Any, BatchedStep]] = []  # the most recently used is the last
         if self.device.type == "cuda":
             self.together, self.ahead = 16, 2
-            self._stream = torch.cuda.Stream(self.device)
 
     def __repr__(self) -> str:
-        return f"vectorized on {self.device}"
+        return f"vectorized on {self.device}" + (f" in {self.precision}" if self.precision != "fp32" else "")
 
     def playing(self) -> AbstractContextManager[object]:
-        """Return a context in which, on a GPU, planning and averaging take priority over the stream of training."""
-        if self._stream is None:
+        """Return a context in which, on a GPU, planning and averaging take priority over the streams of training."""
+        if self.device.type != "cuda":
             return nullcontext()
         return torch.cuda.stream(torch.cuda.Stream(self.device, priority=-1))
 
@@ -89,80 +115,99 @@ class Vectorized(Engine):
 
         On a GPU the call returns as soon as the work is queued, and reading the updates waits for it.
         """
+        parts = self._sub_models.of(jobs) if self.shrink else [Part(job, job) for job in jobs]
         task_keys = {key: _task_key(task) for key, task in {id(job.task): job.task for job in jobs}.items()}
         groups: dict[Any, list[int]] = {}
-        for number, (job, kind) in enumerate(zip(jobs, option_kinds(jobs), strict=True)):
-            groups.setdefault((kind, task_keys[id(job.task)], *_job_key(job)), []).append(number)
+        for number, (part, kind) in enumerate(zip(parts, option_kinds(jobs), strict=True)):
+            key = (kind, task_keys[id(part.job.task)], part.shape_key, *_job_key(part.job))
+            groups.setdefault(key, []).append(number)
         batches = [
-            (key, numbers[start : start + self._most])
+            _Batch(key, numbers[start : start + self._most])
             for key, numbers in groups.items()
             for start in range(0, len(numbers), self._most)
         ]
-        return self._in_order(jobs, batches, self._start(jobs, batches, 0) if jobs else None)
+        return self._in_order(parts, batches, self._start_together(parts, batches))
 
-    def _in_order(self, jobs: Sequence[Job], batches: list[_Batch], started: _Started | None) -> Iterator[ClientUpdate]:
-        """Yield the updates in the order of the jobs; start a batch only when it is needed, to save memory."""
+    def _start_together(self, parts: Sequence[Part], batches: list[_Batch]) -> list[_Started]:
+        """Start the first batch, and on a GPU all others that fit into memory beside it."""
+        started: list[_Started] = []
+        while batches and (not started or self.device.type == "cuda"):
+            if started and not self._has_room():
+                break
+            started.append(self._start(parts, batches, batches[0].numbers[0]))
+        return started
+
+    def _has_room(self) -> bool:
+        """Return whether a GPU has half of its memory free, or in torch's hands but unused."""
+        if self.device.type != "cuda":
+            return False
+        free, total = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device) > total // 2
+
+    def _in_order(
+        self, parts: Sequence[Part], batches: list[_Batch], started: list[_Started]
+    ) -> Iterator[ClientUpdate]:
+        """Yield the updates in the order of the jobs; start a further batch only when it is needed, to save memory."""
         done: dict[int, ClientUpdate] = {}
-        for number in range(len(jobs)):
+        for number in range(len(parts)):
             while number not in done:
-                numbers, finish = started or self._start(jobs, batches, number)
-                started = None
+                if not started:
+                    started.append(self._start(parts, batches, number))
+                numbers, finish = started.pop(0)
                 done |= zip(numbers, finish(), strict=True)
             yield done.pop(number)
 
-    def _start(self, jobs: Sequence[Job], batches: list[_Batch], number: int) -> _Started:
+    def _start(self, parts: Sequence[Part], batches: list[_Batch], number: int) -> _Started:
         """Start the batch of a job. If it does not fit into memory, halve it and limit later batches to that size."""
-        position = next(i for i, (_, numbers) in enumerate(batches) if number in numbers)
-        key, numbers = batches.pop(position)
+        position = next(i for i, batch in enumerate(batches) if number in batch.numbers)
+        batch = batches.pop(position)
+        key, numbers = batch.key, batch.numbers
         while True:
-            batch = [jobs[n] for n in numbers]
+            some = [parts[n] for n in numbers]
             try:
-                return numbers, self._queue(key, batch)
+                return numbers, self._queue(key, some)
             except torch.OutOfMemoryError as error:
                 if len(numbers) == 1:
                     reason = f"{self.device} is out of memory for one client; use a smaller batch or engine=processes"
-                    raise failure(batch[0], reason) from error
+                    raise failure(some[0].job, reason) from error
             self.close()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             self._most = -(-len(numbers) // 2)
-            batches.insert(position, (key, numbers[self._most :]))
+            batches.insert(position, _Batch(key, numbers[self._most :]))
             numbers = numbers[: self._most]
 
     def close(self) -> None:
         """Release the memory of the device."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self._data.clear()
-        self._batched_steps.clear()
+        self._steps.clear()
 
-    def _queue(self, key: Any, jobs: Sequence[Job]) -> Callable[[], list[ClientUpdate]]:
+    def _queue(self, key: Any, parts: Sequence[Part]) -> Callable[[], list[ClientUpdate]]:
         """Queue the training of a batch of jobs; return a function that waits for their updates."""
-        if self._stream is None:
-            return lambda: _updates(jobs, self._named_run(key, jobs))
-        current = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            trained = self._named_run(key, jobs)
-            done = torch.cuda.Event()
-            done.record()
-        for tensor in pytree.tree_leaves(trained):
+        if self.device.type != "cuda":
+            return lambda: _updates(parts, self._named_run(key, parts))
+        trained = self._named_run(key, parts)
+        current, done = torch.cuda.current_stream(self.device), torch.cuda.Event()
+        done.record(self._steps[-1][1].stream)
+        for tensor in pytree.tree_leaves(trained[:3]):
             tensor.record_stream(current)
 
         def finish() -> list[ClientUpdate]:
             torch.cuda.current_stream(self.device).wait_event(done)
-            return _updates(jobs, trained)
+            return _updates(parts, trained)
 
         return finish
 
-    def _named_run(self, key: Any, jobs: Sequence[Job]) -> _Trained:
+    def _named_run(self, key: Any, parts: Sequence[Part]) -> _Trained:
         """Call ``_run``; name the first of the clients in errors, any of which may be the cause."""
+        jobs = [part.job for part in parts]
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # operations without a rule for batches run client by client, which is right
+            with warnings.catch_warnings():
+                # Operations without a rule for batches run client by client, which is right.
                 warnings.filterwarnings("ignore", NO_BATCHING_RULE)
-                return self._run(key, jobs)
+                return self._run(key, lambda: parts[0].model, jobs)
         except (InputError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -171,31 +216,48 @@ class Vectorized(Engine):
             others = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
             raise failure(jobs[0], f"{str(error) or type(error).__name__}{others}") from error
 
-    def _run(self, key: Any, jobs: Sequence[Job]) -> _Trained:
+    def _run(self, key: Any, model: Callable[[], nn.Module], jobs: Sequence[Job]) -> _Trained:
+        """Train jobs, on a GPU in the stream of their step, which is the last of ``_steps`` then."""
         table = batch_table(jobs, self.device)
-        stacks = self._batched_step(key, jobs, table).run(jobs, table)
-        counts = (table.index >= 0).sum(2) * table.last_epoch
-        # Steps of clients that have finished have the loss of some other example, which may be NaN.
-        means = torch.where(counts > 0, stacks.losses * counts, 0.0).sum(0) / counts.sum(0)
-        values = pytree.tree_leaves((stacks.results.theta, stacks.results.moments))
-        finite = torch.stack([torch.isfinite(stack).reshape(len(stack), -1).all(1) for stack in values]).all(0)
-        return _Trained(stacks, means, finite)
+        batched_step = self._batched_step(key, model, jobs, table)
+        with batched_step.queued():
+            stacks = batched_step.run(jobs, table)
+            counts = (table.index >= 0).sum(2) * table.last_epoch
+            # Steps of clients that have finished have the loss of some other example, which may be NaN.
+            means = torch.where(counts > 0, stacks.losses * counts, 0.0).sum(0) / counts.sum(0)
+            values = pytree.tree_leaves((stacks.results.theta, stacks.results.moments))
+            finite = torch.stack([torch.isfinite(stack).reshape(len(stack), -1).all(1) for stack in values]).all(0)
+        return _Trained(stacks, means, finite, table)
 
-    def _batched_step(self, key: Any, jobs: Sequence[Job], table: BatchTable) -> BatchedStep:
-        """Return the cached step for a batch; one with masks also serves jobs without them."""
-        masked, steps = any(job.mask for job in jobs), self._batched_steps
-        kind, key = key[0], (key, len(jobs), tuple(table.index.shape), table.full)
-        if key not in steps or (masked and not steps[key].masked):
-            steps.pop(key, None)
-            while len(steps) >= self.ahead:  # not more than needed: each has stacks of whole models
-                del steps[next(iter(steps))]
-            steps[key] = BatchedStep(jobs, table, masked, kind, self._data_of(jobs, table), self.device, self._compile)
-        return steps[key]
+    def _batched_step(
+        self, key: Any, model: Callable[[], nn.Module], jobs: Sequence[Job], table: BatchTable
+    ) -> BatchedStep:
+        """Return a cached step that the jobs fit into without much waste, or a new one."""
+        steps, clients, batch_size = table.index.shape
+        wanted = StepKind(key[0], any(job.mask for job in jobs), table.full, clients, steps)
+        key = (key, batch_size)
+        fitting = [(k, step) for k, step in self._steps if k == key and step.kind.serves(wanted)]
+        if fitting:
+            best = min(fitting, key=lambda entry: entry[1].kind.clients)
+            self._steps.remove(best)
+        else:
+            self._make_room()
+            kind = wanted._replace(steps=1 << (steps - 1).bit_length())
+            data = self._data_of(jobs[0].population.examples, kind.steps * clients * batch_size)
+            best = (key, BatchedStep(model(), jobs, table, kind, data, self._arithmetic))
+        self._steps.append(best)
+        return best[1]
 
-    def _data_of(self, jobs: Sequence[Job], table: BatchTable) -> BatchData:
-        examples = jobs[0].population.examples
+    def _make_room(self) -> None:
+        """Drop the steps that were used least recently: each has stacks of whole models."""
+        while len(self._steps) >= (MOST_STEPS if self._has_room() else self.ahead):
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # their buffers may be in use
+            del self._steps[0]
+
+    def _data_of(self, examples: Examples, rows: int) -> BatchData:
         if not examples.fixed:
-            return RoundData(jobs, table, self.device)
+            return RoundData(examples, rows, self.device)
         if (key := _data_key(examples)) not in self._data:
             self._data[key] = WholeData(examples, self.device)
         return self._data[key]
@@ -236,9 +298,10 @@ def _data_key(examples: Examples) -> Any:
     return tuple(id(part) for part in (*parts, examples.labels, examples.augment))
 
 
-def _updates(jobs: Sequence[Job], trained: _Trained) -> list[ClientUpdate]:
+def _updates(parts: Sequence[Part], trained: _Trained) -> list[ClientUpdate]:
     """Return one update per client of a batch; their tensors are views of the stacks."""
     (theta, reports, moments), _, masks = trained.stacks
+    theta, moments = restored(parts, theta), {moment: restored(parts, stacks) for moment, stacks in moments.items()}
     losses, finite = trained.mean_losses.tolist(), trained.finite.tolist()
     return [
         ClientUpdate(
@@ -251,5 +314,5 @@ def _updates(jobs: Sequence[Job], trained: _Trained) -> list[ClientUpdate]:
             report={name: stack[i] for name, stack in reports.items()} or None,
             moments={m: {name: stack[i] for name, stack in stacks.items()} for m, stacks in moments.items()} or None,
         )
-        for i, (job, loss, all_finite) in enumerate(zip(jobs, losses, finite, strict=True))
+        for i, (job, loss, all_finite) in enumerate(zip([part.whole for part in parts], losses, finite, strict=True))
     ]

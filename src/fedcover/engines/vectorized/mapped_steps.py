@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, column, stack_like
+from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, column, first_rows, stack_like
 from fedcover.params import Params
 from fedcover.training.client import Job, width_draws
 from fedcover.training.options import MOST_WIDTHS, PLAIN, levels_of
@@ -83,6 +83,9 @@ class MappedSteps:
                     self._state.moments[name][moment][row].copy_(tensor)
         self._load_widths(jobs)
 
+    def sync(self) -> None:
+        """Do nothing: nothing is derived from theta."""
+
     def _load_widths(self, jobs: Sequence[Job]) -> None:
         """Fill the levels of entries, and the table of the least level that is inside the width drawn at each step."""
         levels = {id(job.options): levels_of(job.options.widths) for job in jobs if job.options and job.options.widths}
@@ -139,14 +142,15 @@ class MappedSteps:
         """Return the moments of a tensor that have a number for each entry."""
         return [stack for stack in self._state.moments[name].values() if stack.shape == self.theta[name].shape]
 
-    def results(self) -> StackResults:
-        """Return copies of the results; sums of squared gradients that are not finite become 0."""
-        theta, reports, moments = {name: stack.clone() for name, stack in self.theta.items()}, {}, {}
+    def results(self, clients: int) -> StackResults:
+        """Return copies of the results of the first clients; sums of squared gradients that are not finite become 0."""
+        theta, reports, moments = first_rows(self.theta, clients), {}, {}
         if self._state.squares:
-            zeros = {name: torch.zeros_like(stack) for name, stack in self._data.frozen.items()}
-            squares = {**zeros, **self._state.squares}
+            zeros = {name: torch.zeros_like(theta[name]) for name in self._data.frozen}
+            squares = {**zeros, **first_rows(self._state.squares, clients)}
             reports = {name: torch.where(squares[name].isfinite(), squares[name], 0.0) for name in theta}
         if self._recipe.keep_moments:
             kept = self._state.moments
-            moments = {m: {name: kept[name][m].clone() for name in kept} for m in self._recipe.moment_names}
+            names = self._recipe.moment_names
+            moments = {m: first_rows({name: kept[name][m] for name in kept}, clients) for m in names}
         return StackResults(theta, reports, moments)

@@ -44,6 +44,9 @@ class Stacks(Protocol):
     def load(self, jobs: Sequence[Job]) -> None:
         """Fill the stacks for the start of these jobs, from ``theta`` and ``masks``, which are filled already."""
 
+    def sync(self) -> None:
+        """Renew what is derived from ``theta``, after it was changed from outside."""
+
     def arguments(self, step: Tensor) -> tuple[Any, ...]:
         """Return the tensors that ``update`` takes, apart from the batch."""
 
@@ -56,8 +59,8 @@ class Stacks(Protocol):
     def moments(self, name: str) -> list[Tensor]:
         """Return the moments of a tensor that have a number for each of its entries."""
 
-    def results(self) -> StackResults:
-        """Return copies of the results."""
+    def results(self, clients: int) -> StackResults:
+        """Return copies of the results of the first clients."""
 
 
 def option_kinds(jobs: Sequence[Job]) -> list[OptionsKind]:
@@ -94,3 +97,8 @@ def stack_like(theta: Params, names: Sequence[str], dtype: torch.dtype | None = 
 def column(values: Tensor, stack: Tensor) -> Tensor:
     """Reshape one number per client so that it broadcasts over a stack."""
     return values.view(-1, *[1] * (stack.ndim - 1))
+
+
+def first_rows(stacks: Params, clients: int) -> Params:
+    """Return contiguous copies of the rows of the first clients."""
+    return {name: stack[:clients].clone(memory_format=torch.contiguous_format) for name, stack in stacks.items()}

@@ -123,7 +123,7 @@ class DryRun:
             runs: Number of runs; all patterns, if it is left out, and more of them for a small model.
         """
         structure, rng = self._structure, generator(0, "dry run")
-        runs = runs or PATTERNS + (MORE_RUNS if _work(structure) < WORK / MOST_INPUTS else 0)
+        runs = runs or PATTERNS + (MORE_RUNS if structure.work < WORK / MOST_INPUTS else 0)
         orders = [torch.randperm(group.size, generator=rng) for group in groups]
         try:
             with torch.no_grad(), one_thread(), ambient(0, "dry run"):
@@ -194,9 +194,9 @@ def _parameters(structure: ModelStructure, rng: torch.Generator) -> Params:
 def _inputs(structure: ModelStructure) -> Inputs:
     """Return the example and random inputs like it: equal inputs or equal tokens would hide faults of attention."""
     example = structure.example
-    rows = max(count(example), min(MOST_INPUTS, int(WORK / max(1.0, _work(structure)))))
+    rows = max(count(example), min(MOST_INPUTS, int(WORK / max(1.0, structure.work))))
     blank = not any(bool(part.any()) for part in parts_of(example).values())
-    if not blank and _work(structure) > WORK:  # of a large model, one input of each kind
+    if not blank and structure.work > WORK:  # of a large model, one input of each kind
         example, rows = take(example, slice(1)), 1
     for draw in (torch.randn, torch.rand):
         random_inputs = map_inputs(partial(_like, structure, rows, draw), example)
@@ -216,11 +216,6 @@ def _like(structure: ModelStructure, rows: int, draw: Callable[..., Tensor], par
     if part.dtype == torch.bool or (several and int(part.max()) <= 1):  # such as a mask of attention
         return part[:1].expand(shape).clone()
     return torch.randint(_characters(structure, part), shape).to(part.dtype)
-
-
-def _work(structure: ModelStructure) -> float:
-    """Return the multiply-adds of the forward pass of one example."""
-    return sum(math.prod(shape) * structure.macs[name] for name, shape in structure.shapes.items())
 
 
 def _characters(structure: ModelStructure, part: Tensor) -> int:

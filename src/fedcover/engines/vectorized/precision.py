@@ -1,0 +1,61 @@
+"""The precision of arithmetic: float32, float32 with products in tf32, or bfloat16 with float32 master weights."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedcover.errors import InputError
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+"""The names that settings accept."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How forward and backward passes compute. Parameters, momenta and averages are always in full precision.
+
+    Args:
+        name: ``fp32``; ``tf32`` for products of float32 with 10 bits of mantissa, on GPUs that have it; ``bf16`` for
+            products and activations in bfloat16, as in mixed-precision training.
+
+    >>> Precision("half")
+    Traceback (most recent call last):
+    fedcover.errors.InputError: precision must be one of fp32, tf32, bf16; got 'half'
+    """
+
+    name: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.name not in PRECISIONS:
+            raise InputError(f"precision must be one of {', '.join(PRECISIONS)}; got '{self.name}'")
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The type of the numbers that are multiplied."""
+        return torch.bfloat16 if self.name == "bf16" else torch.float32
+
+    @property
+    def of_products(self) -> str:
+        """The arithmetic of products of float32, as Triton names it."""
+        return "tf32" if self.name == "tf32" else "tf32x3"
+
+    def passes(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return the context of forward passes."""
+        if self.name != "bf16":
+            return nullcontext()
+        # The cache would keep casts of parameters beyond the step in which they are made.
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Enter the context in which steps are taken or captured, which decides the products of torch's libraries."""
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32
+        matmul.allow_tf32 = cudnn.allow_tf32 = self.name == "tf32"
+        try:
+            yield
+        finally:
+            matmul.allow_tf32, cudnn.allow_tf32 = before
