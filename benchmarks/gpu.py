@@ -74,11 +74,11 @@ def measure(name: str, models: int, compile: bool, speed: float, keep: float = 0
     first = seconds_of(lambda: list(engine.train(jobs)), 1)
     torch.cuda.reset_peak_memory_stats()
     whole = seconds_of(lambda: list(engine.train(jobs)), 3)
-    batched_step = next(iter(engine._batched_steps.values()))
+    batched_step = engine._steps[-1][1]
     steps = jobs[0].recipe.steps(WORK[name][1])
 
     def loop() -> None:
-        batched_step._buffers.step.zero_()
+        batched_step._step_number.zero_()
         for _ in range(steps):
             batched_step._graph.replay()
 
