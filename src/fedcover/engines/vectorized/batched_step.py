@@ -99,7 +99,7 @@ class BatchedStep:
         recipe, theta = jobs[0].recipe, self._stacks_of(kind.clients)
         masks = self._stacks_of(kind.clients, torch.bool) if kind.masked else {}
         fused = try_fused(recipe, kind.options, theta, masks, self._trained, self._gradients)
-        if fused and self._device.type == "cuda" and not layers.compiled:
+        if fused and layers.kernels:
             fused.use_kernel(self._precision.compute_dtype)
         self._stacks: Stacks = fused or MappedSteps(
             recipe, kind.options, theta, masks, self._trained, kind.steps, one_client

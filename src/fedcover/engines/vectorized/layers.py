@@ -6,6 +6,7 @@ since the kernels dominate, and takes a minute. Networks with small convolutions
 by memory traffic between operations, which compilation removes.
 """
 
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -32,16 +33,18 @@ class Layers(NamedTuple):
     """Whether the step is compiled."""
     channels_last: bool = False
     """Whether images have their channels last in memory."""
+    kernels: bool = False
+    """Whether a step that is not compiled updates parameters by a kernel."""
 
 
 def choose_layers(model: nn.Module, arithmetic: Arithmetic) -> Layers:
     """Replace layers of a scratch model by faster ones with the same parameters, in place."""
     device, precision, compiled = arithmetic
-    if device.type != "cuda":
+    if device.type != "cuda" or find_spec("triton") is None:
         return Layers(compiled)
     if compiled and precision.name != "bf16" and has_only_small_patches(model):
         use_stacked_convolutions(model)  # uncompiled, unfolding costs more than it saves
         return Layers(True)
     if use_channels_last(model, precision.compute_dtype, precision.of_products):
-        return Layers(False, channels_last=True)
-    return Layers(compiled)
+        return Layers(False, channels_last=True, kernels=True)
+    return Layers(compiled, kernels=not compiled)
