@@ -1,9 +1,8 @@
 """The choice of layers and of compilation for a model on a device.
 
-Measured on an H200 with 20 clients and batches of 10: all convolutions of a ResNet-18 step take 2.7 ms as products over
-patches in bfloat16, and 4.3 ms by cuDNN with a branch of a CUDA graph for each client. Compilation gains little there,
-since the kernels dominate, and takes a minute. Networks with small convolutions and matrices, as the paper's, are bound
-by memory traffic between operations, which compilation removes.
+Large convolutions dominate a step, so compilation, which takes a minute, would gain little; products over patches are
+faster than cuDNN for each client (docs/decisions/0012-gpu-kernels.md). Networks with small convolutions and matrices,
+as the paper's, are bound by memory traffic between operations, which compilation removes.
 """
 
 from importlib.util import find_spec
