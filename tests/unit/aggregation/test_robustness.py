@@ -46,6 +46,17 @@ def test_entries_without_a_holder_do_not_count() -> None:
     assert record.robust_to == 2
 
 
+@pytest.mark.parametrize(("trim", "holders"), [(0.072, 375), (0.105, 600)])
+def test_as_many_values_are_dropped_as_a_trimmed_mean_tolerates(trim: float, holders: int) -> None:
+    """The products 0.072 * 375 and 0.105 * 600 are whole numbers, which single precision misses."""
+    rule, theta = fc.trimmed(trim), {"w": torch.zeros(1)}
+    total = rule.start(theta, [], {})
+    for client in range(holders):
+        value = 1e9 if client < rule.tolerates(holders) else 1.0
+        total.add(fc.ClientUpdate(client, {"w": torch.full((1,), value)}, {}))
+    assert total.result()["w"].item() == 1.0
+
+
 @pytest.mark.parametrize("liar", [0, 4])
 def test_what_a_record_says_is_true(liar: int) -> None:
     """No entry leaves the range of the honest values, whoever lies, where the record claims robustness."""
