@@ -73,7 +73,6 @@ class Pull:
             self._thread.join(min(self._patience, max(PATIENCE, deadline - time.monotonic())))
         if self._thread.is_alive():
             return None
-        _running.discard(self)
         self._thread, error, replies = None, self._error, self._replies
         self._error, self._replies = None, []
         if isinstance(error, UNREADABLE):  # the server stores replies unopened; the grid parses them and fails
@@ -94,6 +93,8 @@ class Pull:
                 self._replies = list(self._grid.pull_messages([self._key]))
         except BaseException as error:  # raised by ``poll``, in the thread that asks
             self._error = error
+        finally:
+            _running.discard(self)  # or the reply to a request that was given up would stay in memory
 
     def _checked(self, reply: Message) -> Answer:
         """Return a reply if it names this request and its node: a node writes both itself."""
