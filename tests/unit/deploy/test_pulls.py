@@ -117,6 +117,31 @@ def test_flower_waits_for_an_upload_no_longer_than_the_bound() -> None:
         http_grid.pull_objects(["a"], never, max_tries_per_object=1)
 
 
+def test_a_reply_is_loaded_only_up_to_its_size_limit() -> None:
+    """A node may upload hundreds of objects of 32 MiB; each is checked by the gate, and all of them are one reply."""
+    asked = list[str]()
+
+    class Grid:
+        def pull_messages(self, keys: list[str]) -> list[Message]:
+            try:
+                http_grid.pull_objects(object_ids=[f"object {i}" for i in range(500)], pull_object_fn=self.pull)
+            except ObjectPullError:
+                return []  # Flower returns an error message instead
+            raise AssertionError("everything was loaded")
+
+        def pull(self, object_id: str) -> bytes:
+            asked.append(object_id)
+            return bytes(1 << 20)
+
+    pull = pulls.Pull(Grid(), "a", 1, time.monotonic() + 60, 4 << 20)  # type: ignore[arg-type]
+    answer = pull.poll(print, time.monotonic() + 60)
+    while answer is None:
+        time.sleep(0.1)
+        answer = pull.poll(print, time.monotonic() + 60)
+    assert (answer.reply, answer.fault) == (None, "its reply has more than 20971520 bytes")
+    assert len(asked) < 40
+
+
 SCRIPT = """
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import http_grid

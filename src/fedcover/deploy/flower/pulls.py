@@ -25,6 +25,8 @@ PATIENCE = 0.25
 """Seconds for which the pull of a small reply is waited for."""
 BYTES_PER_SECOND = 20e6
 """The least speed at which a complete reply is pulled; the server is on the same machine."""
+OTHER_BYTES = 16 << 20
+"""The size limit of what a reply has beyond its body: names, headers, and facts such as a million label counts."""
 NO_REQUEST = "a reply to no pending request is ignored"
 
 
@@ -44,12 +46,13 @@ class Pull:
         key: The request's message id.
         node: The node to which it went.
         until: When the server stops accepting its reply, by the monotonic clock.
-        reply_bytes: The size limit of its reply.
+        reply_bytes: The size limit of the body of its reply.
     """
 
     def __init__(self, grid: Grid, key: str, node: int, until: float, reply_bytes: int = 0) -> None:
         self._grid, self._key, self._node = grid, key, node
-        self._patience, self._bound = PATIENCE + reply_bytes / BYTES_PER_SECOND, PullLimit(until)
+        self._patience = PATIENCE + reply_bytes / BYTES_PER_SECOND
+        self._bound = PullLimit(until, reply_bytes + OTHER_BYTES)
         self._thread: threading.Thread | None = None
         self._replies: list[Message] = []
         self._error: BaseException | None = None
@@ -75,6 +78,8 @@ class Pull:
             return None
         self._thread, error, replies = None, self._error, self._replies
         self._error, self._replies = None, []
+        if self._bound.exceeded:
+            return Answer(None, f"its reply has more than {self._bound.size:.0f} bytes")
         if isinstance(error, UNREADABLE):  # the server stores replies unopened; the grid parses them and fails
             return Answer(None, f"its reply cannot be read: {one_line(f'{type(error).__name__}: {error}')}")
         if error is not None:
