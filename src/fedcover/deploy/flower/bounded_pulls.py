@@ -31,6 +31,8 @@ class PullLimit:
     """In bytes."""
     loaded: int = 0
     """Bytes so far."""
+    message: str = ""
+    """The id of the message that is pulled, once the pull has begun."""
 
     @property
     def exceeded(self) -> bool:
@@ -57,6 +59,8 @@ def pull_within_bound(
     """Pull objects as Flower does, but no longer and no more than the bound of this thread allows."""
     if (bound := _bound.get()) is None:
         return pull_objects(object_ids, pull_object_fn, **options)
+
+    bound.message = object_ids[-1]  # an object comes after its parts
 
     def pull(object_id: str) -> bytes:
         if time.monotonic() > bound.until:

@@ -8,11 +8,14 @@ upload is not complete; such a pull continues in its own thread, so that it does
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import httpx
 from flwr.app import Message
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedcover.deploy.flower.bounded_pulls import PullLimit, bounded
@@ -99,6 +102,8 @@ class Pull:
         except BaseException as error:  # raised by ``poll``, in the thread that asks
             self._error = error
         finally:
+            if self._bound.exceeded:
+                delete_message(self._grid, self._bound.message)
             _running.discard(self)  # or the reply to a request that was given up would stay in memory
 
     def _checked(self, reply: Message) -> Answer:
@@ -121,6 +126,18 @@ def ending_pulls() -> Iterator[None]:
     finally:
         while _running:
             _running.pop().abandon()
+
+
+def delete_message(grid: Grid, message: str) -> None:
+    """Delete a message from the server's disk, where Flower keeps one that nobody has fetched until the run ends.
+
+    Flower offers this only to the receiver of a message, which confirms that it has it; the server's store does not
+    distinguish. A node that asks for the message then gets none. A failure is ignored: it costs space only.
+    """
+    if isinstance(grid, HttpGrid):
+        request = ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=message)
+        with suppress(httpx.HTTPError, RuntimeError, ValueError):
+            grid._runtime_client.ConfirmMessageReceived(request)
 
 
 def is_from(reply: Message, node: int) -> bool:

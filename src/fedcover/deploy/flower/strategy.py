@@ -22,7 +22,7 @@ from fedcover.deploy.flower.exchange import (
 )
 from fedcover.deploy.flower.late import AGE, check_late
 from fedcover.deploy.flower.messages import Notify
-from fedcover.deploy.flower.pulls import Answer, match_replies
+from fedcover.deploy.flower.pulls import Answer, delete_message, match_replies
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.speed import budget_shares, check_shares, last_seconds
@@ -91,6 +91,7 @@ class FedCover(Strategy):
         self._attempts, self._seconds = 0, self.rules.deadline
         self._online: set[int] = set()
         self._earlier: dict[str, LateRequest] = {}
+        self._unanswered: set[str] = set()
         if self.rules.late == "next":
             check_late(run.federation)
         if self.rules.slow_factor < 1:
@@ -262,6 +263,13 @@ class FedCover(Strategy):
             self._earlier = {
                 key: LateRequest(current.pending[waiting.node], waiting) for key, waiting in unanswered.items()
             }
+        self._delete_requests(grid, set(messages.late), {*self._earlier, *current.earlier})
+
+    def _delete_requests(self, grid: Grid, unanswered: set[str], awaited: set[str]) -> None:
+        """Delete requests without a reply from the server's disk, once no reply to them can count."""
+        for key in (self._unanswered | unanswered) - awaited:
+            delete_message(grid, key)
+        self._unanswered = (self._unanswered | unanswered) & awaited
 
     def _add(self, arrival: Arrival) -> None:
         current = self._round
