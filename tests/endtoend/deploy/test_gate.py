@@ -7,6 +7,7 @@ import json
 import socket
 import ssl
 import struct
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -30,6 +31,7 @@ from fedcover.deploy.gate import protocol
 from fedcover.deploy.gate.contents import object_problem
 from fedcover.deploy.gate.gate import MAX_BYTES
 from fedcover.deploy.node.fleet import read_key
+from fedcover.deploy.processes import server as server_module
 from fedcover.deploy.processes.keys import make_keys, revoke_node, server_keys
 from fedcover.deploy.processes.server import Server
 from tests.endtoend.deploy.conftest import Marked
@@ -230,6 +232,24 @@ def test_keys_that_cannot_be_read_for_a_moment_are_not_revoked(server: Server) -
     key.write_bytes(content)
     server.update_nodes()
     assert request(server, "/v1/fleet/pull-messages", own)[0] == 401
+
+
+def test_keys_are_not_unregistered_while_others_are_copied(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower never registers them again: a slow copy of the folder would need new keys for the whole fleet."""
+    monkeypatch.setattr(server_module, "UNREGISTER_AFTER", 2.0)
+    nodes = keys_of(server) / "server" / "nodes"
+    server.update_nodes()
+    keys = {nodes / f"{name}.pub": (nodes / f"{name}.pub").read_bytes() for name in ("node-0", "node-1")}
+    before = {node.id for node in server.control.nodes()}
+    for path in keys:
+        path.unlink()
+    server.update_nodes()
+    for path, content in keys.items():
+        time.sleep(1.2)
+        server.update_nodes()
+        path.write_bytes(content)
+        server.update_nodes()
+    assert {node.id for node in server.control.nodes()} == before
 
 
 def raw(server: Server) -> ssl.SSLSocket:
