@@ -55,7 +55,9 @@ def check_server(address: str, ca: Path | None, headers: Mapping[str, str] | Non
         ) from None
     except http.client.HTTPException:
         raise InputError(f"{server} is not a Flower server; check the address") from None
-    except socket.gaierror:
+    except socket.gaierror as error:
+        if error.errno == socket.EAI_AGAIN:
+            raise NoResponseError(f"the name server does not respond, which is needed to find '{host}'") from None
         raise InputError(f"there is no host '{host}'; check the address") from None
     except OSError as error:
         reason = "timed out" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
