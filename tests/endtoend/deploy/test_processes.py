@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +38,21 @@ def test_only_a_host_that_does_not_exist_is_bad_input(
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(kind, match=r"fl\.example\.org"):
         check_server("fl.example.org:8000", None)
+
+
+def test_a_server_that_closes_connections_is_waited_for(keys: Path) -> None:
+    """As a gate does that has too many."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def refuse() -> None:
+            with closing(server.accept()[0]) as connection:
+                connection.recv(10_000)
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(NoResponseError, match="closed the connection"):
+            check_server(f"127.0.0.1:{server.getsockname()[1]}", keys / "ca.crt")
+        thread.join()
 
 
 @slow

@@ -41,6 +41,8 @@ def check_server(address: str, ca: Path | None, headers: Mapping[str, str] | Non
         status, answered = _health(host, port, ca, headers or {})
     except ssl.SSLCertVerificationError as error:
         raise InputError(_certificate_problem(error, host, server, ca)) from None
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        raise NoResponseError(f"{server} closed the connection; see the server's log") from None
     except ssl.SSLError:
         raise InputError(
             f"{server} does not use TLS; start the server with --keys, or give --insecure on both ends if you control"
