@@ -96,10 +96,12 @@ def test_a_capacity_is_cut_to_what_the_operator_allows_and_reported(tmp_path: Pa
 def test_limits_of_single_clients() -> None:
     limits = ClaimLimits(clients={3: ClientLimit(capacity=0.5, examples=100)})
     assert limits.limited(Device(3, 100, capacity=0.25)).capacity == 0.25
-    assert limits.limited(Device(3, 100)).capacity is None
+    assert limits.limited(Device(4, 100)).capacity is None
+    with pytest.raises(fc.InputError, match=r"client 3 reports no capacity, .*limit it to 0\.5; .*--capacity"):
+        limits.limited(Device(3, 100))  # it would get the run's budget, which may be the whole model
     assert limits.limited(Device(4, 10**9, capacity=1.0)) == Device(4, 10**9, capacity=1.0)
     with pytest.raises(fc.InputError, match=r"client 3 claims 101 examples, and claims\.clients\.3 allows 100"):
-        limits.limited(Device(3, 101))
+        limits.limited(Device(3, 101, capacity=0.5))
 
 
 @pytest.mark.parametrize(
