@@ -1,4 +1,4 @@
-"""Limits on what nodes may claim when they join: a key proves which node speaks, not that it speaks the truth."""
+"""Limits on what nodes may claim when they join: a key proves which node sends a claim, not that it is true."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -78,6 +78,6 @@ class GateServer:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop to listen, and wait until open requests have ended."""
+        """Stop listening, and wait until open requests have ended."""
         self._server.should_exit = True
         self._thread.join(5.0)
