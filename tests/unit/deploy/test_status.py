@@ -133,9 +133,9 @@ def test_the_panel_escapes_what_nodes_send_and_survives_the_servers_end(tmp_path
 
 def test_a_node_whose_key_is_replaced_is_listed_once() -> None:
     """Two samples with the same labels would make a scrape of the metrics invalid."""
-    old, new = RegisteredNode(1, "node-0", "online", ""), RegisteredNode(2, "node-0", "offline", "")
-    revoked = RegisteredNode(1, "node-0", "unregistered", "")
-    others = [RegisteredNode(3, "", "online", ""), RegisteredNode(4, "", "online", "")]  # without keys
+    old, new = RegisteredNode(1, "node-0", "online"), RegisteredNode(2, "node-0", "offline")
+    revoked = RegisteredNode(1, "node-0", "unregistered")
+    others = [RegisteredNode(3, "", "online"), RegisteredNode(4, "", "online")]  # without keys
     assert _current([old, new, *others]) == [new, *others]
     assert _current([revoked, new]) == [new]
     assert _current([revoked]) == [revoked]

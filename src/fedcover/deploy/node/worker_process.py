@@ -41,8 +41,6 @@ class WorkerProcess:
     def __init__(self, log: Path) -> None:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
-        self.deaths = 0
-        """How often it has died while it worked on a request."""
 
     @property
     def pid(self) -> int | None:
@@ -107,7 +105,6 @@ class WorkerProcess:
                 reply = None
             if reply is not None:
                 return open_frame(reply, MAX_BYTES)
-            self.deaths += 1
             code = self._end()
             if attempt + 1 == ATTEMPTS:
                 raise WorkerDiedError(f"its process ended {how_it_ended(code)}, {ATTEMPTS} times")
