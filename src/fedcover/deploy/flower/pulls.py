@@ -136,7 +136,7 @@ def delete_message(grid: Grid, message: str) -> None:
     """
     if isinstance(grid, HttpGrid):
         request = ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=message)
-        with suppress(httpx.HTTPError, RuntimeError, ValueError):
+        with suppress(httpx.HTTPError, RuntimeError, ValueError, AttributeError):
             grid._runtime_client.ConfirmMessageReceived(request)
 
 
