@@ -39,7 +39,7 @@ class RobustMean(Aggregator):
 
     def tolerates(self, holders: int) -> int:
         """Return the number of values that are dropped at either end: it takes 2 f + 1 holders to drop f."""
-        return max(0, min(math.floor(self.trim * holders + 1e-9), (holders - 1) // 2))
+        return dropped(self.trim, holders)
 
     def beyond(self, examples: Sequence[int]) -> str | None:
         """Return that the average is robust."""
@@ -130,11 +130,21 @@ class RobustRegions(Aggregation):
         if self._trim == 0.5:
             mean = _median(ordered, holders)
         else:
-            cut = (self._trim * holders + 1e-9).floor().clamp(max=(holders - 1).clamp_min(0) // 2).to(torch.long)
+            counts = range(len(ordered) + 1)
+            cut = torch.tensor([dropped(self._trim, count) for count in counts], device=old.device)[holders]
             index = torch.arange(len(ordered), device=old.device).unsqueeze(1)
             inner = (index >= cut) & (index < holders - cut)
             mean = torch.where(inner, ordered.double(), 0.0).sum(0) / inner.sum(0).clamp_min(1)
         return torch.where(holders > 0, mean.to(old.dtype), old)
+
+
+def dropped(trim: float, holders: int) -> int:
+    """Return how many of an entry's values are dropped at either end.
+
+    >>> dropped(0.2, 10), dropped(0.5, 10), dropped(0.2, 0)
+    (2, 4, 0)
+    """
+    return max(0, min(math.floor(trim * holders + 1e-9), (holders - 1) // 2))
 
 
 def _median(ordered: Tensor, holders: Tensor) -> Tensor:

@@ -67,8 +67,8 @@ class DevicePopulation(Population):
     Args:
         examples: Examples of the server, used only for shapes and statistics.
         devices: The clients; their numbers must differ.
-        most: The largest number of examples with which a client counts among all, as a multiple of the median, since a
-            device may claim any number.
+        most: The largest number of examples with which a client counts among all, as a multiple of the median, and its
+            largest weight by labels, as a multiple of an equal share: a device may claim any number and any labels.
 
     Raises:
         InputError: If there is no device, if two have the same number, or if label counts do not fit ``examples``.
@@ -90,7 +90,7 @@ class DevicePopulation(Population):
             raise InputError("two clients of a population have the same number; give each its own")
         for device in self.devices:
             device.check_labels(examples)
-        self._most = most * median(device.examples for device in devices)
+        self.most, self._most_examples = most, most * median(device.examples for device in devices)
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -134,7 +134,7 @@ class DevicePopulation(Population):
 
     def counted_examples(self, client: int) -> float:
         """Return the number of examples with which a client counts among all: what it claims, up to the limit."""
-        return min(self.size(client), self._most)
+        return min(self.size(client), self._most_examples)
 
     def label_counts(self, client: int) -> Tensor:
         """Return the number of labels of each class of a client; raise InputError if it does not share them."""

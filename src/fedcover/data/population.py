@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -44,6 +45,8 @@ class Population:
     """The names of the clients; empty if they have none."""
     tests: "Population | None" = None
     """The clients' own test sets."""
+    most: float = math.inf
+    """The largest weight of a client by its labels, as a multiple of an equal share; limited where they are claims."""
 
     def __init__(
         self,

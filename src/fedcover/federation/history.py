@@ -84,8 +84,9 @@ class RoundRecord:
     certificate: dict[str, Any] | None = None
     """What the convergence theorem states about the round, if the federation certifies its rounds."""
     robust_to: int | None = None
-    """The largest f such that no f clients of the cohort, whatever they send, move an entry out of the range of the
-    other holders' values: the least over all entries that were averaged. None in records of earlier versions."""
+    """The largest f such that no f clients of the cohort, whatever they send, move the average of an entry out of the
+    range of the other holders' values: the least over all entries that were averaged. With control variates it is 0.
+    None in records of earlier versions."""
     withheld: float = 0.0
     """Share of the model's entries that have holders, but too few for ``require_robustness``, and keep their values."""
     limited: list[dict[str, Any]] = field(default_factory=list)

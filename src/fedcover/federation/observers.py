@@ -15,7 +15,7 @@ from fedcover.federation.control_variates import uses_control_variates
 from fedcover.federation.history import LayerCoverage
 from fedcover.federation.planned_round import PlannedRound, costs_of_full_models
 from fedcover.federation.scores import initial_loss
-from fedcover.federation.screening import holders_needed
+from fedcover.federation.screening import holders_needed, tolerated
 from fedcover.params import Mask, Params, numbers
 from fedcover.policies.base import RoundFeedback
 from fedcover.theory import RunCertifier, Steps, measure
@@ -105,7 +105,7 @@ class CoverageObserver(RoundObserver):
             "coverage": coverage,
             "gamma_min": gamma_min,
             "uncovered": sum(layer.uncovered * sizes[name] for name, layer in coverage.items()) / sum(sizes.values()),
-            "robust_to": federation.aggregator.tolerates(least) if least else federation.require_robustness,
+            "robust_to": tolerated(federation, least) if least else federation.require_robustness,
             "withheld": thin / sum(sizes.values()),
         }
 

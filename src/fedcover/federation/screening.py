@@ -15,6 +15,7 @@ from torch import Tensor
 from fedcover.aggregation.base import Aggregator, ClientUpdate
 from fedcover.aggregation.screening import LEAST, ChangeSizes, Screening, change_sizes, clipped, excess
 from fedcover.errors import InputError, check_whole
+from fedcover.federation.control_variates import uses_control_variates
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params
@@ -165,10 +166,24 @@ def holders_needed(aggregator: Aggregator, liars: int, clients: int) -> int:
     return next((count for count in range(1, clients + 1) if aggregator.tolerates(count) >= liars), clients + 1)
 
 
+def tolerated(federation: "Federation", holders: int) -> int:
+    """Return how many malicious holders of an entry a round tolerates; none with control variates.
+
+    They are a plain mean over clients that is added to the gradients of all, so that one client moves the values of
+    the others, and with them any average.
+    """
+    return 0 if uses_control_variates(federation.local) else federation.aggregator.tolerates(holders)
+
+
 def check_robustness(federation: "Federation") -> None:
     """Raise InputError if no entry could ever tolerate as many malicious clients as the federation requires."""
     liars, rule, cohort = federation.require_robustness, federation.aggregator, federation.cohort
     check_whole("require_robustness", liars, 0)
+    if liars and uses_control_variates(federation.local):
+        raise InputError(
+            f"require_robustness is {liars}, but control variates are a plain mean over clients, by which one malicious"
+            f" client moves the training of all others; set control_variates=False, or require_robustness=0"
+        )
     if rule.tolerates(cohort) >= liars:
         return
     if not rule.tolerates(10**6):

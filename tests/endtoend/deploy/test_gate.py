@@ -7,6 +7,7 @@ import json
 import socket
 import ssl
 import struct
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -26,14 +27,15 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
 
-from fedcover.deploy.gate import protocol
+from fedcover.deploy.gate import listener, protocol
 from fedcover.deploy.gate.contents import object_problem
 from fedcover.deploy.gate.gate import MAX_BYTES
 from fedcover.deploy.node.fleet import read_key
+from fedcover.deploy.processes import server as server_module
 from fedcover.deploy.processes.keys import make_keys, revoke_node, server_keys
 from fedcover.deploy.processes.server import Server
 from tests.endtoend.deploy.conftest import Marked
-from tests.endtoend.deploy.fleet import Program, descendants_of
+from tests.endtoend.deploy.fleet import Program, descendants_of, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -198,22 +200,44 @@ def test_a_header_that_occurs_twice_is_not_a_signature(server: Server) -> None:
         assert b" 401 " in connection.recv(1000)
 
 
-def test_idle_connections_are_closed_and_one_peer_has_few(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "IDLE_SECONDS", 1.0)
     monkeypatch.setattr(protocol, "LOOK", 0.2)
     with closing(raw(server)) as silent, closing(raw(server)) as slow:
         slow.sendall(b"POST /v1/fleet/pull-mess")
         assert silent.recv(10) == b""
         assert slow.recv(10) == b""
-    monkeypatch.setattr(protocol, "MAX_PER_PEER", protocol.GateProtocol.peers["127.0.0.1"] + 2)
-    with closing(raw(server)), closing(raw(server)), closing(raw(server)) as third:
-        assert third.recv(10) == b""
+
+
+def test_one_peer_has_few_connections_before_they_say_anything(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would otherwise use up the file descriptors of the server, without a key and without a TLS handshake."""
+    address, peers = ("127.0.0.1", server.port), server._gate.listener.peers
+    wait_for(lambda: not peers, 30, "the end of other connections")
+    monkeypatch.setattr(listener, "MAX_PER_PEER", 2)
+    with closing(socket.create_connection(address, 10)), closing(socket.create_connection(address, 10)):
+        wait_for(lambda: peers["127.0.0.1"] == 2, 10)
+        with closing(socket.create_connection(address, 10)) as third:
+            assert third.recv(10) == b""
+    wait_for(lambda: not peers, 30, "the end of both connections")
+    assert request(server, "/health", method="GET")[0] == 200
+
+
+def settled_nodes(server: Server) -> set[str]:
+    """Return the names of registered nodes, once those of which the keys were removed before are none of them."""
+    present = {path.stem for path in (keys_of(server) / "server" / "nodes").glob("*.pub")}
+
+    def settled() -> bool:
+        server.update_nodes()
+        return {node.name for node in server.control.nodes()} == present
+
+    wait_for(settled, 30, "the end of other registrations")
+    return present
 
 
 def test_keys_that_cannot_be_read_for_a_moment_are_not_revoked(server: Server) -> None:
     nodes = keys_of(server) / "server" / "nodes"
     own = signed(keys_of(server) / "node-0" / "node.key")
-    before = {node.name for node in server.control.nodes()}
+    before = settled_nodes(server)
     nodes.rename(nodes.with_name("away"))
     server.update_nodes()
     assert request(server, "/v1/fleet/pull-messages", own)[0] == 401  # it passes the gate
@@ -230,6 +254,24 @@ def test_keys_that_cannot_be_read_for_a_moment_are_not_revoked(server: Server) -
     key.write_bytes(content)
     server.update_nodes()
     assert request(server, "/v1/fleet/pull-messages", own)[0] == 401
+
+
+def test_keys_are_not_unregistered_while_others_are_copied(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower never registers them again: a slow copy of the folder would need new keys for the whole fleet."""
+    monkeypatch.setattr(server_module, "UNREGISTER_AFTER", 4.0)
+    nodes = keys_of(server) / "server" / "nodes"
+    settled_nodes(server)
+    keys = {nodes / f"{name}.pub": (nodes / f"{name}.pub").read_bytes() for name in ("node-0", "node-1")}
+    before = {node.id for node in server.control.nodes()}
+    for path in keys:
+        path.unlink()
+    server.update_nodes()
+    for path, content in keys.items():
+        time.sleep(2.5)
+        server.update_nodes()
+        path.write_bytes(content)
+        server.update_nodes()
+    assert {node.id for node in server.control.nodes()} == before
 
 
 def raw(server: Server) -> ssl.SSLSocket:

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from fedcover.deploy.address import check_port_free, free_ports
 from fedcover.deploy.processes.keys import make_keys, server_keys
-from fedcover.deploy.processes.probe import check_server
+from fedcover.deploy.processes.probe import NoResponseError, check_server
 from fedcover.deploy.processes.server import Server
 from fedcover.deploy.processes.superlink import SuperLink
 from fedcover.errors import InputError
@@ -20,6 +22,37 @@ from tests.endtoend.deploy.conftest import SKIP, Marked, slow
 from tests.endtoend.deploy.fleet import Program
 
 Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(socket.EAI_AGAIN, NoResponseError), (socket.EAI_NONAME, InputError)], ids=["again", "no name"]
+)
+def test_only_a_host_that_does_not_exist_is_bad_input(
+    number: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At boot a name server may not respond yet; a node waits for it."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise socket.gaierror(number, "an error")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(kind, match=r"fl\.example\.org"):
+        check_server("fl.example.org:8000", None)
+
+
+def test_a_server_that_closes_connections_is_waited_for(keys: Path) -> None:
+    """As a gate does that has too many."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def refuse() -> None:
+            with closing(server.accept()[0]) as connection:
+                connection.recv(10_000)
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(NoResponseError, match="closed the connection"):
+            check_server(f"127.0.0.1:{server.getsockname()[1]}", keys / "ca.crt")
+        thread.join()
 
 
 @slow

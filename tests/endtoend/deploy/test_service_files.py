@@ -83,6 +83,14 @@ def test_units_are_hardened_and_their_commands_exist(unit: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_no_failure_is_final(unit: Path) -> None:
+    """A full disk, a clock that is not set yet or a name server that is down would otherwise need a visit."""
+    assert unit_lines(unit, "StartLimitIntervalSec") == ["0"]
+    assert unit_lines(unit, "RestartPreventExitStatus") == []
+    assert "ExecStartPre=/" not in unit.read_text()  # with a dash, its failure is ignored
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd-analyze; Debian has it in systemd")

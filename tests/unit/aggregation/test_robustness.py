@@ -1,6 +1,7 @@
 """Robustness as a quantity of coverage: what records say, and what ``require_robustness`` keeps."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def test_entries_without_a_holder_do_not_count() -> None:
     assert record.robust_to == 2
 
 
+@pytest.mark.parametrize(("trim", "holders"), [(0.072, 375), (0.105, 600)])
+def test_as_many_values_are_dropped_as_a_trimmed_mean_tolerates(trim: float, holders: int) -> None:
+    """The products 0.072 * 375 and 0.105 * 600 are whole numbers, which single precision misses."""
+    rule, theta = fc.trimmed(trim), {"w": torch.zeros(1)}
+    total = rule.start(theta, [], {})
+    for client in range(holders):
+        value = 1e9 if client < rule.tolerates(holders) else 1.0
+        total.add(fc.ClientUpdate(client, {"w": torch.full((1,), value)}, {}))
+    assert total.result()["w"].item() == 1.0
+
+
 @pytest.mark.parametrize("liar", [0, 4])
 def test_what_a_record_says_is_true(liar: int) -> None:
     """No entry leaves the range of the honest values, whoever lies, where the record claims robustness."""
@@ -58,6 +70,17 @@ def test_what_a_record_says_is_true(liar: int) -> None:
     assert history.theta is not None
     assert max(float(tensor.abs().max()) for tensor in history.theta.values()) < 10
     assert all(update.is_finite() for update in updates)
+
+
+def test_control_variates_carry_lies_past_any_average() -> None:
+    """Their mean over clients is added to the gradients of all, so a record must not claim that a median holds."""
+    playing = federation(aggregator=fc.median(), hook=Liar(lambda old, new: old + 1e3))
+    history = replace(playing, local=replace(playing.local, control_variates=True)).run(3)
+    assert history.theta is not None
+    assert max(float(tensor.abs().max()) for tensor in history.theta.values()) > 1e3
+    assert history.column("robust_to") == [0, 0, 0]
+    with pytest.raises(fc.InputError, match=r"control variates are a plain mean over clients.*control_variates=False"):
+        replace(playing, local=replace(playing.local, control_variates=True), require_robustness=1)
 
 
 @pytest.mark.parametrize("aggregator", [fc.median(), fc.FedAvgM(fc.median(), momentum=0.9)])

@@ -1,11 +1,13 @@
 """A Flower grid inside the test: messages go directly to ClientApps, and any reply can be tampered with."""
 
+import time
 from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity  # Flower sets it in the processes of a real run
 
@@ -33,6 +35,7 @@ class LoopGrid(Grid):
         self.tamper: Tamper = lambda client, number, reply: reply
         self.asked: dict[int, int] = dict.fromkeys(apps, 0)
         self._replies: dict[str, Message] = {}
+        self._requests: dict[str, Message] = {}
         self._sent = 0
 
     def set_run(self, run: Any) -> None:
@@ -65,12 +68,23 @@ class LoopGrid(Grid):
             assert reply is not None
             reply = self.tamper(client, self.asked[client], reply)
             self.asked[client] += 1
+        self._requests[key] = message
         if reply is not None:
             self._replies[key] = reply
         return key
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self._replies.pop(key) for key in reversed(list(message_ids)) if key in self._replies]
+        replies = (self._pull(key) for key in reversed(list(message_ids)))
+        return [reply for reply in replies if reply is not None]
+
+    def _pull(self, key: str) -> Message | None:
+        """Return a reply if there is one, and an error for a request that has expired, as a SuperLink does."""
+        if key in self._replies:
+            return self._replies.pop(key)
+        request = self._requests[key]
+        if time.time() < request.metadata.created_at + request.metadata.ttl:
+            return None
+        return failed(Message(RecordDict(), reply_to=request), "Message Unavailable", ErrorCode.MESSAGE_UNAVAILABLE)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return self.pull_messages(self.push_messages(list(messages)))

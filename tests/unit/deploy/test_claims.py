@@ -1,6 +1,7 @@
 """What nodes may claim: limits of the operator, facts that cannot be used, and runs that start without such nodes."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,12 @@ def test_a_capacity_is_cut_to_what_the_operator_allows_and_reported(tmp_path: Pa
 def test_limits_of_single_clients() -> None:
     limits = ClaimLimits(clients={3: ClientLimit(capacity=0.5, examples=100)})
     assert limits.limited(Device(3, 100, capacity=0.25)).capacity == 0.25
-    assert limits.limited(Device(3, 100)).capacity is None
+    assert limits.limited(Device(4, 100)).capacity is None
+    with pytest.raises(fc.InputError, match=r"client 3 reports no capacity, .*limit it to 0\.5; .*--capacity"):
+        limits.limited(Device(3, 100))  # it would get the run's budget, which may be the whole model
     assert limits.limited(Device(4, 10**9, capacity=1.0)) == Device(4, 10**9, capacity=1.0)
     with pytest.raises(fc.InputError, match=r"client 3 claims 101 examples, and claims\.clients\.3 allows 100"):
-        limits.limited(Device(3, 101))
+        limits.limited(Device(3, 101, capacity=0.5))
 
 
 @pytest.mark.parametrize(
@@ -125,3 +128,19 @@ def test_one_device_does_not_decide_the_labels_or_the_draws_of_all() -> None:
     assert [capped.counted_examples(client) for client in range(5)] == [30, 30, 30, 30, 60]
     drawn = [fc.weighted("examples").draw(fc.Round(index, 0), capped, 1, None) for index in range(1, 61)]  # type: ignore[arg-type]
     assert 5 < sum(ids == [4] for ids in drawn) < 40
+
+
+@pytest.mark.parametrize("examples", [100, 2**50])
+def test_a_node_that_claims_balanced_labels_does_not_own_the_model(examples: int) -> None:
+    """The labels of the others are skewed, so that weights by labels would be almost only its own."""
+    honest = [[100 * (label == client) for label in range(10)] for client in range(10)]
+    devices = [Device(i, sum(row), tuple(row)) for i, row in enumerate([[examples // 10] * 10, *honest])]
+    data, theta = fc.data.as_examples((torch.zeros(20, 2), torch.arange(20) % 10)), {"w": torch.zeros(1)}
+    shares = []
+    for most in (math.inf, 2.0):
+        total = fc.mean("labels").bind(DevicePopulation(data, devices, most)).start(theta, [], {})
+        for client in range(6):  # a region that half of the clients hold
+            total.add(fc.ClientUpdate(client, {"w": torch.full((1,), float(client == 0))}, {}))
+        shares.append(total.result()["w"].item())
+    assert shares[0] > 0.8
+    assert shares[1] == pytest.approx(2 / 6)

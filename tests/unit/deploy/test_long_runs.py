@@ -11,6 +11,7 @@ from flwr.app import Message
 import fedcover as fc
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.spool import StoredTensors
+from fedcover.deploy.flower import strategy
 from fedcover.deploy.flower.late import rebased
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.wire import PendingRequest
@@ -174,6 +175,30 @@ def test_a_client_counts_once_in_a_round_and_its_fresh_reply_first() -> None:
     assert [row["client"] for row in history[0].rejected] == [client]
     assert not history[1].rejected
     assert "late" not in (history[1].wire or {})
+
+
+@pytest.mark.parametrize(("rules", "kept"), [(QUICK, 0), (LATE, 2)])
+def test_requests_without_a_reply_do_not_stay_on_the_servers_disk(
+    rules: RoundRules, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower keeps what no node has fetched until the run ends: a model in every round, for months."""
+    playing = federation(Serial(shrink=True), "WP")
+    grid, deleted = grid_of(playing), set[str]()
+    silent = {node for node, client in grid.nodes.items() if client in (1, 3, 5)}
+    grid.tamper = lambda client, number, reply: None if client in (1, 3, 5) else reply
+    monkeypatch.setattr(strategy, "delete_message", lambda grid, key: deleted.add(key))
+
+    def check(record: fc.RoundRecord) -> None:
+        asked = {
+            key: int(request.metadata.group_id)
+            for key, request in grid._requests.items()
+            if request.metadata.message_type == "train" and request.metadata.dst_node_id in silent
+        }
+        assert set(asked) - deleted == {key for key, index in asked.items() if index > record.round - kept}
+        assert deleted <= set(asked)
+
+    play(grid, remote(playing, fc.weight_pruning()), 4, rules, on_round=check)
+    assert len(deleted) > 2
 
 
 def test_late_replies_are_dropped_by_default() -> None:

@@ -13,6 +13,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUn
 from flwr.superlink.grid import http_grid
 
 import fedcover as fc
+from fedcover.deploy.flower import pulls
 from fedcover.deploy.flower.bounded_pulls import PullLimit, bounded
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.engines.serial import Serial
@@ -51,6 +52,19 @@ def test_an_incomplete_reply_holds_back_no_other_and_no_deadline() -> None:
     assert len(pulled) == 1
     assert record.wire is not None
     assert sum(seconds is not None for seconds in record.wire["seconds"]) == 5
+
+
+def test_a_reply_that_nobody_waits_for_does_not_stay_in_memory() -> None:
+    """A client may be past its own deadline while its upload continues; months of such replies would fill memory."""
+    playing = federation(Serial(shrink=True), "WP")
+    client, grid, uploaded = playing.run(1).last.cohort[0], grid_of(playing), threading.Event()
+    stall(grid, client, "train", uploaded)
+    before = set(pulls._running)
+    play(grid, remote(playing, fc.weight_pruning()), 1, replace(QUICK, deadline=1))
+    (pull,) = pulls._running - before
+    uploaded.set()
+    time.sleep(0.5)
+    assert pull not in pulls._running
 
 
 def test_a_slow_upload_counts_if_it_is_complete_in_time() -> None:
@@ -101,6 +115,31 @@ def test_flower_waits_for_an_upload_no_longer_than_the_bound() -> None:
         assert http_grid.pull_objects(["a"], str.encode) == {"a": b"a"}
     with pytest.raises(ObjectPullError, match="retry limit"):
         http_grid.pull_objects(["a"], never, max_tries_per_object=1)
+
+
+def test_a_reply_is_loaded_only_up_to_its_size_limit() -> None:
+    """A node may upload hundreds of objects of 32 MiB; each is checked by the gate, and all of them are one reply."""
+    asked = list[str]()
+
+    class Grid:
+        def pull_messages(self, keys: list[str]) -> list[Message]:
+            try:
+                http_grid.pull_objects(object_ids=[f"object {i}" for i in range(500)], pull_object_fn=self.pull)
+            except ObjectPullError:
+                return []  # Flower returns an error message instead
+            raise AssertionError("everything was loaded")
+
+        def pull(self, object_id: str) -> bytes:
+            asked.append(object_id)
+            return bytes(1 << 20)
+
+    pull = pulls.Pull(Grid(), "a", 1, time.monotonic() + 60, 4 << 20)  # type: ignore[arg-type]
+    answer = pull.poll(print, time.monotonic() + 60)
+    while answer is None:
+        time.sleep(0.1)
+        answer = pull.poll(print, time.monotonic() + 60)
+    assert (answer.reply, answer.fault) == (None, "its reply has more than 20971520 bytes")
+    assert len(asked) < 40
 
 
 SCRIPT = """

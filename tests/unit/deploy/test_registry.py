@@ -23,7 +23,7 @@ from fedcover.federation.runs import Run, RunSchedule
 from fedcover.toml import to_toml
 from tests.contracts.federations import federation
 from tests.unit.deploy.loop import LoopGrid, failed, grid_of
-from tests.unit.deploy.playing import gathered
+from tests.unit.deploy.playing import gathered, play, remote
 
 
 def test_nodes_become_clients_by_the_facts_that_they_report() -> None:
@@ -242,6 +242,22 @@ def test_a_client_gets_a_new_node_once_the_old_one_is_offline() -> None:
     del grid.nodes[5]
     registry.update(grid, grid.get_node_ids(), lines.append)
     assert registry.node_of[3] == old
+
+
+def test_the_run_folder_names_the_node_that_a_client_has_now(tmp_path: Path) -> None:
+    """A replaced key makes another node, and the status finds clients by their nodes."""
+    playing = federation(Serial(shrink=True), "WP")
+    grid = grid_of(playing)
+    old = next(node for node, client in grid.nodes.items() if client == 3)
+
+    def replace_key(record: fc.RoundRecord) -> None:
+        if old in grid.nodes:
+            grid.nodes[77] = grid.nodes.pop(old)
+
+    play(grid, remote(playing, fc.weight_pruning()), 2, out=tmp_path / "run", on_round=replace_key)
+    clients = read_rounds(tmp_path / "run").clients
+    assert clients[77].client == 3
+    assert old not in clients
 
 
 def test_a_timeout_is_not_an_error_when_enough_clients_have_joined() -> None:

@@ -8,9 +8,11 @@ import pytest
 from prometheus_client.openmetrics import parser
 
 from fedcover.deploy.flower.coverage_plan import PLAN
+from fedcover.deploy.processes.control import RegisteredNode
 from fedcover.deploy.status.fleet_status import FleetStatus, NodeStatus, read_status, write_status
 from fedcover.deploy.status.metrics import metrics_text
 from fedcover.deploy.status.panel import StatusPanel
+from fedcover.deploy.status.publisher import _current
 from fedcover.deploy.status.run_rounds import RunReader, last_records, read_rounds
 from fedcover.federation.history import History
 from tests.unit.report.conftest import make_record
@@ -127,3 +129,13 @@ def test_the_panel_escapes_what_nodes_send_and_survives_the_servers_end(tmp_path
     assert "has not reported for 60 s" in StatusPanel(tmp_path).html()
     (tmp_path / "status.json").unlink()
     assert "no server has the folder" in StatusPanel(tmp_path).html()
+
+
+def test_a_node_whose_key_is_replaced_is_listed_once() -> None:
+    """Two samples with the same labels would make a scrape of the metrics invalid."""
+    old, new = RegisteredNode(1, "node-0", "online"), RegisteredNode(2, "node-0", "offline")
+    revoked = RegisteredNode(1, "node-0", "unregistered")
+    others = [RegisteredNode(3, "", "online"), RegisteredNode(4, "", "online")]  # without keys
+    assert _current([old, new, *others]) == [new, *others]
+    assert _current([revoked, new]) == [new]
+    assert _current([revoked]) == [revoked]

@@ -78,7 +78,7 @@ BAD: dict[str, tuple[Callable[[Message], Message | None], str]] = {
         lambda reply: Message(RecordDict({"body": ConfigRecord({"a": 1})}), reply_to=_message(reply)), "no body"
     ),
     "offline": (lambda reply: failed(reply, PROSE), "it stopped answering; its node is offline"),
-    "expired": (lambda reply: failed(reply, PROSE, 3), "it stopped answering; its request expired"),
+    "expired": (lambda reply: failed(reply, PROSE, 3), "it did not reply within 0.2 s"),
     "late": (lambda reply: failed(reply, PROSE, 4), "its reply came too late"),
     "killed": (lambda reply: failed(reply, PROSE, 8), "its process ended before it replied"),
     "raised": (lambda reply: failed(reply, "no torch", 2), "its app failed: no torch"),

@@ -63,8 +63,9 @@ class LabelWeightedSum(Aggregation):
             return self._theta
         updates, clients = self._updates, self._clients
         mixes = torch.stack([clients.label_mix(update.client) for update in updates])
-        ridge = chance(self._target, sum(clients.size(update.client) for update in updates) / len(updates))
-        balance = region_weights([update.mask for update in updates], self._theta, mixes, self._target, ridge)
+        examples = sum(clients.counted_examples(update.client) for update in updates) / len(updates)
+        ridge, masks = chance(self._target, examples), [update.mask for update in updates]
+        balance = region_weights(masks, self._theta, mixes, self._target, ridge, clients.most)
         total = RegionSum(self._theta)
         for update, weights in zip(updates, balance.clients, strict=True):
             total.add(replace(update, weights=weights))

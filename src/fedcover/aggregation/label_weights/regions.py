@@ -1,5 +1,6 @@
 """The weights of each region's holders, and the distance of their labels from the population's."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,6 +105,7 @@ def region_weights(
     mixes: Tensor,
     target: Tensor,
     ridge: float = RIDGE,
+    most: float = math.inf,
 ) -> Balance:
     """Return for each region the weights of its holders that bring their labels nearest to the target.
 
@@ -116,6 +118,7 @@ def region_weights(
         mixes: The label distribution of each client, one row per mask.
         target: The label distribution of the population.
         ridge: See ``nearest_weights``.
+        most: The largest weight of a holder, as a multiple of an equal share, since a client may report any labels.
 
     >>> theta, first = {"w": torch.zeros(3)}, {"w": torch.tensor([True, False, True])}
     >>> balance = region_weights([{}, first], theta, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0.75, 0.25]))
@@ -130,10 +133,19 @@ def region_weights(
     distances = torch.zeros(len(sets.sizes), 2, dtype=torch.float64)
     for numbers in sets.members.any(1).nonzero().flatten().split(solver.rows):
         members = sets.members[numbers]
-        weights = solver.weights(members)
-        table[:, numbers] = weights.T
         uniform = members / members.sum(1, keepdim=True, dtype=torch.float64)
+        weights = _limited(solver.weights(members), uniform, most)
+        table[:, numbers] = weights.T
         for column, mixture in enumerate((uniform, weights)):
             distances[numbers, column] = (mixture @ solver.mixes - solver.target).abs().sum(1) / 2
     device = next((tensor.device for tensor in theta.values()), table.device)
     return Balance(sets, table.to(device), distances)
+
+
+def _limited(weights: Tensor, uniform: Tensor, most: float) -> Tensor:
+    """Return weights between these and uniform ones, such that the largest of each row is ``most`` times uniform."""
+    if most == math.inf:
+        return weights
+    share = uniform.amax(1, keepdim=True)
+    excess = (weights.amax(1, keepdim=True) - share).clamp_min(1e-300)
+    return uniform + ((most - 1) * share / excess).clamp_max(1.0) * (weights - uniform)

@@ -1,4 +1,4 @@
-"""Limits on what nodes may claim when they join: a key proves which node speaks, not that it speaks the truth."""
+"""Limits on what nodes may claim when they join: a key proves which node sends a claim, not that it is true."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,8 @@ class ClaimLimits:
         """Return a device with no more capacity than it may claim.
 
         Raises:
-            InputError: If it claims too little capacity, or more examples than its operator knows of.
+            InputError: If it claims too little capacity, or more examples than its operator knows of; or none where
+                there is a limit, since it would then get the run's budget, which may be more.
         """
         own = self.clients.get(device.number, ClientLimit())
         if own.examples is not None and device.examples > own.examples:
@@ -42,11 +43,17 @@ class ClaimLimits:
                 f"client {device.number} claims {device.examples} examples, and claims.clients.{device.number} allows"
                 f" {own.examples}; check its data, or raise that limit"
             )
+        most = min(self.capacity, own.capacity or 1.0)
         if device.capacity is None:
+            if most < 1:
+                raise InputError(
+                    f"client {device.number} reports no capacity, and the run's claims limit it to {most:g}; start it"
+                    f" with --capacity"
+                )
             return device
         if device.capacity < self.least_capacity:
             raise InputError(
                 f"client {device.number} claims a capacity of {device.capacity:g}, below claims.least_capacity,"
                 f" {self.least_capacity:g}; start it with a larger --capacity"
             )
-        return replace(device, capacity=min(device.capacity, self.capacity, own.capacity or 1.0))
+        return replace(device, capacity=min(device.capacity, most))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, MessageType, Metadata
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -31,6 +32,8 @@ from fedcover.training.client import Job
 
 POLL = 0.3
 """Seconds between polls for replies or online nodes."""
+EXPIRY = 1.0
+"""Seconds before a deadline from which on a request that Flower no longer has is taken for one that has expired."""
 
 
 def push(grid: Grid, messages: Sequence[Message]) -> dict[str, int]:
@@ -138,9 +141,17 @@ class Exchange:
 
     def _answered(self, key: str, waiting: Waiting) -> Iterator[Arrival]:
         """Yield the answer to a request, if it has arrived."""
-        if (answer := waiting.pull.poll(self.notify, waiting.until)) is not None:
+        answer = waiting.pull.poll(self.notify, waiting.until)
+        if answer is not None and not _expired(answer, waiting):
             del (self.waiting if key in self.waiting else self.late)[key]
             yield Arrival(key, waiting.node, time.monotonic() - waiting.pushed, answer)
+
+
+def _expired(answer: Answer, waiting: Waiting) -> bool:
+    """Return whether an answer only says that the deadline has passed: Flower reports an error for the request then."""
+    reply = answer.reply
+    unavailable = reply is not None and reply.has_error() and reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
+    return unavailable and time.monotonic() > waiting.until - EXPIRY
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:

@@ -22,7 +22,7 @@ ERROR = "error"
 FLOWER_ERRORS = {
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its app could not be loaded",
     ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "its app failed",
-    ErrorCode.MESSAGE_UNAVAILABLE: "it stopped answering; its request expired without a reply",
+    ErrorCode.MESSAGE_UNAVAILABLE: "it stopped answering; the server no longer has its request",
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply came too late",
     ErrorCode.NODE_UNAVAILABLE: "it stopped answering; its node is offline",
     ErrorCode.INVALID_FAB: "its node refused the app, which it could not verify",

@@ -8,11 +8,14 @@ upload is not complete; such a pull continues in its own thread, so that it does
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import httpx
 from flwr.app import Message
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedcover.deploy.flower.bounded_pulls import PullLimit, bounded
@@ -25,6 +28,8 @@ PATIENCE = 0.25
 """Seconds for which the pull of a small reply is waited for."""
 BYTES_PER_SECOND = 20e6
 """The least speed at which a complete reply is pulled; the server is on the same machine."""
+OTHER_BYTES = 16 << 20
+"""The size limit of what a reply has beyond its body: names, headers, and facts such as a million label counts."""
 NO_REQUEST = "a reply to no pending request is ignored"
 
 
@@ -44,12 +49,13 @@ class Pull:
         key: The request's message id.
         node: The node to which it went.
         until: When the server stops accepting its reply, by the monotonic clock.
-        reply_bytes: The size limit of its reply.
+        reply_bytes: The size limit of the body of its reply.
     """
 
     def __init__(self, grid: Grid, key: str, node: int, until: float, reply_bytes: int = 0) -> None:
         self._grid, self._key, self._node = grid, key, node
-        self._patience, self._bound = PATIENCE + reply_bytes / BYTES_PER_SECOND, PullLimit(until)
+        self._patience = PATIENCE + reply_bytes / BYTES_PER_SECOND
+        self._bound = PullLimit(until, reply_bytes + OTHER_BYTES)
         self._thread: threading.Thread | None = None
         self._replies: list[Message] = []
         self._error: BaseException | None = None
@@ -73,9 +79,10 @@ class Pull:
             self._thread.join(min(self._patience, max(PATIENCE, deadline - time.monotonic())))
         if self._thread.is_alive():
             return None
-        _running.discard(self)
         self._thread, error, replies = None, self._error, self._replies
         self._error, self._replies = None, []
+        if self._bound.exceeded:
+            return Answer(None, f"its reply has more than {self._bound.size:.0f} bytes")
         if isinstance(error, UNREADABLE):  # the server stores replies unopened; the grid parses them and fails
             return Answer(None, f"its reply cannot be read: {one_line(f'{type(error).__name__}: {error}')}")
         if error is not None:
@@ -94,6 +101,10 @@ class Pull:
                 self._replies = list(self._grid.pull_messages([self._key]))
         except BaseException as error:  # raised by ``poll``, in the thread that asks
             self._error = error
+        finally:
+            if self._bound.exceeded:
+                delete_message(self._grid, self._bound.message)
+            _running.discard(self)  # or the reply to a request that was given up would stay in memory
 
     def _checked(self, reply: Message) -> Answer:
         """Return a reply if it names this request and its node: a node writes both itself."""
@@ -115,6 +126,18 @@ def ending_pulls() -> Iterator[None]:
     finally:
         while _running:
             _running.pop().abandon()
+
+
+def delete_message(grid: Grid, message: str) -> None:
+    """Delete a message from the server's disk, where Flower keeps one that nobody has fetched until the run ends.
+
+    Flower offers this only to the receiver of a message, which confirms that it has it; the server's store does not
+    distinguish. A node that asks for the message then gets none. A failure is ignored: it costs space only.
+    """
+    if isinstance(grid, HttpGrid):
+        request = ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=message)
+        with suppress(httpx.HTTPError, RuntimeError, ValueError, AttributeError):
+            grid._runtime_client.ConfirmMessageReceived(request)
 
 
 def is_from(reply: Message, node: int) -> bool:

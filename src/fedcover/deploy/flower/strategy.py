@@ -1,6 +1,7 @@
 """Rounds over Flower: requests are sent, replies are checked, and the federation does the rest."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedcover.deploy.flower.exchange import (
 )
 from fedcover.deploy.flower.late import AGE, check_late
 from fedcover.deploy.flower.messages import Notify
-from fedcover.deploy.flower.pulls import Answer, match_replies
+from fedcover.deploy.flower.pulls import Answer, delete_message, match_replies
 from fedcover.deploy.flower.registry import ClientRegistry
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.speed import budget_shares, check_shares, last_seconds
@@ -91,6 +92,7 @@ class FedCover(Strategy):
         self._attempts, self._seconds = 0, self.rules.deadline
         self._online: set[int] = set()
         self._earlier: dict[str, LateRequest] = {}
+        self._unanswered: set[str] = set()
         if self.rules.late == "next":
             check_late(run.federation)
         if self.rules.slow_factor < 1:
@@ -203,10 +205,18 @@ class FedCover(Strategy):
     def _quorum_online(self, grid: Grid) -> bool:
         """Update the registry and return whether enough of the cohort are online."""
         assert self._round is not None
-        online = set(grid.get_node_ids())
-        self.registry.update(grid, online, self._notify)
+        online = self._update_registry(grid)
         cohort = self._round.cohort
         return sum(self._node(client) in online for client in cohort) >= self.rules.needed(len(cohort))
+
+    def _update_registry(self, grid: Grid) -> set[int]:
+        """Update the registry, and its file if a client has another node now; return the nodes that are online."""
+        online, before = set(grid.get_node_ids()), dict(self.registry.node_of)
+        self.registry.update(grid, online, self._notify)
+        if self.played_run.out is not None and self.registry.node_of != before:
+            with suppress(InputError):  # the round itself does not need the file
+                self.registry.save(Path(self.played_run.out))
+        return online
 
     def _node(self, client: int) -> int | None:
         """Return the node of a client; None if it has not joined."""
@@ -214,8 +224,7 @@ class FedCover(Strategy):
 
     def _begin(self, grid: Grid) -> None:
         """Plan the next round, or the same one again after too few replies."""
-        self._online = set(grid.get_node_ids())
-        self.registry.update(grid, self._online, self._notify)
+        self._online = self._update_registry(grid)
         with one_thread():
             planned = self.federation.begin_round(self.played_run.state, shares=self._shares())
         self._attempts += 1
@@ -262,6 +271,13 @@ class FedCover(Strategy):
             self._earlier = {
                 key: LateRequest(current.pending[waiting.node], waiting) for key, waiting in unanswered.items()
             }
+        self._delete_requests(grid, set(messages.late), {*self._earlier, *current.earlier})
+
+    def _delete_requests(self, grid: Grid, unanswered: set[str], awaited: set[str]) -> None:
+        """Delete requests without a reply from the server's disk, once no reply to them can count."""
+        for key in (self._unanswered | unanswered) - awaited:
+            delete_message(grid, key)
+        self._unanswered = (self._unanswered | unanswered) & awaited
 
     def _add(self, arrival: Arrival) -> None:
         current = self._round

@@ -62,7 +62,7 @@ RETURNED = ("content-type", VERSION_INCOMPATIBILITY_MESSAGE_METADATA_KEY)
 CONTENTS: dict[str, Callable[[bytes], str]] = {"push-object": object_problem, "push-messages": message_problem}
 """Functions that return why the body of a request is refused."""
 MAX_AT_ONCE, MAX_AT_ONCE_KEYLESS = 8, 256
-"""Requests of one node that are served at once; others wait unread. Nodes without keys are not told apart."""
+"""Requests of one node that are served at once; others wait unread. Nodes without keys cannot be distinguished."""
 TRANSFER_SECONDS = 300.0
 """Seconds for a request and its answer."""
 ANY = "any"

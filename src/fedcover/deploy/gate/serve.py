@@ -10,13 +10,14 @@ import uvicorn
 from fedcover.deploy.address import check_port_free
 from fedcover.deploy.gate.allowed_keys import AllowedKeys
 from fedcover.deploy.gate.gate import TIMEOUT, Gate, Refused
-from fedcover.deploy.gate.protocol import GateProtocol, connection_limit
+from fedcover.deploy.gate.listener import GateLoop, Listener, connection_limit
+from fedcover.deploy.gate.protocol import GateProtocol
 from fedcover.deploy.processes.keys import ServerKeys
 from fedcover.errors import FedcoverError
 
 START_SECONDS = 10.0
 MAX_CONNECTIONS = 4096
-"""Connections at once; further ones get status 503."""
+"""Connections at once; further ones are closed."""
 MAX_HEAD_BYTES = 32 * 1024
 """The size limit of the first lines of a request."""
 KEEP_ALIVE = 30
@@ -51,15 +52,19 @@ class GateServer:
         limits = httpx.Limits(max_connections=256, max_keepalive_connections=64)
         client = httpx.AsyncClient(verify=trust, timeout=TIMEOUT, limits=limits, trust_env=False)
         self.gate = Gate(f"{'https' if keys else 'http'}://{superlink}", client, allowed, on_refused)
+        try:
+            self.listener = Listener(host, port, connection_limit(MAX_CONNECTIONS))
+        except OSError as error:  # another process took the port a moment ago
+            raise FedcoverError(f"the gate cannot listen at {host}:{port} ({error.strerror})") from error
         config = uvicorn.Config(
-            self.gate.application, host=host, port=port, log_level="critical", access_log=False, lifespan="on",
-            limit_concurrency=connection_limit(MAX_CONNECTIONS), h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            http=GateProtocol, ws="none", loop="asyncio",
+            self.gate.application, log_level="critical", access_log=False, lifespan="on",
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            http=GateProtocol, ws="none", loop=f"{GateLoop.__module__}:{GateLoop.__name__}",
             timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=2, server_header=False,
             ssl_certfile=keys.certificate if keys else None, ssl_keyfile=keys.key if keys else None,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, name="gate", daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([self.listener],), name="gate", daemon=True)
         self._thread.start()
         until = time.monotonic() + START_SECONDS
         while not self._server.started:
@@ -73,6 +78,6 @@ class GateServer:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop to listen, and wait until open requests have ended."""
+        """Stop listening, and wait until open requests have ended."""
         self._server.should_exit = True
         self._thread.join(5.0)

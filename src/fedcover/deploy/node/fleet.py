@@ -1,6 +1,6 @@
 """A node's connection to a server by Flower's Fleet API, the part of a SuperLink that nodes use.
 
-It speaks the protocol of Flower's own SuperNode with Flower's own client classes. The differences: requests carry the
+It uses the protocol of Flower's own SuperNode with Flower's own client classes. The differences: requests carry the
 server's time, a lost node is noticed after 10 to 20 seconds instead of 60, and nothing waits longer than needed.
 """
 
@@ -289,7 +289,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def _lost_messages(what: str) -> Iterator[None]:
-    """Turn Flower's errors about single messages into ours: a node goes on with the next message."""
+    """Turn Flower's errors about single messages into ours: a node continues with the next message."""
     try:
         yield
     except FedcoverError:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcover.deploy.node import worker
-from fedcover.deploy.node.worker import MAX_BYTES, read_frame, write_frame
+from fedcover.deploy.node.worker import LENGTH, MAX_BYTES
 from fedcover.deploy.wire import open_frame, pack_frame
 from fedcover.errors import FedcoverError
 
@@ -21,6 +21,8 @@ WORKER = worker.__name__
 ATTEMPTS = 2
 """How often a request is tried if the worker process dies."""
 END_SECONDS = 5.0
+MAX_WRITE, MAX_READ = 1 << 16, 1 << 20
+"""Bytes that are written to a pipe, or read from it, at once."""
 
 
 class WorkerDiedError(FedcoverError):
@@ -39,8 +41,6 @@ class WorkerProcess:
     def __init__(self, log: Path) -> None:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
-        self.deaths = 0
-        """How often it has died while it worked on a request."""
 
     @property
     def pid(self) -> int | None:
@@ -69,6 +69,7 @@ class WorkerProcess:
             raise WorkerDiedError(f"its process could not be started ({error.strerror})") from error
         os.close(request_read)
         os.close(reply_write)
+        os.set_blocking(request_write, False)  # a process that is stopped does not read
         self._requests, self._replies = os.fdopen(request_write, "wb"), os.fdopen(reply_read, "rb")
 
     def facts(self, run: Mapping[str, Any], node: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -95,16 +96,15 @@ class WorkerProcess:
         for attempt in range(ATTEMPTS):
             self.start()
             try:
-                write_frame(self._requests, request)
-                if not select.select([self._replies], [], [], max(0.0, until - time.monotonic()))[0]:
-                    self.close()
-                    raise WorkerDiedError(f"its process was still working after {seconds:.0f} s and was ended")
-                reply = read_frame(self._replies)
+                _send(self._requests.fileno(), request, until)
+                reply = _receive(self._replies.fileno(), until)
+            except TimeoutError:
+                self.close()
+                raise WorkerDiedError(f"its process was still working after {seconds:.0f} s and was ended") from None
             except OSError:
                 reply = None
             if reply is not None:
                 return open_frame(reply, MAX_BYTES)
-            self.deaths += 1
             code = self._end()
             if attempt + 1 == ATTEMPTS:
                 raise WorkerDiedError(f"its process ended {how_it_ended(code)}, {ATTEMPTS} times")
@@ -133,6 +133,42 @@ class WorkerProcess:
         if self.pid is not None and self._process is not None:
             self._process.terminate()
         self._end()
+
+
+def _send(pipe: int, frame: bytes, until: float) -> None:
+    """Write a frame with its length to a pipe; raise TimeoutError if it is not read until then."""
+    for data in (memoryview(LENGTH.pack(len(frame))), memoryview(frame)):
+        while data:
+            _wait([], [pipe], until)
+            data = data[os.write(pipe, data[:MAX_WRITE]) :]
+
+
+def _receive(pipe: int, until: float) -> bytes | None:
+    """Return the next frame of a pipe, None at its end; raise TimeoutError if it is not complete until then."""
+    head = _read(pipe, LENGTH.size, until)
+    if len(head) < LENGTH.size:
+        return None
+    (size,) = LENGTH.unpack(head)
+    frame = _read(pipe, size, until)
+    return frame if len(frame) == size else None
+
+
+def _read(pipe: int, size: int, until: float) -> bytes:
+    """Return as many bytes of a pipe, or fewer at its end."""
+    data = bytearray()
+    while len(data) < size:
+        _wait([pipe], [], until)
+        part = os.read(pipe, min(MAX_READ, size - len(data)))
+        if not part:
+            break
+        data += part
+    return bytes(data)
+
+
+def _wait(readers: list[int], writers: list[int], until: float) -> None:
+    """Wait until a pipe can be read or written; raise TimeoutError at a moment of the monotonic clock."""
+    if not any(select.select(readers, writers, [], max(0.0, until - time.monotonic()))):
+        raise TimeoutError
 
 
 def how_it_ended(code: int) -> str:

@@ -52,9 +52,7 @@ class RegisteredNode:
     id: int
     name: str
     status: str
-    since: str
     public_key: bytes = b""
-    online_until: float = 0.0
 
     @property
     def online(self) -> bool:
@@ -97,7 +95,7 @@ class Control:
     """
 
     def __init__(self, address: str, ca: str | Path | None) -> None:
-        self.address, self.ca = address, ca
+        self.address = address
         self._client = ControlHttpClient.from_server_address(
             address,
             ca is None,
@@ -122,14 +120,7 @@ class Control:
         """Return all registered nodes, the oldest first; with ``revoked`` also those that were unregistered."""
         rows = self._call("ListNodes", ListNodesRequest()).nodes_info
         return [
-            RegisteredNode(
-                row.node_id,
-                row.name,
-                row.status,
-                _minutes(row.last_activated_at if row.status == "online" else row.last_deactivated_at),
-                row.public_key,
-                row.online_until,
-            )
+            RegisteredNode(row.node_id, row.name, row.status, row.public_key)
             for row in sorted(rows, key=lambda row: row.registered_at)
             if revoked or row.status != UNREGISTERED
         ]

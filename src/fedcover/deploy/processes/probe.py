@@ -41,6 +41,8 @@ def check_server(address: str, ca: Path | None, headers: Mapping[str, str] | Non
         status, answered = _health(host, port, ca, headers or {})
     except ssl.SSLCertVerificationError as error:
         raise InputError(_certificate_problem(error, host, server, ca)) from None
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        raise NoResponseError(f"{server} closed the connection; see the server's log") from None
     except ssl.SSLError:
         raise InputError(
             f"{server} does not use TLS; start the server with --keys, or give --insecure on both ends if you control"
@@ -55,7 +57,9 @@ def check_server(address: str, ca: Path | None, headers: Mapping[str, str] | Non
         ) from None
     except http.client.HTTPException:
         raise InputError(f"{server} is not a Flower server; check the address") from None
-    except socket.gaierror:
+    except socket.gaierror as error:
+        if error.errno == socket.EAI_AGAIN:
+            raise NoResponseError(f"the name server does not respond, which is needed to find '{host}'") from None
         raise InputError(f"there is no host '{host}'; check the address") from None
     except OSError as error:
         reason = "timed out" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()

@@ -34,7 +34,7 @@ ADDRESS_FILE = "server.json"
 WATCH = 1.0
 """Seconds between looks at the folder of keys."""
 UNREGISTER_AFTER = 3.0
-"""Seconds for which a key must be absent before it is unregistered; the gate refuses it at once."""
+"""Seconds without a change of the folder after which absent keys are unregistered; the gate refuses them at once."""
 MAX_RESTARTS = 5
 """How often a SuperLink is started again within ``RESTART_WINDOW`` seconds."""
 RESTART_WINDOW = 300.0
@@ -98,9 +98,14 @@ class Server:
         self.folder, self.host, self._keys, self._on_event = folder.absolute(), host, keys, on_event
         self._allowed = allowed or (AllowedKeys(keys.ca.parent / "nodes") if keys else None)
         self._names: dict[bytes, str] = {}
+        """The keys in the folder that were registered."""
+        self._seen: dict[bytes, str] = {}
+        """The keys in the folder when it was last read."""
         self._complained: dict[str, str] = {}
-        self._absent: dict[bytes, float] = {}
-        """Registered keys that are no longer in the folder, and since when."""
+        self._absent: set[bytes] = set()
+        """Registered keys that are no longer in the folder."""
+        self._changed = 0.0
+        """When the keys in the folder last changed, by the monotonic clock."""
         self._refusals = RefusalLog()
         self._restarts: list[float] = []
         self._total_restarts = 0
@@ -178,25 +183,27 @@ class Server:
         """Register the keys that are new in the folder, and unregister those that are no longer there.
 
         The gate refuses a key that is not there at once. Flower never registers a key again that was unregistered, so
-        that waits a few seconds, and does not happen while there are no keys at all: their disk may not be mounted.
+        that waits until the folder has not changed for a few seconds: many keys may just be copied. It does not happen
+        while there are no keys at all: their disk may not be mounted.
         """
         if self._allowed is None:
             return
-        names = self._allowed.refresh()
+        names, now = self._allowed.refresh(), time.monotonic()
         for path, reason in self._allowed.problems.items():
             if self._complained.get(path) != reason:
                 self._event("problem", reason)
         self._complained = dict(self._allowed.problems)
+        if names != self._seen:
+            self._seen, self._changed = names, now
         if names == self._names and not self._absent:
             return
         registered = {node.public_key: node for node in self.control.nodes()}
-        now = time.monotonic()
-        self._absent = {key: self._absent.get(key, now) for key in registered if key not in names}
-        for key, since in list(self._absent.items()):
-            if names and now - since >= UNREGISTER_AFTER:
+        self._absent = {key for key in registered if key not in names}
+        if names and now - self._changed >= UNREGISTER_AFTER:
+            for key in list(self._absent):
                 node = registered[key]
                 self.control.unregister(node.id)
-                del self._absent[key]
+                self._absent.remove(key)
                 self._event("revoked", f"node {node.name or node.id} is revoked: its key is no longer in the folder")
         for key, name in names.items():
             if key not in registered:

@@ -85,7 +85,7 @@ class RoundOverview:
     planned_round: int | None = None
     """The round for which ``uncovered_without`` of nodes holds."""
     robust_to: int | None = None
-    """How many lying clients the round withstood."""
+    """The number of malicious clients that the averages of the round tolerate."""
 
 
 @dataclass(frozen=True)

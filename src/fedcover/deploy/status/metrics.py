@@ -68,7 +68,7 @@ def _run_families(status: FleetStatus) -> Iterator[MetricFamily]:
         ("fedcover_run_accuracy_ratio", "Test accuracy after its last round.", newest.accuracy),
         ("fedcover_run_gamma_min", "Least number of clients that held any one entry in it.", newest.gamma_min),
         ("fedcover_run_uncovered_ratio", "Share of the model that no client held in it.", newest.uncovered),
-        ("fedcover_run_robust_to", "Lying clients that it withstood.", newest.robust_to),
+        ("fedcover_run_robust_to", "Malicious clients that its averages tolerate.", newest.robust_to),
         ("fedcover_run_down_bytes", "Bytes that all clients received in it.", newest.down),
         ("fedcover_run_up_bytes", "Bytes that all clients sent in it.", newest.up),
         ("fedcover_run_recent_rejections", "Updates rejected in the last ten rounds.", newest.total_rejections),

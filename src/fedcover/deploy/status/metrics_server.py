@@ -53,7 +53,7 @@ class MetricsServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def close(self) -> None:
-        """Stop to listen."""
+        """Stop listening."""
         self.shutdown()
         self._thread.join(5.0)
         self.server_close()

@@ -73,9 +73,8 @@ class StatusPublisher:
 
 
 def _current(nodes: Sequence[RegisteredNode]) -> list[RegisteredNode]:
-    """Return the nodes without the revoked ones that had the name of another: their key was replaced."""
-    names = {node.name for node in nodes if node.status != UNREGISTERED}
-    last = {node.name: node for node in nodes}
-    return [
-        node for node in nodes if node.status != UNREGISTERED or (node.name not in names and last[node.name] is node)
-    ]
+    """Return one node for each name, the newest: after a key was replaced, the old one is revoked, or soon will be."""
+    newest = {}
+    for node in sorted(nodes, key=lambda node: node.status != UNREGISTERED):  # those that are registered come last
+        newest[node.name or node.id] = node
+    return [node for node in nodes if newest[node.name or node.id] is node]

@@ -66,5 +66,5 @@ def coverage_line(newest: RoundOverview) -> str:
     if newest.uncovered is not None:
         parts.append(f"{percent(newest.uncovered, 1)} of the model uncovered")
     if newest.robust_to is not None:
-        parts.append(f"robust to {newest.robust_to} lying clients")
+        parts.append(f"robust to {newest.robust_to} malicious clients")
     return ", ".join(parts)
