@@ -26,6 +26,10 @@ class WholeLayersWarning(UserWarning):
     """Issued once a run: layers stay whole, so that clients keep another share of the model than budgets ask for."""
 
 
+class BudgetWarning(UserWarning):
+    """Issued once a run: a policy of your own keeps more of the model than budgets allow, or there are no budgets."""
+
+
 class DesignWarning(UserWarning):
     """Issued once a run: the budgets of a cohort do not reach the requested coverage."""
 

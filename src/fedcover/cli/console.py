@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedcover._files import full_disk_error
 from fedcover.errors import (
+    BudgetWarning,
     CallbackStateWarning,
     CheckpointWarning,
     CoverageWarning,
@@ -36,6 +37,7 @@ from fedcover.toml import toml_value
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 OURS = (
+    BudgetWarning,
     CallbackStateWarning,
     CheckpointWarning,
     CoverageWarning,

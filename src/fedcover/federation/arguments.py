@@ -19,7 +19,7 @@ from fedcover.engines.base import Engine
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError, check_bool, shown
 from fedcover.federation.sampling import SAMPLINGS, Sampling
-from fedcover.policies.base import PerClient, Policy
+from fedcover.policies.base import Policy, is_built_in
 from fedcover.policies.registry import POLICIES
 from fedcover.seeding import ambient, seeded
 from fedcover.structure.batch_norm import check_batches
@@ -142,8 +142,7 @@ def fit_targets(test: Examples, train: Examples) -> Examples:
 
 def follows_budgets(policy: Policy) -> bool:
     """Return whether a policy of this package prunes, and only as much as budgets ask for."""
-    built_in = type(policy).__module__.partition(".")[0] == "fedcover" and not isinstance(policy, PerClient)
-    return built_in and not policy.traits().ignores_budgets
+    return is_built_in(policy) and not policy.traits().ignores_budgets
 
 
 def _meant(name: str, value: Any, cohort: int) -> Any:

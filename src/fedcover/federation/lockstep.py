@@ -122,7 +122,7 @@ class _GroupRound:
         self._rounds: list[PlannedRound] = []
         for run in runs:
             with self._errors_of(run):
-                self._rounds.append(run.federation.begin_round(run.state, engine.device))
+                self._rounds.append(run.begin_round(engine.device))
         jobs = [job for planned in self._rounds for job in planned.jobs]
         self._updates = self._watched(engine.train(jobs)) if jobs else iter(())
 

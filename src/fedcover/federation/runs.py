@@ -18,8 +18,10 @@ from fedcover.errors import InputError, StoppedWarning, check_whole
 from fedcover.federation.callbacks.base import Callback, RoundView, RunView
 from fedcover.federation.callbacks.calls import RunCallbacks, describe_callback
 from fedcover.federation.checkpoint import digest_of
+from fedcover.federation.cohort import NO_SHARES, Shares
 from fedcover.federation.fingerprint import Method, describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.planned_round import PlannedRound
 from fedcover.federation.run_folder import RunFolder
 from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
 from fedcover.params import on_device, prune
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
 
+CPU = torch.device("cpu")
 SAMPLED = 32
 """The number of items of a lazy data set that identify it, with the targets that it lists."""
 
@@ -194,6 +197,12 @@ class Run:
         """The name of the run in its settings, or that of its folder."""
         return str((self.settings or {}).get("name") or (Path(self.out).name if self.out is not None else ""))
 
+    def begin_round(self, device: torch.device = CPU, shares: Shares = NO_SHARES) -> PlannedRound:
+        """Plan the next round on a device; warn if a policy of the user's own exceeds budgets."""
+        planned = self.federation.begin_round(self.state, device, shares)
+        self._warnings.check_plans(planned)
+        return planned
+
     def store(self, record: RoundRecord, schedule: RunSchedule) -> None:
         """Store a record with the state of callbacks that have seen it; warn if it shows something unexpected."""
         last = self.state.round == schedule.rounds
@@ -210,8 +219,7 @@ class Run:
 
     def finish(self, schedule: RunSchedule, engine: Engine) -> History:
         """Write the summary and return the history, with the summary and the trained model."""
-        cpu = torch.device("cpu")
-        self.history.theta = prune(on_device(self.state.theta, cpu), on_device(shown_in(self.state.policy), cpu))
+        self.history.theta = prune(on_device(self.state.theta, CPU), on_device(shown_in(self.state.policy), CPU))
         self.history.state = self.state
         self.history.summary = summary(self.federation, self.history, self.name, self.test, engine)
         if self._callbacks.stopped:

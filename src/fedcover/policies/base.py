@@ -183,6 +183,11 @@ class PerClient(Policy):
         return [ClientPlan(client, self._function(theta, client, this_round)) for client in cohort], state
 
 
+def is_built_in(policy: Policy) -> bool:
+    """Return whether a policy is one of this package, and not written by a user."""
+    return type(policy).__module__.partition(".")[0] == "fedcover" and not isinstance(policy, PerClient)
+
+
 def policy(function: Callable[[Params, Client, Round], Mask]) -> PerClient:
     """Make a policy of a function (theta, client, this_round) -> mask; use it as a decorator.
 

@@ -217,7 +217,7 @@ class FedCover(Strategy):
         self._online = set(grid.get_node_ids())
         self.registry.update(grid, self._online, self._notify)
         with one_thread():
-            planned = self.federation.begin_round(self.played_run.state, shares=self._shares())
+            planned = self.played_run.begin_round(shares=self._shares())
         self._attempts += 1
         before, folder = self._round, self.played_run.out
         self._round = RoundExchange(planned, UpdateSpool(None if folder is None else Path(folder)))
