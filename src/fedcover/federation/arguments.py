@@ -21,7 +21,7 @@ from fedcover.errors import InputError, check_bool, shown
 from fedcover.federation.sampling import SAMPLINGS, Sampling
 from fedcover.policies.base import Policy, is_built_in
 from fedcover.policies.registry import POLICIES
-from fedcover.seeding import ambient, seeded
+from fedcover.seeding import ambient, seeded, whole_seed
 from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.calls import call_model
 from fedcover.training.recipes import OPTIMIZERS, Recipe
@@ -68,6 +68,7 @@ def resolve_arguments(federation: "Federation") -> None:
     if own is not None:
         fitted = fit_targets(fit_inputs(federation.task.model, own.examples), federation.clients.examples)
         federation.clients = federation.clients.with_tests(own.with_examples(fitted))
+    federation.seed = whole_seed(federation.seed)
     for name in SWITCHES:
         check_bool(name, getattr(federation, name))
     policy = federation.policy

@@ -30,6 +30,8 @@ CLIENTS = fc.data.iid(small_data(), clients=8, seed=1)
         ({"aggregator": fc.mean}, "got mean itself, which must be called"),
         ({"engine": "gpu"}, "engine must be one of auto, serial, processes, vectorized; got 'gpu'"),
         ({"certify": "no"}, "certify must be True or False; got 'no'"),
+        ({"seed": "1"}, "seed must be a whole number; got '1'"),
+        ({"seed": None}, "seed must be a whole number; got None"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_named_with_what_to_give(argument: dict[str, object], why: str) -> None:
@@ -93,3 +95,12 @@ def test_tokens_stay_whole_numbers() -> None:
 def test_rates_without_a_draw_are_refused() -> None:
     with pytest.raises(fc.InputError, match="rates are drawn only with dynamic=True; give fixed widths as budgets"):
         fc.heterofl(rates=[0.5, 0.25])
+
+
+def test_a_seed_of_numpy_is_the_same_seed() -> None:
+    whole = [fc.Federation(small_net(), CLIENTS, cohort=4, seed=seed) for seed in (3, np.int64(3))]
+    assert whole[0].run(1) == whole[1].run(1)
+    parts = [fc.data.iid(small_data(), clients=8, seed=seed).parts for seed in (3, np.int64(3))]
+    assert all(torch.equal(part, parts[0]) for part in parts)
+    with pytest.raises(fc.InputError, match=r"seed must be a whole number; got 1\.5"):
+        fc.data.iid(small_data(), clients=8, seed=1.5)
