@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from fedcover.data.inputs import Inputs, cast_inputs, count, map_inputs, parts_of, take, to_device
 from fedcover.data.items import Items
@@ -224,7 +224,10 @@ def as_examples(data: object) -> Examples:
     if _is_dataset(data):
         return _from_dataset(data)
     kind = type(data).__name__
-    raise InputError(f"data must be Examples, a pair (inputs, labels) or a torch Dataset with a length; got {kind}")
+    hint = "; pass its dataset, loader.dataset" if isinstance(data, DataLoader) else ""
+    raise InputError(
+        f"data must be Examples, a pair (inputs, labels) or a torch Dataset with a length; got {kind}{hint}"
+    )
 
 
 def _is_dataset(data: object) -> bool:

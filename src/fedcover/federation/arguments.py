@@ -6,8 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedcover.aggregation import AGGREGATORS
 from fedcover.aggregation.base import Aggregator
@@ -34,10 +35,12 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "task": (Task, "a model, or a task: fedcover.Task(model, loss)"),
     "clients": (
         Population,
-        "clients with their examples: fedcover.data.iid(data, clients=10) deals data to clients, and"
-        " fedcover.data.from_parts(data, parts) takes each client's indices, as a list or as a dict by name",
+        "clients with their examples: fedcover.data.iid(data, clients=10) deals data to clients,"
+        " fedcover.data.from_parts(data, parts) takes each client's indices, as a list or as a dict by name, and"
+        " fedcover.data.from_clients(datasets) takes one data set per client",
     ),
-    "policy": (Policy, "a policy or its name, such as fedcover.weight_pruning() or 'WP'"),
+    "policy": (Policy, "a policy or its name, such as fedcover.weight_pruning() or 'WP', or a function with"
+               " @fedcover.policy"),
     "budgets": ((Budgets, type(None)), "budgets or a code, such as fedcover.by_slot('1247') or '10x0.5'"),
     "local": (Recipe, "a recipe or its name, such as fedcover.LocalSGD() or 'Adam'"),
     "aggregator": (Aggregator, "an aggregator or its name, such as fedcover.mean() or 'median', or a function with"
@@ -152,6 +155,8 @@ def _meant(name: str, value: Any, cohort: int) -> Any:
         return Task(value)
     if name == "engine" and isinstance(value, str):
         return choose_engine(value, cohort=cohort)
+    if name == "budgets" and isinstance(value, np.ndarray | Tensor):
+        value = value.tolist()
     if name == "budgets" and isinstance(value, str | list | tuple):
         return by_slot(value)
     if name in REGISTRIES and isinstance(value, str):

@@ -30,7 +30,7 @@ from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.planned_round import PlannedRound, RoundHook
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions
+from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, check_options
 from fedcover.federation.sampling import Sampling, uniform
 from fedcover.federation.scores import Evaluation
 from fedcover.federation.screening import check_robustness
@@ -187,6 +187,7 @@ class Federation:
             InputError: If the folder cannot be used, or holds another run.
             ClientError: If a client fails, or all clients of a round diverge.
         """
+        check_options("run", schedule, ScheduleOptions)
         run = Run(self, self.test_set(evaluate_on), on_round, out, resume, callbacks=callbacks)
         return run_all_rounds([run], RunSchedule(rounds, **schedule), self.engine)[0]
 

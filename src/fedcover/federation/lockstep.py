@@ -16,7 +16,7 @@ from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, check_callbacks, move_tests
+from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, check_callbacks, check_options, move_tests
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -90,8 +90,12 @@ def run_many(
     Returns:
         One history per federation.
     """
-    if out is not None and len(out) != len(federations):
-        raise InputError(f"out must have one folder per federation, {len(federations)}; got {len(out)}")
+    if not isinstance(federations, Sequence):
+        raise InputError(f"federations must be a list of federations; got {shown(federations)}")
+    if isinstance(out, str | os.PathLike) or (out is not None and len(out) != len(federations)):
+        got = f"'{out}'" if isinstance(out, str | os.PathLike) else len(out)
+        raise InputError(f"out must be a list of one folder per federation, {len(federations)}; got {got}")
+    check_options("run_many", options, RunOptions)
     if not federations:
         return []
     resume = options.pop("resume", False)

@@ -88,6 +88,16 @@ class ScheduleOptions(TypedDict, total=False):
     checkpoint_every: int
 
 
+def check_options(function: str, options: Mapping[str, object], allowed: type[ScheduleOptions]) -> None:
+    """Raise TypeError, which lists the keyword options of a function, if one of them does not exist."""
+    names = sorted(allowed.__annotations__)
+    for name in options:
+        if name not in names:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument '{name}'; it also takes {', '.join(names)}"
+            )
+
+
 @dataclass
 class Run:
     """One run of a federation, with its test set, its folder and its callbacks."""

@@ -27,7 +27,8 @@ class RunCallbacks:
         for callback in listed:
             if not isinstance(callback, Callback):
                 raise InputError(
-                    f"callbacks must be objects such as fedcover.EarlyStopping(patience=5); got {shown(callback)}"
+                    f"callbacks must be objects such as fedcover.EarlyStopping(patience=5), or of a subclass of"
+                    f" fedcover.Callback; got {shown(callback)}; on_round takes a plain function of the record"
                 )
         self.callbacks: list[Callback] = listed
         counts: Counter[str] = Counter()
