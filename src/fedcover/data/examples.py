@@ -169,6 +169,11 @@ class Examples:
         items = replace(self.inputs, dataset=Subset(self.inputs.dataset, indices.tolist()))
         return replace(self, inputs=items, labels=None if self.labels is None else self.labels[indices])
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether the labels are class numbers that can be counted: neither values, nor read with each item."""
+        return self.labels is not None and self.classes > 0
+
     def class_labels(self) -> Tensor:
         """Return the class numbers; raise InputError if the targets are not class numbers that can be counted."""
         if self.labels is None or not self.classes:
