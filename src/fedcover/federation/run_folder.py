@@ -220,14 +220,18 @@ class RunFolder:
             raise InputError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
         return resumable
 
-    def compare(self, settings: Settings, method: Method, fingerprint_of: Callable[[str], str]) -> None:
+    def compare(self, settings: Settings, method: Method, fingerprint_of: Callable[[str], str] | None = None) -> None:
         """Raise InputError if the folder holds a run of other settings, code or data; nothing is changed.
 
         Args:
             settings: The settings of the run.
             method: What is trained, and how, without an engine.
-            fingerprint_of: Returns the fingerprint of the run with an engine's arithmetic, such as ``serial``.
+            fingerprint_of: Returns the fingerprint of the run with an engine's arithmetic, such as ``serial``; None if
+                data and the initial model are not compared.
         """
+        if fingerprint_of is None:
+            self._check_same(settings, method, same_fingerprint=True)
+            return
         arithmetic = self._stored_method().get("engine", {}).get("")
         fingerprint = fingerprint_of(str(arithmetic)) if arithmetic else ""
         stored = find_checkpoint(self.path, fingerprint).checkpoint if arithmetic else None

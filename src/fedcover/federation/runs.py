@@ -159,12 +159,19 @@ class Run:
             self.state, self.history = stored.state, stored.history
         self._start_callbacks(schedule, stored.callbacks if stored else {})
 
-    def compare(self) -> None:
-        """Raise InputError if the folder holds a run of other settings, code or data; the engine may be another."""
+    def compare(self, data: bool = True) -> None:
+        """Raise InputError if the folder holds a run of other settings, code or data; the engine may be another.
+
+        Args:
+            data: Whether data and the initial model are compared too; the server of a simulation has no clients' data.
+        """
         assert self.out is not None
         assert self.settings is not None
-        settings, read = self.settings, digests(self.federation, self.test)
-        folder = RunFolder(self.out)
+        folder, settings = RunFolder(self.out), self.settings
+        if not data:
+            folder.compare(settings, self.federation.method)
+            return
+        read = digests(self.federation, self.test)
         folder.compare(settings, self.federation.method, lambda arithmetic: fingerprint(settings, arithmetic, *read))
 
     def _start_callbacks(self, schedule: RunSchedule, stored: Mapping[str, Any]) -> None:
