@@ -157,6 +157,10 @@ class History(Sequence[RoundRecord]):
         """Add the record of the next round."""
         self._records.append(record)
 
+    def replace_last(self, record: RoundRecord) -> None:
+        """Replace the newest record by one with more scores."""
+        self._records[-1] = record
+
     @property
     def last(self) -> RoundRecord:
         """The newest record."""

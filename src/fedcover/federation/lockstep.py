@@ -138,7 +138,7 @@ class _GroupRound:
             test = run.test if evaluates else None
             with self._errors_of(run):
                 run.state, record = run.federation.end_round(planned, arrivals, test, local)
-                run.store(record, schedule)
+                run.store(record, schedule, planned.plans)
 
     def _watched(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Yield the engine's updates; its error need not be that of the run which waits for an update."""

@@ -147,7 +147,7 @@ class RunFolder:
         fingerprint: str,
         resume: bool,
         rounds: int,
-        trim: Callable[[RoundRecord], RoundRecord] = lambda record: record,
+        trim: Callable[[Checkpoint], History] = lambda stored: stored.history,
         method: Method | None = None,
     ) -> Checkpoint | None:
         """Lock the folder for a run and return the newest checkpoint of the run that it holds; None if it is new.
@@ -160,7 +160,7 @@ class RunFolder:
             fingerprint: The digest of what decides the run's bits.
             resume: Whether to continue the run in the folder.
             rounds: The number of rounds of the run.
-            trim: Returns the last record of a shorter run as this run would have made it.
+            trim: Returns the history of a shorter or stopped run as this run would have made it.
             method: What is trained, and how; a folder without ``method.json``, of an older version, fits any.
 
         Raises:
@@ -194,7 +194,7 @@ class RunFolder:
         resumable.set_aside(self.path)
         stored = resumable.checkpoint
         if stored:
-            stored = stored._replace(history=History([trim(record) for record in stored.history]))
+            stored = stored._replace(history=trim(stored))
         if method:
             write_atomically(self.path / "method.json", json.dumps(method, indent=1) + "\n")
         write_atomically(config, to_toml(settings))

@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -17,15 +18,16 @@ from fedcover.engines.base import Engine
 from fedcover.errors import InputError, StoppedWarning, check_whole
 from fedcover.federation.callbacks.base import Callback, RoundView, RunView
 from fedcover.federation.callbacks.calls import RunCallbacks, describe_callback
-from fedcover.federation.checkpoint import digest_of
+from fedcover.federation.checkpoint import Checkpoint, digest_of
 from fedcover.federation.cohort import NO_SHARES, Shares
 from fedcover.federation.fingerprint import Method, describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.federation.run_folder import RunFolder
 from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
+from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.params import on_device, prune
-from fedcover.policies.base import shown_in
+from fedcover.policies.base import ClientPlan, shown_in
 from fedcover.seeding import seeded
 from fedcover.toml import Settings
 from fedcover.training.targets import FittedLoss
@@ -153,11 +155,18 @@ class Run:
         self._fingerprint = fingerprint(self.settings, arithmetic, *digests(self.federation, self.test))
         self._folder = RunFolder(self.out)
         stored = self._folder.open(
-            self.settings, self._fingerprint, self.resume, schedule.rounds, schedule.trim, method
+            self.settings, self._fingerprint, self.resume, schedule.rounds, partial(self._trimmed, schedule), method
         )
         if stored:
             self.state, self.history = stored.state, stored.history
         self._start_callbacks(schedule, stored.callbacks if stored else {})
+
+    def _trimmed(self, schedule: RunSchedule, stored: Checkpoint) -> History:
+        """Return a stored history without evaluations of a shorter or stopped run, unless the stop holds."""
+        longer = schedule.rounds > stored.state.round
+        stop = self._callbacks.held_stop((stored.callbacks.get("before") if longer else None) or stored.callbacks)
+        last = stop["round"] if stop else 0
+        return History([record if record.round == last else schedule.trim(record) for record in stored.history])
 
     def compare(self, data: bool = True) -> None:
         """Raise InputError if the folder holds a run of other settings, code or data; the engine may be another.
@@ -220,12 +229,19 @@ class Run:
         self._warnings.check_plans(planned)
         return planned
 
-    def store(self, record: RoundRecord, schedule: RunSchedule) -> None:
-        """Store a record with the state of callbacks that have seen it; warn if it shows something unexpected."""
+    def store(self, record: RoundRecord, schedule: RunSchedule, plans: Sequence[ClientPlan]) -> None:
+        """Store a record with the state of callbacks that have seen it; warn if it shows something unexpected.
+
+        A round after which a callback stops the run is evaluated like the last one.
+        """
         last = self.state.round == schedule.rounds
         before = self._callbacks.state() if last and schedule.longer().trim(record) != record else {}
         self.history.append(record)
         self._callbacks.on_round(self._round_view(record))
+        if self.stopped and self.test is not None and not schedule.evaluates_locally(record.round):
+            scores = score_fields(self.federation, self.state, plans, Evaluation(self.test, local=True))
+            record = replace(record, **scores)
+            self.history.replace_last(record)
         if self._folder:
             self._folder.append(record)
             if schedule.checkpoints(self.state.round) or self.stopped:

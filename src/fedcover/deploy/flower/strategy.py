@@ -303,7 +303,7 @@ class FedCover(Strategy):
         record = self._average(current, left_out)
         for row in [*record.rejected[len(left_out) :], *record.limited]:  # what the comparison with the cohort decided
             self._notify(f"round {index}: client {row['client']}: {row['reason']}")
-        self.played_run.store(record, self.schedule)
+        self.played_run.store(record, self.schedule, current.planned.plans)
         metrics: dict[str, Any] = {
             "gamma_min": record.gamma_min,
             "uncovered": record.uncovered,

@@ -56,8 +56,12 @@ class RunCallbacks:
                     CallbackStateWarning,
                     stacklevel=6,
                 )
-        stop = stored.get("stopped")
-        self.stopped = stop if stop and stop["by"] in map(describe_callback, self.callbacks) else None
+        self.stopped = self.held_stop(stored)
+
+    def held_stop(self, stored: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the stop that a checkpoint stores, if the callback that asked for it is still there; or None."""
+        stop: dict[str, Any] | None = stored.get("stopped")
+        return stop if stop and stop["by"] in map(describe_callback, self.callbacks) else None
 
     def on_round(self, view: RoundView) -> None:
         """Call all callbacks after a round; the first that asks for a stop gives the reason."""
