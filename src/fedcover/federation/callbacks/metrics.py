@@ -18,7 +18,7 @@ BETTER = {
         "loss", "train_loss", "perplexity", "rmse", "mse", "mae", "error", "uncovered", "pruning_noise",
         "pruning_noise_max", "bytes_down", "bytes_up", "macs",
     ),
-    "max": ("accuracy", "local_accuracy", "f1", "auc", "precision", "recall", "gamma_min", "top5"),
+    "max": ("accuracy", "local_accuracy", "f1", "auc", "r2", "precision", "recall", "gamma_min", "top5"),
 }  # fmt: skip
 """The metrics of which it is known whether less or more is better."""
 
