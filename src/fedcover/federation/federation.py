@@ -3,8 +3,8 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Unpack
+from functools import cached_property, partial
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -29,8 +29,9 @@ from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.planned_round import PlannedRound, RoundHook
+from fedcover.federation.progress_lines import with_progress
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, check_options
+from fedcover.federation.runs import ProgressOptions, Run, RunSchedule, ScheduleOptions, check_options
 from fedcover.federation.sampling import Sampling, uniform
 from fedcover.federation.scores import Evaluation
 from fedcover.federation.screening import check_robustness
@@ -170,7 +171,7 @@ class Federation:
         resume: bool = False,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
         callbacks: Sequence[Callback] | Callback = (),
-        **schedule: Unpack[ScheduleOptions],
+        **options: Unpack[ProgressOptions],
     ) -> History:
         """Play rounds from theta_0 and return their history.
 
@@ -181,15 +182,18 @@ class Federation:
             resume: Continue the run in ``out``, bit-identical to an uninterrupted run.
             on_round: Called with the record of each round.
             callbacks: Objects that see every round and may stop the run, such as ``fedcover.EarlyStopping()``.
-            schedule: ``evaluate_every``, ``local_every`` and ``checkpoint_every``; see ``RunSchedule``.
+            options: ``evaluate_every``, ``local_every`` and ``checkpoint_every``, see ``RunSchedule``; and
+                ``progress=True``, which prints a line about the run to stderr every few seconds.
 
         Raises:
             InputError: If the folder cannot be used, or holds another run.
             ClientError: If a client fails, or all clients of a round diverge.
         """
-        check_options("run", schedule, ScheduleOptions)
-        run = Run(self, self.test_set(evaluate_on), on_round, out, resume, callbacks=callbacks)
-        return run_all_rounds([run], RunSchedule(rounds, **schedule), self.engine)[0]
+        check_options("run", options, ProgressOptions)
+        follow = with_progress(lambda _, record: on_round(record), options.pop("progress", False), rounds)
+        schedule = RunSchedule(rounds, **cast(ScheduleOptions, options))
+        run = Run(self, self.test_set(evaluate_on), partial(follow, 0), out, resume, callbacks=callbacks)
+        return run_all_rounds([run], schedule, self.engine)[0]
 
     def remedy(self, index: int) -> str:
         """Return what to change if the masks of a round leave part of the model to no client."""

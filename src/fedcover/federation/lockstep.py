@@ -15,14 +15,23 @@ from fedcover.errors import InputError, shown
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound
+from fedcover.federation.progress_lines import with_progress
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, check_callbacks, check_options, move_tests
+from fedcover.federation.runs import (
+    ProgressOptions,
+    Run,
+    RunSchedule,
+    ScheduleOptions,
+    check_callbacks,
+    check_options,
+    move_tests,
+)
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
 
-class RunOptions(ScheduleOptions, total=False):
+class RunOptions(ProgressOptions, total=False):
     """The keyword options of ``run_many``."""
 
     resume: bool
@@ -84,8 +93,9 @@ def run_many(
         out: One folder per federation.
         engine: What trains all clients.
         on_round: Called with the federation's position in the list and the record of each round.
-        options: ``resume``, to continue the runs in ``out``; ``callbacks``, one list of callbacks per federation; and
-            ``evaluate_every``, ``local_every`` and ``checkpoint_every``; see ``RunSchedule``.
+        options: ``resume``, to continue the runs in ``out``; ``callbacks``, one list of callbacks per federation;
+            ``evaluate_every``, ``local_every`` and ``checkpoint_every``, see ``RunSchedule``; and ``progress=True``,
+            which prints a line about the runs to stderr every few seconds.
 
     Returns:
         One history per federation.
@@ -103,11 +113,12 @@ def run_many(
     if not isinstance(callbacks, Sequence) or len(callbacks) != len(federations):
         got = len(callbacks) if isinstance(callbacks, Sequence) else shown(callbacks)
         raise InputError(f"callbacks must have one list per federation, {len(federations)}; got {got}")
+    follow = with_progress(on_round, options.pop("progress", False), rounds, len(federations))
     runs = [
         Run(
             federation,
             federation.test_set(evaluate_on),
-            partial(on_round, number),
+            partial(follow, number),
             out[number] if out is not None else None,
             resume,
             callbacks=callbacks[number],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 import torch
 from torch import Tensor
@@ -90,9 +90,15 @@ class ScheduleOptions(TypedDict, total=False):
     checkpoint_every: int
 
 
-def check_options(function: str, options: Mapping[str, object], allowed: type[ScheduleOptions]) -> None:
+class ProgressOptions(ScheduleOptions, total=False):
+    """The keyword options of ``Federation.run``."""
+
+    progress: bool
+
+
+def check_options(function: str, options: Mapping[str, object], allowed: type[ProgressOptions]) -> None:
     """Raise TypeError, which lists the keyword options of a function, if one of them does not exist."""
-    names = sorted(allowed.__annotations__)
+    names = sorted(get_type_hints(allowed))
     for name in options:
         if name not in names:
             raise TypeError(
