@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -27,11 +27,10 @@ from fedcover.federation.cohort import NO_SHARES, Shares, check_cohort, draw_bud
 from fedcover.federation.evaluator import Evaluator
 from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
-from fedcover.federation.lockstep import run_all_rounds
+from fedcover.federation.lockstep import follow_rounds, run_all_rounds
 from fedcover.federation.planned_round import PlannedRound, RoundHook
-from fedcover.federation.progress_lines import with_progress
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import ProgressOptions, Run, RunSchedule, ScheduleOptions, check_options
+from fedcover.federation.runs import ProgressOptions, Run
 from fedcover.federation.sampling import Sampling, uniform
 from fedcover.federation.scores import Evaluation
 from fedcover.federation.screening import check_robustness
@@ -154,8 +153,7 @@ class Federation:
     ) -> tuple[State, RoundRecord]:
         """Aggregate the updates of a planned round; return the state after it, and its record.
 
-        Updates may come in any order, and are consumed as a stream; ``Arrivals`` adds how they arrived. The new model
-        is evaluated if there is a test set, on its clients' own label mixes also if ``local`` is set.
+        Updates may come in any order, as a stream; ``Arrivals`` adds how they arrived. ``local`` adds local accuracy.
 
         Raises:
             ClientError: If no client's update is finite.
@@ -182,16 +180,13 @@ class Federation:
             resume: Continue the run in ``out``, bit-identical to an uninterrupted run.
             on_round: Called with the record of each round.
             callbacks: Objects that see every round and may stop the run, such as ``fedcover.EarlyStopping()``.
-            options: ``evaluate_every``, ``local_every`` and ``checkpoint_every``, see ``RunSchedule``; and
-                ``progress=True``, which prints a line about the run to stderr every few seconds.
+            options: ``progress=True``, to print a line every few seconds, and those of ``RunSchedule``.
 
         Raises:
             InputError: If the folder cannot be used, or holds another run.
             ClientError: If a client fails, or all clients of a round diverge.
         """
-        check_options("run", options, ProgressOptions)
-        follow = with_progress(lambda _, record: on_round(record), options.pop("progress", False), rounds)
-        schedule = RunSchedule(rounds, **cast(ScheduleOptions, options))
+        follow, schedule = follow_rounds(lambda _, record: on_round(record), rounds, options)
         run = Run(self, self.test_set(evaluate_on), partial(follow, 0), out, resume, callbacks=callbacks)
         return run_all_rounds([run], schedule, self.engine)[0]
 

@@ -15,7 +15,7 @@ from fedcover.errors import InputError, shown
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound
-from fedcover.federation.progress_lines import with_progress
+from fedcover.federation.progress_lines import OnRound, with_progress
 from fedcover.federation.round import Arrivals
 from fedcover.federation.runs import (
     ProgressOptions,
@@ -70,6 +70,13 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
         for group_round in in_training:
             group_round.end(schedule)
         return [run.finish(schedule, engine) for run in runs]
+
+
+def follow_rounds(on_round: OnRound, rounds: int, options: ProgressOptions) -> tuple[OnRound, RunSchedule]:
+    """Return what is called after each round, with lines of progress if they are asked for, and the run's schedule."""
+    check_options("run", options, ProgressOptions)
+    follow = with_progress(on_round, options.pop("progress", False), rounds)
+    return follow, RunSchedule(rounds, **cast(ScheduleOptions, options))
 
 
 def run_many(
