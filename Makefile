@@ -39,9 +39,10 @@ check: setup
 	$(BIN)/ruff format --check src tests examples benchmarks tools
 	$(BIN)/mypy
 
-# Build the documentation as a site that works offline, site/index.html, after filling numbers into the pages.
+# Build the documentation as a site that works offline, site/index.html, after filling numbers and tables into the pages.
 docs: setup
 	$(BIN)/python tools/docs/fill_numbers.py
+	$(BIN)/python tools/docs/fill_tables.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 setup: $(VENV)/.ready

@@ -32,6 +32,7 @@ from fedcover.clients import Client
 from fedcover.data import Examples, Population
 from fedcover.engines import Engine, Processes, Serial, Vectorized
 from fedcover.errors import (
+    BudgetWarning,
     CallbackStateWarning,
     CheckpointWarning,
     ClientError,
@@ -93,6 +94,7 @@ __all__ = [
     "Budget",
     "CSVLog",
     "Callback",
+    "BudgetWarning",
     "CallbackStateWarning",
     "CheckpointWarning",
     "Client",

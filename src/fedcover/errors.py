@@ -1,6 +1,8 @@
 """The errors and warnings that users see: one sentence with the subject, the value and the remedy."""
 
 import importlib.util
+import inspect
+from collections.abc import Callable
 
 PACKAGES = {"PIL": "pillow", "mlflow": "mlflow-skinny"}
 """Names under which pip knows modules that are imported under another name."""
@@ -24,6 +26,10 @@ class CoverageWarning(UserWarning):
 
 class WholeLayersWarning(UserWarning):
     """Issued once a run: layers stay whole, so that clients keep another share of the model than budgets ask for."""
+
+
+class BudgetWarning(UserWarning):
+    """Issued once a run: a policy of your own keeps more of the model than budgets allow, or there are no budgets."""
 
 
 class DesignWarning(UserWarning):
@@ -99,14 +105,47 @@ def check_bool(name: str, value: object) -> None:
         raise InputError(f"{name} must be True or False; got {shown(value)}")
 
 
+def check_arguments(function: object, names: tuple[str, ...], what: str) -> None:
+    """Raise InputError unless a value is a function that can be called with these positional arguments.
+
+    >>> check_arguments(lambda theta: {}, ("theta", "client"), "a mask's function")
+    Traceback (most recent call last):
+    fedcover.errors.InputError: a mask's function takes (theta, client); got a function of (theta)
+    """
+    takes = f"{what} takes ({', '.join(names)})"
+    if not callable(function):
+        raise InputError(f"{takes}; got {shown(function)}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # as of some functions in C
+        return
+    try:
+        signature.bind(*names)
+    except TypeError:
+        raise InputError(f"{takes}; got a function of {signature}") from None
+
+
 def shown(value: object) -> str:
     """Return an argument of the wrong kind in a few words.
 
-    >>> shown("Adam"), shown(check_bool), shown([1])
-    ("'Adam'", 'check_bool itself, which must be called', 'a value of type list')
+    >>> shown("Adam"), shown(InputError), shown(shown), shown([1])
+    ("'Adam'", 'InputError itself, which must be called', "the function 'shown'", 'a value of type list')
     """
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if callable(value) and (name := getattr(value, "__name__", None)):
-        return f"{name} itself, which must be called"
+        return f"the function '{name}'" if _needs_arguments(value) else f"{name} itself, which must be called"
     return f"a value of type {type(value).__name__}"
+
+
+def _needs_arguments(value: Callable[..., object]) -> bool:
+    """Return whether a function, other than a class, cannot be called without arguments."""
+    if isinstance(value, type):
+        return False
+    try:
+        inspect.signature(value).bind()
+    except TypeError:
+        return True
+    except ValueError:  # as of some functions in C
+        return False
+    return False

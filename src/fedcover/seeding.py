@@ -6,6 +6,7 @@ these for a block, and restore them afterwards.
 """
 
 import hashlib
+import operator
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from fedcover.errors import InputError, shown
 
 Key = int | str
 
@@ -24,11 +27,26 @@ def address(seed: int, *key: Key) -> int:
         seed: Seed of the federation.
         key: Parts of the address. The type of a part counts: ``1`` and ``"1"`` are different.
 
+    Raises:
+        InputError: If the seed is not a whole number.
+
     >>> address(0, "cohort", 3) == address(0, "cohort", 3) != address(1, "cohort", 3)
     True
     """
-    text = "/".join(f"{type(part).__name__}:{part}" for part in (seed, *key))
+    text = "/".join(f"{type(part).__name__}:{part}" for part in (whole_seed(seed), *key))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def whole_seed(seed: object) -> int:
+    """Return a seed as an int, also if it is a whole number of numpy; raise InputError otherwise.
+
+    >>> whole_seed(np.int64(3))
+    3
+    """
+    try:
+        return operator.index(seed)  # type: ignore[arg-type]
+    except TypeError:
+        raise InputError(f"seed must be a whole number; got {shown(seed)}") from None
 
 
 def generator(seed: int, *key: Key) -> torch.Generator:

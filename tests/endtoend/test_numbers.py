@@ -15,6 +15,16 @@ SOURCES = {
 }
 
 
+def test_tables_of_the_reference_are_those_of_the_package() -> None:
+    """They are part of the pages, which are also read without the site; `make docs` writes them."""
+    assert tool("fill_tables").stale(write=False) == []
+    settings = (ROOT / "docs/reference/settings.md").read_text()
+    assert "`local.lr` = `0.01`" in settings
+    assert "| `early_stopping` | " in settings
+    without = "<!-- generated: codes -->\n\n## More\n\n<!-- generated: rooms -->\n<!-- /generated -->\n"
+    assert "## More" in tool("fill_tables").filled(without)
+
+
 def test_every_number_in_the_documents_is_that_of_its_source() -> None:
     assert numbers.stale(write=False) == []
 

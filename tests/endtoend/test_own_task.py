@@ -143,7 +143,7 @@ def test_audits_designs_and_calibrations_of_an_own_model(cli: Cli, own: str) -> 
         (("model.name={own}:Nothing", "data.name={own}:table"), "'Nothing' in .* does not exist"),
         (("model.name={own}:text", "data.name={own}:table"), "is of type str; name an object of type Module"),
         (("model.name={own}:broken", "data.name={own}:table"), "must return Module"),
-        (("model.name={own}:Net", "data.name={own}:broken"), "must return Split"),
+        (("model.name={own}:Net", "data.name={own}:broken"), r"must return \(train, test\), each as"),
         (("model.name={own}:Net", "data.name={own}:table", "model.width=3"), "does not take model.width"),
         (("model.name={own}:Net", "data.name={own}:table", "task.loss={own}:text"), "is of type str, not a function"),
         (("model.name={own}:Net", "data.name={own}:values"), "the loss cross_entropy does not take"),

@@ -224,8 +224,10 @@ def test_a_policy_that_is_a_class_resumes(small_federation: Callable[..., fc.Fed
         def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
             return [fc.ClientPlan(client) for client in cohort], {"seen": torch.tensor(this_round.index)}
 
-    small_federation(policy=Mine()).run(1, out=tmp_path / "run")
-    assert len(small_federation(policy=Mine()).run(3, out=tmp_path / "run", resume=True)) == 3
+    small_federation(policy=Mine(), budgets=fc.by_slot("1111")).run(1, out=tmp_path / "run")
+    assert (
+        len(small_federation(policy=Mine(), budgets=fc.by_slot("1111")).run(3, out=tmp_path / "run", resume=True)) == 3
+    )
 
 
 def test_the_trained_model_can_be_loaded(small_federation: Callable[..., fc.Federation], tmp_path: Path) -> None:

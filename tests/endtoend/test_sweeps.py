@@ -215,7 +215,8 @@ def test_settings_files_are_parts_of_a_sweep(cli: Cli, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (sets(*SMALL), "nothing to sweep over"),
-        (sets(*SMALL, "seed=0,1", "engine=flower-sim"), "engine 'flower-sim' cannot be swept"),
+        (sets(*SMALL, "seed=0,1", "engine=flower"), "engine 'flower' cannot be swept: it is that of `fedcover deploy"),
+        (sets(*SMALL, "seed=0..3"), "error: setting seed must be a valid integer; got '0..3'"),
         (sets(*SMALL, "seed=0,1", "policy.name=WPP"), "the run seed=0 of the sweep: there is no policy 'WPP'"),
         (["--resume"], "--resume needs --out"),
     ],

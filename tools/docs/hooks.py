@@ -3,7 +3,6 @@
 Nothing of this is imported by the library. ``mkdocs.yml`` names this file.
 """
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parent))
 from command_line import command_line
 from fill_numbers import without_marks
+from fill_tables import GENERATED
 from reference import PARTS, page_of, room_page, rooms
 from repository import PAGES, ROOT, copied_files, for_site, site_path
 
-GENERATED = re.compile(r"<!-- generated: ([\w-]+) -->")
 TITLES = {"CONTRIBUTING.md": "Contributing", "CHANGELOG.md": "Changelog", "SECURITY.md": "Security"}
 
 

@@ -164,6 +164,8 @@ PARTS = {
     "rooms": rooms_table,
     "settings": settings_tables,
     "policies": partial(named_table, "policies", "policy"),
+    "local": partial(named_table, "local", "local"),
+    "schedule": partial(named_table, "schedule", "schedule"),
     "aggregation": partial(named_table, "aggregation", "aggregation"),
     "server": partial(named_table, "server", "server"),
     "sampling": partial(named_table, "sampling", "sampling"),

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from fedcover.cli import audit, calibrate, data, demo, deploy, design, report, run, sweep, watch
 from fedcover.cli import list as list_command
+from fedcover.cli.settings_command import SettingsCommand
 from fedcover.version import __version__
 
 
@@ -77,8 +78,8 @@ def top(
 
 
 app.command("demo")(demo.demo)
-app.command("run")(run.run)
-app.command("sweep")(sweep.sweep)
+app.command("run", cls=SettingsCommand)(run.run)
+app.command("sweep", cls=SettingsCommand)(sweep.sweep)
 app.command("design")(design.design)
 app.command("report")(report.report)
 app.command("watch")(watch.watch)

@@ -14,12 +14,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedcover._files import full_disk_error
 from fedcover.errors import (
+    BudgetWarning,
     CallbackStateWarning,
     CheckpointWarning,
     CoverageWarning,
@@ -36,6 +37,7 @@ from fedcover.toml import toml_value
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 OURS = (
+    BudgetWarning,
     CallbackStateWarning,
     CheckpointWarning,
     CoverageWarning,
@@ -120,13 +122,23 @@ def plain_warnings(shown: bool) -> Iterator[None]:
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
-    """Print rows as a table; columns whose cells all look like numbers are right-aligned and never wrapped."""
+    """Print rows as a table; columns whose cells all look like numbers are right-aligned and never wrapped.
+
+    A table of many numbers may be wider than the terminal; its other columns stay as wide as a word of their heads.
+    """
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    width = 0
     for i, header in enumerate(rows[0] if rows else ()):
         numbers = i > 0 and all(NUMBER.fullmatch(str(row[header])) for row in rows)
-        table.add_column(header, justify="right" if numbers else "left", overflow="fold", no_wrap=numbers)
+        words = [str(row[header]) for row in rows] + [header] if numbers else header.split()
+        least = max(map(len, words), default=0) if len(header) < LONGEST_HEAD else 0
+        width += least + 2
+        justify: JustifyMethod = "right" if numbers else "left"
+        table.add_column(header, justify=justify, overflow="fold", no_wrap=numbers, min_width=least)
     for row in rows:
         table.add_row(*(str(cell) for cell in row.values()))
+    if width - 2 > out.width:
+        table.width = width - 2
     out.print(table)
 
 
@@ -183,9 +195,12 @@ def scores_text(accuracy: float | None, metrics: Mapping[str, float | None], los
 
     >>> scores_text(0.9, {"f1": 0.5}, 0.1), scores_text(None, {}, 0.25), scores_text(None, {}, None)
     ('accuracy 90.00%  f1 0.5', 'loss 0.25', 'not evaluated')
+    >>> scores_text(0.9, {"accuracy": 0.9}, 0.1)
+    'accuracy 90.00%'
     """
     parts = [f"accuracy {accuracy:.2%}"] if accuracy is not None else []
-    parts += [f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in metrics.items()]
+    others = {name: value for name, value in metrics.items() if name != "accuracy" or accuracy is None}
+    parts += [f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in others.items()]
     if not parts:
         parts = [f"loss {loss:.4g}" if loss is not None else "not evaluated"]
     return "  ".join(parts)

@@ -1,7 +1,7 @@
 """``fedcover run``: train a federation into a run folder."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ from fedcover.config.default_budgets import with_default_budgets
 from fedcover.config.schema import Config, read_config
 from fedcover.deploy.processes.signals import stop_signals
 from fedcover.errors import InputError, MissingExtraError
-from fedcover.federation.history import History
+from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.run_folder import read_settings
 from fedcover.federation.runs import Run
@@ -140,10 +140,8 @@ def train(
         keeps: What budgets in another unit than ``fraction`` were resolved to when the run began.
     """
     if settings.engine == "flower-sim":
-        from fedcover.deploy.flower.simulate import simulate
-
         on_round = progress.follow(settings.title, settings.rounds, "Flower on Ray")
-        return simulate(settings, folder, resume, data, on_round)
+        return simulate_run(settings, folder, resume, data, on_round)
     federation, test = build_federation(settings, data, keeps)
     budgets = describe_budgets(settings, [budget.keep for budget in federation.resolved_budgets])
     note = "\n".join(line for line in (budgets, f"engine: {federation.engine}") if line)
@@ -159,6 +157,15 @@ def train(
         build_callbacks(settings),
     )
     return run_all_rounds([run], schedule_of(settings), federation.engine)[0]
+
+
+def simulate_run(
+    settings: Config, folder: Path, resume: bool, data: str | None, on_round: Callable[[RoundRecord], None]
+) -> History:
+    """Play a run on Flower and Ray; they are imported only then."""
+    from fedcover.deploy.flower.simulate import simulate
+
+    return simulate(settings, folder, resume, data, on_round)
 
 
 def write_page(folder: Path) -> None:

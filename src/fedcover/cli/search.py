@@ -22,7 +22,7 @@ def search_settings(sweep: SweepFolder, trials: int, data: str | None, quiet: bo
     """
     search = Search(sweep, sweep.search or {})
     cells = sweep.grids[0].cells()
-    check_engine(cells[0].config)
+    check_engine(cells[0].config, search=True)
     runs = trials * len(cells)
     with SweepProgress(sweep, quiet or as_json, runs, runs * cells[0].config.rounds) as progress:
 

@@ -10,14 +10,14 @@ import typer
 
 from fedcover.cli.console import FAILED, RESUMABLE, friendly, out, say, show_table
 from fedcover.cli.options import DataOption, QuietOption
-from fedcover.cli.run import unused, write_page
+from fedcover.cli.run import simulate_run, unused, write_page
 from fedcover.cli.search import search_settings
 from fedcover.cli.sweep_progress import SweepProgress
 from fedcover.errors import InputError, check_whole
 from fedcover.sweeps.cells import Grid, read_grids, read_search
 from fedcover.sweeps.folder import SweepFolder, read_sweep, stored_grids
 from fedcover.sweeps.play import TOGETHER, check_engine, play_sweep
-from fedcover.sweeps.table import MEASURES, sweep_rows
+from fedcover.sweeps.table import MEASURES, SEED, sweep_rows
 
 
 @partial(friendly, interrupted=RESUMABLE)
@@ -65,7 +65,7 @@ def sweep(
             check_engine(cell.config)
         rounds = sum(cell.config.rounds for cell in opened.cells)
         with SweepProgress(opened, quiet or as_json, len(opened.cells), rounds) as progress:
-            play_sweep(opened, data, progress.on_round, progress.on_end, together)
+            play_sweep(opened, data, progress.on_round, progress.on_end, together, simulate_run)
         if report and any(opened.summary_of(cell) for cell in opened.cells):
             write_page(folder)
         _show(opened, quiet, as_json)
@@ -109,13 +109,15 @@ def _show(sweep: SweepFolder, quiet: bool, as_json: bool) -> None:
     if quiet:
         return
     shown = [measure for measure in MEASURES if any(row[measure] for row in rows)]
-    keys = list(dict.fromkeys(key for row in rows for key in row if key not in (*MEASURES, "runs", "of")))
+    keys = list(dict.fromkeys(key for cell in sweep.cells for key in cell.settings if key != SEED))
+    metrics = dict.fromkeys(key for row in rows for key in row if key not in (*keys, *MEASURES, "runs", "of"))
     show_table(
         [
             {
                 **{key: str(row.get(key, "–")) for key in keys},
                 "runs": str(row["runs"]) if row["runs"] == row["of"] else f"{row['runs']} of {row['of']}",
                 **{measure.replace("_", " "): _cell(measure, row[measure]) for measure in shown},
+                **{metric: _cell(metric, row.get(metric)) for metric in metrics},
             }
             for row in rows
         ],
@@ -131,13 +133,15 @@ def _cell(measure: str, spread: dict[str, Any] | None) -> str:
 
     >>> _cell("accuracy", {"mean": 0.5, "deviation": 0.01})
     '50.00 ± 1.00 %'
+    >>> _cell("rmse", {"mean": 5.5823, "deviation": None})
+    '5.5823'
     """
     if spread is None:
         return "–"
-    if "accuracy" in measure:
+    if measure in ("accuracy", "local_accuracy"):
         digits, scale, unit = 2, 100, " %"
     else:
-        digits, scale, unit = (4, 1, "") if measure == "loss" else (1, 1, "")
+        digits, scale, unit = (1, 1, "") if measure == "gamma_min" else (4, 1, "")
     mean = f"{scale * spread['mean']:.{digits}f}"
     return (
         f"{mean}{unit}" if spread["deviation"] is None else f"{mean} ± {scale * spread['deviation']:.{digits}f}{unit}"

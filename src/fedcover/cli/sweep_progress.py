@@ -1,10 +1,11 @@
-"""The progress of a sweep: a bar over rounds and runs, or one line per run if not on a terminal."""
+"""The progress of a sweep: a bar over rounds and runs; if not on a terminal, a line per run and every few seconds."""
 
+import time
 from contextlib import ExitStack
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedcover.cli.console import err, plain_warnings, scores_text
+from fedcover.cli.console import EVERY, err, plain_warnings, scores_text
 from fedcover.federation.history import RoundRecord
 from fedcover.sweeps.cells import SweepCell
 from fedcover.sweeps.folder import SweepFolder
@@ -23,7 +24,7 @@ class SweepProgress:
     def __init__(self, sweep: SweepFolder, quiet: bool, runs: int, rounds: int) -> None:
         self._sweep, self._quiet, self._runs, self._total = sweep, quiet, runs, rounds
         self._rounds: dict[str, int] = {}
-        self._ended = 0
+        self._ended, self._last_line = 0, time.monotonic()
         self._progress = Progress(
             TextColumn("sweep", style="bold"),
             BarColumn(bar_width=24),
@@ -67,7 +68,16 @@ class SweepProgress:
             scores = scores_text(summary["accuracy"], summary.get("metrics", {}), summary["loss"])
             err.print(f"{where}: {scores} after {summary['rounds']} rounds")
 
+    def _print_line(self) -> None:
+        """Print how far the sweep is, if it is not on a terminal and the last line is not recent."""
+        now = time.monotonic()
+        if self._quiet or err.is_terminal or now - self._last_line < EVERY:
+            return
+        self._last_line = now
+        err.print(f"{sum(self._rounds.values())} of {self._total} rounds, {self._ended} of {self._runs} runs")
+
     def _advance(self, cell: SweepCell, rounds: int, text: str) -> None:
         self._progress.advance(self._task, rounds - self._rounds.get(cell.folder, 0))
         self._progress.update(self._task, description=text)
         self._rounds[cell.folder] = rounds
+        self._print_line()

@@ -58,6 +58,8 @@ class Section(Generic[Product]):
     """The same, for parameters that a factory may leave out."""
     also: tuple[type[Any], ...] = ()
     """Other types that the factories may return."""
+    product: str = ""
+    """What the factories return in words; by default the name of the type."""
     extended: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda factory: factory
     """Adds the settings that all factories of the section take to one from a user's file."""
 
@@ -115,6 +117,7 @@ MODEL = Section(
 DATA = Section(
     "data", "data set", data.Split, {name: partial(data.load, name) for name in data.names()}, _find_data,
     "a function that returns (train, test)", offered=("folder",), also=(data.Population, tuple, list, dict),
+    product="(train, test), each as inputs and labels or as a data set",
 )  # fmt: skip
 SECTIONS: dict[str, Section[Any]] = {
     section.key: section for section in (MODEL, DATA, POLICY, LOCAL, SCHEDULE, AGGREGATION, SERVER, SAMPLING)
@@ -182,8 +185,8 @@ class Choice(Generic[Product]):
                 f"{noun} {self.name} cannot be created ({type(error).__name__}: {error}); fix its factory"
             ) from error
         if not isinstance(product, (self.section.kind, *self.section.also)):
-            expected_type, actual_type = self.section.kind.__name__, type(product).__name__
-            raise InputError(f"the factory of {noun} {self.name} must return {expected_type}, not {actual_type}")
+            expected_product = self.section.product or self.section.kind.__name__
+            raise InputError(f"{noun} {self.name} must return {expected_product}, not {type(product).__name__}")
         return product
 
 
@@ -226,6 +229,8 @@ def choose(section: Section[Product], name: str, settings: Mapping[str, Any] | N
 
 def choose_factory(section: Section[Product], name: str) -> tuple[str, Callable[..., Product]]:
     """Return the published name and the factory for a name of the section's registry, or for ``FILE.py:NAME``."""
+    if name.endswith(".py"):
+        raise InputError(f"{section.noun} '{name}' must be FILE.py:NAME, with the name of {section.decorator}")
     if ":" in name:
         return name, section.extended(load_factory(name, section.noun, section.kind, section.decorator))
     return section.find(name)
@@ -304,6 +309,8 @@ def _remedy(section: Section[Any], key: str, options: Mapping[str, Option]) -> s
     if names := section.names_with(key):
         *first, last = names
         return f"leave it out, or use {', '.join(first)}{' or ' if first else ''}{last}"
+    if key in section.noun.split():
+        return f"{section.key}.name chooses the {section.noun}"
     if near := get_close_matches(key, [*options, "name"], n=1):
         return f"did you mean '{section.key}.{near[0]}'?"
     taken = ", ".join(f"{section.key}.{name}" for name in options)

@@ -7,10 +7,11 @@ separated; give a TOML list for it: ``--set 'budgets.code=["4x1,6x0.5", "10x1"]'
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedcover.config.choices import SECTIONS, Option, Section, Typed, choose_factory
+from fedcover.config.choices import CALLBACK, SECTIONS, Option, Section, Typed, choose_factory
 from fedcover.config.toml_types import parse_value
 from fedcover.errors import InputError
 
@@ -36,12 +37,14 @@ def split_axes(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[dic
     # Names first: they decide what the other settings of their section are.
     for key, value in sorted(_leaves(raw), key=lambda leaf: not leaf[0].endswith(".name")):
         section, _, last = key.partition(".")
-        if key in defaults:
+        if section == "callbacks":
+            value, several = _of_callback(key, value, single, axes)
+        elif key in defaults:
             value, several = _plain(key, value, defaults[key])
         elif section in SECTIONS and last:
             names = axes.get(f"{section}.name") or [_at(single, f"{section}.name", defaults)]
             value, several = _own(SECTIONS[section], last, value, names)
-        else:  # callbacks, and what check_config reports
+        else:  # check_config reports it
             several = None
         if several is None:
             put(single, key, value)
@@ -52,23 +55,21 @@ def split_axes(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[dic
 
 
 def put(settings: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value under a dotted key of at most two parts."""
-    section, dot, last = key.partition(".")
-    if dot:
-        settings.setdefault(section, {})[last] = value
-    else:
-        settings[section] = value
+    """Put a value under a dotted key: of two parts, or of three if it is a callback's."""
+    *tables, last = key.split(".", 2 if key.startswith("callbacks.") else 1)
+    for table in tables:
+        if not isinstance(settings.get(table), dict):  # as after callbacks.csv_log=true
+            settings[table] = {}
+        settings = settings[table]
+    settings[last] = value
 
 
-def _leaves(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _leaves(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in raw.items():
-        if isinstance(value, Mapping) and key != "callbacks":
-            if not value:
-                yield key, value
-            for inner, part in value.items():
-                yield f"{key}.{inner}", part
+        if isinstance(value, Mapping) and value and prefix in ("", "callbacks."):
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield key, value
+            yield prefix + key, value
 
 
 def _at(settings: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> Any:
@@ -95,6 +96,19 @@ def _plain(key: str, value: Any, default: Any) -> tuple[Any, list[Any] | None]:
     if isinstance(listed, list):
         return None, listed
     return listed, [parse_value(part) for part in _parts(value)] if isinstance(listed, str) and "," in value else None
+
+
+def _of_callback(key: str, value: Any, single: Mapping[str, Any], axes: Axes) -> tuple[Any, list[Any] | None]:
+    """Return the value of ``callbacks.LABEL`` or ``callbacks.LABEL.OPTION``, or its several values."""
+    label, _, option = key.removeprefix("callbacks").removeprefix(".").partition(".")
+    if not label:  # check_config reports it
+        return value, None
+    if not option or option == "name":
+        return _plain(key, value, "" if option else True)
+    table = single.get("callbacks", {}).get(label)
+    name = table.get("name", label) if isinstance(table, Mapping) else label
+    section = replace(CALLBACK, key=f"callbacks.{label}")
+    return _own(section, option, value, axes.get(f"callbacks.{label}.name") or [name])
 
 
 def _own(section: Section[Any], key: str, value: Any, names: list[Any]) -> tuple[Any, list[Any] | None]:

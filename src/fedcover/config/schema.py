@@ -28,6 +28,7 @@ from fedcover.config.choices import (
 )
 from fedcover.config.grid import split_axes
 from fedcover.config.sections import ClaimsConfig, ScreeningConfig, StrictSection
+from fedcover.config.setting_names import nearest
 from fedcover.data import names
 from fedcover.errors import InputError
 from fedcover.models import MODELS
@@ -349,7 +350,7 @@ def check_config(raw: dict[str, Any]) -> Config:
         if first["type"] == "extra_forbidden":
             if key in RENAMED:
                 raise InputError(f"there is no setting '{key}'; use {RENAMED[key]}") from None
-            raise InputError(f"there is no setting '{key}'{_nearest(key)}") from None
+            raise InputError(f"there is no setting '{key}'{nearest(key, valid_keys())}") from None
         problem = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         raise InputError(f"setting {key} {problem}; got {first['input']!r}") from None
     config.complete()  # checks the settings of the policy and the like before anything is done
@@ -359,24 +360,6 @@ def check_config(raw: dict[str, Any]) -> Config:
 def valid_keys() -> dict[str, Any]:
     """Return every setting with its default by dotted key, without those of single policies and the like."""
     return dict(flatten(Config().model_dump()))
-
-
-def _nearest(key: str) -> str:
-    """Return the end of an error message that suggests the valid key nearest to a wrong one."""
-    keys = list(valid_keys())
-    of_objects = {
-        f"{section.key}.{name}": None
-        for section in SECTIONS.values()
-        for make in section.registry.values()
-        for name in section.options(make)
-    }
-    with_objects = [*keys, *of_objects]
-    tail = key.rpartition(".")[2]
-    near = [k for k in with_objects if k.rpartition(".")[2] == tail] or get_close_matches(key, keys, n=1, cutoff=0.5)
-    if not near:
-        tails = {k.rpartition(".")[2]: k for k in reversed(with_objects)}
-        near = [tails[t] for t in get_close_matches(tail, tails, n=1)]
-    return f"; did you mean '{near[0]}'?" if near else "; see `fedcover list settings`"
 
 
 def _apply(raw: dict[str, Any], change: str) -> None:
@@ -395,6 +378,6 @@ def _apply(raw: dict[str, Any], change: str) -> None:
         if key in RENAMED:
             raise InputError(f"there is no setting '{key}'; use {RENAMED[key]}")
         if key not in valid_keys():
-            raise InputError(f"there is no setting '{key}'{_nearest(key)}")
+            raise InputError(f"there is no setting '{key}'{nearest(key, valid_keys())}")
     if isinstance(table, dict):  # if not, check_config reports it
         table[last or section] = Typed(text)  # it is read once it is certain what it is for

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from fedcover.data.inputs import Inputs, cast_inputs, count, map_inputs, parts_of, take, to_device
 from fedcover.data.items import Items
@@ -169,6 +169,11 @@ class Examples:
         items = replace(self.inputs, dataset=Subset(self.inputs.dataset, indices.tolist()))
         return replace(self, inputs=items, labels=None if self.labels is None else self.labels[indices])
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether the labels are class numbers that can be counted: neither values, nor read with each item."""
+        return self.labels is not None and self.classes > 0
+
     def class_labels(self) -> Tensor:
         """Return the class numbers; raise InputError if the targets are not class numbers that can be counted."""
         if self.labels is None or not self.classes:
@@ -224,7 +229,10 @@ def as_examples(data: object) -> Examples:
     if _is_dataset(data):
         return _from_dataset(data)
     kind = type(data).__name__
-    raise InputError(f"data must be Examples, a pair (inputs, labels) or a torch Dataset with a length; got {kind}")
+    hint = "; pass its dataset, loader.dataset" if isinstance(data, DataLoader) else ""
+    raise InputError(
+        f"data must be Examples, a pair (inputs, labels) or a torch Dataset with a length; got {kind}{hint}"
+    )
 
 
 def _is_dataset(data: object) -> bool:

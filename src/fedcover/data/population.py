@@ -142,7 +142,7 @@ class Population:
     @property
     def shares_labels(self) -> bool:
         """True if the label counts of all clients are available."""
-        return self._examples.labels is not None and self._examples.classes > 0
+        return self._examples.has_classes
 
     @property
     def parts(self) -> Tensor:

@@ -17,6 +17,9 @@ from fedcover.training.steps.defined import DefinedSteps
 from fedcover.training.steps.fast import try_fast_steps
 from fedcover.training.steps.stepper import Stepper
 
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+"""Layers that make a step hundreds of operations: to trace one for every width and batch size takes longer than all the
+steps of a run, and the traced steps are not faster."""
 MOST_STEPPERS = 32
 """The number of sub-model shapes whose steppers are cached for each model."""
 
@@ -74,7 +77,8 @@ class ClientTrainer:
         if len(scratch.steppers) >= MOST_STEPPERS:
             del scratch.steppers[next(iter(scratch.steppers))]
         model = sub.model if sub else copy.deepcopy(scratch.model)
-        scratch.steppers[key] = Stepper(model, scratch.stream, job.task.loss, self._traced)
+        traced = self._traced and not any(isinstance(module, RECURRENT) for module in model.modules())
+        scratch.steppers[key] = Stepper(model, scratch.stream, job.task.loss, traced)
         return scratch.steppers[key]
 
     def clear(self) -> None:

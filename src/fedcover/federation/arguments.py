@@ -6,8 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedcover.aggregation import AGGREGATORS
 from fedcover.aggregation.base import Aggregator
@@ -19,9 +20,9 @@ from fedcover.engines.base import Engine
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError, check_bool, shown
 from fedcover.federation.sampling import SAMPLINGS, Sampling
-from fedcover.policies.base import PerClient, Policy
+from fedcover.policies.base import Policy, is_built_in
 from fedcover.policies.registry import POLICIES
-from fedcover.seeding import ambient, seeded
+from fedcover.seeding import ambient, seeded, whole_seed
 from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.calls import call_model
 from fedcover.training.recipes import OPTIMIZERS, Recipe
@@ -34,10 +35,12 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "task": (Task, "a model, or a task: fedcover.Task(model, loss)"),
     "clients": (
         Population,
-        "clients with their examples: fedcover.data.iid(data, clients=10) deals data to clients, and"
-        " fedcover.data.from_parts(data, parts) takes each client's indices, as a list or as a dict by name",
+        "clients with their examples: fedcover.data.iid(data, clients=10) deals data to clients,"
+        " fedcover.data.from_parts(data, parts) takes each client's indices, as a list or as a dict by name, and"
+        " fedcover.data.from_clients(datasets) takes one data set per client",
     ),
-    "policy": (Policy, "a policy or its name, such as fedcover.weight_pruning() or 'WP'"),
+    "policy": (Policy, "a policy or its name, such as fedcover.weight_pruning() or 'WP', or a function with"
+               " @fedcover.policy"),
     "budgets": ((Budgets, type(None)), "budgets or a code, such as fedcover.by_slot('1247') or '10x0.5'"),
     "local": (Recipe, "a recipe or its name, such as fedcover.LocalSGD() or 'Adam'"),
     "aggregator": (Aggregator, "an aggregator or its name, such as fedcover.mean() or 'median', or a function with"
@@ -68,6 +71,7 @@ def resolve_arguments(federation: "Federation") -> None:
     if own is not None:
         fitted = fit_targets(fit_inputs(federation.task.model, own.examples), federation.clients.examples)
         federation.clients = federation.clients.with_tests(own.with_examples(fitted))
+    federation.seed = whole_seed(federation.seed)
     for name in SWITCHES:
         check_bool(name, getattr(federation, name))
     policy = federation.policy
@@ -142,8 +146,7 @@ def fit_targets(test: Examples, train: Examples) -> Examples:
 
 def follows_budgets(policy: Policy) -> bool:
     """Return whether a policy of this package prunes, and only as much as budgets ask for."""
-    built_in = type(policy).__module__.partition(".")[0] == "fedcover" and not isinstance(policy, PerClient)
-    return built_in and not policy.traits().ignores_budgets
+    return is_built_in(policy) and not policy.traits().ignores_budgets
 
 
 def _meant(name: str, value: Any, cohort: int) -> Any:
@@ -152,6 +155,8 @@ def _meant(name: str, value: Any, cohort: int) -> Any:
         return Task(value)
     if name == "engine" and isinstance(value, str):
         return choose_engine(value, cohort=cohort)
+    if name == "budgets" and isinstance(value, np.ndarray | Tensor):
+        value = value.tolist()
     if name == "budgets" and isinstance(value, str | list | tuple):
         return by_slot(value)
     if name in REGISTRIES and isinstance(value, str):

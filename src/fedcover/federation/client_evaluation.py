@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from fedcover._threads import one_thread
 from fedcover.clients import Client, cohort_of
-from fedcover.data import Examples
-from fedcover.errors import InputError, check_whole
+from fedcover.data import Examples, Population
+from fedcover.errors import InputError, check_whole, shown
 from fedcover.federation.checkpoint import State
 from fedcover.federation.client_states import with_client_states
 from fedcover.federation.cohort import needs_classes
@@ -94,7 +95,7 @@ def evaluate_clients(
     model: "History | State",
     evaluate_on: Any,
     personalise: int = 0,
-    clients: Sequence[int] | None = None,
+    clients: Sequence[int] | Sequence[str] | None = None,
 ) -> ClientEvaluation:
     """Evaluate the sub-model of each client, as the next round would plan it.
 
@@ -107,20 +108,23 @@ def evaluate_clients(
         model: The history of a run that has ended, or a state.
         evaluate_on: A test set, as for ``Federation.run``.
         personalise: Epochs of fine-tuning on the client's own examples, inside its mask, before a second evaluation.
-        clients: Ids of the clients; all by default.
+        clients: Ids of the clients, or their names if they have some; all by default.
 
     Raises:
-        InputError: If the history has no state, or an id is out of range.
+        InputError: If the history has no state, or there is no client with an id or a name.
     """
     check_whole("personalise", personalise, 0)
+    if not isinstance(model, History | State):
+        raise InputError(f"model must be the history that run() returned, or a state; got {shown(model)}")
     state = model if isinstance(model, State) else model.state
     if not isinstance(state, State):
         raise InputError("the history has no model: pass the history that run() returned, or a state")
+    ids = range(len(federation.clients)) if clients is None else _ids(federation.clients, clients)
     test = federation.test_set(evaluate_on)
     if test is None:
         raise InputError("evaluate_on must be a test set; got None")
     with one_thread(), federation.engine.playing():
-        return _Evaluation(federation, state.on_device(federation.engine.device), test).result(personalise, clients)
+        return _Evaluation(federation, state.on_device(federation.engine.device), test).result(personalise, ids)
 
 
 class _Evaluation:
@@ -131,8 +135,8 @@ class _Evaluation:
         by_labels = decision is not None and population.shares_labels and test.classes > 0
         self._tested_on = OWN if population.tests is not None else MIX if by_labels else WHOLE
 
-    def result(self, epochs: int, clients: Sequence[int] | None) -> ClientEvaluation:
-        plans = self._plans(range(len(self._federation.clients)) if clients is None else clients)
+    def result(self, epochs: int, ids: Sequence[int]) -> ClientEvaluation:
+        plans = self._plans(ids)
         costs = costs_of_plans(self._federation, self._state.theta, plans, self._round)
         scores = self._scores(plans)
         tuned = self._tuned(plans, epochs) if epochs else [None] * len(plans)
@@ -198,6 +202,24 @@ class _Evaluation:
             accuracy = self._accuracy(client, score) if score else None
             values[client.id] = _finite(score.loss) if score and score.accuracy is None else accuracy
         return [values[plan.client.id] for plan in plans]
+
+
+def _ids(population: Population, clients: Any) -> list[int]:
+    """Return the ids of clients; raise InputError unless they are a list of ids or names of clients."""
+    if isinstance(clients, str) or not isinstance(clients, Iterable):
+        raise InputError(f"clients must be a list such as [0, 1], or left out for all clients; got {shown(clients)}")
+    places = {name: place for place, name in enumerate(population.names)}
+    ids: list[int] = []
+    for client in clients:
+        if isinstance(client, str) and client not in places:
+            whose = f"use one of {', '.join(list(places)[:10])}" if places else "the clients have no names; use ids"
+            raise InputError(f"there is no client named '{client}'; {whose}")
+        if not isinstance(client, str | Integral) or isinstance(client, bool):
+            raise InputError(f"clients must be ids or names; got {shown(client)}")
+        ids.append(places[client] if isinstance(client, str) else int(client))
+    if not ids:
+        raise InputError("clients is an empty list; leave it out for all clients")
+    return ids
 
 
 def _levels(rows: Sequence[ClientScore]) -> list[LevelScore]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Unpack
 
 import torch
@@ -27,10 +27,10 @@ from fedcover.federation.cohort import NO_SHARES, Shares, check_cohort, draw_bud
 from fedcover.federation.evaluator import Evaluator
 from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
-from fedcover.federation.lockstep import run_all_rounds
+from fedcover.federation.lockstep import follow_rounds, run_all_rounds
 from fedcover.federation.planned_round import PlannedRound, RoundHook
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions
+from fedcover.federation.runs import ProgressOptions, Run
 from fedcover.federation.sampling import Sampling, uniform
 from fedcover.federation.scores import Evaluation
 from fedcover.federation.screening import check_robustness
@@ -152,8 +152,7 @@ class Federation:
     ) -> tuple[State, RoundRecord]:
         """Aggregate the updates of a planned round; return the state after it, and its record.
 
-        Updates may come in any order, and are consumed as a stream; ``Arrivals`` adds how they arrived. The new model
-        is evaluated if there is a test set, on its clients' own label mixes also if ``local`` is set.
+        Updates may come in any order, as a stream; ``Arrivals`` adds how they arrived. ``local`` adds local accuracy.
 
         Raises:
             ClientError: If no client's update is finite.
@@ -169,7 +168,7 @@ class Federation:
         resume: bool = False,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
         callbacks: Sequence[Callback] | Callback = (),
-        **schedule: Unpack[ScheduleOptions],
+        **options: Unpack[ProgressOptions],
     ) -> History:
         """Play rounds from theta_0 and return their history.
 
@@ -180,14 +179,15 @@ class Federation:
             resume: Continue the run in ``out``, bit-identical to an uninterrupted run.
             on_round: Called with the record of each round.
             callbacks: Objects that see every round and may stop the run, such as ``fedcover.EarlyStopping()``.
-            schedule: ``evaluate_every``, ``local_every`` and ``checkpoint_every``; see ``RunSchedule``.
+            options: ``progress=True``, to print a line every few seconds, and those of ``RunSchedule``.
 
         Raises:
             InputError: If the folder cannot be used, or holds another run.
             ClientError: If a client fails, or all clients of a round diverge.
         """
-        run = Run(self, self.test_set(evaluate_on), on_round, out, resume, callbacks=callbacks)
-        return run_all_rounds([run], RunSchedule(rounds, **schedule), self.engine)[0]
+        follow, schedule = follow_rounds(lambda _, record: on_round(record), rounds, options)
+        run = Run(self, self.test_set(evaluate_on), partial(follow, 0), out, resume, callbacks=callbacks)
+        return run_all_rounds([run], schedule, self.engine)[0]
 
     def remedy(self, index: int) -> str:
         """Return what to change if the masks of a round leave part of the model to no client."""

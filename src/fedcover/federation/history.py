@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,21 @@ class History(Sequence[RoundRecord]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, History) and self._records == other._records
 
+    def __repr__(self) -> str:
+        scores = []
+        if self._records:
+            last = self._records[-1]
+            values = {"accuracy": last.accuracy, **last.metrics, "loss": last.loss}
+            scores = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
+        return f"History({', '.join([f'{len(self)} rounds', *scores])})"
+
     def append(self, record: RoundRecord) -> None:
         """Add the record of the next round."""
         self._records.append(record)
+
+    def replace_last(self, record: RoundRecord) -> None:
+        """Replace the newest record by one with more scores."""
+        self._records[-1] = record
 
     @property
     def last(self) -> RoundRecord:
@@ -167,6 +180,14 @@ class History(Sequence[RoundRecord]):
         """Return one field or one metric of every record, such as ``column("accuracy")`` or ``column("rmse")``."""
         if any(name in record.metrics for record in self._records):
             return [record.metrics.get(name) for record in self._records]
+        names = [field.name for field in fields(RoundRecord)]
+        if name not in names:
+            metrics = dict.fromkeys(metric for record in self._records for metric in record.metrics)
+            near = get_close_matches(name, [*names, *metrics], n=1, cutoff=0.4)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise InputError(
+                f"records have no field or metric '{name}'; they have {', '.join([*metrics, *names])}{hint}"
+            )
         return [getattr(record, name) for record in self._records]
 
     def to_lines(self) -> str:

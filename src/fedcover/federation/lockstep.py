@@ -15,14 +15,23 @@ from fedcover.errors import InputError, shown
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound
+from fedcover.federation.progress_lines import OnRound, with_progress
 from fedcover.federation.round import Arrivals
-from fedcover.federation.runs import Run, RunSchedule, ScheduleOptions, check_callbacks, move_tests
+from fedcover.federation.runs import (
+    ProgressOptions,
+    Run,
+    RunSchedule,
+    ScheduleOptions,
+    check_callbacks,
+    check_options,
+    move_tests,
+)
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
 
-class RunOptions(ScheduleOptions, total=False):
+class RunOptions(ProgressOptions, total=False):
     """The keyword options of ``run_many``."""
 
     resume: bool
@@ -63,6 +72,13 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
         return [run.finish(schedule, engine) for run in runs]
 
 
+def follow_rounds(on_round: OnRound, rounds: int, options: ProgressOptions) -> tuple[OnRound, RunSchedule]:
+    """Return what is called after each round, with lines of progress if they are asked for, and the run's schedule."""
+    check_options("run", options, ProgressOptions)
+    follow = with_progress(on_round, options.pop("progress", False), rounds)
+    return follow, RunSchedule(rounds, **cast(ScheduleOptions, options))
+
+
 def run_many(
     federations: Sequence["Federation"],
     rounds: int,
@@ -84,14 +100,19 @@ def run_many(
         out: One folder per federation.
         engine: What trains all clients.
         on_round: Called with the federation's position in the list and the record of each round.
-        options: ``resume``, to continue the runs in ``out``; ``callbacks``, one list of callbacks per federation; and
-            ``evaluate_every``, ``local_every`` and ``checkpoint_every``; see ``RunSchedule``.
+        options: ``resume``, to continue the runs in ``out``; ``callbacks``, one list of callbacks per federation;
+            ``evaluate_every``, ``local_every`` and ``checkpoint_every``, see ``RunSchedule``; and ``progress=True``,
+            which prints a line about the runs to stderr every few seconds.
 
     Returns:
         One history per federation.
     """
-    if out is not None and len(out) != len(federations):
-        raise InputError(f"out must have one folder per federation, {len(federations)}; got {len(out)}")
+    if not isinstance(federations, Sequence):
+        raise InputError(f"federations must be a list of federations; got {shown(federations)}")
+    if isinstance(out, str | os.PathLike) or (out is not None and len(out) != len(federations)):
+        got = f"'{out}'" if isinstance(out, str | os.PathLike) else len(out)
+        raise InputError(f"out must be a list of one folder per federation, {len(federations)}; got {got}")
+    check_options("run_many", options, RunOptions)
     if not federations:
         return []
     resume = options.pop("resume", False)
@@ -99,11 +120,12 @@ def run_many(
     if not isinstance(callbacks, Sequence) or len(callbacks) != len(federations):
         got = len(callbacks) if isinstance(callbacks, Sequence) else shown(callbacks)
         raise InputError(f"callbacks must have one list per federation, {len(federations)}; got {got}")
+    follow = with_progress(on_round, options.pop("progress", False), rounds, len(federations))
     runs = [
         Run(
             federation,
             federation.test_set(evaluate_on),
-            partial(on_round, number),
+            partial(follow, number),
             out[number] if out is not None else None,
             resume,
             callbacks=callbacks[number],
@@ -122,7 +144,7 @@ class _GroupRound:
         self._rounds: list[PlannedRound] = []
         for run in runs:
             with self._errors_of(run):
-                self._rounds.append(run.federation.begin_round(run.state, engine.device))
+                self._rounds.append(run.begin_round(engine.device))
         jobs = [job for planned in self._rounds for job in planned.jobs]
         self._updates = self._watched(engine.train(jobs)) if jobs else iter(())
 
@@ -134,7 +156,7 @@ class _GroupRound:
             test = run.test if evaluates else None
             with self._errors_of(run):
                 run.state, record = run.federation.end_round(planned, arrivals, test, local)
-                run.store(record, schedule)
+                run.store(record, schedule, planned.plans)
 
     def _watched(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Yield the engine's updates; its error need not be that of the run which waits for an update."""

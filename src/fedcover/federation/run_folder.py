@@ -147,7 +147,7 @@ class RunFolder:
         fingerprint: str,
         resume: bool,
         rounds: int,
-        trim: Callable[[RoundRecord], RoundRecord] = lambda record: record,
+        trim: Callable[[Checkpoint], History] = lambda stored: stored.history,
         method: Method | None = None,
     ) -> Checkpoint | None:
         """Lock the folder for a run and return the newest checkpoint of the run that it holds; None if it is new.
@@ -160,7 +160,7 @@ class RunFolder:
             fingerprint: The digest of what decides the run's bits.
             resume: Whether to continue the run in the folder.
             rounds: The number of rounds of the run.
-            trim: Returns the last record of a shorter run as this run would have made it.
+            trim: Returns the history of a shorter or stopped run as this run would have made it.
             method: What is trained, and how; a folder without ``method.json``, of an older version, fits any.
 
         Raises:
@@ -194,7 +194,7 @@ class RunFolder:
         resumable.set_aside(self.path)
         stored = resumable.checkpoint
         if stored:
-            stored = stored._replace(history=History([trim(record) for record in stored.history]))
+            stored = stored._replace(history=trim(stored))
         if method:
             write_atomically(self.path / "method.json", json.dumps(method, indent=1) + "\n")
         write_atomically(config, to_toml(settings))
@@ -220,14 +220,18 @@ class RunFolder:
             raise InputError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
         return resumable
 
-    def compare(self, settings: Settings, method: Method, fingerprint_of: Callable[[str], str]) -> None:
+    def compare(self, settings: Settings, method: Method, fingerprint_of: Callable[[str], str] | None = None) -> None:
         """Raise InputError if the folder holds a run of other settings, code or data; nothing is changed.
 
         Args:
             settings: The settings of the run.
             method: What is trained, and how, without an engine.
-            fingerprint_of: Returns the fingerprint of the run with an engine's arithmetic, such as ``serial``.
+            fingerprint_of: Returns the fingerprint of the run with an engine's arithmetic, such as ``serial``; None if
+                data and the initial model are not compared.
         """
+        if fingerprint_of is None:
+            self._check_same(settings, method, same_fingerprint=True)
+            return
         arithmetic = self._stored_method().get("engine", {}).get("")
         fingerprint = fingerprint_of(str(arithmetic)) if arithmetic else ""
         stored = find_checkpoint(self.path, fingerprint).checkpoint if arithmetic else None

@@ -1,14 +1,17 @@
-"""Warnings of a run: layers that are never pruned, uncovered rounds, and steps beyond the theorem's limit."""
+"""Warnings of a run: layers that stay whole, masks beyond budgets, uncovered rounds, and steps beyond the theorem."""
 
 import warnings
 from typing import TYPE_CHECKING
 
-from fedcover.errors import CoverageWarning, SamplingWarning, StepSizeWarning, WholeLayersWarning
+from fedcover.errors import BudgetWarning, CoverageWarning, SamplingWarning, StepSizeWarning, WholeLayersWarning
 from fedcover.federation.advice import output_sentence, whole_sentence
 from fedcover.federation.checkpoint import State
 from fedcover.federation.cohort import draw_budgets
 from fedcover.federation.history import RoundRecord
-from fedcover.policies.base import shown_in
+from fedcover.federation.planned_round import PlannedRound
+from fedcover.params import count
+from fedcover.policies.base import is_built_in, shown_in
+from fedcover.policies.plan_checks import over_budget
 from fedcover.seeding import Round
 from fedcover.theory import step_sentence, uncovered_sentence
 
@@ -33,6 +36,31 @@ class RunWarnings:
         self._federation = federation
         self._warned: set[type[Warning]] = set()
         self._looks_at_shares = True
+
+    def check_plans(self, planned: PlannedRound) -> None:
+        """Warn about the first round in which a policy that is not built in keeps more than budgets allow."""
+        policy, traits = self._federation.policy, self._federation.policy.traits()
+        if is_built_in(policy) or traits.ignores_budgets or traits.dense_in_turn or BudgetWarning in self._warned:
+            return
+        index, theta, hidden = planned.this_round.index, planned.state.theta, self._federation.structure.hidden
+        if self._federation.budgets is None:
+            if index == 1 and hidden and all(count(theta, plan.mask) == count(theta) for plan in planned.plans):
+                self._warn_once(
+                    BudgetWarning,
+                    f"policy {policy} prunes nothing in round 1, and there are no budgets, so that every client has the"
+                    f" budget 1: give budgets, or declare ignores_budgets in its traits",
+                )
+            return
+        distinct = {(id(plan.mask), plan.client.budget): plan for plan in reversed(planned.plans)}
+        for plan in reversed(distinct.values()):
+            if reason := over_budget(plan, theta, hidden):
+                self._warn_once(
+                    BudgetWarning,
+                    f"policy {policy} exceeds the budget of client {plan.client.number} in round {index}: {reason};"
+                    f" fedcover.check_policy names what a policy must keep to; one that ignores budgets declares"
+                    f" ignores_budgets in its traits",
+                )
+                return
 
     def check(self, record: RoundRecord, state: State) -> None:
         """Warn about the first uncovered round, and the first step size beyond the theorem's limit."""

@@ -4,8 +4,9 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 import torch
 from torch import Tensor
@@ -17,13 +18,16 @@ from fedcover.engines.base import Engine
 from fedcover.errors import InputError, StoppedWarning, check_whole
 from fedcover.federation.callbacks.base import Callback, RoundView, RunView
 from fedcover.federation.callbacks.calls import RunCallbacks, describe_callback
-from fedcover.federation.checkpoint import digest_of
+from fedcover.federation.checkpoint import Checkpoint, digest_of
+from fedcover.federation.cohort import NO_SHARES, Shares
 from fedcover.federation.fingerprint import Method, describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.planned_round import PlannedRound
 from fedcover.federation.run_folder import RunFolder
 from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
+from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.params import on_device, prune
-from fedcover.policies.base import shown_in
+from fedcover.policies.base import ClientPlan, shown_in
 from fedcover.seeding import seeded
 from fedcover.toml import Settings
 from fedcover.training.targets import FittedLoss
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
 
+CPU = torch.device("cpu")
 SAMPLED = 32
 """The number of items of a lazy data set that identify it, with the targets that it lists."""
 
@@ -83,6 +88,22 @@ class ScheduleOptions(TypedDict, total=False):
     evaluate_every: int
     local_every: int
     checkpoint_every: int
+
+
+class ProgressOptions(ScheduleOptions, total=False):
+    """The keyword options of ``Federation.run``."""
+
+    progress: bool
+
+
+def check_options(function: str, options: Mapping[str, object], allowed: type[ProgressOptions]) -> None:
+    """Raise TypeError, which lists the keyword options of a function, if one of them does not exist."""
+    names = sorted(get_type_hints(allowed))
+    for name in options:
+        if name not in names:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument '{name}'; it also takes {', '.join(names)}"
+            )
 
 
 @dataclass
@@ -140,18 +161,32 @@ class Run:
         self._fingerprint = fingerprint(self.settings, arithmetic, *digests(self.federation, self.test))
         self._folder = RunFolder(self.out)
         stored = self._folder.open(
-            self.settings, self._fingerprint, self.resume, schedule.rounds, schedule.trim, method
+            self.settings, self._fingerprint, self.resume, schedule.rounds, partial(self._trimmed, schedule), method
         )
         if stored:
             self.state, self.history = stored.state, stored.history
         self._start_callbacks(schedule, stored.callbacks if stored else {})
 
-    def compare(self) -> None:
-        """Raise InputError if the folder holds a run of other settings, code or data; the engine may be another."""
+    def _trimmed(self, schedule: RunSchedule, stored: Checkpoint) -> History:
+        """Return a stored history without evaluations of a shorter or stopped run, unless the stop holds."""
+        longer = schedule.rounds > stored.state.round
+        stop = self._callbacks.held_stop((stored.callbacks.get("before") if longer else None) or stored.callbacks)
+        last = stop["round"] if stop else 0
+        return History([record if record.round == last else schedule.trim(record) for record in stored.history])
+
+    def compare(self, data: bool = True) -> None:
+        """Raise InputError if the folder holds a run of other settings, code or data; the engine may be another.
+
+        Args:
+            data: Whether data and the initial model are compared too; the server of a simulation has no clients' data.
+        """
         assert self.out is not None
         assert self.settings is not None
-        settings, read = self.settings, digests(self.federation, self.test)
-        folder = RunFolder(self.out)
+        folder, settings = RunFolder(self.out), self.settings
+        if not data:
+            folder.compare(settings, self.federation.method)
+            return
+        read = digests(self.federation, self.test)
         folder.compare(settings, self.federation.method, lambda arithmetic: fingerprint(settings, arithmetic, *read))
 
     def _start_callbacks(self, schedule: RunSchedule, stored: Mapping[str, Any]) -> None:
@@ -194,12 +229,25 @@ class Run:
         """The name of the run in its settings, or that of its folder."""
         return str((self.settings or {}).get("name") or (Path(self.out).name if self.out is not None else ""))
 
-    def store(self, record: RoundRecord, schedule: RunSchedule) -> None:
-        """Store a record with the state of callbacks that have seen it; warn if it shows something unexpected."""
+    def begin_round(self, device: torch.device = CPU, shares: Shares = NO_SHARES) -> PlannedRound:
+        """Plan the next round on a device; warn if a policy of the user's own exceeds budgets."""
+        planned = self.federation.begin_round(self.state, device, shares)
+        self._warnings.check_plans(planned)
+        return planned
+
+    def store(self, record: RoundRecord, schedule: RunSchedule, plans: Sequence[ClientPlan]) -> None:
+        """Store a record with the state of callbacks that have seen it; warn if it shows something unexpected.
+
+        A round after which a callback stops the run is evaluated like the last one.
+        """
         last = self.state.round == schedule.rounds
         before = self._callbacks.state() if last and schedule.longer().trim(record) != record else {}
         self.history.append(record)
         self._callbacks.on_round(self._round_view(record))
+        if self.stopped and self.test is not None and not schedule.evaluates_locally(record.round):
+            scores = score_fields(self.federation, self.state, plans, Evaluation(self.test, local=True))
+            record = replace(record, **scores)
+            self.history.replace_last(record)
         if self._folder:
             self._folder.append(record)
             if schedule.checkpoints(self.state.round) or self.stopped:
@@ -210,8 +258,7 @@ class Run:
 
     def finish(self, schedule: RunSchedule, engine: Engine) -> History:
         """Write the summary and return the history, with the summary and the trained model."""
-        cpu = torch.device("cpu")
-        self.history.theta = prune(on_device(self.state.theta, cpu), on_device(shown_in(self.state.policy), cpu))
+        self.history.theta = prune(on_device(self.state.theta, CPU), on_device(shown_in(self.state.policy), CPU))
         self.history.state = self.state
         self.history.summary = summary(self.federation, self.history, self.name, self.test, engine)
         if self._callbacks.stopped:

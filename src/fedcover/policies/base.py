@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
-from fedcover.errors import InputError
+from fedcover.errors import InputError, check_arguments
 from fedcover.params import FULL, Mask, Params
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
@@ -169,6 +169,7 @@ class PerClient(Policy):
     """A policy that calls a function for each client's mask."""
 
     def __init__(self, function: Callable[[Params, Client, Round], Mask]) -> None:
+        check_arguments(function, ("theta", "client", "this_round"), "a policy's function")
         self._function = function
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", "policy")
@@ -181,6 +182,11 @@ class PerClient(Policy):
     ) -> tuple[list[ClientPlan], State]:
         """Return a plan with the function's mask for each client, and the state unchanged."""
         return [ClientPlan(client, self._function(theta, client, this_round)) for client in cohort], state
+
+
+def is_built_in(policy: Policy) -> bool:
+    """Return whether a policy is one of this package, and not written by a user."""
+    return type(policy).__module__.partition(".")[0] == "fedcover" and not isinstance(policy, PerClient)
 
 
 def policy(function: Callable[[Params, Client, Round], Mask]) -> PerClient:

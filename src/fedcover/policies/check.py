@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcover.budgets import budgets_of, share
+from fedcover.budgets import budgets_of
 from fedcover.clients import cohort_of
 from fedcover.data.inputs import Inputs
 from fedcover.errors import InputError
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params, check_mask, count, params_of, prune
 from fedcover.policies.base import ClientPlan, Policy, RoundFeedback, State, Traits, shown_in
-from fedcover.policies.plan_checks import check_clients, check_masks, check_training_options
+from fedcover.policies.plan_checks import check_clients, check_masks, check_training_options, over_budget
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure, carries, trace
 from fedcover.training.options import regrown
@@ -177,12 +177,8 @@ class _Trial:
         empty = [name for name in self.structure.weights if name in mask and not bool(mask[name].any())]
         if empty and carries(self.structure, theta) and not carries(self.structure, prune(theta, mask)):
             raise self.broken("input reaches the output", f"the mask of keep {keep} keeps nothing of '{empty[0]}'")
-        pruned = {name: kept for name, kept in mask.items() if not bool(kept.all())}
-        entries = sum(int(kept.sum()) for kept in pruned.values())
-        most = sum(kept.numel() * _rounded(keep, kept) for kept in pruned.values())
-        if entries > most + 3 * most**0.5:  # room for masks that are drawn at random
-            size = sum(kept.numel() for kept in pruned.values())
-            raise self.broken("budgets are met", f"keep {keep} got {entries} of the {size} entries it prunes")
+        if reason := over_budget(plan, theta, ()):  # whole models are compared over several rounds
+            raise self.broken("budgets are met", reason)
 
     def check_traits(self, plans: Sequence[ClientPlan], theta: Params, state: State, after: State) -> None:
         """Raise InputError if masks depend on theta or on the round although traits declares that they do not."""
@@ -247,8 +243,3 @@ def _alike(a: Any, b: Any) -> bool:
 def _regrown(theta: Params, mask: Mask, share: float, rng: torch.Generator) -> Mask:
     gradients = {k: torch.randn(kept.shape, generator=rng).to(theta[k]) for k, kept in mask.items()}
     return {k: regrown(theta[k], kept, gradients[k], share) for k, kept in mask.items()}
-
-
-def _rounded(keep: float, tensor: Tensor) -> float:
-    """Return the largest share that keep may round up to along any axis of a tensor: 5 of 6 for 0.75."""
-    return max(share(keep, n) / n for n in tensor.shape if n)

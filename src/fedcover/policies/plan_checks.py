@@ -1,10 +1,11 @@
 """Checks of what a policy returns from ``plan``, and that it leaves its arguments unchanged."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
 
+from fedcover.budgets import share
 from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.params import Params, check_mask
@@ -63,6 +64,37 @@ def check_training_options(policy: Policy, plans: Sequence[ClientPlan], theta: P
                 f"{whose} have moments, which only the federation sets; leave them out, and use keep_moments of the"
                 f" recipe if clients should continue with their own"
             )
+
+
+def over_budget(plan: ClientPlan, theta: Params, layers: Collection[str]) -> str:
+    """Return how a mask exceeds its client's budget; empty if it does not.
+
+    A budget is the share of what a mask prunes. If the mask prunes nothing, it is that of the prunable layers.
+
+    Args:
+        plan: The plan of a client.
+        theta: The parameters, which the mask fits.
+        layers: The names of the prunable weights.
+
+    >>> import torch; from fedcover.budgets import Budget
+    >>> over_budget(ClientPlan(Client(0, 0, Budget(0.5))), {"w": torch.zeros(4, 5)}, ["w"])
+    'keep 0.5 got the whole model'
+    """
+    keep = plan.client.budget.keep
+    pruned = {name: kept for name, kept in plan.mask.items() if not bool(kept.all())}
+    tensors: Mapping[str, Tensor] = pruned or {name: theta[name] for name in layers}
+    size = sum(tensor.numel() for tensor in tensors.values())
+    most = sum(tensor.numel() * _rounded(keep, tensor) for tensor in tensors.values())
+    if not pruned:
+        return f"keep {keep:.3g} got the whole model" if size > most else ""
+    entries = sum(int(kept.sum()) for kept in pruned.values())
+    random = 3 * most**0.5  # room for masks that are drawn at random
+    return f"keep {keep:.3g} got {entries} of the {size} entries it prunes" if entries > most + random else ""
+
+
+def _rounded(keep: float, tensor: Tensor) -> float:
+    """Return the largest share that keep may round up to along any axis of a tensor: 5 of 6 for 0.75."""
+    return max((share(keep, n) / n for n in tensor.shape if n), default=1.0)
 
 
 def _whose(policy: Policy, plan: ClientPlan, this_round: Round) -> str:

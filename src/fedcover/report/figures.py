@@ -29,6 +29,7 @@ from fedcover.report.loading import AnyPath, LoadedRun, numbered, open_runs
 from fedcover.report.measures import mean, metric_names
 from fedcover.report.methods import MethodRuns, group_runs, has_seeds
 from fedcover.report.svg import FORMATS, file_bytes
+from fedcover.report.table import HIGHER_IS_BETTER, LOWER_IS_BETTER
 
 MOST_MAPS = 8
 """The most maps of coverage in a report; more would make its page too large."""
@@ -106,7 +107,8 @@ def _metric_drawing(methods: Sequence[MethodRuns], name: str) -> Drawing:
     if name == "accuracy":
         what = "Share of examples classified correctly: the global model on the test set"
         what += ", and, where it was measured, the mean over clients (local)" if single else ""
-    hint = "how early the curve flattens, and for dips after rounds of low coverage"
+    worse = "dips" if name in HIGHER_IS_BETTER else "peaks" if name in LOWER_IS_BETTER else "jumps"
+    hint = f"how early the curve flattens, and for {worse} after rounds of low coverage"
     return Drawing(
         _slug(name),
         cells.heading(name),

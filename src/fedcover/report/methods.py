@@ -120,14 +120,14 @@ def mean_and_deviation(values: Sequence[float | None], form: Callable[[float], s
 
 def _key(run: LoadedRun) -> str:
     """Return a text that is equal for runs of one method."""
-    settings = run.swept if run.swept is not None else run.config
+    swept = run.swept is not None  # what a sweep varies makes a method, such as a callback's setting
     flat = {
         key: value
-        for key, value in flatten(settings)
-        if key not in _IGNORED and (key == "rounds" or key.partition(".")[0] not in NOT_PART_OF_A_RUN)
+        for key, value in flatten(run.config if run.swept is None else run.swept)
+        if key not in _IGNORED and (swept or key == "rounds" or key.partition(".")[0] not in NOT_PART_OF_A_RUN)
     }
     method = {**run.method, "data": {key: text for key, text in _data_of(run).items() if key != SKEW}}
-    place: Any = str(run.path.resolve().parent) if run.swept is not None else method
+    place: Any = str(run.path.resolve().parent) if swept else method
     return json.dumps([flat, place, run.planned_rounds], sort_keys=True, default=str)
 
 

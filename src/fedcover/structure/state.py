@@ -76,6 +76,11 @@ def check_stateless(model: nn.Module, example: Inputs) -> None:
     """
     scratch = copy.deepcopy(model).cpu().train()
     first, before = _scores(scratch, example), plain_attributes(scratch)  # the first call may fill a cache
+    if not first.numel():
+        raise InputError(
+            f"the model {type(model).__name__} returns scores of shape {tuple(first.shape)}, which have no entries;"
+            f" give its output layer at least one unit (data whose labels are values have 0 classes)"
+        )
     second, after = _scores(scratch, example), plain_attributes(scratch)
     changed = [name for name, value in after.items() if name not in before or before[name] != value]
     differs = first.shape != second.shape or bool((first - second).abs().max() > CLOSE * first.abs().max())

@@ -55,7 +55,8 @@ class Grid:
         try:
             return SweepCell(folder, settings, with_default_budgets(check_config(raw)))
         except InputError as error:
-            raise InputError(f"the run {folder} of the sweep: {error}") from error
+            whose = f"the run {folder} of the sweep: " if folder else ""
+            raise InputError(f"{whose}{error}") from error
 
 
 def read_grids(files: Sequence[Path | None], changes: Sequence[str]) -> list[Grid]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 
 from fedcover import data
 from fedcover.config.build import build_callbacks, build_federation, engine_of, keeps_in, schedule_of, settings_of
@@ -15,11 +16,14 @@ from fedcover.federation.runs import Run
 from fedcover.sweeps.cells import SweepCell
 from fedcover.sweeps.folder import SweepFolder
 
+SIMULATION = "flower-sim"
 TOGETHER = 16
 """The most runs of one batch, by default: each has a model and a history in memory."""
 
 OnRound = Callable[[SweepCell, RoundRecord], None]
 """A callback that receives the record of every round."""
+Simulate = Callable[[Config, Path, bool, str | None, Callable[[RoundRecord], None]], object]
+"""A function that plays a run on Flower and Ray: (settings, run folder, resume, folder of the data sets, on_round)."""
 CallbacksOf = Callable[[SweepCell], list[Callback]]
 """A function that returns callbacks of a cell."""
 
@@ -30,10 +34,11 @@ def play_sweep(
     on_round: OnRound,
     on_end: Callable[[SweepCell], None],
     together: int = TOGETHER,
+    simulate: Simulate | None = None,
 ) -> None:
     """Play the cells of a sweep that are not complete; a cell that fails is recorded, and the others continue.
 
-    Each run has the same bits as if it were played by itself.
+    Each run has the same bits as if it were played by itself. Runs on Flower are played one after another.
 
     Args:
         sweep: The open folder of the sweep.
@@ -41,6 +46,7 @@ def play_sweep(
         on_round: Called after every round of every run.
         on_end: Called when a cell is complete or has failed, also for those that were complete before.
         together: The most runs of one batch.
+        simulate: Plays a run of engine flower-sim; needed if there are any.
     """
     batches: dict[tuple[object, ...], list[SweepCell]] = {}
     player = BatchPlayer(sweep, folder, on_round)
@@ -53,16 +59,30 @@ def play_sweep(
             engine = (config.engine, config.workers, config.shrink, config.precision)
             batches.setdefault((engine, schedule_of(config)), []).append(cell)
     for cells in batches.values():
+        if cells[0].config.engine == SIMULATION:
+            assert simulate is not None
+            for cell in cells:
+                player.simulate(cell, simulate)
+                on_end(cell)
+            continue
         for start in range(0, len(cells), together):
             player.play(cells[start : start + together])
             for cell in cells[start : start + together]:
                 on_end(cell)
 
 
-def check_engine(config: Config) -> None:
-    """Raise InputError if runs of these settings cannot be part of a sweep."""
-    if config.engine in ("flower", "flower-sim"):
-        raise InputError(f"engine '{config.engine}' cannot be swept; use `fedcover run` for each run, or engine=auto")
+def check_engine(config: Config, search: bool = False) -> None:
+    """Raise InputError if runs of these settings cannot be part of a sweep, or of a search."""
+    if config.engine == "flower":
+        raise InputError(
+            "engine 'flower' cannot be swept: it is that of `fedcover deploy run`, whose clients are real devices; use"
+            " engine=flower-sim to simulate them, or engine=auto"
+        )
+    if search and config.engine == SIMULATION:
+        raise InputError(
+            f"engine '{SIMULATION}' cannot be searched with --trials: its rounds are played in another process, where"
+            f" Optuna cannot stop a trial; use engine=auto, whose results are the same, or sweep over a list of values"
+        )
 
 
 class BatchPlayer:
@@ -87,7 +107,15 @@ class BatchPlayer:
             run = self._run(cell, [])
         except Exception as error:
             raise InputError(f"{folder} cannot be compared with the files of its settings ({error})") from error
-        run.compare()
+        run.compare(data=cell.config.engine != SIMULATION)
+
+    def simulate(self, cell: SweepCell, simulate: Simulate) -> None:
+        """Play a cell on Flower and Ray, or record that it failed."""
+        on_round = partial(self._on_round, cell)
+        try:
+            simulate(cell.config, self._sweep.folder_of(cell), True, self._folder, on_round)
+        except Exception as error:
+            self._sweep.fail(cell, error)
 
     def play(self, cells: Sequence[SweepCell], callbacks_of: CallbacksOf = lambda cell: []) -> None:
         """Play cells in lockstep, without those that fail.
@@ -127,6 +155,7 @@ class BatchPlayer:
 
     def _run(self, cell: SweepCell, callbacks: Sequence[Callback]) -> Run:
         folder, config = self._sweep.folder_of(cell), cell.config
-        federation, test = build_federation(config, self._folder, keeps_in(folder), load=self._load)
+        built = config.model_copy(update={"engine": "serial"}) if config.engine == SIMULATION else config
+        federation, test = build_federation(built, self._folder, keeps_in(folder), load=self._load)
         settings, on_round = settings_of(config, federation), partial(self._on_round, cell)
         return Run(federation, federation.test_set(test), on_round, folder, True, settings, callbacks)

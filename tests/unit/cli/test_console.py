@@ -1,11 +1,12 @@
 """Progress on the console."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import typer
 
-from fedcover.cli import console
+from fedcover.cli import console, sweep_progress
 
 
 @pytest.mark.parametrize(("every", "quiet", "lines"), [(0.0, False, 3), (60.0, False, 0), (0.0, True, 0)])
@@ -70,3 +71,26 @@ def test_a_name_wider_than_the_terminal_is_folded(
     assert (shown.count("a"), shown.count("b")) == (90, 90)
     assert shown.count("4 of 10") == 2
     assert max(map(len, shown.splitlines())) <= 40
+
+
+def test_a_long_sweep_prints_lines_off_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep_progress, "EVERY", 0.0)
+    cell = SimpleNamespace(folder="seed=0")
+    with sweep_progress.SweepProgress(SimpleNamespace(), False, 1, 5) as progress:  # type: ignore[arg-type]
+        for index in (1, 2):
+            record = SimpleNamespace(round=index, accuracy=0.5, metrics={}, loss=1.0)
+            progress.on_round(cell, record)  # type: ignore[arg-type]
+    assert capsys.readouterr().err.splitlines() == [
+        "sweep of 1 runs, 5 rounds", "1 of 5 rounds, 0 of 1 runs", "2 of 5 rounds, 0 of 1 runs"
+    ]  # fmt: skip
+
+
+def test_heads_of_columns_are_not_broken_inside_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = ("pattern", "clients", "parameters", "bytes down", "bytes up", "MFLOPs a step", "multiply-adds", "noise")
+    monkeypatch.setattr(console.out, "_width", 80)
+    console.show_table([dict.fromkeys(heads, "1234567") for _ in range(2)])
+    assert "pattern" in capsys.readouterr().out.splitlines()[0]

@@ -37,6 +37,11 @@ def axes_of(*changes: str, text: str = "", folder: Path | None = None) -> dict[s
         (["local.epochs=[[1, 2], [3]]"], {"local.epochs": [[1, 2], [3]]}),
         (["policy.gamma=2,3", "policy.name=optimal"], {"policy.gamma": [2, 3]}),
         (["schedule.name=cosine", "schedule.rounds=8,16"], {"schedule.rounds": [8, 16]}),
+        (["callbacks.early_stopping.patience=3,5"], {"callbacks.early_stopping.patience": [3, 5]}),
+        (["callbacks.stop.name=early_stopping", "callbacks.stop.patience=[3, 5]"], {"callbacks.stop.patience": [3, 5]}),
+        (["callbacks.stop.name=early_stopping,keep_best"], {"callbacks.stop.name": ["early_stopping", "keep_best"]}),
+        (["callbacks.csv_log=true,false"], {"callbacks.csv_log": [True, False]}),
+        (["callbacks.csv_log=true", "callbacks.early_stopping.patience=3"], {}),
     ],
 )
 def test_several_values_make_an_axis(changes: list[str], axes: dict[str, list[object]]) -> None:
@@ -49,6 +54,14 @@ def test_lists_in_toml_make_axes_in_the_order_of_the_file(tmp_path: Path) -> Non
     assert axes == {"seed": [0, 1], "policy.name": ["WP", "NP"], "local.lr": [0.1, 0.2]}
     assert list(axes) == ["seed", "policy.name", "local.lr"]
     assert axes_of("seed=5", text=text, folder=tmp_path).keys() == {"policy.name", "local.lr"}
+
+
+def test_settings_of_callbacks_in_toml_make_axes(tmp_path: Path) -> None:
+    text = "seed = [0, 1]\n[callbacks]\ncsv_log = true\n[callbacks.early_stopping]\nmetric = ['loss', 'accuracy']\n"
+    axes = axes_of(text=text, folder=tmp_path)
+    assert axes == {"seed": [0, 1], "callbacks.early_stopping.metric": ["loss", "accuracy"]}
+    with pytest.raises(fc.InputError, match=r"callbacks\.early_stopping\.metric = loss, accuracy makes a grid"):
+        read_config(tmp_path / "config.toml", ["seed=0"])
 
 
 def test_a_path_with_a_comma_is_one_name(tmp_path: Path) -> None:

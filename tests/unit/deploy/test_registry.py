@@ -12,11 +12,12 @@ import fedcover as fc
 from fedcover.config.schema import check_config
 from fedcover.data import Device, DevicePopulation
 from fedcover.deploy.flower.apps import client as stock_client
-from fedcover.deploy.flower.apps import device_check, play_config
+from fedcover.deploy.flower.apps import device_check, play_config, rules_from_config
 from fedcover.deploy.flower.client import client_app
 from fedcover.deploy.flower.registry import ClientRegistry, device_from_facts
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FedCover
+from fedcover.deploy.node.local_client import LocalClient, client_facts
 from fedcover.deploy.status.run_rounds import read_rounds
 from fedcover.engines.serial import Serial
 from fedcover.federation.runs import Run, RunSchedule
@@ -194,6 +195,25 @@ def test_unreadable_and_forged_replies_add_no_clients(forge: dict[str, Any] | No
     registry.update(grid, grid.get_node_ids(), lines.append)
     assert sorted(registry.devices) == [0, 1, 2, 4, 5, 6, 7]
     assert f"node {bad} is left out: {reason}" in lines
+
+
+def test_a_node_of_a_simulation_that_cannot_take_part_ends_it() -> None:
+    playing = federation(Serial(shrink=False))
+
+    def data(context: object) -> Any:
+        raise OSError("no such folder")
+
+    grid, registry = LoopGrid({0: client_app(playing.task, data)}), ClientRegistry(wait_for_rejected=False)
+    with pytest.raises(fc.InputError, match=r"a client of the simulation cannot take part: .*no such folder"):
+        registry.gather(grid, 1, 60.0, lambda line: None)
+    assert not rules_from_config(check_config({"engine": "flower-sim"})).wait_for_rejected
+    assert rules_from_config(check_config({})).wait_for_rejected
+
+
+def test_values_are_not_counted_as_labels() -> None:
+    x = torch.randn(6, 4)
+    local = LocalClient(fc.Task(torch.nn.Linear(4, 1)), fc.data.as_examples((x, x.sum(1))))
+    assert client_facts(local, {"client": 0, "share-labels": True}) == {"client": 0, "examples": 6}
 
 
 def test_a_rejected_node_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:

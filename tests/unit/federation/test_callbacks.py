@@ -180,8 +180,7 @@ def test_runs_in_lockstep_stop_one_by_one(small_federation: Make) -> None:
     histories = fc.run_many(federations, 5, TEST, callbacks=callbacks)
     assert [len(history) for history in histories] == [2, 5, 4]
     for seed, history in zip((1, 2, 3), histories, strict=True):
-        alone = small_federation(seed=seed).run(5, evaluate_on=TEST)
-        assert list(history) == list(alone)[: len(history)]
+        assert history == small_federation(seed=seed).run(len(history), evaluate_on=TEST)
     with pytest.raises(fc.InputError, match="one list per federation, 3; got 1"):
         fc.run_many(federations, 5, TEST, callbacks=callbacks[:1])
 
@@ -323,3 +322,19 @@ def test_runs_in_lockstep_have_their_own_test_labels(small_federation: Make) -> 
     histories = run_all_rounds(runs, RunSchedule(2), fc.Serial())
     assert histories == [small_federation().run(2, test) for test in (TEST, other)]
     assert histories[0] != histories[1]
+
+
+def test_the_last_round_of_a_stopped_run_is_evaluated(small_federation: Make, tmp_path: Path) -> None:
+    options = {"evaluate_on": TEST, "evaluate_every": 5}
+    short = small_federation().run(3, **options)
+    stopped = small_federation().run(8, callbacks=[Recorder(stop_at=3)], out=tmp_path / "run", **options)
+    assert stopped == short
+    assert stopped.last.local_accuracy is not None
+    assert stopped.summary["local_accuracy"] == short.summary["local_accuracy"]
+    with pytest.warns(fc.StoppedWarning):
+        again = small_federation().run(8, callbacks=[Recorder(stop_at=3)], out=tmp_path / "run", resume=True, **options)
+    assert again == short
+    assert again.summary["accuracy"] == short.summary["accuracy"]
+    longer = small_federation().run(8, out=tmp_path / "run", resume=True, **options)
+    assert longer == small_federation().run(8, **options)
+    assert fc.History.load(tmp_path / "run" / "history.jsonl") == longer

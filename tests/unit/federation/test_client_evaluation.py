@@ -113,3 +113,27 @@ def test_the_tables_are_in_the_run_folder(small_federation: Make, tmp_path: Path
         federation.run(1, callbacks=callbacks)
     with pytest.raises(fc.InputError, match="the history has no model"):
         fc.evaluate_clients(federation, fc.History(), TEST)
+
+
+def test_clients_are_named_by_id_or_name(small_federation: Make) -> None:
+    federation = small_federation()
+    history = federation.run(1)
+    for clients, why in (
+        (1, "must be a list such as .*; got 1"),
+        ("all", "must be a list such as .*; got 'all'"),
+        ([], "clients is an empty list; leave it out"),
+        (["ann"], "there is no client named 'ann'; the clients have no names; use ids"),
+        ([0.5], "must be ids or names; got 0.5"),
+        ([8], r"client must be in 0\.\.7; got 8"),
+    ):
+        with pytest.raises(fc.InputError, match=why):
+            fc.evaluate_clients(federation, history, TEST, clients=clients)  # type: ignore[arg-type]
+    for model in (history.theta, federation):
+        with pytest.raises(fc.InputError, match=r"model must be the history that run\(\) returned"):
+            fc.evaluate_clients(federation, model, TEST)  # type: ignore[arg-type]
+    data = small_data()
+    named = fc.data.from_parts(data, {"ann": range(60), "bo": range(60, 120)})
+    federation = fc.Federation(fc.Task(small_net()), named, cohort=2)
+    history = federation.run(1)
+    by_name = fc.evaluate_clients(federation, history, TEST, clients=["bo"])
+    assert by_name == fc.evaluate_clients(federation, history, TEST, clients=[1])

@@ -168,3 +168,12 @@ def test_export_refuses_unknown_formats_before_writing(make_run: MakeRun, tmp_pa
 
 def test_slugs_are_plain_and_distinct() -> None:
     assert slugs(["Mein Lauf!", "mein/lauf", "../..", "ok_1.5"]) == ["mein-lauf", "mein-lauf-2", "run", "ok-1.5"]
+
+
+@pytest.mark.parametrize(("metric", "worse"), [("rmse", "peaks"), ("f1", "dips"), ("score", "jumps")])
+def test_the_hint_follows_what_is_better(
+    save: Callable[..., Path], record: MakeRecord, metric: str, worse: str
+) -> None:
+    records = [replace(record(index), accuracy=None, metrics={metric: 0.5}) for index in range(1, 4)]
+    drawing = next(one for one in drawings(methods(save("run", records))) if one.name == metric)
+    assert f"for {worse} after rounds of low coverage" in drawing.caption

@@ -134,7 +134,7 @@ def test_a_hole_in_one_round_stays_in_the_certificates_of_later_ones(small_feder
         return {"0.weight": torch.arange(48).view(8, 6) < (24 if this_round.index == 2 else 48)}
 
     with pytest.warns(fc.CoverageWarning, match="in round 2"):
-        history = small_federation(policy=once, certify=True).run(4)
+        history = small_federation(policy=once, budgets=fc.by_slot("1111"), certify=True).run(4)
     certificates = [record.certificate or {} for record in history]
     assert [certificate["covered"] for certificate in certificates] == [True, False, False, False]
     assert "50 % of 0.weight is in nobody's model in round 2" in certificates[3]["sentence"]

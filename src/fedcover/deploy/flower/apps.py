@@ -121,6 +121,7 @@ def rules_from_config(config: Config) -> RoundRules:
     return RoundRules(
         flower.deadline, flower.quorum, flower.tries, flower.gather, Limits(flower.norm), claims,
         flower.deadline_factor, flower.late, flower.late_weight, flower.end_at_coverage, flower.slow_factor,
+        config.engine != "flower-sim",
     )  # fmt: skip
 
 

@@ -55,6 +55,8 @@ class ClientRegistry:
     """The capacity that a client claimed, where it was cut."""
     check_device: Callable[[Device], None] = lambda device: None
     """Raises InputError for a device that the run cannot use."""
+    wait_for_rejected: bool = True
+    """Whether a node that cannot take part is queried again; otherwise its reason ends the run."""
     closed: bool = False
     """Whether new clients are refused, as they are once a run has started."""
 
@@ -93,6 +95,8 @@ class ClientRegistry:
             self._rejected.pop(node, None)
             notify(f"client {device.number} is node {node}{self._cut(claimed, device)}")
         except InputError as error:
+            if not self.wait_for_rejected:
+                raise InputError(f"a client of the simulation cannot take part: {error}") from error
             self._reject(node, f"is left out: {error}", now + RETRY_AFTER, notify)
 
     def _cut(self, claimed: Device, device: Device) -> str:

@@ -44,6 +44,8 @@ class RoundRules:
     """End a round before its deadline once every entry is held by so many valid replies; 0 for never."""
     slow_factor: float = 1.0
     """The factor of a client's budget after a missed deadline; replies in time restore it. 1 changes no budget."""
+    wait_for_rejected: bool = True
+    """Whether the run waits until nodes that cannot take part are fixed; those of a simulation cannot be."""
 
     def __post_init__(self) -> None:
         check_number("deadline", self.deadline, 0, math.inf, "a positive number of seconds")

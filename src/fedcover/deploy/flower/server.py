@@ -81,6 +81,7 @@ def play(
     if resume and out is not None and (out / FILE).exists():
         registry = ClientRegistry.load(out)
     registry.check_device, registry.limits = check_device, rules.claims
+    registry.wait_for_rejected = rules.wait_for_rejected
     if registry.devices:  # a resumed run continues without clients that do not come back
         registry.gather(grid, len(registry.devices), rules.gather, notify, least=1)
     else:

@@ -226,7 +226,7 @@ class FedCover(Strategy):
         """Plan the next round, or the same one again after too few replies."""
         self._online = self._update_registry(grid)
         with one_thread():
-            planned = self.federation.begin_round(self.played_run.state, shares=self._shares())
+            planned = self.played_run.begin_round(shares=self._shares())
         self._attempts += 1
         before, folder = self._round, self.played_run.out
         self._round = RoundExchange(planned, UpdateSpool(None if folder is None else Path(folder)))
@@ -319,7 +319,7 @@ class FedCover(Strategy):
         record = self._average(current, left_out)
         for row in [*record.rejected[len(left_out) :], *record.limited]:  # what the comparison with the cohort decided
             self._notify(f"round {index}: client {row['client']}: {row['reason']}")
-        self.played_run.store(record, self.schedule)
+        self.played_run.store(record, self.schedule, current.planned.plans)
         metrics: dict[str, Any] = {
             "gamma_min": record.gamma_min,
             "uncovered": record.uncovered,

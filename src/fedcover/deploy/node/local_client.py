@@ -46,7 +46,7 @@ def client_facts(local: LocalClient, node: Mapping[str, Any], capacity: float | 
     share = node.get("capacity", capacity)
     if share is not None:
         facts["capacity"] = float(share)
-    if node.get("share-labels"):
+    if node.get("share-labels") and local.examples.has_classes:
         facts["labels"] = local.examples.label_counts().tolist()
     return facts
 

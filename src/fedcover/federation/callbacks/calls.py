@@ -27,7 +27,8 @@ class RunCallbacks:
         for callback in listed:
             if not isinstance(callback, Callback):
                 raise InputError(
-                    f"callbacks must be objects such as fedcover.EarlyStopping(patience=5); got {shown(callback)}"
+                    f"callbacks must be objects such as fedcover.EarlyStopping(patience=5), or of a subclass of"
+                    f" fedcover.Callback; got {shown(callback)}; on_round takes a plain function of the record"
                 )
         self.callbacks: list[Callback] = listed
         counts: Counter[str] = Counter()
@@ -55,8 +56,12 @@ class RunCallbacks:
                     CallbackStateWarning,
                     stacklevel=6,
                 )
-        stop = stored.get("stopped")
-        self.stopped = stop if stop and stop["by"] in map(describe_callback, self.callbacks) else None
+        self.stopped = self.held_stop(stored)
+
+    def held_stop(self, stored: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the stop that a checkpoint stores, if the callback that asked for it is still there; or None."""
+        stop: dict[str, Any] | None = stored.get("stopped")
+        return stop if stop and stop["by"] in map(describe_callback, self.callbacks) else None
 
     def on_round(self, view: RoundView) -> None:
         """Call all callbacks after a round; the first that asks for a stop gives the reason."""

@@ -1,5 +1,7 @@
 """The numbers of a record that callbacks compare and log."""
 
+from difflib import get_close_matches
+
 from fedcover.errors import InputError
 from fedcover.federation.callbacks.base import RunView
 from fedcover.federation.history import RoundRecord
@@ -16,7 +18,7 @@ BETTER = {
         "loss", "train_loss", "perplexity", "rmse", "mse", "mae", "error", "uncovered", "pruning_noise",
         "pruning_noise_max", "bytes_down", "bytes_up", "macs",
     ),
-    "max": ("accuracy", "local_accuracy", "f1", "auc", "precision", "recall", "gamma_min", "top5"),
+    "max": ("accuracy", "local_accuracy", "f1", "auc", "r2", "precision", "recall", "gamma_min", "top5"),
 }  # fmt: skip
 """The metrics of which it is known whether less or more is better."""
 
@@ -58,7 +60,10 @@ def better(metric: str, mode: str) -> str:
     """
     usual = next((name for name, metrics in BETTER.items() if metric in metrics), "")
     if mode not in ("min", "max") and not (mode == "" and usual):
-        raise InputError(f"mode must be 'min' or 'max', what is better for metric '{metric}'; got {mode!r}")
+        metrics = [*BETTER["max"], *BETTER["min"]]
+        near = get_close_matches(metric, metrics, n=1) if mode == "" else []
+        hint = f"; or did you mean the metric '{near[0]}'?" if near else ""
+        raise InputError(f"mode must be 'min' or 'max', what is better for metric '{metric}'; got {mode!r}{hint}")
     return mode or usual
 
 

@@ -1,0 +1,68 @@
+"""Warnings of a run about policies of one's own that do not keep to budgets."""
+
+import re
+import warnings
+
+import pytest
+import torch
+from tests.conftest import small_data, small_net
+
+import fedcover as fc
+from fedcover.clients import Client
+from fedcover.params import Mask, Params
+
+CLIENTS = fc.data.iid(small_data(), clients=8, seed=1)
+
+
+@fc.policy
+def whole(theta: Params, client: Client, this_round: fc.Round) -> Mask:
+    return {}
+
+
+@fc.policy
+def twice(theta: Params, client: Client, this_round: fc.Round) -> Mask:
+    rng = this_round.generator("mask", client.id)
+    return {k: torch.rand(t.shape, generator=rng) < 2 * client.budget.keep for k, t in theta.items() if t.ndim > 1}
+
+
+@fc.policy
+def random_weights(theta: Params, client: Client, this_round: fc.Round) -> Mask:
+    rng = this_round.generator("mask", client.id)
+    return {k: torch.rand(t.shape, generator=rng) < client.budget.keep for k, t in theta.items() if t.ndim > 1}
+
+
+class Whole(fc.Policy):
+    def traits(self) -> fc.Traits:
+        return fc.Traits(ignores_budgets=True)
+
+    def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
+        return [fc.ClientPlan(client) for client in cohort], state
+
+
+def play(policy: fc.Policy, code: str | None) -> list[str]:
+    budgets = fc.by_slot(code) if code else None
+    federation = fc.Federation(fc.Task(small_net()), CLIENTS, policy, budgets, cohort=4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        federation.run(2)
+    return [str(one.message) for one in caught if one.category is fc.BudgetWarning]
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "message"),
+    [
+        (whole, "4x0.5", "policy whole exceeds the budget of client . in round 1: keep 0.5 got the whole model;"),
+        (twice, "1,3x0.25", "policy twice exceeds the budget of client . in round 1: keep 0.25 got .* entries it"),
+        (whole, None, "policy whole prunes nothing in round 1, and there are no budgets"),
+    ],
+)
+def test_a_policy_of_ones_own_that_exceeds_budgets_is_named_once(policy: fc.Policy, code: str, message: str) -> None:
+    (caught,) = play(policy, code)
+    assert re.match(message, caught), caught
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"), [(whole, "4x1"), (random_weights, "1,3x0.5"), (Whole(), "4x0.5"), (Whole(), None)]
+)
+def test_policies_that_keep_to_budgets_or_declare_that_they_do_not_are_not_named(policy: fc.Policy, code: str) -> None:
+    assert play(policy, code) == []
