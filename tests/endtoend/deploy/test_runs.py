@@ -131,6 +131,20 @@ def test_a_killed_worker_costs_seconds_and_no_reply(fleet: Fleet) -> None:
     assert list(history) == expected
     assert same(theta, expected_theta)
     assert fleet.children(1) != [worker]
+    events = [json.loads(line) for line in (fleet.folder / "node-1" / "events.jsonl").read_text().splitlines()]
+    (reason,) = [event["reason"] for event in events if event["event"] == "worker died"]
+    assert reason == "the process that trains ended by signal SIGKILL (is there enough memory?)"
+
+
+@slow
+def test_a_worker_that_dies_again_costs_seconds_and_is_named(fleet: Fleet) -> None:
+    plan(fleet, {"client 2 round 1": "death"})
+    history, _ = outcome(fleet.play(SETTINGS.format(rounds=2, deadline=240), "dying"))
+    (row,) = history[0].rejected
+    assert row["client"] == 2
+    assert "its process ended with code 3, 2 times" in row["reason"]
+    assert sum(history[0].seconds.values()) < 60  # of a deadline of 240 s
+    assert history.last.rejected == []
 
 
 @slow
