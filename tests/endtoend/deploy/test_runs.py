@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -17,6 +19,7 @@ from fedcover.config.build import build_federation
 from fedcover.config.schema import Config, parse_config
 from fedcover.config.task_and_data import load_data, population
 from fedcover.data import Device
+from fedcover.deploy.node import configured_client
 from fedcover.deploy.status.run_rounds import read_rounds
 from fedcover.engines.serial import Serial
 from fedcover.federation import checkpoint
@@ -124,8 +127,9 @@ def test_a_killed_worker_costs_seconds_and_no_reply(fleet: Fleet) -> None:
     (worker,) = fleet.children(1)
     killed = time.monotonic()
     os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: (fleet.folder / "killed-worker" / "history.jsonl").exists(), 100, "the record of the round")
+    assert time.monotonic() - killed < max(10, 3 * seconds_to_start_a_worker())  # of a deadline of 240 s
     assert run.process.wait(60) == 0, run.printed
-    assert time.monotonic() - killed < 20  # of a deadline of 240 s
     history, theta = outcome(fleet.folder / "killed-worker")
     expected, expected_theta = serial_run(parse_config(settings), [[]])
     assert list(history) == expected
@@ -134,6 +138,13 @@ def test_a_killed_worker_costs_seconds_and_no_reply(fleet: Fleet) -> None:
     events = [json.loads(line) for line in (fleet.folder / "node-1" / "events.jsonl").read_text().splitlines()]
     (reason,) = [event["reason"] for event in events if event["event"] == "worker died"]
     assert reason == "the process that trains ended by signal SIGKILL (is there enough memory?)"
+
+
+def seconds_to_start_a_worker() -> float:
+    """Return how long a process takes to load what a worker loads: two seconds, or ten on a busy machine."""
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", f"import {configured_client.__name__}"], check=True)
+    return time.monotonic() - start
 
 
 @slow
