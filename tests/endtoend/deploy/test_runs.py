@@ -196,8 +196,9 @@ def test_whatever_clients_and_servers_do_the_run_continues_or_resumes(fleet: Fle
         },
     )
     settings, out = SETTINGS.format(rounds=3, deadline=45), fleet.folder / "faulty"
-    twin = fleet.start_node(4, "--capacity", "1", "--share-labels", "--client", "0")
-    twin.wait_for("joined")
+    faults = {"FEDCOVER_TEST_FAULTS": str(fleet.folder / "faults.json")}  # either of the two may serve client 0
+    options = ["--capacity", "1", "--share-labels", "--client", "0"]
+    fleet.start_node(4, *options, module=FAULTY_NODE, environment=faults).wait_for("joined")
     run = fleet.start_run(settings, "faulty")
     wait_for(lambda: (fleet.folder / "client 3 round 2").exists(), 200)
     fleet.nodes[3].end(signal.SIGKILL)
