@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,26 @@ def test_fedcover_is_imported_nearly_as_quickly_as_torch(tmp_path: Path) -> None
     done = python("-m", "benchmarks.import_time", "--repeats", "2", "--out", str(tmp_path / "times.json"))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "times.json").read_text())["cpu"]["ratio"] < 1.6
+
+
+def committed(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+
+
+@pytest.mark.parametrize("average", ["mean", "median"])
+def test_the_servers_memory_was_measured_not_to_grow_with_the_cohort(average: str) -> None:
+    """Sixteen times the clients take less than one more model in bytes for every twenty of them."""
+    result = committed("server-memory.json")
+    peaks = {row["cohort"]: row["peak_mb"] for row in result["rounds"] if row["average"] == average}
+    assert sorted(peaks) == [10, 40, 160]
+    assert result["parameters"] > 11_000_000
+    assert peaks[160] < 1.2 * peaks[10]
+    assert peaks[160] - peaks[10] < 150 / 20 * 4 * result["parameters"] / 1e6
+
+
+def test_a_deployed_round_was_measured_to_take_seconds() -> None:
+    result = committed("deployed-rounds.json")
+    assert result["median"] <= 4 < result["median_stock"]
+    assert max(result["seconds"]) <= 4
+    *parts, whole = result["table"]
+    assert sum(part["seconds"] for part in parts) == pytest.approx(whole["seconds"])

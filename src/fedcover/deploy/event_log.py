@@ -3,6 +3,8 @@
 import datetime
 import json
 import logging.handlers
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ BACKUPS = 5
 class EventLog:
     """A file of events, one JSON object per line, with ``time`` in UTC and ``event``.
 
-    A file of 10 MiB is renamed to ``NAME.1``, and so on; five are kept. Close it, or use it with
-    ``contextlib.closing``.
+    A file of 10 MiB is renamed to ``NAME.1``, and so on; five are kept. Only the owner can read them. Close it, or use
+    it with ``contextlib.closing``.
 
     Args:
         path: The file.
@@ -25,10 +27,11 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.touch(mode=0o600)
+            _create(path)
             self._handler = logging.handlers.RotatingFileHandler(path, maxBytes=MAX_BYTES, backupCount=BACKUPS)
         except OSError as error:
             raise write_error(path, error) from error
+        self._handler.rotator = _rotate
         self._handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk ends no service
 
     def write(self, event: str, **fields: Any) -> None:
@@ -38,5 +41,17 @@ class EventLog:
         self._handler.handle(logging.LogRecord("fedcover", logging.INFO, "", 0, "%s", (text,), None))
 
     def close(self) -> None:
-        """Close the file."""
-        self._handler.close()
+        """Close the file; what a full disk has no room for is lost."""
+        with suppress(OSError):
+            self._handler.close()
+
+
+def _create(path: str | Path) -> None:
+    """Create a file that only its owner can read, unless it exists."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+
+
+def _rotate(source: str, target: str) -> None:
+    """Rename a file, and begin another with its name."""
+    os.replace(source, target)
+    _create(source)

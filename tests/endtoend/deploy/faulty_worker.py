@@ -28,6 +28,8 @@ def answer(frame: bytes) -> bytes:
     if fault in PAUSES:
         path.with_name(key).touch()
         time.sleep(PAUSES[fault])
+    if fault == "death":
+        os._exit(3)
     reply = HONEST(frame)
     if fault is None or fault in PAUSES:
         return reply

@@ -135,6 +135,9 @@ def test_2_and_3_a_certificate_that_has_expired_or_is_for_another_host(
         assert subject == "server"
         assert seen in text
         assert remedy in text
+        joining = ["--server", f"127.0.0.1:{port}", "--keys", str(node), "--client", "0", "--wait", "1"]
+        code, _, err = cli("deploy", "client", *joining)  # a node does not join such a server
+        assert (code, err.count("\n"), seen in err, remedy in err) == (2, 1, True, True), err
     subject, text = problem(cli, "--keys", tmp_path / "keys" / "server", "--state", tmp_path / "state")
     assert subject == ("keys" if days < 0 else "hosts")  # the server's own machine says it too
     assert ("expired on" if days < 0 else "not for 127.0.0.1") in text

@@ -32,11 +32,19 @@ def test_a_deployment_needs_loopback_only_and_uses_two_ports(tmp_path: Path, mar
     }
     bound = {(host, port) for kind, host, port in notes if kind == "bind"}
     looks = {("127.0.0.1", "0"), ("::1", "0")}  # for a free port, and for IPv6 by urllib3
-    assert bound <= looks | {("127.0.0.1", gate), ("127.0.0.1", superlink)}
+    assert bound <= looks | {("0.0.0.0", "0"), ("0.0.0.0", gate), ("127.0.0.1", superlink)}
     assert {host for kind, host, _ in notes if kind == "getaddrinfo"} <= {"127.0.0.1"}
     assert not [note for note in notes if note[0] == "sendto"]
     nodes = [note for note in result["notes"] if "deploy client" in note[3] or "node.worker" in note[3]]
     assert {note[0] for note in nodes} <= {"connect", "getaddrinfo"}
     assert {note[2] for note in nodes if note[0] == "connect"} == {gate}
     assert len(nodes) >= 1
+    check_scans(result["scans"], result["gate"], result["superlink"])
     assert marked.left(10) == []
+
+
+def check_scans(scans: dict[str, dict[str, list[int]]], gate: int, superlink: int) -> None:
+    """Check what a stranger finds: only the gate at the machine's address, and the SuperLink only on loopback."""
+    nothing = {"127.0.0.1": [], "192.0.2.1": [], "udp": [0]}
+    assert scans["before"] == scans["after"] == nothing
+    assert scans["running"] == nothing | {"127.0.0.1": sorted([gate, superlink]), "192.0.2.1": [gate]}

@@ -206,7 +206,7 @@ def test_the_page_shows_a_node_that_dies(operated: Operated, browser: Browser) -
         wait_for(lambda: "online" in row(2), 30, "node 2 on the page")
         assert "0.25" in row(2)
         wait_for(lambda: browser.script("return document.querySelectorAll('figure > svg').length") >= 5, 30, "curves")
-        refused = operated.fleet.start_node(4)
+        refused = operated.fleet.start_node(4, "--wait", "0")
         assert refused.process.wait(60) == 2
         killed = time.monotonic()
         operated.fleet.nodes[2].end(signal.SIGKILL)

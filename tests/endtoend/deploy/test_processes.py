@@ -1,6 +1,7 @@
 """Servers and nodes as processes on loopback: how they end, and how they refuse."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedcover.deploy.address import check_port_free, free_ports
+from fedcover.deploy.processes.certificates import certificate_pem, create_authority
 from fedcover.deploy.processes.keys import make_keys, server_keys
 from fedcover.deploy.processes.probe import NoResponseError, check_server
 from fedcover.deploy.processes.server import Server
@@ -62,6 +64,9 @@ def test_each_fault_of_a_node_is_one_sentence(keys: Path, tmp_path: Path, marked
     mixed.mkdir()
     for name, source in (("ca.crt", tmp_path / "other"), ("node.key", keys), ("node.pub", keys)):
         (mixed / name).write_bytes((source / "node-0" / name).read_bytes())
+    expired = tmp_path / "expired"
+    shutil.copytree(keys / "node-0", expired)
+    (expired / "ca.crt").write_bytes(certificate_pem(create_authority(-0.001)[1]))  # type: ignore[arg-type]
     with closing(Server(server_keys(keys / "server"), tmp_path / "state")) as server:
         (keys / "server" / "nodes" / "node-2.pub").unlink()
         server.update_nodes()
@@ -69,6 +74,7 @@ def test_each_fault_of_a_node_is_one_sentence(keys: Path, tmp_path: Path, marked
         for options, fragment in (
             (["--keys", str(keys / "node-2")], "does not accept this node's key"),
             (["--keys", str(mixed)], "not signed by the authority in"),
+            (["--keys", str(expired)], "create new keys in a new folder"),
             (["--keys", str(keys / "node-0"), "--insecure"], "exclude each other"),
             (["--insecure"], "plain text"),
             ([], "nothing is encrypted"),

@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +19,7 @@ from fedcover.config.build import build_federation
 from fedcover.config.schema import Config, parse_config
 from fedcover.config.task_and_data import load_data, population
 from fedcover.data import Device
+from fedcover.deploy.node import configured_client
 from fedcover.deploy.status.run_rounds import read_rounds
 from fedcover.engines.serial import Serial
 from fedcover.federation import checkpoint
@@ -121,13 +125,37 @@ def test_a_killed_worker_costs_seconds_and_no_reply(fleet: Fleet) -> None:
     wait_for(lambda: (fleet.folder / "client 1 round 1").exists(), 60)
     plan(fleet, {})
     (worker,) = fleet.children(1)
+    killed = time.monotonic()
     os.kill(worker, signal.SIGKILL)
-    assert run.process.wait(60) == 0, run.printed  # of a deadline of 240 s; a few seconds on a quiet machine
+    wait_for(lambda: (fleet.folder / "killed-worker" / "history.jsonl").exists(), 100, "the record of the round")
+    assert time.monotonic() - killed < max(10, 3 * seconds_to_start_a_worker())  # of a deadline of 240 s
+    assert run.process.wait(60) == 0, run.printed
     history, theta = outcome(fleet.folder / "killed-worker")
     expected, expected_theta = serial_run(parse_config(settings), [[]])
     assert list(history) == expected
     assert same(theta, expected_theta)
     assert fleet.children(1) != [worker]
+    events = [json.loads(line) for line in (fleet.folder / "node-1" / "events.jsonl").read_text().splitlines()]
+    (reason,) = [event["reason"] for event in events if event["event"] == "worker died"]
+    assert reason == "the process that trains ended by signal SIGKILL (is there enough memory?)"
+
+
+def seconds_to_start_a_worker() -> float:
+    """Return how long a process takes to load what a worker loads: two seconds, or ten on a busy machine."""
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", f"import {configured_client.__name__}"], check=True)
+    return time.monotonic() - start
+
+
+@slow
+def test_a_worker_that_dies_again_costs_seconds_and_is_named(fleet: Fleet) -> None:
+    plan(fleet, {"client 2 round 1": "death"})
+    history, _ = outcome(fleet.play(SETTINGS.format(rounds=2, deadline=240), "dying"))
+    (row,) = history[0].rejected
+    assert row["client"] == 2
+    assert "its process ended with code 3, 2 times" in row["reason"]
+    assert sum(history[0].seconds.values()) < 60  # of a deadline of 240 s
+    assert history.last.rejected == []
 
 
 @slow
@@ -168,8 +196,9 @@ def test_whatever_clients_and_servers_do_the_run_continues_or_resumes(fleet: Fle
         },
     )
     settings, out = SETTINGS.format(rounds=3, deadline=45), fleet.folder / "faulty"
-    twin = fleet.start_node(4, "--capacity", "1", "--share-labels", "--client", "0")
-    twin.wait_for("joined")
+    faults = {"FEDCOVER_TEST_FAULTS": str(fleet.folder / "faults.json")}  # either of the two may serve client 0
+    options = ["--capacity", "1", "--share-labels", "--client", "0"]
+    fleet.start_node(4, *options, module=FAULTY_NODE, environment=faults).wait_for("joined")
     run = fleet.start_run(settings, "faulty")
     wait_for(lambda: (fleet.folder / "client 3 round 2").exists(), 200)
     fleet.nodes[3].end(signal.SIGKILL)

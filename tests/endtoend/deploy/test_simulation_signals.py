@@ -38,6 +38,7 @@ def start(out: Path, temporary: Path, engine: str = "flower-sim", rounds: int = 
     return subprocess.Popen(
         [*run, "--out", str(out), "--quiet"], env={**os.environ, "TMPDIR": str(temporary)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may be under nohup
     )  # fmt: skip
 
 

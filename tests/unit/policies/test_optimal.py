@@ -178,11 +178,9 @@ def test_of_equal_points_the_one_with_more_coverage_is_chosen() -> None:
 
 def test_eleven_million_parameters_are_designed_in_seconds() -> None:
     ranking_of = torch.rand(11_173_962, generator=torch.Generator().manual_seed(0))
-    began = time.process_time()
-    ranking_of.sort(stable=True)
-    sorted_at = time.process_time()
+    began = time.process_time()  # what other processes do meanwhile does not count
     held = designed(Ranking(ranking_of), [len(ranking_of) * keep // 4 for keep in (4, 3, 3, 3, 2, 2, 2, 2, 2, 2)], 5)
-    assert time.process_time() - sorted_at < 6 * (sorted_at - began)  # 2.1 times the sort, which takes 1.6 s
+    assert time.process_time() - began < 3 * 3  # a third of that on a quiet machine
     assert int(sum(11_173_962 if mine is None else int(mine.sum()) for mine in held)) == sum(
         11_173_962 * keep // 4 for keep in (4, 3, 3, 3, 2, 2, 2, 2, 2, 2)
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcover.cli.console import RESUMABLE, friendly, out
-from fedcover.cli.deploy.options import STATE, StateOption
+from fedcover.cli.deploy.options import STATE, StateOption, WaitOption
 from fedcover.cli.options import QuietOption
 from fedcover.config.schema import read_config
 from fedcover.deploy.own_files import absolute_files, digests_of_files
@@ -35,6 +35,7 @@ def run(
         str, typer.Option(metavar="DIR", help="Folder of the server's data sets; by default its FEDCOVER_DATA.")
     ] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    wait: WaitOption = 60.0,
     quiet: QuietOption = False,
 ) -> None:
     """Train on the nodes that are online and follow the run; the exit code is 0 only if it completes.
@@ -43,10 +44,12 @@ def run(
     continues from its last checkpoint.
     """
     check_extra("flower", "a deployment", "flwr")
-    from fedcover.deploy.processes.server import ServerAddress  # a package that needs Flower
+    from fedcover.deploy.processes.server import ADDRESS_FILE, ServerAddress  # a package that needs Flower
 
     text = to_toml(absolute_files(read_config(config, set_ or []).complete()))
-    with closing(ServerAddress.read(state).connect()) as control:
+    if wait and not quiet and not (state / ADDRESS_FILE).exists():
+        out.print(f"no server has the folder {state} yet; waiting for {wait:.0f} s")
+    with closing(ServerAddress.wait(state, wait).connect()) as control:
         ended = submit(control, text, out_dir, resume, quiet, data=data)
     if not ended.completed:
         raise FedcoverError(f"the run {ended.status.removeprefix('finished:')}: {ended.reason or 'see its log'}")

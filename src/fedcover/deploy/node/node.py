@@ -181,7 +181,11 @@ def serve(
     Raises:
         FedcoverError: Why the node ended.
     """
-    with closing(fleet), closing(WorkerProcess(folder / "worker.log")) as worker:
+
+    def on_death(reason: str) -> None:
+        log("worker died", reason=f"the process that trains ended {reason}")
+
+    with closing(fleet), closing(WorkerProcess(folder / "worker.log", on_death)) as worker:
         worker.start()
         node = Node(fleet, config, worker, log, patience)
         on_joined(node.join(wait))

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,11 @@ class WorkerProcess:
 
     Args:
         log: The file to which its output is appended.
+        on_death: Called with how it ended, each time that it dies while it works on a request.
     """
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, log: Path, on_death: Callable[[str], None] = lambda reason: None) -> None:
+        self._log, self._on_death = log, on_death
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -105,9 +106,10 @@ class WorkerProcess:
                 reply = None
             if reply is not None:
                 return open_frame(reply, MAX_BYTES)
-            code = self._end()
+            reason = how_it_ended(self._end())
+            self._on_death(reason)
             if attempt + 1 == ATTEMPTS:
-                raise WorkerDiedError(f"its process ended {how_it_ended(code)}, {ATTEMPTS} times")
+                raise WorkerDiedError(f"its process ended {reason}, {ATTEMPTS} times")
         raise AssertionError("not reached")
 
     def _end(self) -> int:

@@ -67,6 +67,14 @@ class ServerAddress:
             raise InputError(f"{path} cannot be read ({error}); start the server again") from None
         return address
 
+    @staticmethod
+    def wait(folder: Path, seconds: float) -> "ServerAddress":
+        """Return the address of the server with this folder once it has started; raise InputError if it has not."""
+        until = time.monotonic() + seconds
+        while not (folder / ADDRESS_FILE).exists() and time.monotonic() < until:
+            time.sleep(0.2)
+        return ServerAddress.read(folder)
+
     def connect(self) -> Control:
         """Return a connection to the server's SuperLink."""
         return Control(self.control, self.ca or None)
