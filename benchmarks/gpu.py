@@ -16,9 +16,9 @@ from fedcover.models import build
 from fedcover.params import params_of
 from fedcover.training.client import Job
 
-WORK = {"mlp": ((1, 28, 28), 600), "lenet": ((3, 32, 32), 500), "resnet18_gn": ((3, 32, 32), 50)}
+WORK = {"mlp": ((1, 28, 28), 600), "lenet": ((3, 32, 32), 500)}
 """For each model, the shape of an image and the number of images of a client."""
-MODELS = {"mlp": [100, 420, 1140, 2280], "lenet": [100, 420, 2280], "resnet18_gn": [10, 100]}
+MODELS = {"mlp": [100, 420, 1140, 2280], "lenet": [100, 420, 2280]}
 BATCH = 10
 BYTES_PER_ENTRY = 21
 """The least that a step moves for an entry: read it, read and write it, the same for its momentum, read its mask."""

@@ -1,11 +1,15 @@
 """What tests share: small federations, the real data's folder, and the command line."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU; Triton reads it when it is imported, maybe by torch
 
 import hypothesis
 import pytest
@@ -17,8 +21,6 @@ from fedcover.params import Mask, Params
 from fedcover.policies.base import State
 from fedcover.seeding import ambient
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # it is read when a kernel is imported
 EXAMPLES = 60 if os.environ.get("FEDCOVER_SLOW") else 25
 hypothesis.settings.register_profile("fedcover", deadline=None, max_examples=EXAMPLES, derandomize=True)
 hypothesis.settings.load_profile("fedcover")

@@ -20,7 +20,7 @@ from fedcover.engines.vectorized.convolutions import output_size
 FEWEST_CHANNELS = 16
 """With fewer channels, taps and channels are one axis of a product, since a tile has at least 16 columns."""
 FEW_CHANNELS = 64
-"""With up to as many channels, they are one axis of the gradient of weights."""
+"""With up to as many channels, they are one axis of the gradient of weights in 16 bits."""
 FEW_PROGRAMS, ENOUGH_PROGRAMS = 264, 720
 """With fewer programs than this, tiles are smaller, or the sum of a weight gradient is split into parts."""
 MOST_PARTS = 8
@@ -244,7 +244,7 @@ def weight_gradient(d: Tensor, x: Tensor, kernel: Sequence[int], how: Sequence[i
     d, x = d.contiguous(), x.contiguous()
     (n, b, oh, ow, oc), (_, _, h, w, c) = d.shape, x.shape
     places, taps = b * oh * ow, kernel[0] * kernel[1]
-    flat = c <= FEW_CHANNELS and taps > 1
+    flat = taps > 1 and (c < FEWEST_CHANNELS or (c <= FEW_CHANNELS and d.dtype.itemsize == 2))
     tiles = Tiles(_side(oc, 128), _side(taps * c, 128) if flat else _side(c, 64), 64)
     columns = _ceil(taps * c, tiles.columns) if flat else taps * _ceil(c, tiles.columns)
     programs = n * _ceil(oc, tiles.rows) * columns
