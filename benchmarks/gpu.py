@@ -6,6 +6,7 @@ PYTHONPATH=src python -m benchmarks.gpu
 import argparse
 import gc
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -56,7 +57,7 @@ def jobs_of(name: str, models: int, keep: float) -> list[Job]:
     ]
 
 
-def seconds_of(work: object, repeats: int) -> float:
+def seconds_of(work: Callable[[], object], repeats: int) -> float:
     """Return the best of several times."""
     best = float("inf")
     for _ in range(repeats):

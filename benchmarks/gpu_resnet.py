@@ -9,14 +9,13 @@ is a new folder, so that first calls compile all kernels.
 import argparse
 import os
 import tempfile
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import fedcover as fc
+from benchmarks.gpu import seconds_of
 from benchmarks.output import add_out, result_path, write_result
 from fedcover.models import build
 from fedcover.training.client import Job
@@ -57,18 +56,6 @@ def plain_loop(steps: int) -> float:
     for at in range(10):
         step(at)
     return steps / seconds_of(lambda: [step(at) for at in range(steps)], 2)
-
-
-def seconds_of(work: Callable[[], object], repeats: int) -> float:
-    """Return the best of several times."""
-    best = float("inf")
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def measure(what: str, policy: fc.Policy, code: str, precision: str) -> dict[str, Any]:

@@ -91,6 +91,17 @@ def test_vectorized_refuses_short_batches_of_batch_norms() -> None:
         run.run(1)
 
 
+def test_vectorized_refuses_short_batches_also_after_full_ones() -> None:
+    """With one local step a client of 15 examples has only a full batch, and one of 8 only a short one."""
+    clients = fc.data.from_parts((INPUTS[:23], LABELS[:23]), [torch.arange(15), torch.arange(15, 23)])
+    recipe, engine = fc.LocalSGD(batch_size=10, local_steps=1), Vectorized("cpu")
+    run = fc.Federation(fc.Task(net()), clients, local=recipe, cohort=2, engine=engine)
+    first, second = sorted(run.begin_round(run.start()).jobs, key=lambda job: -job.examples)
+    list(engine.train([first]))
+    with pytest.raises(fc.InputError, match="batches of 10"):
+        list(engine.train([second]))
+
+
 def test_a_saved_model_gets_its_statistics_back(tmp_path: object) -> None:
     run = federation()
     history = run.run(2, evaluate_on=(INPUTS, LABELS), out=f"{tmp_path}/run")

@@ -19,6 +19,7 @@ from fedcover.engines.vectorized.refusals import refuse_joint_losses, refuse_ran
 from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, readjustments, regrow_rows
 from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks
 from fedcover.params import Params
+from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.calls import call_with
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
@@ -82,7 +83,7 @@ class BatchedStep:
         self._device, self._precision = arithmetic.device, arithmetic.precision
         self._model, stream = with_keyed_dropout(model, jobs[0].population.examples.example())
         refuse_randomness(self._model.train(), jobs[0])
-        refuse_short_batches(self._model, jobs[0], table)
+        self._has_statistics = has_statistics(self._model) and not kind.full
         if not kind.full:
             refuse_joint_losses(self._model, jobs[0])
         self._model.to(self._device)
@@ -133,7 +134,13 @@ class BatchedStep:
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def run(self, jobs: Sequence[Job], table: BatchTable) -> TrainedStacks:
-        """Train these jobs, and return copies of the results."""
+        """Train these jobs, and return copies of the results.
+
+        Raises:
+            InputError: If a model with batch norm would be trained on a short batch.
+        """
+        if self._has_statistics:
+            refuse_short_batches(jobs[0], table)
         with self._precision.steps():
             self._load(jobs, table)
             if self._device.type == "cuda" and self._graph is None:

@@ -13,7 +13,6 @@ from fedcover.engines.vectorized.batch_table import BatchTable
 from fedcover.errors import InputError
 from fedcover.params import on_device
 from fedcover.seeding import seeded
-from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.calls import call_model, first_line
 from fedcover.structure.dropout import draws
 from fedcover.training.client import Job
@@ -74,10 +73,10 @@ def refuse_randomness(model: nn.Module, job: Job) -> None:
         )
 
 
-def refuse_short_batches(model: nn.Module, job: Job, table: BatchTable) -> None:
+def refuse_short_batches(job: Job, table: BatchTable) -> None:
     """Raise InputError if a batch norm would include the padding of a short batch in its statistics."""
     real = table.index >= 0
-    if has_statistics(model) and bool((real.any(2) & ~real.all(2)).any()):
+    if bool((real.any(2) & ~real.all(2)).any()):
         size = job.recipe.batch_size
         raise InputError(
             f"engine=vectorized needs full batches of {size} examples for a model with batch norm; give every client"
