@@ -120,6 +120,9 @@ def test_a_killed_run_stops_at_the_same_round(small_federation: Make, tmp_path: 
         assert header == expected
         assert same(theta, best)
         rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+        for rows_of in (folder, tmp_path / "whole"):
+            last = list(csv.DictReader((rows_of / "metrics.csv").read_text().splitlines()))[-1]
+            assert float(last["local_accuracy"]) == whole.last.local_accuracy
         assert [int(row["round"]) for row in rows] == list(range(1, len(whole) + 1))
         assert [float(row["loss"]) for row in rows] == whole.column("loss")
 

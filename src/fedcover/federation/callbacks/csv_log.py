@@ -45,6 +45,10 @@ class CSVLog(Callback):
             return
         append_text(self._path, self._rows([view.record]))
 
+    def on_end(self, run: RunView) -> None:
+        """Write all rows again: the round after which a callback stopped the run was evaluated after its row."""
+        self._write(run.history)
+
     def _write(self, records: Iterable[RoundRecord]) -> None:
         records = list(records)
         self._columns = list(dict.fromkeys(name for record in records for name in numbers_of(record)))
