@@ -51,6 +51,12 @@ def mix_int32(x: Tensor) -> Tensor:
     return x ^ ((x >> 16) & 0xFFFF)
 
 
+def mix_address(key: Any, step: Any, part: Any = 0) -> Any:
+    """Return a 32-bit hash of a 63-bit key, a step and a part of the step, for integers and for int64 tensors."""
+    low, high = key & LOW, (key >> 32) & LOW
+    return mix(mix(mix(low) ^ high) + step * GOLDEN + part & LOW)
+
+
 class DropoutCall(NamedTuple):
     """One call of a dropout layer in a forward pass."""
 
@@ -110,9 +116,7 @@ def scales(key: int, steps: Tensor, call: DropoutCall, device: torch.device) -> 
 
 def _numbers(key: Any, step: Any, call: DropoutCall, device: torch.device) -> Tensor:
     """Return a random int32 for each entry; a tensor of steps or keys adds its shape in front."""
-    low, high = key & LOW, (key >> 32) & LOW
-    base = mix(mix(mix(low) ^ high) + step * GOLDEN + call.layer & LOW)
-    start = torch.as_tensor(base, device=device).to(torch.int32)
+    start = torch.as_tensor(mix_address(key, step, call.layer), device=device).to(torch.int32)
     # The base is well mixed, and mix separates neighbouring numbers, so entries may differ by one.
     entry = torch.arange(math.prod(call.shape), device=device, dtype=torch.int32)
     return (mix_int32(start.unsqueeze(-1) + entry) ^ TOP).view(*start.shape, *call.shape)

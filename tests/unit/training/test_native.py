@@ -5,7 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -313,15 +313,6 @@ def test_shrunk_models_are_chains_too() -> None:
     steppers = [stepper for scratch in engine._trainer._scratches.values() for stepper in scratch.steppers.values()]
     assert len(steppers) > 1
     assert not any(by_torch(stepper) for stepper in steppers)
-
-
-@pytest.fixture
-def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
-    """An empty cache folder, so that the library is built again."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library.cache_clear()
-    yield monkeypatch
-    library.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 from fedcover.data import cache_folder
 
 SOURCE = Path(__file__).with_name("chain.c")
+HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))
 # Contraction to fused multiply-adds is requested explicitly, since the defaults of compilers differ.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fPIC", "-shared")
 OFF = "FEDCOVER_NATIVE"
@@ -27,7 +28,12 @@ def library() -> ctypes.CDLL | None:
     try:
         compiler = shlex.split(os.environ.get("CC") or "cc")
         version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
-        ingredients = (SOURCE.read_bytes(), " ".join([*compiler, *FLAGS]).encode(), version, _processor())
+        ingredients = (
+            *(path.read_bytes() for path in (SOURCE, *HEADERS)),
+            " ".join([*compiler, *FLAGS]).encode(),
+            version,
+            _processor(),
+        )
         digest = hashlib.sha256(b"|".join(ingredients)).hexdigest()[:32]
         path = cache_folder() / "native" / f"chain-{digest}.so"
         if not path.exists():

@@ -1,4 +1,4 @@
-"""Chains of simple layers, which the C library trains."""
+"""Chains of layers, which the C library trains."""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LINEAR, RELU, DROPOUT = range(3)
+from fedcover.training.steps.chains import Geometry
 
 
 class Op(NamedTuple):
     """A layer in the form that the library takes."""
 
     kind: int
+    """LINEAR, RELU or DROPOUT of ``chains.py``."""
     inputs: int
     outputs: int
     weight: int = -1
@@ -25,18 +26,29 @@ class Op(NamedTuple):
     """The number of a dropout layer."""
     least: int = 0
     """The smallest hash for which a dropout layer keeps an entry."""
+    geometry: Geometry | None = None
+    """The shapes of a layer of images; None in chains without convolutions."""
     scale: float = 0.0
     """The factor of the entries that a dropout layer keeps."""
 
 
 class _Op(ctypes.Structure):
-    """``Op`` of chain.c."""
+    """``Op`` of chain.h."""
 
-    _fields_ = (*((name, ctypes.c_int64) for name in Op._fields[:-1]), ("scale", ctypes.c_double))
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in Op._fields[:-2]),
+        ("geometry", ctypes.c_int64 * 2 * len(Geometry._fields)),
+        ("scale", ctypes.c_double),
+    )
+
+
+def _packed(op: Op) -> _Op:
+    *integers, geometry, scale = op
+    return _Op(*integers, tuple(geometry or ()), scale)
 
 
 class _Job(ctypes.Structure):
-    """``Job`` of chain.c."""
+    """``Job`` of chain.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("theta", "velocity", "kept", "inputs", "labels", "order")),
@@ -71,7 +83,7 @@ class Chain:
 
     def __init__(self, library: ctypes.CDLL, ops: Sequence[Op]) -> None:
         self._library = library
-        self._ops = (_Op * len(ops))(*(_Op(*op) for op in ops))
+        self._ops = (_Op * len(ops))(*map(_packed, ops))
         self._work = torch.empty(0)
         self.classes = ops[-1].outputs
 

@@ -1,31 +1,18 @@
-"""Recognition of models that are chains: by watching a forward pass, and by comparing steps with autograd."""
+"""The choice of models that the library trains: chains whose steps agree with autograd."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcover.params import Params
-from fedcover.seeding import ambient, generator
-from fedcover.structure.dispatch import Watch
-from fedcover.structure.dropout import DropoutCall, Stream
+from fedcover.structure.dropout import Stream
 from fedcover.training.steps.agreement import RECIPE, STEP, agree, defined_steps
+from fedcover.training.steps.chains import find_layers, random_values
 from fedcover.training.steps.native.build import library
-from fedcover.training.steps.native.chain import DROPOUT, LINEAR, RELU, Chain, ChainState, Op
-from fedcover.training.steps.traced import dropout_calls
-
-aten = torch.ops.aten
-
-MOST_OPS = 64
-"""The largest number of layers that the library takes."""
-ROWS = 3
-"""The number of examples in the batch of the watched pass."""
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-Places = Mapping[str, tuple[int, int]]
-"""For each parameter, the first of its entries in a flat buffer, and their number."""
+from fedcover.training.steps.native.chain import Chain, ChainState
+from fedcover.training.steps.native.layers import Places, ops_of
 
 
 class Matcher:
@@ -56,22 +43,14 @@ class Matcher:
         return chain if chain and all(self._agrees(chain, shape, rows, places) for rows in sizes) else None
 
     def _find(self, inputs: Tensor, places: Places) -> Chain | None:
-        if self._loss is not F.cross_entropy or not _plain(self._model, inputs):
-            return None
-        native = library()
+        native = library() if self._loss is F.cross_entropy else None
         if native is None:
             return None
-        try:
-            with ambient(0, "find chain"), torch.no_grad():
-                batch = inputs[:1].expand(ROWS, *inputs.shape[1:]).contiguous()
-                ops = _find_ops(self._model, self._stream, batch, places)
-        except MemoryError:
-            raise
-        except Exception:  # such as control flow that depends on data
+        layers = find_layers(self._model, self._stream, inputs)
+        ops = ops_of(layers, places) if layers else None
+        if ops is None:
             return None
-        finally:
-            self._stream.prepared = None
-        return Chain(native, ops) if ops and len(ops) <= MOST_OPS else None
+        return Chain(native, ops)
 
     def _agrees(self, chain: Chain, shape: torch.Size, rows: int, places: Places) -> bool:
         """Return whether a chain's steps on batches of this many rows agree with the definition."""
@@ -84,88 +63,11 @@ class Matcher:
         return self._agreed[shape, rows]
 
 
-def _plain(model: nn.Module, inputs: Tensor) -> bool:
-    """Return whether every parameter is trained, in float32 and on the CPU, and there are no hooks."""
-    parameters = list(model.parameters())
-    tensors = [inputs, *parameters]
-    return (
-        inputs.ndim > 1
-        and len(inputs) > 0
-        and all(p.requires_grad and type(p) is nn.Parameter and not p._backward_hooks for p in parameters)
-        and all(t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
-        and not any(getattr(module, hooks) for module in model.modules() for hooks in HOOKS)
-    )
-
-
-class _Operations(Watch):
-    """The operations of a forward pass, in their order; references keep their tensors from being replaced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
-
-    def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Record one operation."""
-        self.calls.append((func, args, kwargs, out))
-
-
-def _find_ops(model: nn.Module, stream: Stream, x: Tensor, places: Places) -> list[Op] | None:
-    """Return the layers of a model, from first to last; None if it does anything else."""
-    calls = dropout_calls(model, stream, x)
-    stream.prepared = {call: torch.ones(call.shape, dtype=call.dtype) for call in calls}
-    stream.step = 0
-    dropped = {id(scale): call for call, scale in stream.prepared.items()}
-    parameters = {id(p): name for name, p in model.named_parameters()}
-    transposed: dict[int, str] = {}
-    ops: list[Op] = []
-    at = x.clone()  # a model may modify its input
-    with _Operations() as watch:
-        result = model(at)
-    for func, args, kwargs, out in watch.calls:
-        if func is aten.t.default and id(args[0]) in parameters:
-            transposed[id(out)] = parameters.pop(id(args[0]))  # removed, so that no parameter is used twice
-            continue
-        others = [argument for argument in args if argument is not at]
-        if kwargs or len(others) == len(args) or not isinstance(out, Tensor):
-            return None
-        if out.dtype != torch.float32 or out.ndim == 0 or len(out) != ROWS:
-            return None
-        inputs, outputs = at[0].numel(), out[0].numel()
-        if func in (aten.view.default, aten._unsafe_view.default):
-            pass
-        elif func in (aten.relu.default, aten.relu_.default):
-            ops.append(Op(RELU, inputs, outputs))
-        elif func is aten.mul.Tensor and others and id(others[0]) in dropped:
-            ops.append(_dropout(dropped[id(others[0])], inputs))
-        elif func is aten.mm.default and args[0] is at and id(args[1]) in transposed:
-            ops.append(Op(LINEAR, inputs, outputs, places[transposed.pop(id(args[1]))][0]))
-        elif func is aten.addmm.default and args[1] is at and id(args[2]) in transposed:
-            weight, bias = transposed.pop(id(args[2])), parameters.pop(id(args[0]), None)
-            if bias is None or places[bias][1] != outputs:
-                return None
-            ops.append(Op(LINEAR, inputs, outputs, places[weight][0], places[bias][0]))
-        else:
-            return None
-        at = out
-    complete = result is at and at.ndim == 2 and not parameters and not transposed
-    return ops if complete else None
-
-
-def _dropout(call: DropoutCall, features: int) -> Op:
-    return Op(DROPOUT, features, features, layer=call.layer, least=int(call.p * 2**32), scale=1 / (1 - call.p))
-
-
 def _agree(chain: Chain, model: nn.Module, stream: Stream, shape: torch.Size, rows: int, places: Places) -> bool:
-    """Return whether two steps of a chain agree with the definition, on random values.
-
-    The values are the same in every process, so that all processes accept the same models.
-    """
+    """Return whether two steps of a chain agree with the definition, on random values."""
 
     def values(seed: int) -> tuple[Params, Tensor, Tensor]:
-        rng = generator(seed, "agree")
-        theta = {n: torch.randn(p.shape, generator=rng) / p[0].numel() ** 0.5 for n, p in model.named_parameters()}
-        x = torch.randn(2 * rows, *shape, generator=rng)
-        return theta, x, torch.randint(chain.classes, (2 * rows,), generator=rng)
+        return random_values(model, shape, 2 * rows, chain.classes, seed)
 
     def fast(seed: int) -> list[Tensor] | None:
         theta, x, y = values(seed)
