@@ -118,6 +118,10 @@ class Round:
     index: int
     seed: int
 
+    def address(self, *key: Key) -> int:
+        """Return the 63-bit number of an address in this round."""
+        return address(self.seed, "round", self.index, *key)
+
     def generator(self, *key: Key) -> torch.Generator:
         """Return the generator for one purpose in this round, such as ``generator("mask", client.id)``."""
         return generator(self.seed, "round", self.index, *key)

@@ -1,6 +1,6 @@
 """Data for federations: named data sets, their partition among clients, and the data of each client."""
 
-from fedcover.data.augment import random_crop_flip
+from fedcover.data.augment import Views, random_crop_flip
 from fedcover.data.catalogue import Source
 from fedcover.data.devices import Device, DevicePopulation
 from fedcover.data.examples import Examples, as_examples
@@ -23,6 +23,7 @@ __all__ = [
     "SingleClientPopulation",
     "Source",
     "Split",
+    "Views",
     "as_examples",
     "cache_folder",
     "describe",

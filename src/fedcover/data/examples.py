@@ -196,7 +196,11 @@ class Examples:
 def count_labels(labels: Tensor, classes: int) -> Tensor:
     """Return the number of labels of each class, without those to ignore."""
     flat = labels.flatten()
-    return torch.bincount(flat[flat != IGNORED], minlength=classes)
+    counted = flat != IGNORED
+    # On a GPU, nothing here waits for it.
+    return torch.zeros(classes, dtype=torch.long, device=flat.device).index_add_(
+        0, torch.where(counted, flat, 0), counted.long()
+    )
 
 
 def as_examples(data: object) -> Examples:

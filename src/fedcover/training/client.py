@@ -10,10 +10,12 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.clients import Client
 from fedcover.data import Population
+from fedcover.data.augment import MOST_VIEWS, Views
 from fedcover.data.inputs import Inputs, parts_of, shapes, take
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params
-from fedcover.seeding import Round, address, seeded
+from fedcover.seeding import Round, seeded
+from fedcover.structure.dropout import LOW, mix, mix_address
 from fedcover.training.options import TrainingOptions, regrown
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
@@ -70,8 +72,18 @@ class ClientSteps(Protocol):
 
 def shuffle_draws(job: Job, examples: int) -> Tensor:
     """Return a random number for each example in each epoch; sorting them gives the order of the examples."""
-    rng = job.this_round.generator("batches", job.client.id)
-    return torch.rand(job.recipe.passes(examples), examples, generator=rng)
+    return draw_shuffle(job, torch.Generator(), torch.empty(job.recipe.passes(examples), examples))
+
+
+def draw_shuffle(job: Job, rng: torch.Generator, out: Tensor) -> Tensor:
+    """Fill a contiguous tensor of (epochs, examples) with the random numbers of ``shuffle_draws``.
+
+    Args:
+        job: The client's job.
+        rng: Any generator; it is seeded here, which takes less time than a new one.
+        out: The tensor to fill.
+    """
+    return out.uniform_(generator=rng.manual_seed(job.this_round.address("batches", job.client.id)))
 
 
 def width_draws(job: Job, examples: int) -> Tensor:
@@ -83,7 +95,35 @@ def width_draws(job: Job, examples: int) -> Tensor:
 
 def dropout_key(job: Job) -> int:
     """Return the key of a client's dropout in a round."""
-    return address(job.this_round.seed, "round", job.this_round.index, "dropout", job.client.id)
+    return job.this_round.address("dropout", job.client.id)
+
+
+def augmentation_key(job: Job) -> int:
+    """Return the key of a client's views of its inputs in a round."""
+    return job.this_round.address("augment", job.client.id)
+
+
+def view_numbers(augment: Views, keys: Tensor | int, steps: Tensor | int, positions: Tensor) -> Tensor:
+    """Return the numbers of the views at positions of batches, on the device of the positions; arguments broadcast.
+
+    Args:
+        augment: The augmentation.
+        keys: The keys of clients, from ``augmentation_key``.
+        steps: Numbers of steps in the round.
+        positions: Positions in the batch.
+
+    Raises:
+        InputError: If the number of views is out of range.
+    """
+    check_views(augment)
+    numbers: Tensor = mix(mix_address(keys, steps) + positions & LOW)
+    return (numbers * augment.views) >> 32
+
+
+def check_views(augment: Views) -> None:
+    """Raise InputError if the number of views is out of range."""
+    if not 1 <= augment.views <= MOST_VIEWS:
+        raise InputError(f"an augmentation must have 1 to {MOST_VIEWS} views; {augment} has {augment.views}")
 
 
 def epoch_orders(job: Job, owned: Tensor) -> list[Tensor]:
@@ -116,13 +156,19 @@ def training_batch(job: Job, rows: Tensor, step: int) -> tuple[Inputs, Tensor]:
     else:
         with seeded(this_round.seed, "round", this_round.index, "items", job.client.id, step):
             inputs, labels = examples.read(rows)
-    if examples.augment is not None:
-        before, inputs = inputs, examples.augment(inputs, this_round.generator("augment", job.client.id, step))
-        _check_augmented(before, inputs)
+    augment, before = examples.augment, inputs
+    if augment is None:
+        return inputs, labels
+    if isinstance(augment, Views):
+        positions = torch.arange(len(rows))
+        inputs = augment.source(inputs)(positions, view_numbers(augment, augmentation_key(job), step, positions))
+    else:
+        inputs = augment(inputs, this_round.generator("augment", job.client.id, step))
+    check_augmented(before, inputs)
     return inputs, labels
 
 
-def _check_augmented(before: Inputs, after: Inputs) -> None:
+def check_augmented(before: Inputs, after: Inputs) -> None:
     """Raise InputError if an augmentation changed the form of a batch."""
     form = [[(name, part.shape, part.dtype) for name, part in parts_of(inputs).items()] for inputs in (before, after)]
     if form[0] != form[1]:
