@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedcover.params import Mask, Params, device_of
+from fedcover.params import FixedMask, Mask, Params, device_of
 
 LARGEST = 2**63 - 1
 
@@ -25,14 +25,20 @@ def content_keys(masks: Sequence[Mask], theta: Params) -> list[int]:
     (True, True, True)
     """
     device = device_of(theta)
-    rng = torch.Generator(device).manual_seed(0)
+    where = ("content", device, tuple(tensor.shape for tensor in theta.values()))
     distinct = {id(mask): mask for mask in masks}
-    keys = {number: torch.zeros((), dtype=torch.int64, device=device) for number in distinct}
-    for name, tensor in theta.items():
-        holders = [(number, mask[name]) for number, mask in distinct.items() if name in mask]
+    values = {n: mask.stored(where) for n, mask in distinct.items() if isinstance(mask, FixedMask)}
+    new = {number: mask for number, mask in distinct.items() if values.get(number) is None}
+    keys = {number: torch.zeros((), dtype=torch.int64, device=device) for number in new}
+    for seed, (name, tensor) in enumerate(theta.items()):
+        holders = [(number, mask[name]) for number, mask in new.items() if name in mask]
         if holders:
+            rng = torch.Generator(device).manual_seed(seed)  # the same numbers whichever tensors are masked
             entries = torch.randint(LARGEST, tensor.shape, generator=rng, device=device)
             for number, kept in holders:
                 keys[number] += torch.where(kept, 0, entries).sum()
-    values = dict(zip(distinct, torch.stack(list(keys.values())).tolist(), strict=True)) if keys else {}
+    for number, value in zip(keys, torch.stack(list(keys.values())).tolist() if keys else [], strict=True):
+        values[number] = value
+        if isinstance(mask := distinct[number], FixedMask):
+            mask.keep(where, value)
     return [values[id(mask)] for mask in masks]

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedcover.masks.encoding import packed_sizes
-from fedcover.params import Mask
+from fedcover.masks.encoding import packed_size_of_product, packed_sizes
+from fedcover.params import FixedMask, Mask, axes_of
 from fedcover.structure.trace import ModelStructure
 
 BYTES_PER_VALUE = 4
@@ -57,8 +57,20 @@ def cost_of(structure: ModelStructure, mask: Mask) -> Cost:
 
 def costs_of(structure: ModelStructure, masks: Sequence[Mask]) -> list[Cost]:
     """Return the costs of several sub-models, with a single synchronisation if the masks are on a GPU."""
-    sizes = iter(packed_sizes([kept for mask in masks for kept in mask.values()]))
-    return [_cost(structure, {name: next(sizes) for name in mask}) for mask in masks]
+    key = ("cost", id(structure))
+    costs = {id(mask): mask.stored(key) for mask in masks if isinstance(mask, FixedMask)}
+    new = [mask for number, mask in {id(mask): mask for mask in masks}.items() if costs.get(number) is None]
+    others = iter(packed_sizes([kept for mask in new for name, kept in mask.items() if name not in axes_of(mask)]))
+    for mask in new:
+        axes = axes_of(mask)
+        sizes = {
+            name: packed_size_of_product(structure.shapes[name], axes[name]) if name in axes else next(others)
+            for name in mask
+        }
+        cost = _cost(structure, sizes)
+        # The structure is stored too, so that its id is not reused.
+        costs[id(mask)] = mask.keep(key, (structure, cost)) if isinstance(mask, FixedMask) else (structure, cost)
+    return [costs[id(mask)][1] for mask in masks]
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,17 @@ The lengths are also computed by ``packed_sizes``, and bounded by ``_longest_enc
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedcover.errors import InputError
-from fedcover.params import numbers
+from fedcover.params import alike
+from fedcover.structure.units.masks import outer_product
 
 FULL, BITS, PRODUCT, KEPT, DROPPED = range(5)
 
@@ -56,39 +59,78 @@ def packed_sizes(masks: Sequence[Tensor]) -> list[tuple[int, int]]:
     >>> packed_sizes([torch.ones(1000, dtype=torch.bool), torch.arange(1000) % 2 == 0])
     [(1000, 1), (500, 126)]
     """
-    counts = [[kept.sum(), *(_any_along(kept, axis).sum() for axis in _axes(kept))] for kept in masks]
-    values = iter(numbers([count for row in counts for count in row]))
-    return [_packed_size(kept, next(values), [next(values) for _ in _axes(kept)]) for kept in masks]
+    batches = alike(masks)
+    counts = torch.cat([_counts(torch.stack([masks[n] for n in batch])) for batch in batches]).tolist() if masks else []
+    sizes: dict[int, tuple[int, int]] = {}
+    values = iter(counts)
+    for batch in batches:
+        kinds = [[next(values) for _ in batch] for _ in range(1 + len(_axes(masks[batch[0]].shape)))]
+        for number, (count, *used) in zip(batch, zip(*kinds, strict=True), strict=True):
+            sizes[number] = _packed_size(masks[number].shape, count, used, partial(_listed_length, masks[number]))
+    return [sizes[number] for number in range(len(masks))]
 
 
-def _packed_size(kept: Tensor, count: int, used: list[int]) -> tuple[int, int]:
-    """Return ``count`` and the length of ``pack(kept)``.
+def packed_size_of_product(shape: Sequence[int], along: Mapping[int, npt.NDArray[np.bool_]]) -> tuple[int, int]:
+    """Return ``packed_sizes`` for a mask that is an outer product.
 
     Args:
-        kept: The mask.
+        shape: The shape of the tensor.
+        along: Along each axis of which indices are removed, which of them stay.
+
+    >>> packed_size_of_product((100, 10), {0: np.arange(100) % 2 == 0})
+    (500, 16)
+    """
+    used = [int(np.count_nonzero(along[axis])) if axis in along else size for axis, size in enumerate(shape)]
+
+    def lengths(kept: bool) -> int:
+        return len(_pack_gaps(np.flatnonzero(outer_product(shape, along) == kept)))
+
+    return _packed_size(shape, math.prod(used), used if _axes(shape) else [], lengths)
+
+
+def _packed_size(
+    shape: Sequence[int], count: int, used: Sequence[int], listed: Callable[[bool], int]
+) -> tuple[int, int]:
+    """Return ``count`` and the length of ``pack`` of a mask.
+
+    Args:
+        shape: The shape of the mask.
         count: Its number of kept entries.
         used: For each axis the number of indices with a kept entry; empty for masks of one axis.
+        listed: Returns the length of a list of the kept entries, or of the others.
     """
-    size = kept.numel()
+    size = math.prod(shape)
     if count == size:
         return count, 1
     lengths = [-(-size // 8)]
     if used and math.prod(used) == count:
-        lengths.append(sum(-(-n // 8) for n in kept.shape))
-    for listed, length in ((kept, count), (~kept, size - count)):
-        if length < lengths[0]:  # a gap takes at least one byte
-            indices = listed.reshape(-1).nonzero().squeeze(1)
-            gaps = indices.diff(prepend=indices.new_tensor([-1])) - 1
-            lengths.append(length + sum(int((gaps >= 1 << 7 * k).sum()) for k in range(1, 9)))
+        lengths.append(sum(-(-n // 8) for n in shape))
+    for kept, number in ((True, count), (False, size - count)):
+        if number < min(lengths):  # a gap takes at least one byte
+            lengths.append(listed(kept))
     return count, 1 + min(lengths)
 
 
-def _axes(kept: Tensor) -> range:
-    return range(kept.ndim if kept.ndim > 1 else 0)
+def _listed_length(mask: Tensor, kept: bool) -> int:
+    """Return the length of ``_pack_gaps`` of a mask's kept entries, or of the others."""
+    indices = (mask == kept).reshape(-1).nonzero().squeeze(1)
+    gaps = indices.diff(prepend=indices.new_tensor([-1])) - 1
+    longer = [(gaps >= 1 << 7 * k).sum() for k in range(1, 9) if 1 << 7 * k < mask.numel()]
+    return len(indices) + (int(torch.stack(longer).sum()) if longer else 0)
 
 
-def _any_along(kept: Tensor, axis: int) -> Tensor:
-    return kept.any(dim=tuple(rest for rest in range(kept.ndim) if rest != axis))
+def _counts(stack: Tensor) -> Tensor:
+    """Return the kept entries of each mask of a stack, then the indices along each axis with a kept entry."""
+    total = stack.reshape(len(stack), -1).sum(1)
+    return torch.cat([total, *(_any_along(stack, axis).sum(1) for axis in _axes(stack.shape[1:]))])
+
+
+def _axes(shape: Sequence[int]) -> range:
+    return range(len(shape) if len(shape) > 1 else 0)
+
+
+def _any_along(stack: Tensor, axis: int) -> Tensor:
+    return stack.any(dim=tuple(rest for rest in range(1, stack.ndim) if rest != axis + 1))
 
 
 def unpack(data: bytes, shape: tuple[int, ...]) -> Tensor:

@@ -7,8 +7,8 @@ NeurIPS 2022.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from fedcover.clients import Client
 from fedcover.policies.base import HeldUnits, State, Traits
@@ -40,8 +40,8 @@ class FedRolex(UnitPolicy):
         return [windows[width] for width in widths], state
 
 
-def _window(width: float, size: int, this_round: Round) -> Tensor:
-    return (torch.arange(units_for(width, size)) + this_round.index) % size
+def _window(width: float, size: int, this_round: Round) -> npt.NDArray[np.int64]:
+    return (np.arange(units_for(width, size)) + this_round.index) % size
 
 
 @register("FedRolex")

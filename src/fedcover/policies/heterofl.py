@@ -8,21 +8,24 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedcover.clients import Client
 from fedcover.data.inputs import copy_of, map_inputs
 from fedcover.errors import InputError, check_number
-from fedcover.params import FULL, Mask, Params
+from fedcover.params import Axes, Params
 from fedcover.policies.base import ClientPlan, HeldUnits, State, Traits
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import UnitPolicy, unit_mask, units_for, width_of
 from fedcover.seeding import Round, ambient
 from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure
+from fedcover.structure.units import narrow
 from fedcover.structure.units.layers import TRANSPOSED, is_transposed_linear, recurrent_weights
 from fedcover.training.options import TrainingOptions
 
@@ -99,8 +102,21 @@ class HeteroFL(UnitPolicy):
         if not self.scaler:
             return plans, state
         rates = [self.rate(client, this_round) for client in cohort]
-        options = {rate: TrainingOptions(gains=self.gains(rate)) if rate < 1 else None for rate in set(rates)}
-        return [replace(plan, options=options[rate]) for plan, rate in zip(plans, rates, strict=True)], state
+        scaled = [
+            plan if rate == 1 else replace(plan, options=self._scaler(rate))
+            for plan, rate in zip(plans, rates, strict=True)
+        ]
+        return scaled, state
+
+    def _scaler(self, rate: float) -> TrainingOptions:
+        """Return the Scaler at a width, one object for all rounds."""
+        if rate not in self._scalers:
+            self._scalers[rate] = TrainingOptions(gains=self.gains(rate))
+        return self._scalers[rate]
+
+    @cached_property
+    def _scalers(self) -> dict[float, TrainingOptions]:
+        return {}
 
     def hold(self, cohort: Sequence[Client], this_round: Round, state: State) -> tuple[list[HeldUnits], State]:
         """Return the first units of every group."""
@@ -114,25 +130,22 @@ class HeteroFL(UnitPolicy):
         """Return the client's classes, which decide its output rows."""
         return (client.classes,)
 
-    def mask_of(self, theta: Params, client: Client, units: HeldUnits) -> Mask:
-        """Return the mask of the units, without the output rows of classes that the client lacks."""
-        mask = dict(super().mask_of(theta, client, units))
+    def axes_of(self, theta: Params, client: Client, units: HeldUnits) -> Axes:
+        """Return what stays of the client's units, without the output rows of classes that it lacks."""
+        axes = {name: dict(along) for name, along in super().axes_of(theta, client, units).items()}
         if client.classes is None or not self.label_aware:
-            return mask or FULL
+            return axes
         if not self.rows and len(client.classes) < self.scores:
             raise InputError(
                 f"HeteroFL cannot find the rows of '{self.output}' that belong to the {self.scores} classes; end the"
                 f" model with one layer that has a row per class, or set label_aware=False"
             )
         for name, axis in self.rows:
-            shape = [1] * theta[name].ndim
-            shape[axis] = theta[name].shape[axis]
-            row = theta[name].new_zeros(shape[axis], dtype=torch.bool)
+            row = np.zeros(theta[name].shape[axis], dtype=bool)
             row[list(client.classes)] = True
-            if not bool(row.all()):
-                along: Tensor = row.reshape(shape).expand(theta[name].shape)
-                mask[name] = mask[name] & along if name in mask else along.clone()
-        return mask or FULL
+            if not row.all():
+                narrow(axes, name, axis, row)
+        return axes
 
 
 def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], int]:

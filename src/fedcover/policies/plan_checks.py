@@ -8,7 +8,7 @@ from torch import Tensor
 from fedcover.budgets import share
 from fedcover.clients import Client
 from fedcover.errors import InputError
-from fedcover.params import Params, check_mask
+from fedcover.params import FixedMask, Params, check_mask, device_of
 from fedcover.policies.base import ClientPlan, Policy
 from fedcover.seeding import Round
 from fedcover.training.options import check_options
@@ -49,9 +49,14 @@ def check_clients(policy: Policy, plans: object, cohort: Sequence[Client], this_
 
 
 def check_masks(policy: Policy, plans: Sequence[ClientPlan], theta: Params, this_round: Round) -> None:
-    """Raise InputError unless each distinct mask fits theta."""
+    """Raise InputError unless each distinct mask fits theta; one that never changes is checked once."""
+    key = ("fits", device_of(theta), tuple((name, tensor.shape) for name, tensor in theta.items()))
     for plan in {id(plan.mask): plan for plan in reversed(plans)}.values():
-        check_mask(plan.mask, theta, f"the mask of {_whose(policy, plan, this_round)}")
+        stored = plan.mask if isinstance(plan.mask, FixedMask) else None
+        if stored is None or not stored.stored(key):
+            check_mask(plan.mask, theta, f"the mask of {_whose(policy, plan, this_round)}")
+            if stored is not None:
+                stored.keep(key, True)
 
 
 def check_training_options(policy: Policy, plans: Sequence[ClientPlan], theta: Params, this_round: Round) -> None:

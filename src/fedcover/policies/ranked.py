@@ -7,7 +7,10 @@ largest score, ties by index.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,10 +18,11 @@ from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.params import FULL, Mask, Params, device_of
-from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
+from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
+from fedcover.policies.mask_store import MaskStore
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure, hidden_weights
-from fedcover.structure.units import UnitGroup, groups_for
+from fedcover.structure.units import UnitGroup, groups_for, masks_of_axes, unit_axes
 
 Ranks = Mapping[str, Tensor]
 
@@ -173,22 +177,60 @@ class Ranked(Policy):
 
     def plans(self, theta: Params, cohort: Sequence[Client], ranks: Ranks) -> list[ClientPlan]:
         """Return the plans by these ranks; clients with equal budgets share one mask."""
-        by_budget: dict[Budget, Mask] = {}
-        for budget in {client.budget: None for client in cohort}:
+        budgets = list({client.budget: None for client in cohort})
+        masks = dict(zip(budgets, self._masks(theta, budgets, ranks), strict=True))
+        return [ClientPlan(client, masks[client.budget]) for client in cohort]
+
+    def _masks(self, theta: Params, budgets: Sequence[Budget], ranks: Ranks) -> list[Mask]:
+        """Return the mask of each budget."""
+        for budget in budgets:
             check_layers(budget, self.blocks)
+        groups = [block.group for block in self.blocks if isinstance(block, Units)]
+        if len(groups) == len(self.blocks):
+            on_host = _together_on_host(ranks)
+            units = [[_kept_units(budget, group.name, on_host[group.name]) for group in groups] for budget in budgets]
+            return masks_of_axes(theta, [unit_axes(groups, own) for own in units])
+        masks: list[Mask] = []
+        for budget in budgets:
             mask: dict[str, Tensor] = {}
             for block in self.blocks:
                 items = ranks[block.name]
                 if budget.spans(items.numel(), block.name) != [(0, items.numel())]:
                     block.restrict(mask, theta, budget.kept(items, block.name))
-            by_budget[budget] = mask or FULL
-        return [ClientPlan(client, by_budget[client.budget]) for client in cohort]
+            masks.append(mask or FULL)
+        return masks
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[ClientPlan], State]:
-        """Return masks by the ranks of the current theta."""
-        return self.plans(theta, cohort, self.ranks(theta)), state
+        """Return masks by the ranks of the current theta, or the same masks in all rounds if theta does not matter."""
+        if self.traits().reads_theta:
+            return self.plans(theta, cohort, self.ranks(theta)), state
+        budgets, where = [client.budget for client in cohort], (device_of(theta), tuple(theta))
+        masks = self._store.masks(
+            [(budget, *where) for budget in budgets],
+            lambda places: self._masks(theta, [budgets[i] for i in places], self.ranks(theta)) if places else [],
+        )
+        return plans_of(cohort, masks), state
+
+    @cached_property
+    def _store(self) -> MaskStore:
+        """Masks of earlier rounds, if they do not depend on theta."""
+        return MaskStore()
+
+
+def _together_on_host(ranks: Ranks) -> Ranks:
+    """Return ranks on the CPU, by a single copy."""
+    if not ranks:
+        return ranks
+    sizes = [items.numel() for items in ranks.values()]
+    return dict(zip(ranks, torch.cat(list(ranks.values())).cpu().split(sizes), strict=True))
+
+
+def _kept_units(budget: Budget, layer: str, ranks: Tensor) -> npt.NDArray[np.bool_] | None:
+    """Return the units of a layer that a budget keeps; None for all of them."""
+    size = ranks.numel()
+    return None if budget.spans(size, layer) == [(0, size)] else budget.kept(ranks, layer).numpy()
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,23 @@ and output layers stay whole. A budget's ``keep`` is the client's width r: it ho
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedcover.budgets import Budget, share
 from fedcover.clients import Client
 from fedcover.errors import InputError
-from fedcover.params import FULL, Mask, Params, device_of
+from fedcover.params import Axes, Mask, Params, device_of
 from fedcover.policies.base import ClientPlan, HeldUnits, Policy, State, Traits, check_bound, plans_of
+from fedcover.policies.mask_store import MaskStore
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
-from fedcover.structure.units import UnitGroup, groups_for
+from fedcover.structure.units import UnitGroup, groups_for, masks_of_axes, unit_axes
 
 
 @dataclass(frozen=True)
@@ -46,27 +50,36 @@ class UnitPolicy(Policy):
         """Return the masks of the chosen units; clients with equal units share one mask."""
         check_bound(self.groups, self)
         units_by_client, state = self.hold(cohort, this_round, state)
-        distinct: dict[object, Mask] = {}
-        masks: list[Mask] = []
-        for client, units in zip(cohort, units_by_client, strict=True):
-            key = (*(None if kept is None else kept.numpy().tobytes() for kept in units), *self.mask_key(client))
-            if key not in distinct:
-                distinct[key] = self.mask_of(theta, client, units)
-            masks.append(distinct[key])
-        return plans_of(cohort, masks), state
+        where = device_of(theta), tuple(theta)
+        keys = [
+            (*where, *(None if kept is None else kept.numpy().tobytes() for kept in units), *self.mask_key(client))
+            for client, units in zip(cohort, units_by_client, strict=True)
+        ]
+        traits = self.traits()
+        store = MaskStore() if traits.moves or traits.reads_theta else self._store
+
+        def build(places: list[int]) -> list[Mask]:
+            return self.masks_of(theta, [cohort[i] for i in places], [units_by_client[i] for i in places])
+
+        return plans_of(cohort, store.masks(keys, build)), state
+
+    @cached_property
+    def _store(self) -> MaskStore:
+        """Masks of earlier rounds, of a policy whose masks do not move."""
+        return MaskStore()
 
     def mask_key(self, client: Client) -> tuple[object, ...]:
         """Return what else, apart from its units, a client's mask depends on."""
         return ()
 
-    def mask_of(self, theta: Params, client: Client, units: HeldUnits) -> Mask:
-        """Return the mask of one client's units."""
-        mask: dict[str, Tensor] = {}
-        device = device_of(theta)
-        for group, kept in zip(self.groups, units, strict=True):
-            if kept is not None:
-                group.restrict(mask, theta, kept.to(device))
-        return mask or FULL
+    def masks_of(self, theta: Params, clients: Sequence[Client], units: Sequence[HeldUnits]) -> list[Mask]:
+        """Return the masks of some clients' units."""
+        pairs = zip(clients, units, strict=True)
+        return masks_of_axes(theta, [self.axes_of(theta, client, own) for client, own in pairs])
+
+    def axes_of(self, theta: Params, client: Client, units: HeldUnits) -> Axes:
+        """Return the indices that stay along each axis of each tensor that a client's mask prunes."""
+        return unit_axes(self.groups, [None if kept is None else kept.numpy() for kept in units])
 
 
 def width_of(budget: Budget, policy: object) -> float:
@@ -88,12 +101,12 @@ def units_for(width: float, size: int) -> int:
     return max(1, share(width, size))
 
 
-def unit_mask(size: int, chosen: Tensor | Sequence[int]) -> Tensor | None:
+def unit_mask(size: int, chosen: Tensor | Sequence[int] | npt.NDArray[np.int64]) -> Tensor | None:
     """Return the chosen of ``size`` units as a bool tensor; None for all of them.
 
     >>> unit_mask(3, [2, 0]).tolist(), unit_mask(2, [0, 1])
     ([True, False, True], None)
     """
-    kept = torch.zeros(size, dtype=torch.bool)
-    kept[torch.as_tensor(chosen, dtype=torch.long)] = True
-    return None if bool(kept.all()) else kept
+    kept = np.zeros(size, dtype=bool)
+    kept[np.asarray(chosen, dtype=np.int64)] = True
+    return None if kept.all() else torch.from_numpy(kept)

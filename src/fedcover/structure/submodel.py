@@ -4,15 +4,18 @@ Shrinking is only an optimisation: training the smaller module under the remaini
 the whole one under the whole mask. With dropout, which draws for fewer units, the results agree in distribution.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from fedcover.data.inputs import Inputs
-from fedcover.params import Mask, Params, check_mask
+from fedcover.params import Mask, Params, axes_of, check_mask, flat_mask
 from fedcover.structure.calls import first_line
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.structure.units import (
@@ -21,6 +24,7 @@ from fedcover.structure.units import (
     cut,
     cuts_of,
     layer_of,
+    masks_of_axes,
     shape_after,
     smaller_copy,
     unit_structure,
@@ -67,6 +71,24 @@ class SubModel:
         """
         return {name: cut(tensor, self.cuts.get(name)) for name, tensor in theta.items()}
 
+    def positions(self, theta: Params, mask: Mask) -> Tensor:
+        """Return where its entries are among the entries of all parameters, in the order of both.
+
+        Args:
+            theta: Parameters of the whole model, for their shapes and their device.
+            mask: The mask that the sub-model was cut by.
+        """
+        if self.mask:  # what it removes in addition is part of the sub-model
+            axes = {
+                name: {axis: _marked(theta[name].shape[axis], kept) for axis, kept in along.items()}
+                for name, along in self.cuts.items()
+            }
+            mask = masks_of_axes(theta, [axes])[0]
+        kept = flat_mask(mask, theta)
+        size = sum(math.prod(shape) for shape in self.shape_key)
+        positions: Tensor = torch.ops.aten.nonzero_static(kept, size=size)  # without waiting for a GPU
+        return positions.squeeze(1)
+
     def restore(self, small: Mapping[str, Tensor], like: Mapping[str, Tensor], stacked: bool = False) -> Params:
         """Return the small parameters at their positions in the whole shapes, with exact zeros elsewhere.
 
@@ -82,6 +104,12 @@ class SubModel:
                 shape[axis + stacked] = like[name].shape[axis]
                 full[name] = values.new_zeros(shape).index_copy_(axis + stacked, kept.to(values.device), values)
         return full
+
+
+def _marked(size: int, indices: Tensor) -> npt.NDArray[np.bool_]:
+    marked = np.zeros(size, dtype=bool)
+    marked[indices.numpy()] = True
+    return marked
 
 
 class Shrinker:
@@ -118,14 +146,25 @@ class Shrinker:
         Raises:
             InputError: If the mask does not fit the model.
         """
-        meta = {name: kept.to("meta") if isinstance(kept, Tensor) else kept for name, kept in mask.items()}
-        check_mask(meta, self._shapes, "the mask to shrink by")
+        check_mask(mask, self._shapes, "the mask to shrink by", any_device=True)
         cuts = cuts_of(self.groups, mask)
         shapes = {name: shape_after(shape, cuts.get(name)) for name, shape in self._structure.shapes.items()}
-        left = {name: cut(kept, cuts[name]) if name in cuts else kept for name, kept in mask.items()}
+        axes = axes_of(mask)
+        left = {
+            name: cut(kept, cuts[name]) if name in cuts else kept
+            for name, kept in mask.items()
+            if name not in axes or _removes_more(axes[name], cuts.get(name, {}))
+        }
         whole = torch.stack([kept.all() for kept in left.values()]).tolist() if left else []
         left = {name: kept for (name, kept), all_kept in zip(left.items(), whole, strict=True) if not all_kept}
         return SubModel(self._structure.model, left, cuts, self._structure.work_of(shapes), tuple(shapes.values()))
+
+
+def _removes_more(along: Mapping[int, npt.NDArray[np.bool_]], cuts: Mapping[int, Tensor]) -> bool:
+    """Return whether a mask that is an outer product removes entries that the cuts of its tensor leave."""
+    if along.keys() != cuts.keys():
+        return True
+    return any(len(cuts[axis]) > np.count_nonzero(kept) for axis, kept in along.items())
 
 
 def shrink(model: nn.Module, mask: Mask, example: Inputs) -> SubModel:

@@ -29,9 +29,9 @@ KEEPS, ROUNDS = [0.5, 0.5], 4
 class Masked(FedRolex):
     """The first input is never held."""
 
-    def mask_of(self, theta: Params, client: fc.Client, units: HeldUnits) -> Mask:
-        mask = dict(super().mask_of(theta, client, units))
-        return {**mask, "0.weight": mask["0.weight"] & (torch.arange(5) > 0)}
+    def masks_of(self, theta: Params, clients: Sequence[fc.Client], units: Sequence[HeldUnits]) -> list[Mask]:
+        masks = super().masks_of(theta, clients, units)
+        return [{**mask, "0.weight": mask["0.weight"] & (torch.arange(5) > 0)} for mask in masks]
 
 
 class Planned(HeteroFL):

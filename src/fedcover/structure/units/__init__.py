@@ -7,6 +7,7 @@ cut stay whole, with the reason in ``left_whole``.
 """
 
 from fedcover.structure.units.group import Member, UnitGroup, layer_of
+from fedcover.structure.units.masks import masks_of_axes, narrow, unit_axes
 from fedcover.structure.units.slicing import Cuts, cut, cuts_of, cuts_of_units, shape_after, smaller_copy
 from fedcover.structure.units.structure import UnitStructure, find_groups, groups_for, unit_structure
 
@@ -21,7 +22,10 @@ __all__ = [
     "find_groups",
     "groups_for",
     "layer_of",
+    "masks_of_axes",
+    "narrow",
     "shape_after",
     "smaller_copy",
+    "unit_axes",
     "unit_structure",
 ]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,6 +36,19 @@ class Member:
         """Return which indices stay if these units do; indices of no unit always stay."""
         own = _on(self.units, units.device)
         return (own < 0) | units[own.clamp(min=0)] if self.partial else units[own]
+
+    @cached_property
+    def indices(self) -> npt.NDArray[np.int64] | None:
+        """The unit of each index; None if index i belongs to unit i."""
+        units = self.units.numpy()
+        return None if np.array_equal(units, np.arange(len(units))) else units
+
+    def kept_indices(self, units: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return ``kept`` for units on the CPU."""
+        own = self.indices
+        if own is None:
+            return units if len(units) == len(self.units) else units[: len(self.units)]
+        return (own < 0) | units[own.clip(0)] if self.partial else units[own]
 
     def add_to(self, total: Tensor, values: Tensor) -> None:
         """Add one value for each index to the total of its unit, in place."""

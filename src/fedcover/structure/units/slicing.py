@@ -4,12 +4,15 @@ import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedcover.params import Mask
-from fedcover.structure.units.group import UnitGroup
+from fedcover.params import Mask, axes_of
+from fedcover.structure.units.group import Member, UnitGroup
 from fedcover.structure.units.layers import resize, resize_parent, statistics_of
+from fedcover.structure.units.masks import unit_axes
 
 Cuts = Mapping[str, Mapping[int, Tensor]]
 """For each tensor that is cut, the indices that stay along each axis."""
@@ -19,34 +22,64 @@ def cuts_of(groups: Sequence[UnitGroup], mask: Mask) -> Cuts:
     """Return the indices that stay, along each axis on which a mask removes whole units."""
     cut_groups = [group for group in groups if all(member.tensor in mask for member in group.members)]
     members = [member for group in cut_groups for member in group.members]
-    along = [mask[member.tensor].movedim(member.axis, 0).reshape(len(member.units), -1).any(1) for member in members]
-    # One copy from the device for all members: each copy waits for it.
-    kept = iter(torch.cat(along).cpu().split([len(member.units) for member in members]) if members else ())
-    stays: list[Tensor] = []
-    for group in cut_groups:
-        alive = torch.zeros(group.size, dtype=torch.bool)
-        for member in group.members:
-            units = member.units[next(kept)]
-            alive[units[units >= 0]] = True
-        if not bool(alive.any()):
-            alive[0] = True  # a layer needs at least one unit; the remaining mask removes it
-        stays.append(alive)
+    kept = iter(_kept_along(members, mask))
+    stays = [_alive_units(group, [next(kept) for _ in group.members]) for group in cut_groups]
     return cuts_of_units(cut_groups, stays)
 
 
-def cuts_of_units(groups: Sequence[UnitGroup], units: Sequence[Tensor]) -> Cuts:
+def _alive_units(group: UnitGroup, kept: Sequence[npt.NDArray[np.bool_]]) -> npt.NDArray[np.bool_]:
+    """Return the units of a group that have a kept entry.
+
+    Args:
+        group: The group.
+        kept: For each member which indices along its axis have a kept entry.
+    """
+    alive = np.zeros(group.size, dtype=bool)
+    seen: set[int] = set()
+    for member, along in zip(group.members, kept, strict=True):
+        if member.indices is None:
+            if id(along) not in seen:  # members of one group often share it
+                alive[: len(along)] |= along
+                seen.add(id(along))
+            continue
+        units = member.indices[along]
+        alive[units[units >= 0]] = True
+    if not alive.any():
+        alive[0] = True  # a layer needs at least one unit; the remaining mask removes it
+    return alive
+
+
+def _kept_along(members: Sequence[Member], mask: Mask) -> list[npt.NDArray[np.bool_]]:
+    """Return for each member which indices along its axis have a kept entry."""
+    axes = axes_of(mask)
+    others = [member for member in members if member.tensor not in axes]
+    along = [mask[member.tensor].movedim(member.axis, 0).reshape(len(member.units), -1).any(1) for member in others]
+    # One copy from the device for all members: each copy waits for it.
+    read = iter(torch.cat(along).cpu().split([len(member.units) for member in others]) if others else ())
+    empty = {name for name, along in axes.items() if not all(kept.any() for kept in along.values())}
+    kept = []
+    for member in members:
+        if member.tensor not in axes:
+            kept.append(next(read).numpy())
+        elif member.tensor in empty or member.axis not in axes[member.tensor]:
+            kept.append(np.full(len(member.units), member.tensor not in empty))
+        else:
+            kept.append(axes[member.tensor][member.axis])
+    return kept
+
+
+def cuts_of_units(groups: Sequence[UnitGroup], units: Sequence[npt.NDArray[np.bool_]]) -> Cuts:
     """Return the indices that stay, along each axis on which units are removed.
 
     Args:
         groups: Groups of units.
         units: For each group, which units stay.
     """
-    stays: dict[str, dict[int, Tensor]] = {}
-    for group, alive in zip(groups, units, strict=True):
-        for member in group.members if not bool(alive.all()) else ():
-            axes, along = stays.setdefault(member.tensor, {}), member.kept(alive)
-            axes[member.axis] = axes[member.axis] & along if member.axis in axes else along
-    return {name: {axis: kept.nonzero().squeeze(1) for axis, kept in axes.items()} for name, axes in stays.items()}
+    removed = [None if alive.all() else alive for alive in units]
+    axes = unit_axes(groups, removed)
+    indices = {id(kept): kept for along in axes.values() for kept in along.values()}  # axes often share them
+    stays = {number: torch.from_numpy(np.flatnonzero(kept)) for number, kept in indices.items()}
+    return {name: {axis: stays[id(kept)] for axis, kept in along.items()} for name, along in axes.items()}
 
 
 def shape_after(shape: Sequence[int], axes: Mapping[int, Tensor] | None) -> tuple[int, ...]:
