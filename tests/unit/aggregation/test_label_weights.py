@@ -9,7 +9,7 @@ import torch
 import fedcover as fc
 from fedcover.aggregation.label_weights import chance, nearest_weights, population_mix, region_weights
 from fedcover.aggregation.region_mean import RegionSum
-from fedcover.federation.round import Arrivals
+from fedcover.federation.averaged_round import Arrivals
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import kept_of, same
 

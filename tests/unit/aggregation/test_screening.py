@@ -14,8 +14,8 @@ from fedcover.config.schema import check_config
 from fedcover.engines.processes import Processes
 from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized import Vectorized
+from fedcover.federation.averaged_round import Arrivals
 from fedcover.federation.planned_round import PlannedRound, RoundHook
-from fedcover.federation.round import Arrivals
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import same
 
