@@ -131,7 +131,7 @@ def kept_share(budget: Budget, structure: ModelStructure) -> float:
     """
     groups = find_groups(structure)
     kept = [budget.kept(torch.arange(group.size), group.name) for group in groups]
-    cuts = cuts_of_units(groups, kept)
+    cuts = cuts_of_units(groups, [units.numpy() for units in kept])
     shapes = structure.shapes.items()
     return sum(math.prod(shape_after(shape, cuts.get(name))) for name, shape in shapes) / sum(
         math.prod(shape) for _, shape in shapes

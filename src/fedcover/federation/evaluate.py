@@ -148,10 +148,10 @@ class ScoreSum:
         before = self._hits or (torch.zeros_like(right), torch.zeros_like(seen))
         self._hits = (before[0] + right, before[1] + seen)
 
-    def score(self, metrics: Mapping[str, float | None] | None = None) -> Score:
-        """Return the score, with metrics."""
+    def score(self) -> Score:
+        """Return the score, without metrics."""
         right, seen = self._hits or (self._loss.new_zeros(0), self._loss.new_zeros(0))
         sums = torch.cat([self._loss.view(1), self._weight.view(1), right, seen]).cpu()  # one synchronisation
         right, seen = sums[2:].chunk(2)
         accuracy = float(right.sum() / seen.sum()) if self._hits and bool(seen.any()) else None
-        return Score(float(sums[0] / sums[1]), accuracy, right / seen, metrics or {})
+        return Score(float(sums[0] / sums[1]), accuracy, right / seen)

@@ -7,7 +7,8 @@ that results do not depend on the number of workers.
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from threading import Lock
 from typing import Any, NamedTuple
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 
 from fedcover._threads import one_thread
 from fedcover.data import Examples, Inputs
-from fedcover.data.inputs import copy_of, count, to_device
+from fedcover.data.inputs import copy_of, count, take, to_device
+from fedcover.engines.vectorized.precision import Precision
+from fedcover.engines.vectorized.task_keys import task_key
 from fedcover.federation.evaluate import Score, ScoreSum, batch_on, measure, num_classes, read_test
 from fedcover.masks.content import content_keys
 from fedcover.params import FULL, Mask, Params, device_of, prune, put_params
@@ -59,16 +62,23 @@ class Evaluator:
 
     Attributes:
         workers: Number of threads that evaluate on a CPU.
+        can_be_together: Whether models may be evaluated as one batch with those of other runs, as far as is known.
+        precision: The precision of training. Models are evaluated in float32, on a GPU with products in tf32 unless
+            this is ``fp32``.
         on_progress: Callback for progress.
     """
 
     def __init__(self, task: Task, structure: ModelStructure, examples: Examples, shrink: bool = True) -> None:
-        self._task, self._structure, self._examples, self._shrink = task, structure, examples, shrink
+        self.task, self._structure, self._examples, self._shrink = task, structure, examples, shrink
         self._metrics = task.named_metrics()
         self._work = structure.work
         self._scratches: dict[tuple[torch.device, int], nn.Module] = {}
         self._norm_inputs: tuple[torch.device, Inputs] | None = None
+        self._memory = _Memory()
         self.workers = 1
+        self.precision = "fp32"
+        plain = not has_statistics(task.model) and not list(task.model.buffers())
+        self.can_be_together = plain and task.decision is not None and not self._metrics
         self.on_progress: Progress = lambda done, total: None
 
     def score(self, theta: Params, test: Examples) -> Score:
@@ -92,7 +102,8 @@ class Evaluator:
             clients: The clients of the round; none for no local accuracy.
         """
         test = test.on_device(device_of(theta))
-        tested = test.label_counts().cpu() > 0 if clients else torch.zeros(0)
+        labels = test.label_counts().cpu() if clients else torch.zeros(0)
+        tested = labels > 0
         counted = [client for client in clients if bool((tested & (client.mix > 0)).any())]
         masks = [shown, *(client.mask for client in counted)]
         keys = content_keys(masks, theta) if counted else [0]
@@ -101,7 +112,7 @@ class Evaluator:
         score, rights = self._sums(theta, [distinct[key] for key in order], test)
         if not counted:
             return score, None
-        by_class = dict(zip(order, torch.stack(rights).cpu() / test.label_counts().cpu(), strict=True))
+        by_class = dict(zip(order, torch.stack(rights).cpu() / labels, strict=True))
         accuracy, examples = 0.0, 0
         for client, key in zip(counted, keys[1:], strict=True):
             here = tested & (client.mix > 0)
@@ -114,6 +125,21 @@ class Evaluator:
         """Return the accuracy of a sub-model on a test set; None if its targets are values."""
         return self._sums(theta, [mask], test.on_device(device_of(theta)))[0].accuracy
 
+    def products(self) -> AbstractContextManager[None]:
+        """Return a context in which products have the precision of evaluation."""
+        return Precision("fp32" if self.precision == "fp32" else "tf32").steps()
+
+    @cached_property
+    def together_key(self) -> Any:
+        """What evaluators must share for their models to be evaluated as one batch."""
+        return task_key(self.task), self.task.decision, self.precision
+
+    def scratch(self, device: torch.device, slot: int = 0) -> nn.Module:
+        """Return one of several copies of the model in evaluation mode, on a device, whose parameters do not matter."""
+        if (device, slot) not in self._scratches:
+            self._scratches[device, slot] = copy.deepcopy(self.task.model).to(device)
+        return self._scratches[device, slot].eval()
+
     def _sums(self, theta: Params, masks: Sequence[Mask], test: Examples) -> tuple[Score, list[Tensor]]:
         """Return the score of the first model, and the right predictions of each model in each class."""
         device = device_of(theta)
@@ -121,11 +147,12 @@ class Evaluator:
         spans, norms, done = self._spans(len(test), device), self._norms_from(device), 0
         of_norms = count(norms) if norms is not None else 0
         total = len(masks) * (len(test) + of_norms)
-        first_model = _FirstModel(self._task, self._metrics, test, device)
+        first_model = _FirstModel(self.task, self._metrics, test, device)
         rights: list[Tensor | None] = [None] * len(masks)
-        predict = _Predict(test, self._task.decision, device, replicate=workers > 1)
+        predict = _Predict(test, self.task.decision, device, self._memory, replicate=workers > 1)
         with ExitStack() as stack:
             stack.enter_context(one_thread())
+            stack.enter_context(self.products())
             apply: Callable[..., Iterator[Any]] = map
             if workers > 1:
                 apply = stack.enter_context(ThreadPoolExecutor(workers)).map
@@ -158,7 +185,7 @@ class Evaluator:
 
     def _norms_from(self, device: torch.device) -> Inputs | None:
         """Return the inputs over which batch norms gather statistics; None without batch norms."""
-        if not has_statistics(self._task.model):
+        if not has_statistics(self.task.model):
             return None
         if self._norm_inputs is None or self._norm_inputs[0] != device:
             with seeded(0, "statistics"):
@@ -179,15 +206,13 @@ class Evaluator:
             if sub.cuts:
                 put_params(sub.model, prune(sub.cut(theta), sub.mask))
                 return sub.model.eval()
-        if (device, slot) not in self._scratches:
-            self._scratches[device, slot] = copy.deepcopy(self._task.model).to(device)
-        scratch = self._scratches[device, slot]
+        scratch = self.scratch(device, slot)
         if not has_statistics(scratch):
             with torch.no_grad():
-                for ours, theirs in zip(scratch.buffers(), self._task.model.buffers(), strict=True):
+                for ours, theirs in zip(scratch.buffers(), self.task.model.buffers(), strict=True):
                     ours.copy_(theirs)
         put_params(scratch, prune(theta, mask) if mask else theta)
-        return scratch.eval()
+        return scratch
 
 
 class _Pass(NamedTuple):
@@ -207,8 +232,11 @@ _Prediction = tuple[Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]
 class _Predict:
     """The forward passes of models over a test set."""
 
-    def __init__(self, test: Examples, decision: Decision | None, device: torch.device, replicate: bool) -> None:
+    def __init__(
+        self, test: Examples, decision: Decision | None, device: torch.device, memory: "_Memory", replicate: bool
+    ) -> None:
         self._test, self._decision, self._device, self._replicate = test, decision, device, replicate
+        self._memory = memory
         self._reading = Lock()
 
     def __call__(self, one: _Pass) -> _Prediction:
@@ -220,13 +248,40 @@ class _Predict:
             with self._reading:  # a data set needs not be safe for threads
                 inputs, targets = read_test(self._test, rows, self._device)
         with torch.no_grad():
-            # A model may write to its input, and it may switch gradients on.
-            scores = call_model(model, copy_of(inputs)).detach()
+            scores = self._memory.scores(model, inputs)
             hits = None
             if self._decision is not None:
                 classes = num_classes(self._test, scores, self._decision)
                 hits = hits_of(self._decision, scores, targets, classes)
         return (scores, targets, hits) if one.number == 0 else (None, None, hits)
+
+
+class _Memory:
+    """Forward passes that are divided if they do not fit into the memory of a GPU."""
+
+    def __init__(self) -> None:
+        self._most = 1 << 62  # examples at once
+
+    def scores(self, model: nn.Module, inputs: Inputs) -> Tensor:
+        """Return the scores of inputs; later passes are not larger than those that fitted."""
+        parts: list[Tensor] = []
+        done, total = 0, count(inputs)
+        while done < total:
+            examples = min(self._most, total - done)
+            part = inputs if examples == total else take(inputs, slice(done, done + examples))
+            try:
+                # A model may write to its input, and it may switch gradients on.
+                parts.append(call_model(model, copy_of(part)).detach())
+                done += examples
+                continue
+            except torch.OutOfMemoryError:
+                if examples == 1:
+                    raise
+            # Outside the clause, whose error keeps the tensors of the pass.
+            self._most = -(-examples // 2)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class _FirstModel:
@@ -249,12 +304,21 @@ class _FirstModel:
             self._totals.add_loss(self._task.loss, *_joined(self._parts))
             self._parts = []
         if self._metrics:
-            self._all.append((scores.cpu(), targets.cpu()))
+            self._all.append((_host_copy(scores), _host_copy(targets)))
 
     def score(self) -> Score:
         """Return the score with the metrics."""
-        values = measure(self._metrics, self._task, *_joined(self._all)) if self._metrics else {}
-        return self._totals.score(values)
+        score = self._totals.score()  # this also waits for the copies
+        if not self._metrics:
+            return score
+        return replace(score, metrics=measure(self._metrics, self._task, *_joined(self._all)))
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU; the copy from a GPU is complete when its stream is."""
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

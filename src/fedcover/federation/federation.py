@@ -21,6 +21,7 @@ from fedcover.engines.serial import Serial
 from fedcover.federation import round as walk
 from fedcover.federation.advice import remedy
 from fedcover.federation.arguments import check_structure, resolve_arguments, test_examples
+from fedcover.federation.averaged_round import Arrivals
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.checkpoint import State
 from fedcover.federation.cohort import NO_SHARES, Shares, check_cohort, draw_budgets, resolve_budgets
@@ -29,7 +30,6 @@ from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.lockstep import follow_rounds, run_all_rounds
 from fedcover.federation.planned_round import PlannedRound, RoundHook
-from fedcover.federation.round import Arrivals
 from fedcover.federation.runs import ProgressOptions, Run
 from fedcover.federation.sampling import Sampling, uniform
 from fedcover.federation.scores import Evaluation

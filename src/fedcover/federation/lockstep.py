@@ -1,6 +1,7 @@
 """Runs in lockstep: one call of the engine per round for the clients of all of them."""
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,11 +13,12 @@ from fedcover._threads import one_thread
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.engines.base import Engine
 from fedcover.errors import InputError, shown
+from fedcover.federation.averaged_round import Arrivals, AveragedRound
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.federation.progress_lines import OnRound, with_progress
-from fedcover.federation.round import Arrivals
+from fedcover.federation.round import average_round
 from fedcover.federation.runs import (
     ProgressOptions,
     Run,
@@ -26,9 +28,14 @@ from fedcover.federation.runs import (
     check_options,
     move_tests,
 )
+from fedcover.federation.scores import Evaluation, score_fields, scores_of_many
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
+
+
+SINGLE = ("cpu",)
+"""Devices on which the models of runs are evaluated one by one: launches cost little there, and results are exact."""
 
 
 class RunOptions(ProgressOptions, total=False):
@@ -58,6 +65,7 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
         move_tests(runs, engine.device)
         for run in runs:
             run.federation.evaluator.workers = engine.workers
+            run.federation.evaluator.precision = engine.precision
         size = -(-len(runs) // engine.ahead)
         groups = [runs[start : start + size] for start in range(0, len(runs), size)]
         in_training: deque[_GroupRound] = deque()
@@ -149,14 +157,50 @@ class _GroupRound:
         self._updates = self._watched(engine.train(jobs)) if jobs else iter(())
 
     def end(self, schedule: RunSchedule) -> None:
-        """Average the updates and store the records."""
+        """Average the updates, evaluate the models and store the records."""
         evaluates, local = schedule.evaluates(self._index), schedule.evaluates_locally(self._index)
-        for run, planned in zip(self._runs, self._rounds, strict=True):
-            arrivals = Arrivals(islice(self._updates, len(planned.jobs)), self._engine.together, self._engine.precision)
-            test = run.test if evaluates else None
+        averaged: list[AveragedRound] = []
+        scores: dict[int, dict[str, Any]] = {}
+        if evaluates and self._engine.device.type not in SINGLE:
+            averaged = self._average_all()
+            scores = self._evaluate_together(averaged, local)
+        for number, (run, planned) in enumerate(zip(self._runs, self._rounds, strict=True)):
             with self._errors_of(run):
-                run.state, record = run.federation.end_round(planned, arrivals, test, local)
+                one = averaged[number] if averaged else self._average(run, planned)
+                evaluation = Evaluation(run.test if evaluates else None, local)
+                planned.clock.skip()
+                fields = scores.get(number) or score_fields(run.federation, one.state, planned.plans, evaluation)
+                run.state, record = one.recorded(fields)
                 run.store(record, schedule, planned.plans)
+
+    def _average(self, run: Run, planned: PlannedRound) -> AveragedRound:
+        """Average the updates of a run, which are the next ones."""
+        updates = islice(self._updates, len(planned.jobs))
+        return average_round(run.federation, planned, Arrivals(updates, self._engine.together, self._engine.precision))
+
+    def _average_all(self) -> list[AveragedRound]:
+        """Average the updates of all runs."""
+        averaged = []
+        for run, planned in zip(self._runs, self._rounds, strict=True):
+            with self._errors_of(run):
+                averaged.append(self._average(run, planned))
+        return averaged
+
+    def _evaluate_together(self, averaged: Sequence[AveragedRound], local: bool) -> dict[int, dict[str, Any]]:
+        """Return the scores of runs by their numbers, as far as they can be evaluated at once."""
+        start = time.perf_counter()
+        by_test: dict[Any, list[int]] = {}
+        for number, run in enumerate(self._runs):
+            key = run.test and (id(run.test.inputs), id(run.test.labels), run.test.classes)  # move_tests shares them
+            by_test.setdefault(key, []).append(number)
+        scores: dict[int, dict[str, Any]] = {}
+        for numbers in by_test.values():
+            rounds = [(self._runs[n].federation, averaged[n].state, averaged[n].planned.plans) for n in numbers]
+            of_test = scores_of_many(rounds, Evaluation(self._runs[numbers[0]].test, local))
+            scores |= zip(numbers, of_test, strict=True) if of_test is not None else ()
+        for one in averaged:
+            one.planned.clock.seconds["evaluate"] += (time.perf_counter() - start) / len(averaged)
+        return scores
 
     def _watched(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Yield the engine's updates; its error need not be that of the run which waits for an update."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.federation.checkpoint import State
-from fedcover.params import FULL, Params, device_of, on_device
+from fedcover.params import FULL, Params, device_of, fixed, on_device
 from fedcover.policies.base import ClientPlan, Policy, RoundFeedback
 from fedcover.policies.plan_checks import check_plans, unchanged
 from fedcover.seeding import Round
@@ -29,7 +29,7 @@ def plan_round(
     with unchanged(policy, this_round, theta=theta, state=before):
         plans, policy_state = policy.plan(theta, cohort, this_round, before)
     check_plans(policy, plans, theta, cohort, this_round)
-    return (plans if where == device else _moved(plans, device)), policy_state
+    return (_fixed(plans) if where == device else _moved(plans, device)), policy_state
 
 
 def observe_round(
@@ -44,9 +44,15 @@ def observe_round(
         return policy.observe(theta, there, this_round, before)
 
 
+def _fixed(plans: Sequence[ClientPlan]) -> list[ClientPlan]:
+    """Return the plans with masks that keep what is computed from them; clients that share a mask still do."""
+    masks = {id(plan.mask): fixed(plan.mask) for plan in plans}
+    return [plan if masks[id(plan.mask)] is plan.mask else replace(plan, mask=masks[id(plan.mask)]) for plan in plans]
+
+
 def _moved(plans: Sequence[ClientPlan], device: torch.device) -> list[ClientPlan]:
     """Return the plans on a device; clients that share a mask still do."""
-    masks = {id(plan.mask): on_device(plan.mask, device) if plan.mask else FULL for plan in plans}
+    masks = {id(plan.mask): fixed(on_device(plan.mask, device)) if plan.mask else FULL for plan in plans}
     return [
         ClientPlan(plan.client, masks[id(plan.mask)], plan.options and plan.options.on_device(device)) for plan in plans
     ]

@@ -7,7 +7,6 @@ A federation that screens its updates takes them after the last has arrived.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import torch
 from fedcover.aggregation.base import Aggregation, ClientUpdate
 from fedcover.aggregation.region_mean import step_towards
 from fedcover.errors import ClientError
+from fedcover.federation.averaged_round import Arrivals, AveragedRound
 from fedcover.federation.checkpoint import State
 from fedcover.federation.client_states import client_states, with_client_states
 from fedcover.federation.cohort import Shares, draw_cohort
@@ -32,23 +32,6 @@ from fedcover.theory import check_coverage
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
-
-
-@dataclass(frozen=True)
-class Arrivals:
-    """The updates of a planned round, as they arrive."""
-
-    updates: Iterable[ClientUpdate]
-    """The updates of its clients, in any order; consumed as a stream. A federation that screens updates reads them
-    twice: a sequence is iterated again, and a stream is kept in memory."""
-    together: int = 1
-    """Number of updates that are added to the aggregate at once."""
-    precision: str = "fp32"
-    """The precision in which clients were trained, for the record."""
-    left_out: Sequence[dict[str, Any]] = field(default_factory=list)
-    """Clients without an update, each as {"client": number, "reason": text}."""
-    wire: dict[str, Any] | None = None
-    """Bytes sent and received, for the record."""
 
 
 def begin_round(federation: "Federation", state: State, device: torch.device, shares: Shares) -> PlannedRound:
@@ -80,6 +63,16 @@ def end_round(
     Raises:
         ClientError: If no client's update is accepted.
     """
+    averaged = average_round(federation, planned, arrivals)
+    return averaged.recorded(score_fields(federation, averaged.state, planned.plans, evaluation))
+
+
+def average_round(federation: "Federation", planned: PlannedRound, arrivals: Arrivals) -> AveragedRound:
+    """Aggregate the updates of a planned round.
+
+    Raises:
+        ClientError: If no client's update is accepted.
+    """
     this_round, before, clock = planned.this_round, planned.state, planned.clock
     clock.skip()
     aggregation = federation.aggregator.start(before.theta, planned.plans, before.server)
@@ -105,11 +98,7 @@ def end_round(
     theory = {name: tensor for observer in observers for name, tensor in observer.state().items()}
     state = State(this_round.index, theta, policy_state, theory, aggregation.state(), clients.state())
     clock.lap("aggregate")
-
-    fields |= score_fields(federation, state, planned.plans, evaluation)
-    clock.lap("evaluate")
-    fields["rejected"] = [*arrivals.left_out, *fields["rejected"]]
-    return state, RoundRecord(**fields, seconds=clock.seconds, wire=arrivals.wire, precision=arrivals.precision)
+    return AveragedRound(planned, arrivals, state, fields)
 
 
 def _accepted(

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fedcover.data import Examples, Population
 from fedcover.federation.checkpoint import State
+from fedcover.federation.evaluate import Score
+from fedcover.federation.evaluate_together import EvaluationRequest, evaluate_together
 from fedcover.federation.evaluator import LocalTest
 from fedcover.params import Params, device_of, on_device
 from fedcover.policies.base import ClientPlan, shown_in
@@ -36,9 +38,33 @@ def score_fields(
     federation: "Federation", state: State, plans: Sequence[ClientPlan], evaluation: Evaluation
 ) -> dict[str, Any]:
     """Return the fields of the record that show the scores of a state; None where nothing is measured."""
-    test, clients = evaluation.test, federation.clients
-    if test is None:
+    if evaluation.test is None:
         return {"loss": None, "accuracy": None, "local_accuracy": None, "metrics": {}}
+    request = _request(federation, state, plans, evaluation)
+    score, local = federation.evaluator.evaluate(state.theta, evaluation.test, request.shown, request.clients)
+    if evaluation.local and federation.clients.tests is not None:
+        local = _on_own_tests(federation, state.theta, plans, federation.clients.tests)
+    return _fields(score, local)
+
+
+def scores_of_many(
+    rounds: Sequence[tuple["Federation", State, Sequence[ClientPlan]]], evaluation: Evaluation
+) -> list[dict[str, Any]] | None:
+    """Return what ``score_fields`` returns for several federations, evaluated at once; None if that cannot be done."""
+    test = evaluation.test
+    if test is None or (evaluation.local and any(federation.clients.tests for federation, *_ in rounds)):
+        return None
+    requests = [_request(*one, evaluation) for one in rounds]
+    results = evaluate_together(requests, test.on_device(device_of(rounds[0][1].theta)))
+    return None if results is None else [_fields(score, local) for score, local in results]
+
+
+def _request(
+    federation: "Federation", state: State, plans: Sequence[ClientPlan], evaluation: Evaluation
+) -> EvaluationRequest:
+    """Return the models of a federation that are evaluated after a round."""
+    test, clients = evaluation.test, federation.clients
+    assert test is not None
     shown = on_device(shown_in(state.policy), device_of(state.theta))
     by_labels = clients.tests is None and clients.shares_labels and test.classes > 0
     tests = [
@@ -46,9 +72,11 @@ def score_fields(
         for plan in plans
         if evaluation.local and by_labels and federation.task.decision is not None
     ]
-    score, local = federation.evaluator.evaluate(state.theta, test, shown, tests)
-    if evaluation.local and clients.tests is not None:
-        local = _on_own_tests(federation, state.theta, plans, clients.tests)
+    return EvaluationRequest(federation.evaluator, state.theta, shown, tests)
+
+
+def _fields(score: Score, local: float | None) -> dict[str, Any]:
+    """Return the fields of a record."""
     loss = score.loss if math.isfinite(score.loss) else None
     return {"loss": loss, "accuracy": score.accuracy, "local_accuracy": local, "metrics": dict(score.metrics)}
 

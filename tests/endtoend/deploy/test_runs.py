@@ -23,8 +23,8 @@ from fedcover.deploy.node import configured_client
 from fedcover.deploy.status.run_rounds import read_rounds
 from fedcover.engines.serial import Serial
 from fedcover.federation import checkpoint
+from fedcover.federation.averaged_round import Arrivals
 from fedcover.federation.history import History
-from fedcover.federation.round import Arrivals
 from fedcover.federation.run_folder import lock_folder, unlock_folder
 from fedcover.params import Params
 from tests.endtoend.deploy.conftest import Marked, slow

@@ -16,7 +16,7 @@ from fedcover.deploy.flower.late import rebased
 from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.wire import PendingRequest
 from fedcover.engines.serial import Serial
-from fedcover.federation.round import Arrivals
+from fedcover.federation.averaged_round import Arrivals
 from fedcover.federation.screening import sizes_of
 from fedcover.params import prune
 from fedcover.policies import POLICIES

@@ -25,7 +25,7 @@ from tests.endtoend.deploy.conftest import slow
 Cli = Callable[..., tuple[int, str, str]]
 SETTINGS = [
     "--set", "data.name=digits", "--set", "data.clients=5", "--set", "cohort=4", "--set", "policy.name=NP",
-    "--set", "budgets.code=1,0.75,0.5,0.25", "--set", "local.epochs=1",
+    "--set", "budgets.code=1,0.75,0.5,0.25", "--set", "local.epochs=1", "--set", "data.augment=crop_flip",
 ]  # fmt: skip
 
 

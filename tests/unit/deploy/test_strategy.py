@@ -17,7 +17,7 @@ from fedcover.deploy.flower.round_rules import RoundRules
 from fedcover.deploy.flower.strategy import FlowerEngine
 from fedcover.deploy.wire import Limits, open_frame, pack_frame
 from fedcover.engines.serial import Serial
-from fedcover.federation.round import Arrivals
+from fedcover.federation.averaged_round import Arrivals
 from fedcover.policies import POLICIES
 from tests.conftest import small_data
 from tests.contracts.federations import federation

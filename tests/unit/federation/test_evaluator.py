@@ -13,7 +13,7 @@ from fedcover.federation.evaluate import evaluate
 from fedcover.federation.evaluator import Evaluator, LocalTest
 from fedcover.masks.content import content_keys
 from fedcover.models import CNN, MLP
-from fedcover.params import Mask, Params, on_device, params_of, prune
+from fedcover.params import FixedMask, Mask, Params, on_device, params_of, prune
 from fedcover.structure.batch_norm import spread_over, static_form
 
 Masks = list[Mask]
@@ -176,3 +176,74 @@ def test_different_masks_have_different_keys() -> None:
     keys = content_keys([*masks, *({n: k.clone() for n, k in mask.items()} for mask in masks)], theta)
     assert len(set(keys)) == len(masks)
     assert keys[: len(masks)] == keys[len(masks) :]
+
+
+class Limited(nn.Module):
+    """A network for which a GPU has memory for a few examples at once."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.layer, self.most, self.passes = nn.Linear(64, 4), most, list[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes.append(len(x))
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("out of memory")
+        scores: Tensor = self.layer(x.flatten(1))
+        return scores
+
+
+def test_passes_that_do_not_fit_into_memory_are_divided() -> None:
+    data, model = images(), Limited(10_000)
+    theta = params_of(model)
+    evaluator = Evaluator(fc.Task(model), fc.trace(model, data.inputs), data)
+    mask = {"layer.weight": torch.rand(4, 64) > 0.5}
+    expected = evaluator.evaluate(theta, data, clients=local([mask]))
+    scratch = next(iter(evaluator._scratches.values()))
+    assert isinstance(scratch, Limited)
+    scratch.most = 17
+    scratch.passes.clear()
+    score, accuracy = evaluator.evaluate(theta, data, clients=local([mask]))
+    assert scratch.passes[:4] == [60, 30, 15, 15]  # the second model is not tried with more than fits
+    assert scratch.passes[4:] == [15] * 6
+    assert score.loss == pytest.approx(expected[0].loss, rel=1e-6)
+    assert (score.accuracy, accuracy) == (expected[0].accuracy, expected[1])
+    scratch.most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluator.evaluate(theta, data)
+
+
+def test_the_number_of_a_mask_does_not_depend_on_other_masks() -> None:
+    theta = {"a": torch.zeros(3), "b": torch.zeros(4)}
+    last, first = torch.tensor([True, False, True, True]), torch.tensor([True, False, False])
+    kept = FixedMask({"b": last})
+    (alone,) = content_keys([kept], theta)
+    (beside, _) = content_keys([{"b": last.clone()}, {"a": first}], theta)
+    assert alone == beside == content_keys([kept, {"a": first}], theta)[0] != 0
+
+
+class Watched(nn.Module):
+    """A network that notes whether products may be in tf32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.allowed = nn.Linear(64, 4), set[bool]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.allowed |= {torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32}
+        scores: Tensor = self.layer(x.flatten(1))
+        return scores
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", {False}), ("tf32", {True}), ("bf16", {True})])
+def test_models_are_evaluated_in_the_precision_of_their_run(precision: str, allowed: set[bool]) -> None:
+    """torch lets cuDNN use tf32 by default, which nobody asked for in fp32."""
+    clients = fc.data.iid(images(40), clients=4, seed=0)
+    federation = fc.Federation(
+        fc.Task(Watched()), clients, fc.full(), fc.by_slot("2x1"), fc.LocalSGD(1, 5), cohort=2, seed=0,
+        engine=fc.Vectorized("cpu", precision=precision),
+    )  # fmt: skip
+    federation.run(1, evaluate_on=images(30))
+    (scratch,) = federation.evaluator._scratches.values()
+    assert scratch.allowed == allowed

@@ -14,9 +14,9 @@ from tests.laws.strategies import same
 
 import fedcover as fc
 from fedcover.federation import checkpoint, feedback, planned_round, round
+from fedcover.federation.averaged_round import Arrivals
 from fedcover.federation.federation import Federation
 from fedcover.federation.planned_round import PlannedRound, RoundHook
-from fedcover.federation.round import Arrivals
 from fedcover.theory import facts
 
 Make = Callable[..., fc.Federation]

@@ -31,10 +31,10 @@ from fedcover.deploy.text import one_line
 from fedcover.deploy.wire.tensors import num_bytes
 from fedcover.engines.base import Engine
 from fedcover.errors import ClientError, InputError
+from fedcover.federation.averaged_round import Arrivals
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound, costs_of_full_models
-from fedcover.federation.round import Arrivals
 from fedcover.federation.runs import Run, RunSchedule
 from fedcover.params import Params
 from fedcover.training.client import Job
