@@ -14,6 +14,7 @@ from fedcover.engines.vectorized import engine as vectorized
 from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.engines.vectorized.engine import Vectorized, _updates
 from fedcover.models import MLP
+from fedcover.params import params_of
 from fedcover.policies import POLICIES
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import with_keyed_dropout
@@ -89,15 +90,16 @@ def twins(change: Callable[[fc.Federation], None], engine: fc.Engine) -> float:
 
 
 class Scaled(MLP):
-    """An MLP whose scores are multiplied by a buffer and by a plain number."""
+    """An MLP whose scores are multiplied by a buffer, by a plain number, by one in a dict and in a hook."""
 
-    def __init__(self, buffer: float, number: float) -> None:
+    def __init__(self, buffer: float, number: float, setting: float = 1.0, hook: float = 1.0) -> None:
         super().__init__((1, 6, 6), 3, hidden=20)
         self.register_buffer("scale", torch.tensor(buffer))
-        self.number = number
+        self.number, self.settings = number, {"scale": setting}
+        self.register_forward_hook(lambda _, __, scores: scores * hook)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = super().forward(x) * self.scale * self.number
+        scores: torch.Tensor = super().forward(x) * self.scale * self.number * self.settings["scale"]
         return scores
 
 
@@ -109,8 +111,8 @@ def test_vectorized_separates_federations_that_differ_only_in_labels() -> None:
     assert twins(other_labels, Vectorized("cpu")) < TOLERANCE
 
 
-@pytest.mark.parametrize("other", [(3.0, 1.0), (1.0, 3.0)])
-def test_vectorized_separates_models_that_differ_in_buffers_or_attributes(other: tuple[float, float]) -> None:
+@pytest.mark.parametrize("other", [(3.0, 1.0), (1.0, 3.0), (1.0, 1.0, 3.0), (1.0, 1.0, 1.0, 3.0)])
+def test_vectorized_separates_models_that_differ_in_more_than_parameters(other: tuple[float, ...]) -> None:
     clients = images(Serial(shrink=False), "mlp", "full").clients
 
     def both(engine: fc.Engine) -> list[fc.Federation]:
@@ -216,6 +218,32 @@ def test_a_client_does_not_depend_on_those_trained_with_it() -> None:
     for job, update in zip(jobs, together, strict=True):
         (alone,) = Vectorized("cpu").train([job])
         assert max(float((alone.theta[name] - update.theta[name]).abs().max()) for name in theta) < TOLERANCE
+
+
+def test_steps_on_a_gpu_have_few_sizes_but_not_more_clients_than_fit() -> None:
+    engine = Vectorized("cpu")
+    engine.device = torch.device("cuda")
+    assert [engine._room_for(n) for n in (1, 3, 5, 9)] == [(2, 4), (4, 4), (8, 8), (12, 12)]
+    engine._most = 1  # two did not fit
+    assert engine._room_for(1) == (1, 1)
+    engine._most = 6
+    assert [engine._room_for(n) for n in (3, 5)] == [(4, 4), (6, 6)]
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 12), (4, 6, 10)], ids=["full batches", "short batches"])
+def test_padding_does_not_contain_examples_of_other_clients(sizes: tuple[int, ...]) -> None:
+    """The first example overflows under the parameters of a client that has finished its steps."""
+    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    x[0] = 3e38
+    with ambient(0, "padding"):
+        task = fc.Task(nn.Linear(6, 3))
+    clients = fc.data.from_parts((x, torch.arange(20) % 3), torch.arange(20).split(list(sizes)))
+    jobs = [
+        Job(task, clients, fc.Client(i, i, fc.Budget()), params_of(task.model), {}, fc.LocalSGD(2, 4, 0.1, 0.5),
+            fc.Round(1, 0), None)
+        for i in range(3)
+    ]  # fmt: skip
+    assert [update.is_finite() for update in Vectorized("cpu").train(jobs)][1:] == [True, True]
 
 
 def test_dropout_drops_as_often_as_it_should() -> None:

@@ -88,6 +88,8 @@ class ClientTrainer:
 
 def cut_options(sub: SubModel, options: TrainingOptions) -> TrainingOptions:
     """Return the options of a smaller model: what has the shape of a parameter is cut like it."""
+    if not options.shifts and not options.moments:
+        return options
     moments = {moment: sub.cut(tensors) for moment, tensors in options.moments.items()}
     return replace(options, shifts=sub.cut(options.shifts), moments=moments)
 

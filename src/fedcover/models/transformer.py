@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedcover.errors import InputError
+from fedcover.errors import InputError, check_whole
 
 WIDTH = 64
 HEAD = 16
@@ -54,7 +54,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Two blocks with a stream of 64 channels and four heads: about 110,000 parameters.
+    """By default two blocks with a stream of 64 channels and four heads: about 110,000 parameters.
 
     Its units are the channels of attention heads, each the same channel of every head, and the hidden units of the
     feed-forward layers. The residual stream stays whole: a layer norm mixes all of it.
@@ -64,15 +64,24 @@ class Transformer(nn.Module):
         classes: Number of different characters.
         width: Channels of the residual stream.
         head: Channels of a head.
+        layers: Number of blocks.
     """
 
-    def __init__(self, shape: tuple[int, ...] = (64,), classes: int = 32, width: int = WIDTH, head: int = HEAD) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...] = (64,),
+        classes: int = 32,
+        width: int = WIDTH,
+        head: int = HEAD,
+        layers: int = LAYERS,
+    ) -> None:
         super().__init__()
         if len(shape) != 1:
             raise InputError(f"transformer needs rows of characters; got {tuple(shape)}; use the data set 'stories'")
+        check_whole("layers", layers, 1)
         self.embed = nn.Embedding(classes, width)
         self.places = nn.Parameter(0.02 * torch.randn(shape[0], width))
-        self.blocks = nn.Sequential(*[TransformerBlock(width, head) for _ in range(LAYERS)])
+        self.blocks = nn.Sequential(*[TransformerBlock(width, head) for _ in range(layers)])
         self.norm, self.fc = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

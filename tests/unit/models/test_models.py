@@ -32,3 +32,11 @@ def test_inputs_of_another_shape_are_refused() -> None:
         Transformer((3, 32, 32))
     with pytest.raises(InputError, match="heads of 16"):
         Transformer(width=40)
+    with pytest.raises(InputError, match="layers must be a whole number of 1 or more; got 0"):
+        Transformer(layers=0)
+
+
+def test_a_transformer_has_as_many_blocks_as_layers() -> None:
+    model = Transformer((8,), 16, width=32, head=8, layers=4)
+    assert len(model.blocks) == 4
+    assert model(torch.zeros(2, 8, dtype=torch.long)).shape == (2, 16, 8)

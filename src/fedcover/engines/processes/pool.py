@@ -255,8 +255,8 @@ def _is_chain(job: Job) -> bool:
     If that is wrong, a worker imports what tracing needs by itself.
     """
     layers = [module for module in job.task.model.modules() if module._parameters]
-    linear = all(isinstance(layer, nn.Linear) for layer in layers) and job.task.loss is F.cross_entropy
-    return linear and job.options is None and isinstance(job.recipe, LocalSGD) and job.recipe.is_plain
+    simple = all(isinstance(layer, nn.Linear | nn.Conv2d) for layer in layers) and job.task.loss is F.cross_entropy
+    return simple and job.options is None and isinstance(job.recipe, LocalSGD) and job.recipe.is_plain
 
 
 def _site(job: Job) -> Site:

@@ -1,7 +1,7 @@
 """One step of many clients, for a fixed number of them: buffers, the update, and on a GPU its CUDA graph."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -9,20 +9,25 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from fedcover.data import Inputs
-from fedcover.engines.vectorized.batch_data import BatchData
+from fedcover.engines.vectorized.batch_data import BatchData, own_padding
 from fedcover.engines.vectorized.batch_table import BatchTable, to_device
+from fedcover.engines.vectorized.channels_last import AnyLayout
 from fedcover.engines.vectorized.compile import compile_step
 from fedcover.engines.vectorized.fused_sgd import try_fused
-from fedcover.engines.vectorized.layers import Arithmetic, choose_layers
-from fedcover.engines.vectorized.mapped_steps import MappedSteps
+from fedcover.engines.vectorized.kernel_sgd import try_kernel_sgd
+from fedcover.engines.vectorized.launch import LAUNCHING, compile_kernels
+from fedcover.engines.vectorized.layers import Arithmetic, Layers, choose_layers
+from fedcover.engines.vectorized.mapped_steps import ClientGradients, MappedSteps
 from fedcover.engines.vectorized.refusals import refuse_joint_losses, refuse_randomness, refuse_short_batches
 from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, readjustments, regrow_rows
-from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks
+from fedcover.engines.vectorized.side_stream import SideStream, behind
+from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks, distinct
 from fedcover.params import Params
 from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.calls import call_with
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
+from fedcover.training.recipes import Recipe
 
 
 class TrainedStacks(NamedTuple):
@@ -49,13 +54,18 @@ class StepKind(NamedTuple):
     steps: int
     """The largest number of steps of a client."""
 
-    def serves(self, wanted: "StepKind") -> bool:
-        """Return whether a step of this kind can train jobs of another, with at most a third more clients than them."""
+    def serves(self, wanted: "StepKind", most: int = 0) -> bool:
+        """Return whether a step of this kind can train jobs of another.
+
+        Args:
+            wanted: The kind of the jobs.
+            most: The largest number of clients of a step for these jobs; a third more than theirs are never too many.
+        """
         return (
             (self.options, self.full) == (wanted.options, wanted.full)
             and self.masked >= wanted.masked
             and self.steps >= wanted.steps
-            and wanted.clients <= self.clients <= wanted.clients * 4 // 3
+            and wanted.clients <= self.clients <= max(most, wanted.clients * 4 // 3)
         )
 
 
@@ -81,49 +91,54 @@ class BatchedStep:
         arithmetic: Arithmetic,
     ) -> None:
         self._device, self._precision = arithmetic.device, arithmetic.precision
-        self._model, stream = with_keyed_dropout(model, jobs[0].population.examples.example())
-        refuse_randomness(self._model.train(), jobs[0])
-        self._has_statistics = has_statistics(self._model) and not kind.full
+        example = jobs[0].population.examples.example()
+        keyed, stream = with_keyed_dropout(model, example)
+        refuse_randomness(keyed.train(), jobs[0])
+        self._has_statistics = has_statistics(keyed) and not kind.full
         if not kind.full:
-            refuse_joint_losses(self._model, jobs[0])
-        self._model.to(self._device)
-        layers = choose_layers(self._model, arithmetic)
-        self._data, self.kind, self._channels_last = data, kind, layers.channels_last
-        self._trained = tuple(name for name, p in self._model.named_parameters() if p.requires_grad)
+            refuse_joint_losses(keyed, jobs[0])
+        # In the model's order: a graph of its layers has them in the order in which they are used.
+        self._parameters = dict(keyed.named_parameters())
+        layers = choose_layers(keyed, example, arithmetic)
+        self._data, self.kind = data, kind
+        self._channels_last, self.has_kernels = layers.channels_last, layers.kernels
+        self._trained = tuple(name for name, p in self._parameters.items() if p.requires_grad)
         size = (kind.steps, kind.clients, table.index.shape[2])
         self._index = torch.full(size, -1, dtype=torch.long, device=self._device)
         self._losses = torch.zeros(size[:2], device=self._device)
         self._keys = torch.zeros(kind.clients, dtype=torch.long, device=self._device)
         self._step_number = torch.zeros((), dtype=torch.long, device=self._device)
-        one_client = _client_gradients(self._model, stream, jobs[0].task.loss, kind.full, arithmetic)
-        self._gradients = vmap(one_client, in_dims=(0, 0, 0, 0, 0, 0, None), randomness="different")
+        one_client = _client_gradients(layers, stream, jobs[0].task.loss, kind.full, arithmetic)
+        self._gradients = _client_stacks(one_client, layers.side)
         recipe, theta = jobs[0].recipe, self._stacks_of(kind.clients)
         masks = self._stacks_of(kind.clients, torch.bool) if kind.masked else {}
-        fused = try_fused(recipe, kind.options, theta, masks, self._trained, self._gradients)
-        if fused and layers.kernels:
-            fused.use_kernel(self._precision.compute_dtype)
-        self._stacks: Stacks = fused or MappedSteps(
-            recipe, kind.options, theta, masks, self._trained, kind.steps, one_client
-        )
+        self._stacks: Stacks = self._chosen_stacks(recipe, theta, masks, one_client, layers)
         self._update: Callable[..., Tensor] = self._stacks.update
         self._graph: Any = None
         self.stream: Any = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         if layers.compiled:
             self._update = compile_step(self._update, self._arguments(), kernels=self._device.type == "cuda")
 
-    @contextmanager
-    def queued(self) -> Iterator[None]:
-        """Enter, on a GPU, the stream of this step, behind the work of the current stream."""
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self.stream):
-            yield
+    def _chosen_stacks(
+        self, recipe: Recipe, theta: Params, masks: Params, one_client: ClientGradients, layers: Layers
+    ) -> Stacks:
+        """Return the stacks of the fastest path that knows the recipe and the options."""
+        arguments = recipe, self.kind.options, theta, masks, self._trained
+        if layers.kernels and (sgd := try_kernel_sgd(*arguments, self._gradients)):
+            if self._precision.compute_dtype != torch.float32:
+                sgd.use_copies(self._precision.compute_dtype)
+            if layers.side is not None:
+                layers.side.enabled = True  # its gradients come from _client_stacks, which joins the stream
+            return sgd
+        return try_fused(*arguments, self._gradients) or MappedSteps(*arguments, self.kind.steps, one_client)
+
+    def queued(self) -> AbstractContextManager[None]:
+        """Return a context that is, on a GPU, the stream of this step, behind the work of the current stream."""
+        return behind(self.stream)
 
     def _stacks_of(self, clients: int, dtype: torch.dtype | None = None) -> Params:
         """Return a stack of 0 for each parameter."""
-        return {name: self._zeros((clients, *p.shape), dtype or p.dtype) for name, p in self._model.named_parameters()}
+        return {name: self._zeros((clients, *p.shape), dtype or p.dtype) for name, p in self._parameters.items()}
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return a stack of 0, with the input channels of convolutions last in memory where their kernels want that."""
@@ -141,7 +156,7 @@ class BatchedStep:
         """
         if self._has_statistics:
             refuse_short_batches(jobs[0], table)
-        with self._precision.steps():
+        with nullcontext() if self.stream is None else LAUNCHING, self._precision.steps():
             self._load(jobs, table)
             if self._device.type == "cuda" and self._graph is None:
                 self._capture()
@@ -155,16 +170,22 @@ class BatchedStep:
         masks = {name: stack[:clients].clone() for name, stack in self._stacks.masks.items()} if by_step else {}
         return TrainedStacks(self._stacks.results(clients), self._losses[:steps, :clients].clone(), masks)
 
+    def replay(self, steps: int) -> None:
+        """Take the first steps of the last jobs again, from where they ended, for measurements on a GPU."""
+        self._step_number.zero_()
+        for _ in range(steps):
+            self._graph.replay()
+
     def _load(self, jobs: Sequence[Job], table: BatchTable) -> None:
         """Reset the stacks to the start of these jobs: theta o m with its moments. Rows without a job take no steps."""
         stacks = self._stacks
         self._index.fill_(-1)
-        self._index[: len(table.index), : len(jobs)].copy_(self._data.load(jobs, table))
+        self._index[: len(table.index), : len(jobs)].copy_(own_padding(self._data.load(jobs, table)))
         jobs = [*jobs, *[jobs[-1]] * (self.kind.clients - len(jobs))]
-        thetas, theta_of = _distinct([job.theta for job in jobs])
+        thetas, theta_of = distinct([job.theta for job in jobs])
         for name, stack in stacks.theta.items():
             _fill([theta[name] for theta in thetas], theta_of, stack)
-        masks, mask_of = _distinct([job.mask for job in jobs])
+        masks, mask_of = distinct([job.mask for job in jobs])
         for name, stack in stacks.masks.items():
             whole = torch.ones(stack.shape[1:], dtype=torch.bool, device=self._device)
             _fill([mask.get(name, whole) for mask in masks], mask_of, stack)
@@ -200,27 +221,40 @@ class BatchedStep:
                 regrow_rows(stacks.masks[name], values, stacks.moments(name), grad, rows, shares)
             stacks.sync()
 
+    def try_kernels(self) -> None:
+        """Take a step without results, so that ``compile_kernels`` sees the kernels; ``run`` resets the stacks."""
+        with self._precision.steps(), self.queued():
+            self._step_number.zero_()
+            self._step()
+
     def _capture(self) -> None:
-        """Capture a step as a CUDA graph, after a few steps on a side stream as a warm-up."""
+        """Capture a step as a CUDA graph, after a step on a side stream as a warm-up."""
+        if self.has_kernels:
+            compile_kernels([self.try_kernels])  # which takes no time if they are compiled already
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(3):
+            for _ in range(2):
                 self._step_number.zero_()  # a round may have fewer steps than the warm-up
                 self._step()
         torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             self._step()
+        self._graph = graph  # only now: a graph whose capture failed must not be replayed
 
 
-def _distinct(objects: Sequence[Any]) -> tuple[list[Any], list[int]]:
-    """Return the distinct objects, and for each element of the sequence its number among them."""
-    numbers: dict[int, int] = {}
-    for item in objects:
-        numbers.setdefault(id(item), len(numbers))
-    first = {numbers[id(item)]: item for item in reversed(objects)}
-    return [first[n] for n in range(len(numbers))], [numbers[id(item)] for item in objects]
+def _client_stacks(one_client: ClientGradients, side: SideStream | None) -> Callable[..., tuple[Params, Tensor]]:
+    """Return a function from stacks of clients' parameters and batches to their gradients and losses."""
+    of_all = vmap(one_client, in_dims=(0, 0, 0, 0, 0, 0, None), randomness="different")
+
+    def gradients(*arguments: Any) -> tuple[Params, Tensor]:
+        results: tuple[Params, Tensor] = of_all(*arguments)
+        if side is not None:
+            side.join()
+        return results
+
+    return gradients
 
 
 def _fill(tensors: Sequence[Tensor], number_of: Sequence[int], stack: Tensor) -> None:
@@ -233,7 +267,7 @@ def _fill(tensors: Sequence[Tensor], number_of: Sequence[int], stack: Tensor) ->
 
 
 def _client_gradients(
-    model: nn.Module,
+    layers: Layers,
     stream: Stream,
     loss: Callable[[Tensor, Tensor], Tensor],
     full: bool,
@@ -241,18 +275,20 @@ def _client_gradients(
 ) -> Callable[..., tuple[Params, Tensor]]:
     """Return a function from one client's parameters and batch to its gradients and its loss."""
     device, precision = arithmetic[:2]
+    layout = AnyLayout if layers.channels_last else nullcontext
 
     def client_loss(
         parameters: Params, fixed: Params, x: Inputs, y: Tensor, real: Tensor, key: Tensor, step: Tensor
     ) -> Tensor:
         stream.key, stream.step = key, step
-        with precision.passes(device):
-            scores = call_with(model, {**fixed, **parameters}, x)
-        scores = scores.float() if scores.dtype == torch.bfloat16 == precision.compute_dtype else scores
-        if full:
-            return loss(scores, y)
-        each = vmap(lambda score, label: loss(score.unsqueeze(0), label.unsqueeze(0)))(scores, y)
-        mean: Tensor = (each * real).sum() / real.sum().clamp_min(1)
-        return mean
+        with layout():
+            with precision.passes(device):
+                scores = call_with(layers.model, {**fixed, **parameters}, x)
+            scores = scores.float() if scores.dtype == torch.bfloat16 == precision.compute_dtype else scores
+            if full:
+                return loss(scores, y)
+            each = vmap(lambda score, label: loss(score.unsqueeze(0), label.unsqueeze(0)))(scores, y)
+            mean: Tensor = (each * real).sum() / real.sum().clamp_min(1)
+            return mean
 
     return grad_and_value(client_loss)

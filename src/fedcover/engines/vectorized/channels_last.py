@@ -1,17 +1,24 @@
 """Convolutional networks of many clients with the channels last in memory: layers that use our own kernels.
 
 In this layout the convolutions of all clients are products over patches (``patch_products.py``), and batch and group
-norms are three passes (``norm_kernels.py``). What lies between these layers keeps the layout, as torch does.
+norms are two or three passes (``norms.py``). What lies between these layers keeps the layout, as torch does.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from fedcover.engines.vectorized.convolutions import is_plain
+from fedcover.engines.vectorized.convolutions import has_own_forward, is_plain
+from fedcover.engines.vectorized.operands import ProductOperand, operand
+from fedcover.engines.vectorized.side_stream import SideStream, SideWork
+
+if TYPE_CHECKING:
+    from fedcover.engines.vectorized.norms import Norm
 
 
 def over_stacks(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,63 +56,85 @@ def over_stacks(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @over_stacks
-def _product(x: Tensor, weight: Tensor, layer: "PatchConv2d") -> Tensor:
+def _product(x: Tensor, weight: Tensor, layer: "PatchConv2d", moments: bool) -> tuple[Tensor, ...]:
+    """Return the convolution, its moments, and the operands if they are not the arguments themselves."""
     from fedcover.engines.vectorized.patch_products import forward
 
-    return forward(x, weight, layer.how, layer.precision)
+    images, weights = (operand(tensor.contiguous(), layer.numbers) for tensor in (x, weight))
+    out, parts = forward(images, weights, layer.how, moments)
+    operands = (tensor for one in (images, weights) if one.kind for tensor in one if tensor is not None)
+    return out, *parts, *operands
 
 
 @over_stacks
-def _input_gradient(d: Tensor, weight: Tensor, size: Sequence[int], layer: "PatchConv2d") -> Tensor:
-    from fedcover.engines.vectorized.patch_products import input_gradient
+def _product_gradients(d: Tensor, call: "_Call", of_images: bool, *operands: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of the weights and, if they are wanted, of the images."""
+    from fedcover.engines.vectorized.patch_products import input_gradient, weight_gradient
 
-    return input_gradient(d, weight, size, layer.how, layer.precision)
-
-
-@over_stacks
-def _weight_gradient(d: Tensor, x: Tensor, kernel: Sequence[int], layer: "PatchConv2d") -> Tensor:
-    from fedcover.engines.vectorized.patch_products import weight_gradient
-
-    return weight_gradient(d, x, kernel, layer.how, layer.precision)
-
-
-@over_stacks
-def _norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    from fedcover.engines.vectorized.norm_kernels import forward
-
-    return forward(x, weight, bias, groups, eps)
+    layer = call.layer
+    images, weights = layer.operands(operands)
+    gradient = operand(d.contiguous(), layer.numbers)
+    with nullcontext() if call.side is None else call.side.fork(*gradient, *images):
+        of_weights = weight_gradient(gradient, images, call.kernel, layer.how)
+    return (of_weights, input_gradient(gradient, weights, call.size, layer.how)) if of_images else (of_weights,)
 
 
 @over_stacks
-def _norm_gradient(
-    d: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, groups: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    from fedcover.engines.vectorized.norm_kernels import backward
+def _normalised(
+    x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, means: Tensor | None, squares: Tensor | None,
+    norm: "Norm",
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    from fedcover.engines.vectorized.norms import forward
+    from fedcover.engines.vectorized.patch_products import PartMoments
 
-    return backward(d, x, weight, mean, scale, groups)
+    moments = None if means is None or squares is None else PartMoments(means.contiguous(), squares.contiguous())
+    added = None if added is None else added.contiguous()
+    result, statistics = forward(x.contiguous(), weight, bias, added, norm, moments)
+    return result, *statistics
+
+
+@over_stacks
+def _norm_gradients(d: Tensor, norm: "Norm", added: bool, *saved: Tensor) -> tuple[Tensor, ...]:
+    from fedcover.engines.vectorized.norms import Saved, Statistics, backward
+
+    x, y, weight, bias, *statistics = saved
+    statistics = [tensor.contiguous() for tensor in statistics]
+    arguments = Saved(x.contiguous(), y.contiguous(), weight, bias, Statistics(*statistics))
+    return tuple(backward(d.contiguous(), arguments, norm, added))
+
+
+class _Call:
+    """A call of a convolution; not a tuple, in which vmap would look for tensors."""
+
+    def __init__(
+        self, layer: "PatchConv2d", size: Sequence[int], kernel: Sequence[int], side: SideStream | None
+    ) -> None:
+        self.layer, self.size, self.kernel, self.side = layer, size, kernel, side
 
 
 class _Convolve(torch.autograd.Function):
-    """The convolution of images (b, H, W, C) with weights (OC, KH, KW, C), and its gradients."""
+    """The convolution of images (b, H, W, C) with weights (OC, KH, KW, C), with its moments, and its gradients."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, layer: "PatchConv2d") -> Any:
-        return _product(x, weight, layer)
+    def forward(x: Tensor, weight: Tensor, layer: "PatchConv2d", side: SideStream | None, moments: bool) -> Any:
+        return _product(x, weight, layer, moments)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, ctx.layer = inputs
-        ctx.save_for_backward(x, weight)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, layer, side, _ = inputs
+        ctx.call = _Call(layer, x.shape[-3:-1], weight.shape[-3:-1], side)
+        ctx.save_for_backward(*(output[3:] or (x, weight)))
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # of the other outputs, which would be tensors of 0
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+    def backward(ctx: Any, d: Tensor, *_: Any) -> Any:
+        of_images = ctx.needs_input_grad[0]
         with torch.no_grad():  # second derivatives are not needed
-            of_x = _input_gradient(d, weight, x.shape[-3:-1], ctx.layer) if ctx.needs_input_grad[0] else None
-            of_weight = _weight_gradient(d, x, weight.shape[-3:-1], ctx.layer)
-        return of_x, of_weight, None
+            gradients = _product_gradients(d, ctx.call, of_images, *ctx.saved_tensors)
+        return gradients[1] if of_images else None, gradients[0], None, None, None
 
 
 class _Normalise(torch.autograd.Function):
@@ -114,22 +143,23 @@ class _Normalise(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Any:
-        return _norm(x, weight, bias, groups, eps)
+    def forward(*arguments: Any) -> Any:
+        return _normalised(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, _, ctx.groups, _ = inputs
-        ctx.save_for_backward(x, weight, *output[1:])
+        x, weight, bias, added, _, _, ctx.norm = inputs
+        ctx.added = added is not None
+        result = output[0] if ctx.added and ctx.norm.relu else x  # it is not read otherwise
+        ctx.save_for_backward(x, result, weight, bias, *output[1:])
         ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)  # of the statistics, which would be tensors of 0
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, d: Tensor, *_: Any) -> Any:
-        x, weight, mean, scale = ctx.saved_tensors
         with torch.no_grad():
-            gradients = _norm_gradient(d, x, weight, mean, scale, ctx.groups)
-        return *gradients, None, None
+            x, weight, bias, added = _norm_gradients(d, ctx.norm, ctx.added, *ctx.saved_tensors)
+        return x, weight, bias, added if ctx.added else None, None, None, None
 
 
 class PatchConv2d(nn.Module):
@@ -137,23 +167,40 @@ class PatchConv2d(nn.Module):
 
     Args:
         conv: The layer.
-        dtype: The type of the numbers that are multiplied.
-        precision: The arithmetic of products of float32, as ``tl.dot`` names it.
+        dtype: The type of images and weights, bfloat16 or float32.
+        numbers: How many numbers of 16 bits stand for one of float32 in products.
+        side: The stream of a GPU on which the gradients of weights are computed; by default the current one.
     """
 
-    def __init__(self, conv: nn.Conv2d, dtype: torch.dtype, precision: str) -> None:
+    def __init__(self, conv: nn.Conv2d, dtype: torch.dtype, numbers: int, side: SideStream | None = None) -> None:
         super().__init__()
         self.weight, self.bias = conv.weight, conv.bias
         self.how = [*conv.stride, *map(int, conv.padding), *conv.dilation]
-        self.dtype, self.precision = dtype, precision
+        self.dtype, self.numbers, self.side = dtype, numbers, side
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of a batch of images."""
-        images, weight = (tensor.to(self.dtype).permute(0, 2, 3, 1) for tensor in (x, self.weight))
-        out: Tensor = _Convolve.apply(images, weight, self)  # type: ignore[no-untyped-call]
+        out = self.product(input, moments=False)[0]
         if self.bias is not None:
             out = out + self.bias.to(out.dtype)
         return out.permute(0, 3, 1, 2)
+
+    def product(self, x: Tensor, moments: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the convolution (b, OH, OW, OC) without the bias, and the means and squared deviations of parts."""
+        images, weight = (tensor.to(self.dtype).permute(0, 2, 3, 1) for tensor in (x, self.weight))
+        # The gradient of a weight that was cast is cast at once, before anybody joins the stream.
+        side = self.side if self.weight.dtype == self.dtype else None
+        out: tuple[Tensor, Tensor, Tensor] = _Convolve.apply(images, weight, self, side, moments)[:3]  # type: ignore[no-untyped-call]
+        return out
+
+    def operands(self, tensors: Sequence[Tensor]) -> tuple[ProductOperand, ProductOperand]:
+        """Return the operands that were saved as plain tensors."""
+        saved = [tensor.contiguous() for tensor in tensors]
+        if len(saved) == 2:
+            return ProductOperand(saved[0]), ProductOperand(saved[1])
+        if len(saved) == 4:
+            return ProductOperand(saved[0], scale=saved[1]), ProductOperand(saved[2], scale=saved[3])
+        return ProductOperand(*saved[:3]), ProductOperand(*saved[3:])
 
 
 class ImageNorm(nn.Module):
@@ -164,33 +211,75 @@ class ImageNorm(nn.Module):
         self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
         self.groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Return the normalised batch of images."""
-        if x.ndim != 4:  # a group norm of other inputs than images
-            return F.group_norm(x, self.groups, self.weight, self.bias, self.eps)
-        images = x.permute(0, 2, 3, 1)
-        arguments = images, self.weight.float(), self.bias.float(), self.groups, self.eps
-        out: Tensor = _Normalise.apply(*arguments)[0]  # type: ignore[no-untyped-call]
-        return out.permute(0, 3, 1, 2)
+        if input.ndim != 4:  # a group norm of other inputs than images
+            return F.group_norm(input, self.groups, self.weight, self.bias, self.eps)
+        return self.normalised(input.permute(0, 2, 3, 1), None, relu=False)
+
+    def normalised(self, images: Tensor, added: Any, relu: bool, *moments: Tensor) -> Tensor:
+        """Return normalised images (b, C, H, W), after an addition and a ReLU if they are wanted.
+
+        Args:
+            images: Images (b, H, W, C).
+            added: What is added, such as a tensor (b, C, H, W), or None.
+            relu: Whether a ReLU follows.
+            moments: The means and squared deviations of parts of the rows, if they are known.
+        """
+        from fedcover.engines.vectorized.norms import Norm
+
+        means, squares = moments or (None, None)
+        fused = added is None or _is_alike(added, images)
+        what = Norm(self.groups, self.eps, relu and fused)
+        other = added.permute(0, 2, 3, 1) if added is not None and fused else None
+        arguments = images, self.weight.float(), self.bias.float(), other, means, squares, what
+        out: Tensor = _Normalise.apply(*arguments)[0].permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
+        return out if fused else then(out, added, relu)
 
 
-def use_channels_last(model: nn.Module, dtype: torch.dtype, precision: str) -> bool:
-    """Replace the convolutions and norms of a scratch model that have kernels, in place; return whether there are any.
+def _is_alike(added: Any, images: Tensor) -> bool:
+    """Return whether a kernel can add a tensor (b, C, H, W) to images (b, H, W, C); it may be a number."""
+    if not isinstance(added, Tensor) or added.ndim != 4 or added.dtype != images.dtype:
+        return False
+    return added.permute(0, 2, 3, 1).shape == images.shape
+
+
+def then(x: Tensor, added: Any, relu: bool) -> Tensor:
+    """Return x after an addition and a ReLU, if they are wanted."""
+    total: Tensor = x if added is None else x + added
+    return F.relu(total) if relu else total
+
+
+class AnyLayout(TorchFunctionMode):
+    """A context in which ``view`` copies a tensor whose memory does not allow a view: one with the channels last."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
+            return Tensor.reshape(*args)
+        return args[0].reshape(args[1].shape) if func is Tensor.view_as else func(*args, **(kwargs or {}))
+
+
+def has_products(model: nn.Module) -> bool:
+    """Return whether a model has convolutions that can be products over patches."""
+    return any(map(_is_product, model.modules()))
+
+
+def use_channels_last(model: nn.Module, dtype: torch.dtype, numbers: int, side: SideWork | None = None) -> None:
+    """Replace the convolutions and norms of a scratch model that have kernels, in place.
 
     Args:
         model: The model.
-        dtype: The type of the numbers that convolutions multiply.
-        precision: The arithmetic of products of float32, as ``tl.dot`` names it.
+        dtype: The type of images and weights, bfloat16 or float32.
+        numbers: How many numbers of 16 bits stand for one of float32 in products.
+        side: The gradients of weights that are computed on another stream of a GPU; by default none.
     """
-    if not any(map(_is_product, model.modules())):
-        return False
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if _is_product(child):
-                setattr(parent, name, PatchConv2d(child, dtype, precision))
+                stream = side.stream if side and id(child.weight) in side.weights else None
+                setattr(parent, name, PatchConv2d(child, dtype, numbers, stream))
             elif _is_norm(child):
                 setattr(parent, name, ImageNorm(child))
-    return True
 
 
 def _is_product(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
@@ -198,6 +287,7 @@ def _is_product(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 def _is_norm(layer: nn.Module) -> TypeGuard[nn.BatchNorm2d | nn.GroupNorm]:
-    if type(layer) is nn.BatchNorm2d:
-        return layer.affine and layer.running_mean is None and layer.weight.dtype == torch.float32
-    return type(layer) is nn.GroupNorm and layer.affine and layer.weight.dtype == torch.float32
+    if type(layer) not in (nn.BatchNorm2d, nn.GroupNorm) or has_own_forward(layer):
+        return False
+    averages = isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None
+    return bool(layer.affine) and not averages and layer.weight.dtype == torch.float32

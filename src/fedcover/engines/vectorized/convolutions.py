@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcover.training.steps.chains import HOOKS
+
 LARGEST_KERNEL = 63
 """The largest number of kernel entries per channel that fits into a tile of patches."""
 LARGEST_PATCH = 256
@@ -153,10 +155,16 @@ class MatmulConv2d(nn.Module):
         return images
 
 
+def has_own_forward(layer: nn.Module) -> bool:
+    """Return whether hooks, or a function of its own, change what a layer of a known type computes."""
+    return "forward" in vars(layer) or any(getattr(layer, hooks) for hooks in HOOKS)
+
+
 def is_plain(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Return whether a layer is a convolution without groups, padded with zeros by numbers."""
     return (
         type(layer) is nn.Conv2d
+        and not has_own_forward(layer)
         and layer.groups == 1
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)

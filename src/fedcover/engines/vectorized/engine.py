@@ -6,9 +6,8 @@ rounding a client's result does not depend on the clients that are trained with 
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import NoneType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -16,26 +15,36 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedcover.aggregation.base import ClientUpdate
+from fedcover.aggregation.stacks import flat_rows, parts_of_rows
 from fedcover.data import Examples, Items
+from fedcover.data.augment import Views
 from fedcover.data.inputs import parts_of
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import failure
-from fedcover.engines.vectorized.batch_data import BatchData, RoundData, WholeData
+from fedcover.engines.vectorized.batch_data import BatchData, RoundData, resident_data
 from fedcover.engines.vectorized.batch_table import BatchTable, batch_table
 from fedcover.engines.vectorized.batched_step import BatchedStep, StepKind, TrainedStacks
+from fedcover.engines.vectorized.chain_step import ChainStep, takes, try_chain
+from fedcover.engines.vectorized.client_indices import ClientIndices
+from fedcover.engines.vectorized.launch import compile_kernels
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.precision import Precision
 from fedcover.engines.vectorized.refusals import only_together
 from fedcover.engines.vectorized.stacks import option_kinds
-from fedcover.engines.vectorized.sub_models import Part, SubModels, restored
+from fedcover.engines.vectorized.sub_models import Part, SubModels, restored, rows_of
+from fedcover.engines.vectorized.task_keys import task_key
 from fedcover.errors import InputError
+from fedcover.params import Params, most_entries
 from fedcover.training.client import Job
+from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
 
 NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
 """The beginning of a warning of torch."""
 MOST_STEPS = 32
 """The largest number of steps that are kept, each with its buffers."""
+FEW_CLIENTS = 4
+"""On a GPU, a step for as many clients is used for fewer too."""
 _Started = tuple[list[int], Callable[[], list[ClientUpdate]]]
 """The numbers of jobs that are being trained, and a function that waits for their updates."""
 
@@ -50,11 +59,13 @@ class _Batch(NamedTuple):
 
 
 class _Trained(NamedTuple):
-    """The trained stacks of a batch, with each client's mean loss and whether all of its values are finite."""
+    """The trained stacks of a batch."""
 
     stacks: TrainedStacks
-    mean_losses: Tensor
-    finite: Tensor
+    values: Tensor | None
+    """The trained parameters as one row for each client; None if their types differ."""
+    numbers: Tensor
+    """The mean loss of each client, and 1 if all its values are finite, else 0."""
     table: BatchTable
     """The batches, whose memory is in use until training has ended."""
 
@@ -95,20 +106,31 @@ class Vectorized(Engine):
         self._arithmetic = Arithmetic(self.device, Precision(precision), compiled)
         self.shrink, self.precision = shrink, precision
         self._most = most
+        self._task_keys: dict[int, tuple[Task, Any]] | None = None
         self._sub_models = SubModels()
-        self._data: dict[Any, WholeData] = {}
-        self._steps: list[tuple[Any, BatchedStep]] = []  # the most recently used is the last
+        self._data: dict[Any, BatchData] = {}
+        self._indices = ClientIndices(self.device)
+        self._compiled: set[Any] = set()
+        self._steps: list[tuple[Any, BatchedStep | ChainStep]] = []  # the most recently used is the last
         if self.device.type == "cuda":
             self.together, self.ahead = 16, 2
 
     def __repr__(self) -> str:
         return f"vectorized on {self.device}" + (f" in {self.precision}" if self.precision != "fp32" else "")
 
-    def playing(self) -> AbstractContextManager[object]:
-        """Return a context in which, on a GPU, planning and averaging take priority over the streams of training."""
-        if self.device.type != "cuda":
-            return nullcontext()
-        return torch.cuda.stream(torch.cuda.Stream(self.device, priority=-1))
+    @contextmanager
+    def playing(self) -> Iterator[None]:
+        """Enter a context in which models do not change, apart from their parameters, and keys of tasks are kept.
+
+        On a GPU, planning and averaging take priority in it over the streams of training.
+        """
+        cuda, before = self.device.type == "cuda", self._task_keys
+        self._task_keys = {}
+        try:
+            with torch.cuda.stream(torch.cuda.Stream(self.device, priority=-1)) if cuda else nullcontext():
+                yield
+        finally:
+            self._task_keys = before
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
         """Return an iterator over one update per job, in the order of the jobs; similar jobs are trained together.
@@ -116,17 +138,37 @@ class Vectorized(Engine):
         On a GPU the call returns as soon as the work is queued, and reading the updates waits for it.
         """
         parts = self._sub_models.of(jobs) if self.shrink else [Part(job, job) for job in jobs]
-        task_keys = {key: _task_key(task) for key, task in {id(job.task): job.task for job in jobs}.items()}
+        task_keys = {} if self._task_keys is None else self._task_keys
+        for job in jobs:
+            if id(job.task) not in task_keys:
+                task_keys[id(job.task)] = (job.task, task_key(job.task))  # with the task, whose id is not reused
+        templates = {key: recipe.template for key, recipe in {id(job.recipe): job.recipe for job in jobs}.items()}
         groups: dict[Any, list[int]] = {}
         for number, (part, kind) in enumerate(zip(parts, option_kinds(jobs), strict=True)):
-            key = (kind, task_keys[id(part.job.task)], part.shape_key, *_job_key(part.job))
+            key = (kind, task_keys[id(part.job.task)][1], part.shape_key, *_job_key(part.job, templates))
             groups.setdefault(key, []).append(number)
         batches = [
             _Batch(key, numbers[start : start + self._most])
             for key, numbers in groups.items()
             for start in range(0, len(numbers), self._most)
         ]
+        self._compile_together(parts, batches)
         return self._in_order(parts, batches, self._start_together(parts, batches))
+
+    def _compile_together(self, parts: Sequence[Part], batches: Sequence[_Batch]) -> None:
+        """Compile the kernels of all new batches at once, which several threads do, and not batch by batch."""
+        new = {batch.key for batch in batches} - self._compiled
+        if self.device.type != "cuda" or len(new) < 2:
+            return
+        self._compiled |= new
+        # What fails here fails again where the batch is trained, and is reported there.
+        with suppress(Exception), _without_batching_warnings():
+            steps = []
+            for key, numbers in batches:
+                jobs = [parts[n].job for n in numbers]
+                table = batch_table(jobs, self._indices)
+                steps.append(self._batched_step(key, lambda part=parts[numbers[0]]: part.model, jobs, table))  # type: ignore[misc]
+            compile_kernels([s.try_kernels for s in steps if not isinstance(s, ChainStep) and s.has_kernels])
 
     def _start_together(self, parts: Sequence[Part], batches: list[_Batch]) -> list[_Started]:
         """Start the first batch, and on a GPU all others that fit into memory beside it."""
@@ -182,6 +224,7 @@ class Vectorized(Engine):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._data.clear()
+        self._indices.clear()
         self._steps.clear()
 
     def _queue(self, key: Any, parts: Sequence[Part]) -> Callable[[], list[ClientUpdate]]:
@@ -204,9 +247,7 @@ class Vectorized(Engine):
         """Call ``_run``; name the first of the clients in errors, any of which may be the cause."""
         jobs = [part.job for part in parts]
         try:
-            with warnings.catch_warnings():
-                # Operations without a rule for batches run client by client, which is right.
-                warnings.filterwarnings("ignore", NO_BATCHING_RULE)
+            with _without_batching_warnings():
                 return self._run(key, lambda: parts[0].model, jobs)
         except (InputError, torch.OutOfMemoryError):
             raise
@@ -218,35 +259,67 @@ class Vectorized(Engine):
 
     def _run(self, key: Any, model: Callable[[], nn.Module], jobs: Sequence[Job]) -> _Trained:
         """Train jobs, on a GPU in the stream of their step, which is the last of ``_steps`` then."""
-        table = batch_table(jobs, self.device)
+        table = batch_table(jobs, self._indices)
         batched_step = self._batched_step(key, model, jobs, table)
         with batched_step.queued():
             stacks = batched_step.run(jobs, table)
             counts = (table.index >= 0).sum(2) * table.last_epoch
             # Steps of clients that have finished have the loss of some other example, which may be NaN.
             means = torch.where(counts > 0, stacks.losses * counts, 0.0).sum(0) / counts.sum(0)
-            values = pytree.tree_leaves((stacks.results.theta, stacks.results.moments))
+            flat = self._flat_rows(key, stacks.results.theta)
+            values = pytree.tree_leaves((stacks.results.theta if flat is None else flat, stacks.results.moments))
             finite = torch.stack([torch.isfinite(stack).reshape(len(stack), -1).all(1) for stack in values]).all(0)
-        return _Trained(stacks, means, finite, table)
+            numbers = torch.stack([means.double(), finite.double()])  # one copy to the CPU for both
+        if flat is not None:  # the memory of the separate stacks is free again
+            stacks = stacks._replace(results=stacks.results._replace(theta=parts_of_rows(flat, stacks.results.theta)))
+        return _Trained(stacks, flat, numbers, table)
+
+    def _flat_rows(self, key: Any, stacks: Params) -> Tensor | None:
+        """Return trained values as one row for each client; None if they are averaged tensor by tensor.
+
+        These are parameters of several types, and whole models that are too large to be processed at once.
+        """
+        whole = key[2] is None  # the shapes of sub-models
+        large = sum(stack[0].numel() for stack in stacks.values()) > most_entries(self.device)
+        return None if whole and large else flat_rows(stacks)
 
     def _batched_step(
         self, key: Any, model: Callable[[], nn.Module], jobs: Sequence[Job], table: BatchTable
-    ) -> BatchedStep:
+    ) -> BatchedStep | ChainStep:
         """Return a cached step that the jobs fit into without much waste, or a new one."""
         steps, clients, batch_size = table.index.shape
         wanted = StepKind(key[0], any(job.mask for job in jobs), table.full, clients, steps)
         key = (key, batch_size)
-        fitting = [(k, step) for k, step in self._steps if k == key and step.kind.serves(wanted)]
+        room = self._room_for(clients)
+        fitting = [(k, step) for k, step in self._steps if k == key and step.kind.serves(wanted, max(room))]
+        if not takes(jobs):
+            fitting = [(k, step) for k, step in fitting if not isinstance(step, ChainStep)]
         if fitting:
             best = min(fitting, key=lambda entry: entry[1].kind.clients)
             self._steps.remove(best)
         else:
             self._make_room()
-            kind = wanted._replace(steps=1 << (steps - 1).bit_length())
-            data = self._data_of(jobs[0].population.examples, kind.steps * clients * batch_size)
-            best = (key, BatchedStep(model(), jobs, table, kind, data, self._arithmetic))
+            kind = wanted._replace(clients=min(room), steps=1 << (steps - 1).bit_length())
+            data = self._data_of(jobs[0].population.examples, kind.steps * kind.clients * batch_size)
+            chain = try_chain(model(), jobs, kind, data, self._arithmetic)
+            best = (key, chain or BatchedStep(model(), jobs, table, kind, data, self._arithmetic))
         self._steps.append(best)
         return best[1]
+
+    def _room_for(self, clients: int) -> tuple[int, int]:
+        """Return the clients for which a new step has buffers, and the most that a step may have that is used again.
+
+        On a GPU, building a step takes longer than many rounds of it, and policies may draw other widths for clients in
+        every round: there are only a few sizes.
+        """
+        if self.device.type != "cuda":
+            return clients, clients
+        if clients <= FEW_CLIENTS:
+            padded, most = clients + clients % 2, FEW_CLIENTS
+        else:
+            padded = most = -(-clients // FEW_CLIENTS) * FEW_CLIENTS
+        limit = max(clients, self._most)  # more may not fit into memory
+        return min(padded, limit), min(most, limit)
 
     def _make_room(self) -> None:
         """Drop the steps that were used least recently: each has stacks of whole models."""
@@ -256,61 +329,53 @@ class Vectorized(Engine):
             del self._steps[0]
 
     def _data_of(self, examples: Examples, rows: int) -> BatchData:
-        if not examples.fixed:
-            return RoundData(examples, rows, self.device)
-        if (key := _data_key(examples)) not in self._data:
-            self._data[key] = WholeData(examples, self.device)
-        return self._data[key]
+        key = _data_key(examples)
+        if key not in self._data and (data := resident_data(examples, self.device)):
+            self._data[key] = data
+        return self._data[key] if key in self._data else RoundData(examples, rows, self.device)
 
 
-def _task_key(task: Task) -> Any:
-    """Return what tasks must share for their clients to be trained as one batch."""
-    model = task.model
-    shapes = tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in model.named_parameters())
-    return (repr(model), shapes, tuple(map(_module_key, model.modules())), id(task.loss))
+@contextmanager
+def _without_batching_warnings() -> Iterator[None]:
+    """Ignore warnings about operations without a rule for batches: they run client by client, which is right."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", NO_BATCHING_RULE)
+        yield
 
 
-def _module_key(module: nn.Module) -> Any:
-    """Return what a forward pass may depend on apart from parameters: type, plain attributes and buffers."""
-    plain: list[Any] = []
-    for name, value in [*vars(module).items(), *module._buffers.items()]:
-        if isinstance(value, Tensor):
-            plain.append((name, value.dtype, value.detach().cpu().numpy().tobytes()))
-        elif name != "training" and isinstance(value, bool | int | float | str | tuple | list | NoneType):
-            plain.append((name, repr(value)))
-        elif callable(value):
-            plain.append((name, id(value)))
-    return type(module), tuple(plain)
-
-
-def _job_key(job: Job) -> Any:
+def _job_key(job: Job, templates: Mapping[int, Recipe]) -> Any:
     """Return what jobs must share, apart from their tasks, to be trained as one batch.
 
     The step size is not part of it: a schedule changes it in every round, and a new step would have to be compiled.
     Nor is the number of steps: a client that has finished stays as it is.
+
+    Args:
+        job: The job.
+        templates: The templates of recipes, by the recipe's id.
     """
-    return job.recipe.template, _data_key(job.population.examples)
+    return templates[id(job.recipe)], _data_key(job.population.examples)
 
 
 def _data_key(examples: Examples) -> Any:
     """Return what examples must share to be gathered from one copy on a device."""
     parts = [examples.inputs] if isinstance(examples.inputs, Items) else list(parts_of(examples.inputs).values())
-    return tuple(id(part) for part in (*parts, examples.labels, examples.augment))
+    augment = examples.augment if isinstance(examples.augment, Views) else id(examples.augment)
+    return (*(id(part) for part in (*parts, examples.labels)), augment)
 
 
 def _updates(parts: Sequence[Part], trained: _Trained) -> list[ClientUpdate]:
     """Return one update per client of a batch; their tensors are views of the stacks."""
     (theta, reports, moments), _, masks = trained.stacks
-    theta, moments = restored(parts, theta), {moment: restored(parts, stacks) for moment, stacks in moments.items()}
-    losses, finite = trained.mean_losses.tolist(), trained.finite.tolist()
+    moments = {moment: restored(parts, stacks) for moment, stacks in moments.items()}
+    rows, (losses, finite) = rows_of(parts, theta, trained.values), trained.numbers.tolist()
     return [
         ClientUpdate(
             job.client.id,
-            {name: stack[i] for name, stack in theta.items()},
+            rows[i],
             {name: masks[name][i] for name in job.mask} if job.options and job.options.regrow else job.mask,
             job.population.size(job.client.id),
             loss,
-            all_finite,
+            bool(all_finite),
             report={name: stack[i] for name, stack in reports.items()} or None,
             moments={m: {name: stack[i] for name, stack in stacks.items()} for m, stacks in moments.items()} or None,
         )

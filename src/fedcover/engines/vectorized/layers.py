@@ -11,9 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fedcover.engines.vectorized.channels_last import use_channels_last
+from fedcover.data import Inputs
+from fedcover.engines.vectorized.channels_last import has_products, use_channels_last
 from fedcover.engines.vectorized.convolutions import has_only_small_patches, use_stacked_convolutions
+from fedcover.engines.vectorized.fusion import fuse_norms, trace_layers
 from fedcover.engines.vectorized.precision import Precision
+from fedcover.engines.vectorized.side_stream import SideStream, SideWork, weights_used_once
 
 
 class Arithmetic(NamedTuple):
@@ -28,22 +31,40 @@ class Arithmetic(NamedTuple):
 class Layers(NamedTuple):
     """What was chosen for a model."""
 
+    model: nn.Module
+    """The model that is called, with the parameters of the original."""
     compiled: bool
     """Whether the step is compiled."""
     channels_last: bool = False
     """Whether images have their channels last in memory."""
     kernels: bool = False
-    """Whether a step that is not compiled updates parameters by a kernel."""
+    """Whether a step that is not compiled updates parameters by kernels."""
+    side: SideStream | None = None
+    """The stream on which some gradients are computed, and which must be joined before they are read."""
 
 
-def choose_layers(model: nn.Module, arithmetic: Arithmetic) -> Layers:
-    """Replace layers of a scratch model by faster ones with the same parameters, in place."""
+def choose_layers(model: nn.Module, example: Inputs, arithmetic: Arithmetic) -> Layers:
+    """Return a model with faster layers and the same parameters, on the device; the given model may be changed.
+
+    Args:
+        model: A scratch model on the CPU, in training mode.
+        example: Inputs of the model.
+        arithmetic: Where and how steps are computed.
+    """
     device, precision, compiled = arithmetic
     if device.type != "cuda" or find_spec("triton") is None:
-        return Layers(compiled)
+        return Layers(model.to(device), compiled)
     if compiled and precision.name != "bf16" and has_only_small_patches(model):
         use_stacked_convolutions(model)  # uncompiled, unfolding costs more than it saves
-        return Layers(True)
-    if use_channels_last(model, precision.compute_dtype, precision.of_products):
-        return Layers(False, channels_last=True, kernels=True)
-    return Layers(compiled, kernels=not compiled)
+        return Layers(model.to(device), True)
+    if not has_products(model):
+        return Layers(model.to(device), compiled, kernels=not compiled)
+    traced = trace_layers(model, example)
+    chosen = model if traced is None else traced
+    side = SideStream(device)
+    use_channels_last(
+        chosen, precision.compute_dtype, precision.numbers, SideWork(side, weights_used_once(model, example))
+    )
+    if traced is not None:
+        fuse_norms(traced)
+    return Layers(chosen.to(device), False, channels_last=True, kernels=True, side=side)

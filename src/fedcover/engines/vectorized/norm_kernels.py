@@ -1,30 +1,25 @@
-"""Triton kernels for batch norm and group norm of many clients, with the channels last in memory.
+"""Triton kernels for batch norm and group norm of many clients, with the channels last in memory; see ``norms.py``.
 
-Images are (n, b, H, W, C). A segment is the rows that share statistics: all pixels of a client's batch for batch norm,
-those of one image for group norm. ``size`` is the number of neighbouring channels that share them, 1 for batch norm.
-Each pass is three kernels: sums of parts of the segments, their combination, and the result for every entry. Means and
-squared deviations of parts are combined, not sums of squares, which would cancel.
+Images are (n, b, H, W, C). A segment is the R rows that share statistics: all pixels of a client's batch for batch
+norm, those of one image for group norm. SIZE is the number of neighbouring channels that share them, 1 for batch norm.
+Rows are summed in parts. The parts are combined by the programs that need the result, or first by a kernel of their own
+(READY). Means and squared deviations of parts are combined, not sums of squares, which would cancel.
+
+What follows a norm is done in the same pass: ADDED adds another tensor, and RELU sets negative entries to 0. NaN stays.
 """
 
-import torch
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
-from torch import Tensor
 
-MOST_ROWS = 128
-"""The largest number of rows of a part."""
-MOST_COLUMNS = 64
-ENTRIES = 4096
-"""The number of entries of the tile in which parts are combined, if there are not more parts than that."""
-
-SIZES = ["R", "PARTS", "SEGMENTS", "EACH", "SIZE"]
+SIZES = ["R", "PARTS", "SEGMENTS", "EACH", "SIZE", "SPAN"]
 """Arguments whose values do not matter to the compiler."""
 
 
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
-def _part_moments(  # type: ignore[no-untyped-def]
+def norm_part_moments(  # type: ignore[no-untyped-def]
     x, means, squares, R, C, PARTS, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Compute the mean and the sum of squared deviations of each channel in one part."""
     segment, part = tl.program_id(2).to(tl.int64), tl.program_id(0)
     r, c = part * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (r < R)[:, None] & (c < C)[None, :]
@@ -38,7 +33,7 @@ def _part_moments(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
-def _moments(  # type: ignore[no-untyped-def]
+def norm_moments(  # type: ignore[no-untyped-def]
     means, squares, mean_out, scale_out, eps, R, C, SIZE, PARTS, EACH,
     PART: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
@@ -63,46 +58,99 @@ def _moments(  # type: ignore[no-untyped-def]
     tl.store(scale_out + segment * C + group * SIZE + member, scale + tl.zeros_like(member), mask=wanted)
 
 
-@triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
-def _normalise(  # type: ignore[no-untyped-def]
-    x, y, weight, bias, mean, scale, R, C, SEGMENTS, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _moments(  # type: ignore[no-untyped-def]
+    means, squares, eps, segment, c, R, C, PARTS, EACH, PART: tl.constexpr,
 ):  # fmt: skip
+    """Return the mean and 1 / sqrt(variance + eps) of some channels, combined from the parts of a segment."""
+    part = tl.arange(0, PART)
+    at, inside = (segment * PARTS + part)[:, None] * C + c[None, :], (part < PARTS)[:, None] & (c < C)[None, :]
+    count = tl.maximum(tl.minimum(EACH, R - part * EACH), 0).to(tl.float32)[:, None]
+    mean, square = tl.load(means + at, mask=inside, other=0.0), tl.load(squares + at, mask=inside, other=0.0)
+    center = tl.sum(mean * count, 0) / R
+    off = mean - center[None, :]
+    return center, 1.0 / tl.sqrt(tl.sum(square + count * off * off, 0) / R + eps)
+
+
+@triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
+def normalise(  # type: ignore[no-untyped-def]
+    x, added, y, weight, bias, means, squares, mean_out, scale_out, eps, R, C, PARTS, EACH, SEGMENTS, SPAN,
+    READY: tl.constexpr, PART: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Normalise SPAN rows of some channels."""
     segment = tl.program_id(2).to(tl.int64)
     client = segment // SEGMENTS
-    r, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (r < R)[:, None] & (c < C)[None, :]
-    at = segment * (R * C) + r[:, None] * C + c[None, :]
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    if READY:
+        mean = tl.load(mean_out + segment * C + c, mask=c < C, other=0.0)
+        scale = tl.load(scale_out + segment * C + c, mask=c < C, other=0.0)
+    else:
+        mean, scale = _moments(means, squares, eps, segment, c, R, C, PARTS, EACH, PART)
+        if tl.program_id(0) == 0:
+            tl.store(mean_out + segment * C + c, mean, mask=c < C)
+            tl.store(scale_out + segment * C + c, scale, mask=c < C)
+    gain = tl.load(weight + client * C + c, mask=c < C, other=0.0)
+    shift = tl.load(bias + client * C + c, mask=c < C, other=0.0)
+    first = tl.program_id(0) * SPAN
+    for start in range(first, tl.minimum(first + SPAN, R), ROWS):
+        r = start + tl.arange(0, ROWS)
+        at, inside = segment * (R * C) + r[:, None] * C + c[None, :], (r < R)[:, None] & (c < C)[None, :]
+        tile = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
+        tile = tile * gain[None, :] + shift[None, :]
+        if ADDED:
+            tile += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            tile = tl.where(tile < 0.0, 0.0, tile)
+        tl.store(y + at, tile.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _gradient_of_result(  # type: ignore[no-untyped-def]
+    d, y, at, inside, normal, gain, shift, ADDED: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient before the ReLU, which follows from the result or is computed again."""
+    tile = tl.load(d + at, mask=inside, other=0.0).to(tl.float32)
+    if RELU:
+        if ADDED:
+            result = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        else:
+            result = normal * gain[None, :] + shift[None, :]
+        tile = tl.where(result <= 0.0, 0.0, tile)
+    return tile
+
+
+@triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
+def norm_part_sums(  # type: ignore[no-untyped-def]
+    d, x, y, weight, bias, mean, scale, sums, products, R, C, PARTS, SEGMENTS, SPAN,
+    ADDED: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Sum over SPAN rows the gradient, and its products with the normalised entries."""
+    segment, part = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    client = segment // SEGMENTS
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     factor = tl.load(scale + segment * C + c, mask=c < C, other=0.0)
     center = tl.load(mean + segment * C + c, mask=c < C, other=0.0)
     gain = tl.load(weight + client * C + c, mask=c < C, other=0.0)
     shift = tl.load(bias + client * C + c, mask=c < C, other=0.0)
-    tile = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - center[None, :]) * (factor * gain)[None, :]
-    tl.store(y + at, (tile + shift[None, :]).to(y.dtype.element_ty), mask=inside)
+    first, second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32), tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(part * SPAN, tl.minimum(part * SPAN + SPAN, R), ROWS):
+        r = start + tl.arange(0, ROWS)
+        at, inside = segment * (R * C) + r[:, None] * C + c[None, :], (r < R)[:, None] & (c < C)[None, :]
+        normal = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - center[None, :]) * factor[None, :]
+        tile = _gradient_of_result(d, y, at, inside, normal, gain, shift, ADDED, RELU)
+        first += tile
+        second += tile * normal
+    tl.store(sums + (segment * PARTS + part) * C + c, tl.sum(first, 0), mask=c < C)
+    tl.store(products + (segment * PARTS + part) * C + c, tl.sum(second, 0), mask=c < C)
 
 
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
-def _part_sums(  # type: ignore[no-untyped-def]
-    d, x, mean, scale, sums, products, R, C, PARTS, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Sum over rows of a part: the gradients, and their products with the normalised entries."""
-    segment, part = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    r, c = part * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (r < R)[:, None] & (c < C)[None, :]
-    at = segment * (R * C) + r[:, None] * C + c[None, :]
-    factor = tl.load(scale + segment * C + c, mask=c < C, other=0.0)
-    center = tl.load(mean + segment * C + c, mask=c < C, other=0.0)
-    tile = tl.load(d + at, mask=inside, other=0.0).to(tl.float32)
-    normal = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - center[None, :]) * factor[None, :]
-    tl.store(sums + (segment * PARTS + part) * C + c, tl.sum(tile, 0), mask=c < C)
-    tl.store(products + (segment * PARTS + part) * C + c, tl.sum(tile * normal, 0), mask=c < C)
-
-
-@triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
-def _sums(  # type: ignore[no-untyped-def]
+def norm_sums(  # type: ignore[no-untyped-def]
     sums, products, weight, bias_out, weight_out, first_out, second_out, R, C, SIZE, PARTS, SEGMENTS,
     PART: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the sums of a segment's parts; the two results are means over each group, times the weights."""
+    """Combine the sums of a segment's parts; the two results are means over each group, times the gains."""
     segment = tl.program_id(1).to(tl.int64)
     client = segment // SEGMENTS
     part = tl.arange(0, PART)[:, None, None]
@@ -124,92 +172,45 @@ def _sums(  # type: ignore[no-untyped-def]
     tl.store(second_out + segment * C + c, second, mask=wanted)
 
 
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _sum_of_parts(parts, segment, c, C, PARTS, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+    part = tl.arange(0, PART)
+    inside = (part < PARTS)[:, None] & (c < C)[None, :]
+    return tl.sum(tl.load(parts + (segment * PARTS + part)[:, None] * C + c[None, :], mask=inside, other=0.0), 0)
+
+
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
-def _input_gradient(  # type: ignore[no-untyped-def]
-    d, x, out, weight, mean, scale, first, second, R, C, SEGMENTS, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def norm_gradient(  # type: ignore[no-untyped-def]
+    d, x, y, out, added_out, weight, bias, mean, scale, sums, products, bias_out, weight_out, first_in, second_in,
+    R, C, PARTS, SEGMENTS, SPAN,
+    READY: tl.constexpr, PART: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of SPAN rows of some channels, and of what was added if a ReLU lies between."""
     segment = tl.program_id(2).to(tl.int64)
     client = segment // SEGMENTS
-    r, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (r < R)[:, None] & (c < C)[None, :]
-    at = segment * (R * C) + r[:, None] * C + c[None, :]
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     factor = tl.load(scale + segment * C + c, mask=c < C, other=0.0)
     center = tl.load(mean + segment * C + c, mask=c < C, other=0.0)
     gain = tl.load(weight + client * C + c, mask=c < C, other=0.0)
-    one = tl.load(first + segment * C + c, mask=c < C, other=0.0)
-    two = tl.load(second + segment * C + c, mask=c < C, other=0.0)
-    normal = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - center[None, :]) * factor[None, :]
-    tile = tl.load(d + at, mask=inside, other=0.0).to(tl.float32) * gain[None, :] - one[None, :] - normal * two[None, :]
-    tl.store(out + at, (tile * factor[None, :]).to(out.dtype.element_ty), mask=inside)
-
-
-class _Grid:
-    """The tiles of images (n, b, H, W, C): parts of segments, and groups in which the parts are combined."""
-
-    def __init__(self, x: Tensor, groups: int) -> None:
-        n, b, h, w, self.channels = x.shape
-        self.segments = b if groups else 1  # of a client
-        self.all_segments = n * self.segments
-        self.rows = h * w if groups else b * h * w
-        self.size = self.channels // groups if groups else 1
-        height = min(MOST_ROWS, max(16, triton.next_power_of_2(self.rows)))
-        width = min(MOST_COLUMNS, max(16, triton.next_power_of_2(self.channels)))
-        self.tile = (height, width)
-        self.parts = triton.cdiv(self.rows, height)
-        self.grid = (self.parts, triton.cdiv(self.channels, width), self.all_segments)
-        part, members = triton.next_power_of_2(self.parts), triton.next_power_of_2(self.size)
-        together = max(1, min(16, ENTRIES // (part * members)))
-        self.combined_tile = (part, together, members)
-        self.combined_grid = (triton.cdiv(self.channels // self.size, together), self.all_segments)
-
-    def of_parts(self, x: Tensor) -> Tensor:
-        """Return memory for one number for each part and channel."""
-        return torch.empty(self.all_segments, self.parts, self.channels, device=x.device)
-
-    def of_segments(self, x: Tensor) -> Tensor:
-        """Return memory for one number for each client, segment and channel."""
-        n = self.all_segments // self.segments
-        return torch.empty(n, self.segments, self.channels, device=x.device)
-
-
-def forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the normalised images, and the mean and 1 / deviation of each (client, segment, channel).
-
-    Args:
-        x: Images.
-        weight: The gain of each (client, channel).
-        bias: The shift of each (client, channel).
-        groups: The number of groups of channels; 0 for batch norm.
-        eps: What is added to variances.
-    """
-    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-    at, y = _Grid(x, groups), torch.empty_like(x)
-    means, squares, mean, scale = at.of_parts(x), at.of_parts(x), at.of_segments(x), at.of_segments(x)
-    rows, channels = at.rows, at.channels
-    _part_moments[at.grid](x, means, squares, rows, channels, at.parts, *at.tile)
-    _moments[at.combined_grid](
-        means, squares, mean, scale, eps, rows, channels, at.size, at.parts, at.tile[0], *at.combined_tile
-    )
-    _normalise[at.grid](x, y, weight, bias, mean, scale, rows, channels, at.segments, *at.tile)
-    return y, mean, scale
-
-
-def backward(
-    d: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, groups: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of images, weights and biases; ``mean`` and ``scale`` are those of ``forward``."""
-    d, x, weight = d.contiguous(), x.contiguous(), weight.contiguous()
-    mean, scale = mean.contiguous(), scale.contiguous()
-    at, out = _Grid(x, groups), torch.empty_like(x)
-    sums, products = at.of_parts(x), at.of_parts(x)
-    of_bias, of_weight, first, second = (at.of_segments(x) for _ in range(4))
-    rows, channels = at.rows, at.channels
-    _part_sums[at.grid](d, x, mean, scale, sums, products, rows, channels, at.parts, *at.tile)
-    _sums[at.combined_grid](
-        sums, products, weight, of_bias, of_weight, first, second, rows, channels, at.size, at.parts, at.segments,
-        *at.combined_tile,
-    )  # fmt: skip
-    _input_gradient[at.grid](d, x, out, weight, mean, scale, first, second, rows, channels, at.segments, *at.tile)
-    if at.segments == 1:
-        return out, of_weight[:, 0], of_bias[:, 0]
-    return out, of_weight.sum(1), of_bias.sum(1)
+    shift = tl.load(bias + client * C + c, mask=c < C, other=0.0)
+    if READY:
+        one = tl.load(first_in + segment * C + c, mask=c < C, other=0.0)
+        two = tl.load(second_in + segment * C + c, mask=c < C, other=0.0)
+    else:
+        first = _sum_of_parts(sums, segment, c, C, PARTS, PART)
+        second = _sum_of_parts(products, segment, c, C, PARTS, PART)
+        if tl.program_id(0) == 0:
+            tl.store(bias_out + segment * C + c, first, mask=c < C)
+            tl.store(weight_out + segment * C + c, second, mask=c < C)
+        one, two = first * gain / R, second * gain / R
+    begin = tl.program_id(0) * SPAN
+    for start in range(begin, tl.minimum(begin + SPAN, R), ROWS):
+        r = start + tl.arange(0, ROWS)
+        at, inside = segment * (R * C) + r[:, None] * C + c[None, :], (r < R)[:, None] & (c < C)[None, :]
+        normal = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - center[None, :]) * factor[None, :]
+        tile = _gradient_of_result(d, y, at, inside, normal, gain, shift, ADDED, RELU)
+        if ADDED and RELU:
+            tl.store(added_out + at, tile.to(added_out.dtype.element_ty), mask=inside)
+        tile = (tile * gain[None, :] - one[None, :] - normal * two[None, :]) * factor[None, :]
+        tl.store(out + at, tile.to(out.dtype.element_ty), mask=inside)

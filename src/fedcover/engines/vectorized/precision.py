@@ -38,9 +38,9 @@ class Precision:
         return torch.bfloat16 if self.name == "bf16" else torch.float32
 
     @property
-    def of_products(self) -> str:
-        """The arithmetic of products of float32, as Triton names it."""
-        return "tf32" if self.name == "tf32" else "tf32x3"
+    def numbers(self) -> int:
+        """The number of 16-bit numbers that stand for one of float32 in the products of our kernels."""
+        return 2 if self.name == "fp32" else 1
 
     def passes(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return the context of forward passes."""

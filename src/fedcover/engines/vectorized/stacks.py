@@ -70,6 +70,8 @@ def option_kinds(jobs: Sequence[Job]) -> list[OptionsKind]:
     the others get a gain of 1, a threshold of 0, their whole model as a width and a shift of 0. Otherwise a federation
     would be split into small batches.
     """
+    if not any(job.options for job in jobs):
+        return [_kind(PLAIN)] * len(jobs)
     kinds = [_kind(job.options or PLAIN) for job in jobs]
     shared: dict[int, OptionsKind] = {}
     for job, kind in zip(jobs, kinds, strict=True):
@@ -102,3 +104,12 @@ def column(values: Tensor, stack: Tensor) -> Tensor:
 def first_rows(stacks: Params, clients: int) -> Params:
     """Return contiguous copies of the rows of the first clients."""
     return {name: stack[:clients].clone(memory_format=torch.contiguous_format) for name, stack in stacks.items()}
+
+
+def distinct(objects: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Return the distinct objects, and for each element of the sequence its number among them."""
+    numbers: dict[int, int] = {}
+    for item in objects:
+        numbers.setdefault(id(item), len(numbers))
+    first = {numbers[id(item)]: item for item in reversed(objects)}
+    return [first[n] for n in range(len(numbers))], [numbers[id(item)] for item in objects]

@@ -1,0 +1,204 @@
+"""A fast path on a GPU: steps of many clients whose model is a chain of linear layers, in kernels of their own.
+
+Nothing is vmapped, traced or compiled by torch, and each weight is read and written once per step. Anything else than
+float32, plain SGD with momentum, cross-entropy and data in memory is left to ``BatchedStep``.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedcover.engines.vectorized.batch_data import BatchData, WholeData
+from fedcover.engines.vectorized.batch_table import BatchTable, to_device
+from fedcover.engines.vectorized.batched_step import StepKind, TrainedStacks
+from fedcover.engines.vectorized.chain_stacks import AHEAD, ChainStacks, ChainTiles, Clients, Linear
+from fedcover.engines.vectorized.layers import Arithmetic
+from fedcover.engines.vectorized.side_stream import behind
+from fedcover.engines.vectorized.stacks import StackResults, distinct, first_rows
+from fedcover.structure.dropout import Stream, with_keyed_dropout
+from fedcover.training.client import Job, dropout_key
+from fedcover.training.recipes import LocalSGD
+from fedcover.training.steps.agreement import RECIPE, STEP, agree, defined_steps
+from fedcover.training.steps.chains import DROPOUT, LINEAR, RELU, Layer, find_layers, random_values
+
+MOST_EXAMPLES = 64
+"""The largest batch: tiles have a row for each example."""
+MOST_CLASSES = 128
+"""The largest number of classes: one program has the scores of a client's whole batch."""
+TILES = ChainTiles()
+
+
+def try_chain(
+    model: nn.Module, jobs: Sequence[Job], kind: StepKind, data: BatchData, arithmetic: Arithmetic
+) -> "ChainStep | None":
+    """Return the fast path for jobs; None if it does not know their model, data, recipe or options.
+
+    Args:
+        model: The model of these clients, which may be a sub-model.
+        jobs: The first jobs to be trained; later ones must be of the same kind, and ``takes`` must accept them.
+        kind: The kind of the jobs.
+        data: The examples, on the device.
+        arithmetic: The device to train on and the precision.
+    """
+    recipe, device, batch_size = jobs[0].recipe, arithmetic.device, jobs[0].recipe.batch_size
+    if not has_kernels(device) or arithmetic.precision.name != "fp32" or batch_size > MOST_EXAMPLES:
+        return None
+    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or any(kind.options) or not takes(jobs):
+        return None
+    if jobs[0].task.loss is not F.cross_entropy or (tensors := _tensors(data)) is None:
+        return None
+    layers = _agreeing_layers(model, jobs[0], batch_size, device)
+    if layers is None or not _are_classes(tensors[1], layers[-1].outputs):
+        return None
+    stacks = ChainStacks(layers, tensors, (kind.steps, kind.clients, batch_size), TILES)
+    return ChainStep(stacks, kind, recipe.momentum)
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Return whether Triton's kernels run on a device."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def takes(jobs: Sequence[Job]) -> bool:
+    """Return whether no job has training options."""
+    return not any(job.options and job.options.has_beyond() for job in jobs)
+
+
+def _tensors(data: BatchData) -> tuple[Tensor, Tensor] | None:
+    """Return the inputs, one row for each example, and the labels; None if kernels cannot read them."""
+    if not isinstance(data, WholeData):
+        return None
+    inputs, labels = data.tensors
+    if not isinstance(inputs, Tensor) or inputs.dtype != torch.float32 or inputs.ndim < 2:
+        return None
+    if labels.dtype != torch.int64 or labels.ndim != 1 or not (inputs.is_contiguous() and labels.is_contiguous()):
+        return None
+    return inputs.flatten(1), labels
+
+
+def _are_classes(labels: Tensor, classes: int) -> bool:
+    """Return whether all labels are classes: the kernels do not ignore any."""
+    return len(labels) > 0 and bool(((labels >= 0) & (labels < classes)).all())
+
+
+def _agreeing_layers(model: nn.Module, job: Job, batch_size: int, device: torch.device) -> list[Linear] | None:
+    """Return the layers of a chain whose steps agree with the definition; None if there is any doubt."""
+    example = job.population.examples.example()
+    if not isinstance(example, Tensor):
+        return None
+    keyed, stream = with_keyed_dropout(model, example)
+    layers = _linear_layers(find_layers(keyed.train(), stream, example.cpu()) or [])
+    if not layers or layers[-1].outputs > MOST_CLASSES:
+        return None
+    return layers if _agrees(layers, keyed, stream, example.shape[1:], batch_size, device) else None
+
+
+def _linear_layers(layers: Sequence[Layer]) -> list[Linear]:
+    """Return the linear layers with what follows each; empty if other layers, or the same twice, are between them."""
+    linear: list[Linear] = []
+    for layer in layers:
+        if layer.kind == LINEAR:
+            linear.append(Linear(layer.weight, layer.bias, layer.inputs, layer.outputs))
+        elif layer.kind == RELU and linear and not linear[-1].relu:
+            linear[-1] = linear[-1]._replace(relu=True)
+        elif layer.kind == DROPOUT and linear and not linear[-1].drop:
+            linear[-1] = linear[-1]._replace(drop=layer.call)
+        else:
+            return []
+    return [] if linear and (linear[-1].relu or linear[-1].drop) else linear
+
+
+def _agrees(
+    layers: Sequence[Linear], model: nn.Module, stream: Stream, shape: torch.Size, rows: int, device: torch.device
+) -> bool:
+    """Return whether two steps of the kernels, on a full and on a short batch, agree with the definition."""
+    short = -(-rows // 2)
+
+    def fast(seed: int) -> list[Tensor]:
+        theta, x, y = random_values(model, shape, rows + short, layers[-1].outputs, seed)
+        data = x.flatten(1).to(device), y.to(device)
+        stacks = ChainStacks(layers, data, (STEP + 2, 1, rows), TILES)
+        stacks.index[STEP, 0].copy_(torch.arange(rows))
+        stacks.index[STEP + 1, 0, :short].copy_(torch.arange(rows, rows + short))
+        zero = torch.zeros(1, dtype=torch.long, device=device)
+        stacks.start(Clients([theta], zero, [{}], zero, [RECIPE.lr], [seed]), first=STEP)
+        stacks.take_steps(2, RECIPE.momentum)
+        trained = [stack[0].cpu() for name in theta for stack in (stacks.theta[name], stacks.velocity[name])]
+        return [stacks.losses[STEP : STEP + 2, 0].cpu(), *trained]
+
+    def defined(seed: int) -> Sequence[Tensor]:
+        theta, x, y = random_values(model, shape, rows + short, layers[-1].outputs, seed)
+        stream.key = seed
+        return defined_steps(model, stream, F.cross_entropy, theta, [(x[:rows], y[:rows]), (x[rows:], y[rows:])])
+
+    return agree(fast, defined)
+
+
+class ChainStep:
+    """Steps of many clients, captured once and replayed for all batches of clients that fit into the stacks.
+
+    Args:
+        stacks: The stacks.
+        kind: The kind of the jobs.
+        momentum: The factor by which momentum decays at each step.
+    """
+
+    def __init__(self, stacks: ChainStacks, kind: StepKind, momentum: float) -> None:
+        self._stacks, self.kind, self._momentum = stacks, kind, momentum
+        self._device = stacks.index.device
+        self._graph: Any = None
+        self.stream: Any = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    def queued(self) -> AbstractContextManager[None]:
+        """Return a context that is, on a GPU, the stream of this step, behind the work of the current stream."""
+        return behind(self.stream)
+
+    def run(self, jobs: Sequence[Job], table: BatchTable) -> TrainedStacks:
+        """Train these jobs, and return copies of the results."""
+        steps, clients = table.index.shape[:2]
+        self._load(jobs, table)
+        if self._device.type == "cuda" and self._graph is None:
+            self._capture()
+            self._load(jobs, table)
+        self._take(steps)
+        stacks = self._stacks
+        results = StackResults(first_rows(stacks.theta, clients), {}, {})
+        return TrainedStacks(results, stacks.losses[:steps, :clients].clone(), {})
+
+    def replay(self, steps: int) -> None:
+        """Take the first steps of the last jobs again, from where they ended, for measurements."""
+        self._stacks.restart()
+        self._take(steps)
+
+    def _take(self, steps: int) -> None:
+        """Take some steps of all clients, and up to ``AHEAD`` more, for which no client has a batch."""
+        for _ in range(0, steps, AHEAD):
+            if self._graph is None:
+                self._stacks.take_steps(AHEAD, self._momentum)
+            else:
+                self._graph.replay()
+
+    def _load(self, jobs: Sequence[Job], table: BatchTable) -> None:
+        """Reset the stacks to the start of these jobs. Rows without a job take no steps."""
+        stacks, steps = self._stacks, len(table.index)
+        stacks.index.fill_(-1)
+        stacks.index[:steps, : len(jobs)].copy_(table.index)
+        thetas, theta_of = distinct([job.theta for job in jobs])
+        masks, mask_of = distinct([job.mask for job in jobs])
+        numbers = [to_device(of, self._device) for of in (theta_of, mask_of)]
+        lr, keys = [job.recipe.lr for job in jobs], [dropout_key(job) for job in jobs]
+        stacks.start(Clients(thetas, numbers[0], masks, numbers[1], lr, keys))
+
+    def _capture(self) -> None:
+        """Capture some steps as a CUDA graph, after they were taken once."""
+        self._stacks.take_steps(AHEAD, self._momentum)
+        torch.cuda.current_stream(self._device).synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._stacks.take_steps(AHEAD, self._momentum)
+        self._graph = graph  # only now: a graph whose capture failed must not be replayed
