@@ -75,19 +75,13 @@ def measure(name: str, models: int, compile: bool, speed: float, keep: float = 0
     first = seconds_of(lambda: list(engine.train(jobs)), 1)
     torch.cuda.reset_peak_memory_stats()
     whole = seconds_of(lambda: list(engine.train(jobs)), 3)
-    batched_step = engine._steps[-1][1]
-    steps = jobs[0].recipe.steps(WORK[name][1])
-
-    def loop() -> None:
-        batched_step._step_number.zero_()
-        for _ in range(steps):
-            batched_step._graph.replay()
-
-    loop_seconds = seconds_of(loop, 3)
+    step, steps = engine._steps[-1][1], jobs[0].recipe.steps(WORK[name][1])
+    loop_seconds = seconds_of(lambda: step.replay(steps), 3)
     entries = sum(tensor.numel() for tensor in jobs[0].theta.values())
     floor = speed / (entries * BYTES_PER_ENTRY)
     return {
-        "model": name, "models": models, "compiled": compile, "keep": keep, "first_call_seconds": round(first, 2),
+        "model": name, "models": models, "compiled": compile, "keep": keep,
+        "step": type(step).__name__, "first_call_seconds": round(first, 2),
         "client_steps_per_second": round(models * steps / loop_seconds), "with_loading": round(models * steps / whole),
         "share_of_memory_floor": round(models * steps / loop_seconds / floor, 3),
         "peak_GiB": round(torch.cuda.max_memory_allocated() / 2**30, 2),

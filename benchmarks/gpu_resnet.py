@@ -29,12 +29,13 @@ BYTES = 11_173_962 * 20
 """The least that a step in bfloat16 moves for parameters: read and write each, and its momentum; gradient and copy."""
 
 
-def federation(engine: fc.Engine, policy: fc.Policy, code: str) -> fc.Federation:
+def federation(engine: fc.Engine, policy: fc.Policy, code: str, augment: bool = False) -> fc.Federation:
     """Return a federation of 20 clients with random images, all of which train in every round."""
     rng = torch.Generator().manual_seed(0)
     inputs = torch.randn(CLIENTS * EACH, *SHAPE, generator=rng)
     data = fc.Examples(inputs, torch.randint(10, (len(inputs),), generator=rng), classes=10)
     clients = fc.data.from_parts(data, list(torch.arange(len(inputs)).split(EACH)))
+    clients = clients.augmented(fc.data.random_crop_flip()) if augment else clients
     recipe = fc.LocalSGD(epochs=1, batch_size=BATCH, lr=0.01, momentum=0.9)
     task = fc.Task(build("resnet18", SHAPE, 10, 0))
     return fc.Federation(task, clients, policy, fc.by_slot(code), recipe, cohort=CLIENTS, seed=0, engine=engine)
@@ -58,11 +59,11 @@ def plain_loop(steps: int) -> float:
     return steps / seconds_of(lambda: [step(at) for at in range(steps)], 2)
 
 
-def measure(what: str, policy: fc.Policy, code: str, precision: str) -> dict[str, Any]:
+def measure(what: str, policy: fc.Policy, code: str, precision: str, augment: bool = False) -> dict[str, Any]:
     """Return the speed of training only, and of whole rounds from planning to record."""
     engine = fc.Vectorized("cuda", precision=precision)
     with engine, torch.cuda.stream(torch.cuda.Stream()):
-        playing = federation(engine, policy, code)
+        playing = federation(engine, policy, code, augment)
         state = playing.start()
         jobs: list[Job] = playing.begin_round(state, engine.device).jobs
         steps = sum(job.recipe.steps(job.examples) for job in jobs)
@@ -95,6 +96,10 @@ def main() -> None:
             print(rows[-1], flush=True)
         widths = ",".join([WIDTHS] * (CLIENTS // 5))
         rows.append(measure("20 sub-models of HeteroFL's five widths, bf16", fc.heterofl(), widths, "bf16"))
+        print(rows[-1], flush=True)
+        rows.append(
+            measure("20 full models with crops and flips, bf16", fc.full(), f"{CLIENTS}x1", "bf16", augment=True)
+        )
         print(rows[-1], flush=True)
     result = {
         "command": "PYTHONPATH=src python -m benchmarks.gpu_resnet",

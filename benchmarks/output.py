@@ -12,7 +12,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SCRATCH = ROOT / ".bench"
 """Ignored by git."""
 
-NEUTRAL = ("data", "out")
+NEUTRAL = ("data", "out", "pfl")
 """Options that do not change what is measured."""
 
 
@@ -30,9 +30,16 @@ def result_path(parser: argparse.ArgumentParser, args: argparse.Namespace, name:
     return (RESULTS if full else SCRATCH) / name
 
 
+def save_result(path: Path, result: dict[str, Any]) -> None:
+    """Write a result as JSON; a process that is killed meanwhile leaves the former file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(path)
+
+
 def write_result(path: Path, result: dict[str, Any]) -> None:
     """Write a result as JSON and report where."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    save_result(path, result)
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     print(f"result: {shown}", file=sys.stderr)

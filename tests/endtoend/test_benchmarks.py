@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,121 @@ def test_fedcover_is_imported_nearly_as_quickly_as_torch(tmp_path: Path) -> None
     done = python("-m", "benchmarks.import_time", "--repeats", "2", "--out", str(tmp_path / "times.json"))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "times.json").read_text())["cpu"]["ratio"] < 1.6
+
+
+def quick(module: str, out: Path, *options: str) -> dict[str, Any]:
+    """Return the result of a GPU benchmark with tiny sizes on the CPU."""
+    done = python("-m", f"benchmarks.{module}", "--device", "cpu", "--quick", "--out", str(out), *options)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(out.read_text())
+    rows = [row for part in result.values() if isinstance(part, list) for row in part]
+    assert rows
+    assert not [row for row in rows if "error" in row]
+    assert result["device"] == "cpu"
+    assert result["command"].startswith(f"PYTHONPATH=src python -m benchmarks.{module} --device cpu --quick")
+    assert str(out) not in result["command"]
+    return result
+
+
+LOOP = """
+import fedcover as fc
+from benchmarks.contenders.width_loop import WidthLoop
+from benchmarks.gpu_heterofl import Experiment, options
+experiment = Experiment(options().parse_args(["--device", "cpu", "--quick"]))
+theta0 = experiment.federation(1, fc.Serial()).theta0
+loop, serial = (experiment.federation(1, engine).run(1).theta for engine in (WidthLoop("cpu"), fc.Serial()))
+squares = [sum(float((a[n] - b[n]).square().sum()) for n in a) for a, b in ((loop, serial), (serial, theta0))]
+print((squares[0] / squares[1]) ** 0.5)
+"""
+
+
+def test_the_loop_of_heterofl_trains_what_the_serial_engine_does() -> None:
+    """Scalers, masked output rows, weight decay and clipping are those of the definition of a step."""
+    done = python("-W", "ignore", "-c", LOOP)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1e-3
+
+
+def test_the_benchmark_of_heterofl_compares_precisions_and_the_loop(tmp_path: Path) -> None:
+    sizes = ("--rounds", "2", "--loop-rounds", "2", "--speed-rounds", "2", "--seeds", "0", "1")
+    precisions = ("--precisions", "fp32", "--accuracy-precisions", "fp32", "tf32")
+    result = quick("gpu_heterofl", tmp_path / "heterofl.json", *sizes, *precisions)
+    assert [len(row["seconds"]) for part in ("speed", "loop", "accuracy") for row in result[part]] == [2, 2, 2, 2]
+    assert {name: row["count"] for name, row in result["summary"].items()} == {"loop": 1, "fp32": 2, "tf32": 2}
+    assert result["summary"]["tf32"]["minus_fp32"] == 0  # a CPU has no tf32
+    assert result["summary"]["tf32"]["within_one_std"]
+
+
+def test_the_benchmark_of_pfl_runs(tmp_path: Path) -> None:
+    """Without pfl, only fedcover's rows."""
+    parts = ["fedcover", "fedcover-evaluating", *(["pfl", "pfl-evaluating"] if find_spec("pfl") else [])]
+    sizes = ("--iterations", "12", "--warm-up", "2", "--precisions", "fp32", "bf16")
+    result = quick("gpu_pfl", tmp_path / "pfl.json", *sizes, "--parts", *parts)
+    assert len(result["rows"]) == len(parts) + 1
+    assert all(row["iterations_per_second"] > 0 and 0 <= row["accuracy"] <= 1 for row in result["rows"])
+
+
+def test_the_benchmark_of_a_transformer_runs(tmp_path: Path) -> None:
+    sizes = ("--models", "3", "--loop-models", "2", "--steps", "2", "--repeats", "1")
+    result = quick("gpu_transformer", tmp_path / "transformer.json", *sizes)
+    assert len(result["rows"]) == 5
+    assert all(row["client_steps_per_second"] > 0 for row in result["rows"])
+
+
+def test_the_benchmark_of_first_rounds_measures_cold_and_warm_processes(tmp_path: Path) -> None:
+    sizes = ("--clients", "5", "--kinds", "widths", "--rounds", "2", "--precision", "fp32")
+    result = quick("gpu_first_round", tmp_path / "first.json", *sizes)
+    assert [row["caches"] for row in result["rows"]] == ["cold", "warm"]
+    for row in result["rows"]:
+        events = [row[name] for name in ("imported", "built", "first_step", "all_compiled", "round_1", "round_2")]
+        assert events == sorted(events)
+        assert events[0] > 0
+
+
+def test_the_profile_of_a_round_adds_up(tmp_path: Path) -> None:
+    sizes = ("--clients", "5", "--models", "widths", "--warm-up", "1", "--precision", "fp32")
+    (row,) = quick("gpu_profile", tmp_path / "profile.json", *sizes)["rows"]
+    assert set(row["stages"]) == {"planning", "cutting", "training", "averaging", "record"}
+    assert all(stage["wall_ms"] > 0 for stage in row["stages"].values())
+    assert sum(stage["wall_ms"] for stage in row["stages"].values()) == pytest.approx(row["wall_ms"], abs=0.1)
+    assert sum(kind["kernels"] for kind in row["kinds"].values()) == row["kernels"]
+    assert 0 < row["busy_ms"] <= row["wall_ms"]
+
+
+STOPPED = """
+import os, sys
+from benchmarks.gpu_report import Report, gpu_parser
+parser = gpu_parser("benchmarks.some", None, "some.json")
+report = Report(parser, parser.parse_args(), "some.json")
+report.measure("rows", "good", lambda: {"value": 1})
+report.measure("rows", "bad", lambda: {"value": 1 / 0})
+report.measure("rows", "fatal", lambda: os._exit(9))
+"""
+
+
+def test_a_gpu_benchmark_that_is_killed_keeps_its_rows(tmp_path: Path) -> None:
+    done = python("-c", STOPPED, "--device", "cpu", "--out", str(tmp_path / "some.json"))
+    assert done.returncode == 9
+    good, bad = json.loads((tmp_path / "some.json").read_text())["rows"]
+    assert good["value"] == 1
+    assert "ZeroDivisionError" in bad["error"]
+
+
+KERNELS = {
+    "forward": "forward",
+    "input_gradient": "input gradient",
+    "weight_gradient_sum": "weight gradient",
+    "normalise": "norms",
+    "norm_part_sums": "norms",
+    "sgd_step": "SGD",
+    "Memcpy DtoD (Device -> Device)": "copies and fills",
+}
+
+
+def test_kernels_are_classified_by_name() -> None:
+    script = "import sys; from benchmarks.gpu_profile import kind_of; print(*map(kind_of, sys.argv[1:]), sep='\\n')"
+    done = python("-c", script, *KERNELS)
+    assert done.stdout.splitlines() == list(KERNELS.values()), done.stderr
 
 
 def committed(name: str) -> Any:
