@@ -16,6 +16,7 @@ from fedcover.errors import InputError, shown
 from fedcover.federation.averaged_round import Arrivals, AveragedRound
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.interrupts import Interrupts, noted_interrupts
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.federation.progress_lines import OnRound, with_progress
 from fedcover.federation.round import average_round
@@ -51,6 +52,7 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
     An engine that works ahead gets the runs in ``engine.ahead`` groups, and trains one while the next is planned.
     """
     with ExitStack() as stack:
+        interrupts = stack.enter_context(noted_interrupts())
         if not engine.keep_open:
             stack.callback(engine.close)
         check_callbacks(runs)
@@ -74,7 +76,7 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
                 if len(in_training) == len(groups):
                     in_training.popleft().end(schedule)
                 playing = [run for run in group if run.state.round < index and not run.stopped]
-                in_training.append(_GroupRound(index, playing, engine))
+                in_training.append(_GroupRound(index, playing, engine, interrupts))
         for group_round in in_training:
             group_round.end(schedule)
         return [run.finish(schedule, engine) for run in runs]
@@ -146,8 +148,8 @@ def run_many(
 class _GroupRound:
     """One round of several runs whose clients are being trained."""
 
-    def __init__(self, index: int, runs: Sequence[Run], engine: Engine) -> None:
-        self._index, self._runs, self._engine = index, runs, engine
+    def __init__(self, index: int, runs: Sequence[Run], engine: Engine, interrupts: Interrupts) -> None:
+        self._index, self._runs, self._engine, self._interrupts = index, runs, engine, interrupts
         self._engine_failed = False
         self._rounds: list[PlannedRound] = []
         for run in runs:
@@ -172,6 +174,7 @@ class _GroupRound:
                 fields = scores.get(number) or score_fields(run.federation, one.state, planned.plans, evaluation)
                 run.state, record = one.recorded(fields)
                 run.store(record, schedule, planned.plans)
+            self._interrupts.check()
 
     def _average(self, run: Run, planned: PlannedRound) -> AveragedRound:
         """Average the updates of a run, which are the next ones."""
