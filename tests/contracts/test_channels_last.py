@@ -28,7 +28,7 @@ from fedcover.engines.vectorized import norms, patch_products
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Triton either compiles kernels or interprets them, for the whole process."""
 CLIENTS, BATCH = 2, 2
-PLAIN_OPTIONS = OptionsKind(*[False] * 5)
+PLAIN_OPTIONS = OptionsKind(*[False] * 6)
 
 
 class Small(nn.Module):

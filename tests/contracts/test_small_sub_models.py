@@ -210,7 +210,7 @@ def test_without_shrink_all_clients_are_one_batch(built: list[tuple[int, int]]) 
     assert [clients for clients, _ in built] == [4]
 
 
-PLAIN = OptionsKind(False, False, False, False, False)
+PLAIN = OptionsKind(*[False] * 6)
 
 
 @pytest.mark.parametrize(

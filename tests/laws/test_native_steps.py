@@ -61,14 +61,22 @@ def random_network(rng: random.Random) -> tuple[nn.Module, tuple[int, int, int]]
 
 
 def by_definition(
-    model: nn.Module, theta: Params, mask: Mask, recipe: LocalSGD, x: Tensor, y: Tensor, orders: Tensor
+    model: nn.Module,
+    theta: Params,
+    mask: Mask,
+    recipe: LocalSGD,
+    x: Tensor,
+    y: Tensor,
+    orders: Tensor,
+    complement: bool,
 ) -> Params:
     """Return the parameters after the steps of step.py."""
     keyed, stream = with_keyed_dropout(model)
     keyed.train()
     stream.key = KEY
     state = start_state(recipe, {n: t * mask[n] if n in mask else t for n, t in theta.items()}, False, False)
-    data = StepData(recipe.lr, {}, mask, {}, {}, {}, {})
+    outside = {name: theta[name] * ~kept for name, kept in mask.items() if complement}
+    data = StepData(recipe.lr, {}, mask, {}, {}, {}, {}, outside)
     batches = (batch for order in orders for batch in order.split(recipe.batch_size))
     for number, batch in enumerate(batches):
         stream.step = number
@@ -95,12 +103,14 @@ def test_convolutional_networks_take_the_steps_of_the_definition(seed: int) -> N
     theta = params_of(model)
     mask = random_mask(theta, seed) if rng.random() < 0.5 else {}
     recipe = LocalSGD(2, rng.choice((1, 3, 8, 10, 17)), 0.02, rng.choice((0.0, 0.5, 0.9)))
-    expected = by_definition(model, theta, mask, recipe, x, y, orders)
+    complement = rng.random() < 0.5
+    expected = by_definition(model, theta, mask, recipe, x, y, orders, complement)
     stepper = Stepper(*with_keyed_dropout(model), F.cross_entropy)
-    stepper.start(theta, mask, recipe.lr, recipe.momentum, KEY)
+    stepper.start(theta, mask, recipe.lr, recipe.momentum, KEY, complement=complement)
     with torch.no_grad():
         stepper.epochs(x, y, orders, recipe.batch_size)
     assert not stepper._traced_steps
     for name, tensor in stepper.params().items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
-        assert name not in mask or not bool(tensor[~mask[name]].any())
+        kept = mask.get(name, torch.ones_like(tensor, dtype=torch.bool))
+        torch.testing.assert_close(tensor[kept], expected[name][kept], rtol=1e-3, atol=1e-4)
+        assert torch.equal(tensor[~kept], theta[name][~kept] * complement)

@@ -13,7 +13,7 @@ from fedcover.data import Population
 from fedcover.data.augment import MOST_VIEWS, Views
 from fedcover.data.inputs import Inputs, parts_of, shapes, take
 from fedcover.errors import InputError
-from fedcover.params import Mask, Params
+from fedcover.params import Mask, Params, prune
 from fedcover.seeding import Round, seeded
 from fedcover.structure.dropout import LOW, mix, mix_address
 from fedcover.training.options import TrainingOptions, regrown
@@ -55,7 +55,7 @@ class TrainedClient(NamedTuple):
 
 
 class ClientSteps(Protocol):
-    """The steps of one client in one round, from theta o m on; ``FastSteps`` and ``DefinedSteps`` take them."""
+    """The steps of one client in one round; ``FastSteps`` and ``DefinedSteps`` take them."""
 
     def epochs(self, inputs: Inputs, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
         """Take the steps of several epochs, each with its own order of the examples; return the losses of the last."""
@@ -218,4 +218,5 @@ def train_client(steps: ClientSteps, job: Job) -> ClientUpdate:
         sizes = (last - torch.arange(0, last, batch_size)).clamp(max=batch_size)
         train_loss = float((losses * sizes).sum()) / last
     theta, report, moments = steps.finish()
+    theta = prune(theta, mask) if job.options and job.options.complement else theta
     return ClientUpdate(client, theta, mask, len(owned), train_loss, report=report, moments=moments)

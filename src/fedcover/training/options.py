@@ -16,6 +16,10 @@ from fedcover.params import Mask, Params, check_mask, on_device
 MOST_WIDTHS = 255
 """The largest number of widths: for each entry, the number of widths that contain it must fit into one byte."""
 
+PRUNED_ONLY = ("gains", "widths", "regrow")
+"""The options that have no meaning if a client sees the entries outside its mask: a gain makes up for missing units,
+widths set entries to 0, and regrown entries start at 0."""
+
 
 @dataclass(frozen=True)
 class Regrow:
@@ -62,6 +66,8 @@ class TrainingOptions:
         regrow: A readjustment of the mask during training (FedDST). It cannot be combined with widths.
         report: Whether the client reports the sum over its steps of the squared gradients of all entries, pruned
             ones included (PruneFL).
+        complement: Whether the client sees the entries outside its mask at their values in theta, where they stand
+            still, instead of 0. Only a federation sets it, from its ``complement``.
 
     Raises:
         InputError: If a value is out of range, or options contradict each other.
@@ -78,6 +84,7 @@ class TrainingOptions:
     moments: Mapping[str, Params] = field(default_factory=dict)
     regrow: Regrow | None = None
     report: bool = False
+    complement: bool = False
 
     def __post_init__(self) -> None:
         for name, gain in self.gains.items():
@@ -91,6 +98,11 @@ class TrainingOptions:
             raise InputError("distil needs widths, the widest of which is the teacher; give widths, or leave it at 0")
         if self.widths and self.regrow:
             raise InputError("widths and regrow cannot be combined; give only one of them")
+        if self.complement and (clash := next((name for name in PRUNED_ONLY if getattr(self, name)), None)):
+            raise InputError(
+                f"{clash} are for clients that see zeros outside their masks, and these see values; use"
+                f" complement=fedcover.Zero(), or a policy without {clash}"
+            )
 
     @property
     def gain(self) -> float:
@@ -100,7 +112,7 @@ class TrainingOptions:
     @property
     def whole(self) -> bool:
         """Whether training needs entries outside the mask or changes it, so that the model cannot be shrunk."""
-        return bool(self.widths or self.regrow or self.report)
+        return bool(self.widths or self.regrow or self.report or self.complement)
 
     def has_beyond(self, *names: str) -> bool:
         """Return whether any option other than those named is set."""

@@ -1,7 +1,7 @@
 """The definition of a training step, which every engine and every fast path must agree with.
 
 From theta_{q,n,0} = theta_q o m and moments of 0, or those of the client's last round, with the gradient g of the loss
-on a batch:
+on a batch at theta + c, where the complement c is 0, or outside the mask what the client sees there:
 
     g <- the transforms of g, inside the mask
     d, moments <- optimizer(g, theta, moments)
@@ -57,6 +57,8 @@ class StepData(NamedTuple):
     """FIARSE's threshold of a tensor, as a tensor of no axes."""
     shifts: Params
     """What is added to the gradient of a tensor, as SCAFFOLD's correction."""
+    complement: Params
+    """What the client sees outside its mask, and 0 inside; empty if it sees zeros."""
 
 
 def start_state(recipe: Recipe, theta: Params, widths: bool, report: bool, stacked: bool = False) -> StepState:
@@ -96,7 +98,7 @@ def take_step(
         step: The number of steps taken before.
         inside: The entries inside the drawn width, as masks like ``data.kept``; empty without widths.
     """
-    grads, loss = gradients(shown_values({**data.frozen, **state.theta}, inside, data.gains))
+    grads, loss = gradients(shown_values({**data.frozen, **state.theta}, inside, data.gains, data.complement))
     grads = {name: grad * data.gains[name] if name in data.gains else grad for name, grad in grads.items()}
     squares = {name: total + grads[name] * grads[name] for name, total in state.squares.items()}
     grads = _transformed(recipe, grads, state.theta, data, inside, step)
@@ -144,9 +146,12 @@ def choose(mask: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
     return (inside.view(mask.dtype) ^ bits).bitwise_and_(mask).bitwise_xor_(bits).view(inside.dtype)
 
 
-def shown_values(theta: Params, inside: Mapping[str, Tensor], gains: Params) -> Params:
-    """Return the parameters of a forward pass: inside the drawn width, times their gains."""
+def shown_values(
+    theta: Params, inside: Mapping[str, Tensor], gains: Params, complement: Mapping[str, Tensor]
+) -> Params:
+    """Return the parameters of a forward pass: inside the drawn width, times their gains, with their complement."""
     shown = {name: select(inside[name], t) if name in inside else t for name, t in theta.items()}
+    shown = {name: t + complement[name] if name in complement else t for name, t in shown.items()}
     return {name: t * gains[name] if name in gains else t for name, t in shown.items()}
 
 

@@ -256,7 +256,8 @@ def _is_chain(job: Job) -> bool:
     """
     layers = [module for module in job.task.model.modules() if module._parameters]
     simple = all(isinstance(layer, nn.Linear | nn.Conv2d) for layer in layers) and job.task.loss is F.cross_entropy
-    return simple and job.options is None and isinstance(job.recipe, LocalSGD) and job.recipe.is_plain
+    plain = job.options is None or not job.options.has_beyond("complement")
+    return simple and plain and isinstance(job.recipe, LocalSGD) and job.recipe.is_plain
 
 
 def _site(job: Job) -> Site:

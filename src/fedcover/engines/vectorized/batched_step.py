@@ -21,7 +21,7 @@ from fedcover.engines.vectorized.mapped_steps import ClientGradients, MappedStep
 from fedcover.engines.vectorized.refusals import refuse_joint_losses, refuse_randomness, refuse_short_batches
 from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, readjustments, regrow_rows
 from fedcover.engines.vectorized.side_stream import SideStream, behind
-from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks, distinct
+from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks, distinct, prune_stacks
 from fedcover.params import Params
 from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.calls import call_with
@@ -168,7 +168,10 @@ class BatchedStep:
                 take_step()
             self._regrow(steps, by_step.get(steps, []))
         masks = {name: stack[:clients].clone() for name, stack in self._stacks.masks.items()} if by_step else {}
-        return TrainedStacks(self._stacks.results(clients), self._losses[:steps, :clients].clone(), masks)
+        results = self._stacks.results(clients)
+        if self.kind.options.complement:
+            prune_stacks(results.theta, self._stacks.masks)
+        return TrainedStacks(results, self._losses[:steps, :clients].clone(), masks)
 
     def replay(self, steps: int) -> None:
         """Take the first steps of the last jobs again, from where they ended, for measurements on a GPU."""
@@ -177,7 +180,7 @@ class BatchedStep:
             self._graph.replay()
 
     def _load(self, jobs: Sequence[Job], table: BatchTable) -> None:
-        """Reset the stacks to the start of these jobs: theta o m with its moments. Rows without a job take no steps."""
+        """Reset the stacks to the start of these jobs, with their moments. Rows without a job take no steps."""
         stacks = self._stacks
         self._index.fill_(-1)
         self._index[: len(table.index), : len(jobs)].copy_(own_padding(self._data.load(jobs, table)))
@@ -189,7 +192,8 @@ class BatchedStep:
         for name, stack in stacks.masks.items():
             whole = torch.ones(stack.shape[1:], dtype=torch.bool, device=self._device)
             _fill([mask.get(name, whole) for mask in masks], mask_of, stack)
-            stacks.theta[name].masked_fill_(~stack, 0.0)
+        if not self.kind.options.complement:
+            prune_stacks(stacks.theta, stacks.masks)
         stacks.load(jobs)
         self._keys.copy_(to_device([dropout_key(job) for job in jobs], self._device))
         self._step_number.zero_()

@@ -10,16 +10,16 @@ padding has finished: its programs end at once. Products run on tensor cores as 
 accuracy of float32.
 
 Masks are in the momenta: a momentum of -0.0 marks a pruned entry. ``start`` writes it, and updates keep it and never
-write it elsewhere. A pruned entry stays at 0, since 0 - lr * -0.0 is 0.
+write it elsewhere. Its entry stays as it is, since x - lr * -0.0 is x.
 """
 
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
+from fedcover.engines.vectorized import chain_stacks
 from fedcover.structure import dropout
 
-PRUNED = tl.constexpr(-(2**31))
-"""The bits of -0.0 as an int32."""
+PRUNED = tl.constexpr(chain_stacks.PRUNED)
 GOLDEN, FIRST, SECOND = (tl.constexpr(number) for number in (dropout.GOLDEN, dropout.FIRST, dropout.SECOND))
 jit = triton.jit(do_not_specialize=["clients", "offset"])
 """Both vary between calls: specialization would compile kernels again."""
@@ -27,9 +27,13 @@ jit = triton.jit(do_not_specialize=["clients", "offset"])
 
 @jit  # type: ignore[untyped-decorator,unused-ignore]
 def start(  # type: ignore[no-untyped-def]
-    theta, velocity, values, value_of, masks, mask_of, size, MASKED: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Set theta to theta_q o m, and momenta to 0; values and masks have one row for each distinct tensor."""
+    theta, velocity, values, value_of, masks, mask_of, size, MASKED: tl.constexpr, COMPLEMENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Set theta to theta_q o m, or with COMPLEMENT to theta_q, and momenta to 0.
+
+    Values and masks have one row for each distinct tensor.
+    """
     blocks = tl.cdiv(size, BLOCK)
     client = (tl.program_id(0) // blocks).to(tl.int64)
     entry = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -38,7 +42,8 @@ def start(  # type: ignore[no-untyped-def]
     bits = tl.zeros((BLOCK,), dtype=tl.int32)
     if MASKED:
         kept = tl.load(masks + tl.load(mask_of + client) * size + entry, mask=inside, other=0) != 0
-        value = tl.where(kept, value, 0.0)
+        if not COMPLEMENT:
+            value = tl.where(kept, value, 0.0)
         bits = tl.where(kept, bits, PRUNED)  # a literal -0.0 would be compiled to 0.0
     tl.store(theta + client * size + entry, value, mask=inside)
     tl.store(velocity + client * size + entry, bits.to(tl.float32, bitcast=True), mask=inside)

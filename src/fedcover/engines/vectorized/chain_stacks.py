@@ -13,6 +13,9 @@ from fedcover.structure.dropout import LOW, DropoutCall, mix
 AHEAD = 10
 """The number of steps of a CUDA graph. A round may end with fewer, so the tables have as many rows more."""
 
+PRUNED = -(2**31)
+"""The bits of -0.0 as an int32, which mark a momentum outside the mask."""
+
 
 class Linear(NamedTuple):
     """A linear layer of a chain."""
@@ -50,6 +53,8 @@ class Clients(NamedTuple):
     """The step size of each client."""
     keys: Sequence[int]
     """The key of each client's dropout."""
+    complement: bool = False
+    """Whether entries outside the masks stay at their values, instead of 0."""
 
 
 class ChainTiles(NamedTuple):
@@ -114,7 +119,7 @@ class ChainStacks:
         return torch.zeros((self._clients, *shape), device=self._device)
 
     def start(self, clients: Clients, first: int = 0) -> None:
-        """Set clients to theta o m with momenta of 0, and compute the first layer's outputs for their first batches.
+        """Set clients to theta o m, or theta, with momenta of 0; compute the first layer's outputs for first batches.
 
         Args:
             clients: The clients; fewer than the stacks are for leave the other rows as they are.
@@ -131,12 +136,25 @@ class ChainStacks:
                 whole = torch.ones(stack.shape[1:], dtype=torch.bool, device=stack.device)
                 kept = torch.stack([mask[name].to(stack.device) if name in mask else whole for mask in clients.masks])
             chain_kernels.start[(len(clients.lr) * -(-size // block),)](
-                stack, self.velocity[name], values, clients.theta_of, kept, clients.mask_of, size, masked, block
+                stack,
+                self.velocity[name],
+                values,
+                clients.theta_of,
+                kept,
+                clients.mask_of,
+                size,
+                masked,
+                clients.complement,
+                block,
             )
         self._lr[: len(clients.lr)].copy_(to_device(clients.lr, self._device, torch.float32))
         self._keys[: len(clients.keys)].copy_(to_device([_hash(key) for key in clients.keys], self._device))
         self._base.fill_(first)
         self._first_layer(-1, 0.0, update=False)
+
+    def pruned(self) -> Params:
+        """Return which entries of each stack are outside the masks, as their momenta mark them."""
+        return {name: velocity.view(torch.int32) == PRUNED for name, velocity in self.velocity.items()}
 
     def restart(self) -> None:
         """Set the number of steps to 0, for measurements."""

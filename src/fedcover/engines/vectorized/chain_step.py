@@ -19,7 +19,7 @@ from fedcover.engines.vectorized.batched_step import StepKind, TrainedStacks
 from fedcover.engines.vectorized.chain_stacks import AHEAD, ChainStacks, ChainTiles, Clients, Linear
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.side_stream import behind
-from fedcover.engines.vectorized.stacks import StackResults, distinct, first_rows
+from fedcover.engines.vectorized.stacks import StackResults, distinct, first_rows, prune_stacks
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
 from fedcover.training.recipes import LocalSGD
@@ -48,7 +48,12 @@ def try_chain(
     recipe, device, batch_size = jobs[0].recipe, arithmetic.device, jobs[0].recipe.batch_size
     if not has_kernels(device) or arithmetic.precision.name != "fp32" or batch_size > MOST_EXAMPLES:
         return None
-    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or any(kind.options) or not takes(jobs):
+    if (
+        not isinstance(recipe, LocalSGD)
+        or not recipe.is_plain
+        or any(kind.options._replace(complement=False))
+        or not takes(jobs)
+    ):
         return None
     if jobs[0].task.loss is not F.cross_entropy or (tensors := _tensors(data)) is None:
         return None
@@ -65,8 +70,8 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def takes(jobs: Sequence[Job]) -> bool:
-    """Return whether no job has training options."""
-    return not any(job.options and job.options.has_beyond() for job in jobs)
+    """Return whether no job has training options other than a complement."""
+    return not any(job.options and job.options.has_beyond("complement") for job in jobs)
 
 
 def _tensors(data: BatchData) -> tuple[Tensor, Tensor] | None:
@@ -167,8 +172,10 @@ class ChainStep:
             self._load(jobs, table)
         self._take(steps)
         stacks = self._stacks
-        results = StackResults(first_rows(stacks.theta, clients), {}, {})
-        return TrainedStacks(results, stacks.losses[:steps, :clients].clone(), {})
+        theta = first_rows(stacks.theta, clients)
+        if self.kind.options.complement:
+            prune_stacks(theta, {name: ~pruned[:clients] for name, pruned in stacks.pruned().items()})
+        return TrainedStacks(StackResults(theta, {}, {}), stacks.losses[:steps, :clients].clone(), {})
 
     def replay(self, steps: int) -> None:
         """Take the first steps of the last jobs again, from where they ended, for measurements."""
@@ -192,7 +199,8 @@ class ChainStep:
         masks, mask_of = distinct([job.mask for job in jobs])
         numbers = [to_device(of, self._device) for of in (theta_of, mask_of)]
         lr, keys = [job.recipe.lr for job in jobs], [dropout_key(job) for job in jobs]
-        stacks.start(Clients(thetas, numbers[0], masks, numbers[1], lr, keys))
+        clients = Clients(thetas, numbers[0], masks, numbers[1], lr, keys, self.kind.options.complement)
+        stacks.start(clients)
 
     def _capture(self) -> None:
         """Capture some steps as a CUDA graph, after they were taken once."""

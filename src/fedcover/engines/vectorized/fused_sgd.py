@@ -22,7 +22,7 @@ def try_fused(
     recipe: Recipe, kind: OptionsKind, theta: Params, masks: Params, trained: Sequence[str], gradients: Gradients
 ) -> "FusedSGD | None":
     """Return the fast path; None for a recipe or options that it does not know."""
-    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or any(kind._replace(gains=False)):
+    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or any(kind._replace(gains=False, complement=False)):
         return None
     return FusedSGD(recipe, kind.gains, theta, masks, trained, gradients)
 

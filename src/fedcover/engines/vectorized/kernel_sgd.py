@@ -32,7 +32,7 @@ def try_kernel_sgd(
     recipe: Recipe, kind: OptionsKind, theta: Params, masks: Params, trained: Sequence[str], gradients: Gradients
 ) -> "KernelSGD | None":
     """Return the fast path; None for a recipe, options or types that it does not know."""
-    if not isinstance(recipe, LocalSGD) or any(kind._replace(gains=False)):
+    if not isinstance(recipe, LocalSGD) or any(kind._replace(gains=False, complement=False)):
         return None
     if not replace(recipe, weight_decay=0.0, nesterov=False, clip=None).is_plain:
         return None
@@ -181,7 +181,7 @@ class KernelSGD:
         return ()
 
     def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
-        """Take one step: v <- momentum v + g o m + decay theta, theta <- theta - lr v."""
+        """Take one step: v <- momentum v + (g + decay theta) o m, theta <- theta - lr v."""
         parameters = {name: self._copies.get(name, self.theta[name]) for name in self._trained}
         fixed = {name: stack for name, stack in self.theta.items() if name not in parameters}
         grads, losses = self._gradients(parameters, fixed, *batch, keys, step)

@@ -56,6 +56,7 @@ class MappedSteps:
             gains=dict(numbers) if kind.gains else {},
             taus={name: numbers[name].clone() for name in trained if kind.thresholds},
             shifts=stack_like(theta, trained if kind.shifts else ()),
+            complement=stack_like(theta, trained if kind.complement and masks else ()),
         )
         # For each entry the number of the client's widths that contain it.
         self._levels = stack_like(theta, list(theta) if kind.widths else (), torch.uint8)
@@ -68,6 +69,9 @@ class MappedSteps:
             stack.zero_()
         assert isinstance(self._data.lr, Tensor)
         self._data.lr.copy_(torch.tensor([job.recipe.lr for job in jobs], dtype=torch.float64))
+        for name, stack in self._data.complement.items():
+            stack.copy_(self.theta[name]).masked_fill_(self.masks[name], 0.0)
+            self.theta[name].masked_fill_(~self.masks[name], 0.0)
         for name, stack in self._data.start.items():
             stack.copy_(self.theta[name])
         for name, gains in self._data.gains.items():
@@ -136,7 +140,7 @@ class MappedSteps:
     def shown(self, rows: Tensor) -> Params:
         """Return the parameters of some clients, times their gains."""
         gains = {name: column(stack[rows], self.theta[name][rows]) for name, stack in self._data.gains.items()}
-        return shown_values({name: stack[rows] for name, stack in self.theta.items()}, {}, gains)
+        return shown_values({name: stack[rows] for name, stack in self.theta.items()}, {}, gains, {})
 
     def moments(self, name: str) -> list[Tensor]:
         """Return the moments of a tensor that have a number for each entry."""

@@ -22,8 +22,11 @@ def sgd_step(  # type: ignore[no-untyped-def]
         client = tl.load(owner + entry, mask=inside, other=0)
     g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(theta + at, mask=inside, other=0.0)
+    decayed = value
     if MASKED:
-        g = tl.where(tl.load(mask + at, mask=inside, other=0) != 0, g, 0.0)
+        kept = tl.load(mask + at, mask=inside, other=0) != 0
+        g = tl.where(kept, g, 0.0)
+        decayed = tl.where(kept, value, 0.0)
     if CLIPPED:
         g = g * tl.load(factor + client)
     squared = 1.0
@@ -34,7 +37,7 @@ def sgd_step(  # type: ignore[no-untyped-def]
         gain = tl.load(gains + at, mask=inside, other=1.0)
         squared = gain * gain
     if DECAYED:
-        g = g + value * (decay / squared)
+        g = g + decayed * (decay / squared)
     if MOVING:
         v = tl.load(velocity + at, mask=inside, other=0.0) * momentum + g
         tl.store(velocity + at, v, mask=inside)

@@ -20,6 +20,7 @@ class OptionsKind(NamedTuple):
     widths: bool
     shifts: bool
     report: bool
+    complement: bool
 
 
 class StackResults(NamedTuple):
@@ -42,7 +43,10 @@ class Stacks(Protocol):
     """The masks of all parameters; empty if no client has one."""
 
     def load(self, jobs: Sequence[Job]) -> None:
-        """Fill the stacks for the start of these jobs, from ``theta`` and ``masks``, which are filled already."""
+        """Fill the stacks for the start of these jobs, from ``theta`` and ``masks``, which are filled already.
+
+        Without a complement, ``theta`` is 0 outside the masks.
+        """
 
     def sync(self) -> None:
         """Renew what is derived from ``theta``, after it was changed from outside."""
@@ -77,7 +81,8 @@ def option_kinds(jobs: Sequence[Job]) -> list[OptionsKind]:
     for job, kind in zip(jobs, kinds, strict=True):
         before = shared.get(id(job.theta), kind)
         shared[id(job.theta)] = OptionsKind(*(a or b for a, b in zip(before, kind, strict=True)))
-    return [shared[id(job.theta)]._replace(report=kind.report) for job, kind in zip(jobs, kinds, strict=True)]
+    own = [{"report": kind.report, "complement": kind.complement} for kind in kinds]
+    return [shared[id(job.theta)]._replace(**one) for job, one in zip(jobs, own, strict=True)]
 
 
 def _kind(options: TrainingOptions) -> OptionsKind:
@@ -86,9 +91,14 @@ def _kind(options: TrainingOptions) -> OptionsKind:
             "engine=vectorized cannot distil from the widest of several widths, which the policy requires; use"
             " engine=processes or engine=serial"
         )
-    return OptionsKind(
-        bool(options.gains), bool(options.thresholds), bool(options.widths), bool(options.shifts), options.report
-    )
+    flags = (options.gains, options.thresholds, options.widths, options.shifts, options.report, options.complement)
+    return OptionsKind(*map(bool, flags))
+
+
+def prune_stacks(stacks: Params, masks: Params) -> None:
+    """Set entries outside the masks to 0, in place; masks may have more rows."""
+    for name in [name for name in stacks if name in masks]:
+        stacks[name].masked_fill_(~masks[name][: len(stacks[name])], 0.0)
 
 
 def stack_like(theta: Params, names: Sequence[str], dtype: torch.dtype | None = None) -> Params:

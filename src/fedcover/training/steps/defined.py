@@ -25,11 +25,12 @@ def client_data(job: Job, trained: Sequence[str]) -> tuple[Params, StepData]:
     options = job.options or PLAIN
     theta = prune(job.theta, job.mask)
     start = {name: theta[name] for name in trained}
+    outside = [name for name in trained if options.complement and name in job.mask]
     first = next(iter(theta.values()))
     masked = bool(job.mask or options.widths)
     data = StepData(
         lr=job.recipe.lr,
-        frozen={name: tensor for name, tensor in theta.items() if name not in start},
+        frozen={n: job.theta[n] if options.complement else t for n, t in theta.items() if n not in start},
         kept={n: job.mask[n] if n in job.mask else torch.ones_like(t, dtype=torch.bool) for n, t in start.items()}
         if masked
         else {},
@@ -37,6 +38,7 @@ def client_data(job: Job, trained: Sequence[str]) -> tuple[Params, StepData]:
         gains={name: first.new_tensor(gain) for name, gain in options.gains.items()},
         taus={name: first.new_tensor(tau) for name, tau in options.thresholds.items() if name in start and tau},
         shifts={name: shift for name, shift in options.shifts.items() if name in start},
+        complement={name: torch.where(job.mask[name], 0.0, job.theta[name]) for name in outside},
     )
     return start, data
 
@@ -71,7 +73,7 @@ class DefinedSteps:
 
     def values(self, inputs: Inputs, labels: Tensor) -> tuple[Params, Params]:
         """Return the trained tensors, and their gradients on a batch."""
-        grads, _ = self._gradients(inputs, labels)(shown_values(self._whole, {}, self._data.gains))
+        grads, _ = self._gradients(inputs, labels)(shown_values(self._whole, {}, self._data.gains, {}))
         return self._state.theta, {name: grad.clone() for name, grad in grads.items()}
 
     def remask(self, old: Mask, new: Mask) -> None:
@@ -122,7 +124,7 @@ class DefinedSteps:
     def _loss(self, x: Inputs) -> Loss:
         """Return the loss (1 - a) loss + a KL(scores of the widest || scores), with a the weight of distillation."""
         stepper, share = self._stepper, self._distil
-        stepper.show(shown_values(self._whole, self._inside[-1], self._data.gains))
+        stepper.show(shown_values(self._whole, self._inside[-1], self._data.gains, {}))
         stepper.stream.step = stepper.number
         teacher = F.log_softmax(call_model(stepper.model, copy_of(x)), 1)
 

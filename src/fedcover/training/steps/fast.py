@@ -16,7 +16,7 @@ from fedcover.training.steps.stepper import Stepper
 def try_fast_steps(stepper: Stepper, job: Job) -> "FastSteps | None":
     """Return fast steps for a job; None if its recipe or its options ask for anything that they do not know."""
     recipe, options = job.recipe, job.options or PLAIN
-    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or options.has_beyond("gains", "regrow"):
+    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or options.has_beyond("gains", "regrow", "complement"):
         return None
     return FastSteps(stepper, job, recipe, options)
 
@@ -26,7 +26,9 @@ class FastSteps:
 
     def __init__(self, stepper: Stepper, job: Job, recipe: LocalSGD, options: TrainingOptions) -> None:
         self._stepper = stepper
-        stepper.start(job.theta, job.mask, recipe.lr, recipe.momentum, dropout_key(job), options.gains)
+        stepper.start(
+            job.theta, job.mask, recipe.lr, recipe.momentum, dropout_key(job), options.gains, options.complement
+        )
 
     def epochs(self, inputs: Inputs, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
         """Take the steps of several epochs, and return the losses of the last."""

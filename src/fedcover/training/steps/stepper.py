@@ -106,8 +106,9 @@ class Stepper:
         momentum: float,
         key: int,
         gains: Mapping[str, float] = NONE,
+        complement: bool = False,
     ) -> None:
-        """Reset to theta o m with zero momentum.
+        """Reset to theta o m with zero momentum, or with a complement to theta, of which only theta o m is trained.
 
         A tensor with gain g is trained as theta' = g theta with the step size times g^2, which is equivalent, and
         ``params`` divides by g.
@@ -119,6 +120,7 @@ class Stepper:
             momentum: The factor by which momentum decays at each step.
             key: The key of the client's dropout.
             gains: The factors of tensors in forward passes, by name.
+            complement: Whether entries outside the mask stay at their values in theta, instead of 0.
         """
         self.lr, self.momentum, self._gains = lr, momentum, gains
         self.stream.key, self.number = key, 0
@@ -126,7 +128,7 @@ class Stepper:
         fixed = [name for name, p in self.model.named_parameters() if name in gains and not p.requires_grad]
         self._frozen = prune({name: theta[name] for name in fixed}, mask)
         theta = {name: t * gains[name] if name in gains else t for name, t in theta.items()} if gains else theta
-        put_params(self.model, prune(theta, mask))
+        put_params(self.model, theta if complement else prune(theta, mask))
         for flat in self.flats:
             flat.velocity.zero_()
             flat.kept = flat.over(mask)

@@ -18,7 +18,7 @@ typedef struct {
 
 typedef struct {
     float *theta, *velocity;
-    const float *kept; /* 0 where an entry is pruned; NULL if none is */
+    const float *kept; /* 0 where an entry does not change; NULL if all do */
     const float *inputs;
     const int64_t *labels, *order;
     int64_t examples, count, batch;

@@ -172,7 +172,7 @@ static void descend(const Chain *c, const Job *job, int64_t at, int64_t size, co
     for (int64_t i = at; i < at + size; i++) {
         const float v = c->momentum * job->velocity[i] + slope[i - at], value = job->theta[i] - c->lr * v;
         job->velocity[i] = v;
-        job->theta[i] = job->kept && job->kept[i] == 0 ? 0 : value;
+        if (!job->kept || job->kept[i] != 0) job->theta[i] = value;
     }
 }
 

@@ -20,8 +20,8 @@ INLINE void update(const int rows, const int vectors, const int apply, const int
         UNROLL for (int i = 0; i < vectors; i++) {
             store(w + i * apart + L, v[i]);
             if (!apply) continue;
-            const vf weight = load(w + i * apart) - lr * v[i];
-            store(w + i * apart, masked ? keep(weight, kept[k + i * apart / (2 * L)]) : weight);
+            const vf old = load(w + i * apart), weight = old - lr * v[i];
+            store(w + i * apart, masked ? keep(old, weight, kept[k + i * apart / (2 * L)]) : weight);
         }
     }
 }
@@ -113,9 +113,9 @@ static void update_bias(const Chain *c, const Stage *s) {
     for (int64_t h = 0; s->bias && h < s->op.out; h += L) {
         vf g = {};
         for (int64_t row = 0; row < c->tile * c->tiles; row++) g += load(s->grad + place(c, s->op.out, row, h));
-        vf v = load(s->bias + 2 * h + L) * c->momentum + g, value = load(s->bias + 2 * h) - c->lr * v;
+        const vf v = load(s->bias + 2 * h + L) * c->momentum + g, old = load(s->bias + 2 * h), value = old - c->lr * v;
         store(s->bias + 2 * h + L, v);
-        store(s->bias + 2 * h, c->masked ? keep(value, s->bias_kept[h / L]) : value);
+        store(s->bias + 2 * h, c->masked ? keep(old, value, s->bias_kept[h / L]) : value);
     }
 }
 

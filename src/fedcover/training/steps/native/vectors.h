@@ -53,10 +53,11 @@ INLINE vi iota(void) {
     return lanes;
 }
 
-INLINE vf keep(vf value, uint16_t bits) {
+/* Return new values in the lanes whose bits are set, and old ones in the others. */
+INLINE vf keep(vf old, vf value, uint16_t bits) {
     vi lanes = (vi){} + 1;
     lanes <<= iota();
-    return zero_where((lanes & (int32_t)bits) == 0, value);
+    return choose((lanes & (int32_t)bits) == 0, old, value);
 }
 
 #if defined(__GNUC__) && !defined(__clang__)
