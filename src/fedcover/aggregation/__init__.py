@@ -2,6 +2,7 @@
 
 from fedcover.aggregation.base import AGGREGATORS, Aggregation, Aggregator, ClientUpdate, aggregator
 from fedcover.aggregation.check import check_aggregator
+from fedcover.aggregation.damped import damped
 from fedcover.aggregation.mean import mean, norm_weighted, zero_padded
 from fedcover.aggregation.region_mean import RegionSum, average
 from fedcover.aggregation.robust import median, trimmed
@@ -23,6 +24,7 @@ __all__ = [
     "aggregator",
     "average",
     "check_aggregator",
+    "damped",
     "mean",
     "median",
     "norm_weighted",

@@ -116,6 +116,9 @@ class Aggregator(ABC):
     """Whether it may read the clients' numbers of examples, which screening then caps."""
     discounts: bool = False
     """Whether it follows the ``discount`` of updates."""
+    damping: float | None = 0.0
+    """The power of c_i / N by which its changes are scaled, see ``damped``; None to follow the complement: 1 if clients
+    see values outside their masks, else 0."""
 
     def __repr__(self) -> str:
         return type(self).__name__
@@ -123,6 +126,16 @@ class Aggregator(ABC):
     def bind(self, clients: Population) -> "Aggregator":
         """Return this aggregator bound to a population; raise InputError if it cannot work with these clients."""
         return self
+
+    def with_damping(self, damping: float) -> "Aggregator":
+        """Return this aggregator with its changes scaled by (c_i / N)^damping."""
+        from fedcover.aggregation.damped import Damped  # which is an aggregator
+
+        return Damped(self, damping)
+
+    def weight_of(self, update: "ClientUpdate") -> float:
+        """Return the weight of a client among all others."""
+        return update.discount
 
     def initial_state(self, theta: Params) -> dict[str, Tensor]:
         """Return the state before the first round; checkpoints store it."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregation.base import AGGREGATORS, Aggregation, Aggregator, ClientUpdate, PlannedClient
+from fedcover.aggregation.damped import with_damping
 from fedcover.aggregation.label_weights.aggregator import LabelMean
 from fedcover.aggregation.region_mean import RegionSum
 from fedcover.errors import InputError
@@ -24,6 +25,11 @@ class Mean(Aggregator):
     by_examples: bool = False
 
     discounts = True
+    damping = None
+
+    def weight_of(self, update: ClientUpdate) -> float:
+        """Return the discount of a client, times its number of examples if they count."""
+        return update.discount * (update.examples if self.by_examples else 1)
 
     @property
     def uses_examples(self) -> bool:  # type: ignore[override]
@@ -63,6 +69,7 @@ class NormMean(Aggregator):
 
     uses_examples = False
     discounts = True
+    damping = None
 
     def start(self, theta: Params, plans: Sequence[PlannedClient], state: Mapping[str, Tensor]) -> Aggregation:
         """Return running sums, whose memory does not grow with the cohort."""
@@ -92,22 +99,25 @@ class NormWeightedSum(Aggregation):
 
 
 @AGGREGATORS.register("mean")
-def mean(weighting: Literal["uniform", "examples", "labels"] = "uniform") -> Aggregator:
+def mean(weighting: Literal["uniform", "examples", "labels"] = "uniform", damping: float | None = None) -> Aggregator:
     """Average each entry over the clients that hold it.
 
     Args:
         weighting: The weight of a client in a region: ``uniform``; ``examples``, by its number of examples; or
             ``labels``, such that the mixed labels of the region's clients come as near as possible to the population's.
+        damping: The power of c_i / N, the share of the cohort that holds an entry, by which its change is scaled: 0
+            for the mean itself, 1 to divide the sum of changes by the cohort. By default 1 if clients see values
+            outside their masks (``complement``), else 0.
 
     Raises:
-        InputError: If there is no such weighting.
+        InputError: If there is no such weighting, or ``damping`` is out of range.
 
     >>> mean("examples")
     Mean(by_examples=True)
     """
     if weighting not in WEIGHTINGS:
         raise InputError(f"weighting must be one of {', '.join(WEIGHTINGS)}; got '{weighting}'")
-    return LabelMean() if weighting == "labels" else Mean(weighting == "examples")
+    return with_damping(LabelMean() if weighting == "labels" else Mean(weighting == "examples"), damping)
 
 
 @AGGREGATORS.register("zero_padded")
@@ -131,10 +141,13 @@ def zero_padded(weighting: Literal["uniform", "examples"] = "uniform") -> Aggreg
 
 
 @AGGREGATORS.register("norm_weighted")
-def norm_weighted() -> Aggregator:
+def norm_weighted(damping: float | None = None) -> Aggregator:
     """Average each entry over its holders, weighted by the norm of each client's update, as in HetLoRA.
 
     Cho, Liu, Xu, Fahrezi and Joshi, "Heterogeneous LoRA for federated fine-tuning of on-device foundation models",
     2024, weight clients by the norm of what they trained, so that clients that learned more count for more.
+
+    Args:
+        damping: As in ``mean``.
     """
-    return NormMean()
+    return with_damping(NormMean(), damping)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregation.base import AGGREGATORS, Aggregation, Aggregator, ClientUpdate, PlannedClient
+from fedcover.aggregation.damped import with_damping
 from fedcover.aggregation.spool import StoredTensors, UpdateSpool
 from fedcover.errors import check_number
 from fedcover.params import Params
@@ -32,6 +33,7 @@ class RobustMean(Aggregator):
     trim: float
 
     uses_examples = False
+    damping = None
 
     def start(self, theta: Params, plans: Sequence[PlannedClient], state: Mapping[str, Tensor]) -> Aggregation:
         """Return an aggregation that keeps all updates, in memory or on disk."""
@@ -47,30 +49,34 @@ class RobustMean(Aggregator):
 
 
 @AGGREGATORS.register("trimmed")
-def trimmed(trim: float = 0.2) -> Aggregator:
+def trimmed(trim: float = 0.2, damping: float | None = None) -> Aggregator:
     """Average each entry over its holders without the largest and the smallest values; robust to malicious clients.
 
     Args:
         trim: The share of an entry's holders that is dropped at either end, in [0, 0.5).
+        damping: As in ``mean``.
 
     Raises:
-        InputError: If ``trim`` is out of range.
+        InputError: If ``trim`` or ``damping`` is out of range.
 
     >>> trimmed(0.1)
     RobustMean(trim=0.1)
     """
     check_number("trim", trim, -1e-300, 0.5, "a share of the clients in [0, 0.5)")
-    return RobustMean(trim)
+    return with_damping(RobustMean(trim), damping)
 
 
 @AGGREGATORS.register("median")
-def median() -> Aggregator:
+def median(damping: float | None = None) -> Aggregator:
     """Take the median of each entry over the clients that hold it; robust to malicious clients.
+
+    Args:
+        damping: As in ``mean``.
 
     >>> median()
     RobustMean(trim=0.5)
     """
-    return RobustMean(0.5)
+    return with_damping(RobustMean(0.5), damping)
 
 
 class RobustRegions(Aggregation):

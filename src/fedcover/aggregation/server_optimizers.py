@@ -82,6 +82,19 @@ class ServerOptimizer(Aggregator):
         """Whether the wrapped aggregator may read the clients' numbers of examples."""
         return self.aggregator.uses_examples
 
+    @property
+    def damping(self) -> float | None:  # type: ignore[override]
+        """The damping of the wrapped aggregator."""
+        return self.aggregator.damping
+
+    def with_damping(self, damping: float) -> "ServerOptimizer":
+        """Return this optimizer with the changes of its aggregator scaled."""
+        return replace(self, aggregator=self.aggregator.with_damping(damping))
+
+    def weight_of(self, update: ClientUpdate) -> float:
+        """Return the weight of a client in the wrapped aggregator."""
+        return self.aggregator.weight_of(update)
+
     def tolerates(self, holders: int) -> int:
         """Return how many malicious holders of an entry the wrapped aggregator tolerates."""
         return self.aggregator.tolerates(holders)

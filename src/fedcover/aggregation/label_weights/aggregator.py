@@ -26,6 +26,7 @@ class LabelMean(Aggregator):
     needs_labels = True
     uses_examples = False
     discounts = True
+    damping = None
 
     def bind(self, clients: Population) -> "LabelMean":
         """Return this aggregator with the label counts of a population; raise InputError if clients share none."""
