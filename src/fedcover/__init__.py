@@ -21,6 +21,7 @@ from fedcover.aggregation import (
     aggregator,
     average,
     check_aggregator,
+    damped,
     mean,
     median,
     norm_weighted,
@@ -74,6 +75,7 @@ from fedcover.structure.submodel import SubModel, shrink
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training import schedules
 from fedcover.training.check import check_transform
+from fedcover.training.complements import Complement, Frozen, Kept, Quantized, Zero
 from fedcover.training.options import Regrow, TrainingOptions
 from fedcover.training.recipes import LocalAdam, LocalSGD, Recipe
 from fedcover.training.task import Task
@@ -102,6 +104,7 @@ __all__ = [
     "ClientEvaluation",
     "ClientPlan",
     "ClientUpdate",
+    "Complement",
     "Cost",
     "CoverageWarning",
     "DesignWarning",
@@ -116,11 +119,13 @@ __all__ = [
     "EvaluateClients",
     "FedcoverError",
     "Federation",
+    "Frozen",
     "RoundFeedback",
     "GradientTransform",
     "History",
     "InputError",
     "KeepBest",
+    "Kept",
     "LocalAdam",
     "LocalSGD",
     "MLflow",
@@ -129,6 +134,7 @@ __all__ = [
     "Policy",
     "Population",
     "Processes",
+    "Quantized",
     "RegionSum",
     "Recipe",
     "Regrow",
@@ -151,6 +157,7 @@ __all__ = [
     "Vectorized",
     "WandB",
     "WholeLayersWarning",
+    "Zero",
     "__version__",
     "aggregator",
     "availability",
@@ -162,6 +169,7 @@ __all__ = [
     "check_transform",
     "cost_of",
     "coverage_of",
+    "damped",
     "data",
     "evaluate_clients",
     "gamma_min",

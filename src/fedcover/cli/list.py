@@ -14,6 +14,7 @@ from fedcover.cli.options import JsonOption
 from fedcover.config.choices import (
     AGGREGATION,
     CALLBACK,
+    COMPLEMENT,
     LOCAL,
     MODEL,
     POLICY,
@@ -72,6 +73,7 @@ TOPICS: dict[str, Callable[[], Rows]] = {
     "local": partial(_named, LOCAL),
     "schedule": partial(_named, SCHEDULE),
     "sampling": partial(_named, SAMPLING),
+    "complement": partial(_named, COMPLEMENT),
     "callbacks": partial(_named, CALLBACK),
     "models": partial(_named, MODEL),
     "codes": _codes,

@@ -90,6 +90,7 @@ def build_federation(
         sampling=config.sampling.choice.build(),
         screening=screening,
         require_robustness=config.require_robustness,
+        **({"complement": config.complement.choice.build()} if config.complement.model_fields_set else {}),
     )
     if federation.by == "slot":  # every cohort has these budgets
         federation.policy.check_budgets(federation.theta0, federation.resolved_budgets)

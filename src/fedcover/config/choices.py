@@ -27,6 +27,7 @@ from fedcover.models import MODELS
 from fedcover.policies.base import Policy
 from fedcover.policies.registry import POLICIES
 from fedcover.policies.selected import with_selection
+from fedcover.training.complements import COMPLEMENTS, Complement
 from fedcover.training.recipes import OPTIMIZERS, Recipe
 from fedcover.training.schedules import SCHEDULES
 
@@ -107,6 +108,9 @@ SAMPLING = Section(
     "sampling", SAMPLINGS.noun, Sampling, SAMPLINGS, SAMPLINGS.find,
     "a function (this_round, population, state) with @fedcover.sampling",
 )  # fmt: skip
+COMPLEMENT = Section(
+    "complement", COMPLEMENTS.noun, Complement, COMPLEMENTS, COMPLEMENTS.find, "a subclass of fedcover.Complement",
+)  # fmt: skip
 CALLBACK = Section(
     "callbacks", CALLBACKS.noun, Callback, CALLBACKS, CALLBACKS.find, "a subclass of fedcover.Callback"
 )  # fmt: skip
@@ -120,7 +124,8 @@ DATA = Section(
     product="(train, test), each as inputs and labels or as a data set",
 )  # fmt: skip
 SECTIONS: dict[str, Section[Any]] = {
-    section.key: section for section in (MODEL, DATA, POLICY, LOCAL, SCHEDULE, AGGREGATION, SERVER, SAMPLING)
+    section.key: section
+    for section in (MODEL, DATA, POLICY, LOCAL, SCHEDULE, AGGREGATION, SERVER, SAMPLING, COMPLEMENT)
 }
 """The sections whose objects have settings of their own."""
 

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from fedcover.config.choices import (
     AGGREGATION,
+    COMPLEMENT,
     DATA,
     LOCAL,
     MODEL,
@@ -159,6 +160,17 @@ class SamplingConfig(NamedSection):
     name: str = Field("uniform", description="one of `fedcover list sampling`, or FILE.py:NAME for your own")
 
 
+class ComplementConfig(NamedSection):
+    """What clients see outside their masks, with its own settings as further keys."""
+
+    section = COMPLEMENT
+    name: str = Field(
+        "zero",
+        description="one of `fedcover list complement`, or FILE.py:NAME for your own; without it, frozen for policies"
+        " whose clients must see the whole model",
+    )
+
+
 class EvaluateConfig(StrictSection):
     """When to evaluate."""
 
@@ -221,6 +233,7 @@ class Config(StrictSection):
     local: LocalConfig = LocalConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     sampling: SamplingConfig = SamplingConfig()
+    complement: ComplementConfig = ComplementConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     screening: ScreeningConfig = ScreeningConfig()
     flower: FlowerConfig = FlowerConfig()
@@ -251,7 +264,8 @@ class Config(StrictSection):
             if key not in self.data.model_fields_set:
                 del settings["data"][key]
         screened = self.engine == "flower" and self.screening.when == "deploy"
-        for key in ("schedule", "sampling", "task", "claims", *(() if screened else ("screening",))):
+        settings["aggregation"] = {k: v for k, v in settings["aggregation"].items() if v is not None}
+        for key in ("schedule", "sampling", "complement", "task", "claims", *(() if screened else ("screening",))):
             if getattr(self, key) == type(getattr(self, key))():
                 del settings[key]
         if not self.require_robustness:

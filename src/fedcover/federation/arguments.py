@@ -25,6 +25,7 @@ from fedcover.policies.registry import POLICIES
 from fedcover.seeding import ambient, seeded, whole_seed
 from fedcover.structure.batch_norm import check_batches
 from fedcover.structure.calls import call_model
+from fedcover.training.complements import COMPLEMENTS, Complement
 from fedcover.training.recipes import OPTIMIZERS, Recipe
 from fedcover.training.task import Task, check_classes
 
@@ -49,11 +50,21 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
         Sampling,
         "client sampling, such as fedcover.weighted('examples'), or a function with @fedcover.sampling",
     ),
+    "complement": (
+        (Complement, type(None)),
+        "a complement or its name, such as fedcover.Frozen() or 'frozen'",
+    ),
     "screening": ((Screening, type(None)), "a screening, such as fedcover.Screening(change=3.0)"),
     "engine": (Engine, "an engine or its name, such as fedcover.Serial() or 'processes'"),
 }  # fmt: skip
 """The type of each argument, and what to give in words."""
-REGISTRIES = {"policy": POLICIES, "local": OPTIMIZERS, "aggregator": AGGREGATORS, "sampling": SAMPLINGS}
+REGISTRIES = {
+    "policy": POLICIES,
+    "local": OPTIMIZERS,
+    "aggregator": AGGREGATORS,
+    "sampling": SAMPLINGS,
+    "complement": COMPLEMENTS,
+}
 SWITCHES = ("certify", "require_coverage", "assign")
 
 

@@ -17,6 +17,7 @@ from fedcover.errors import InputError, check_whole, shown
 from fedcover.federation.checkpoint import State
 from fedcover.federation.client_states import with_client_states
 from fedcover.federation.cohort import needs_classes
+from fedcover.federation.complements import evaluated_mask, seen_by, with_complement
 from fedcover.federation.evaluate import Score
 from fedcover.federation.history import History
 from fedcover.federation.planned_round import costs_of_plans, job_of
@@ -26,6 +27,7 @@ from fedcover.masks.content import content_keys
 from fedcover.params import Mask, Params, device_of, on_device
 from fedcover.policies.base import ClientPlan, shown_in
 from fedcover.seeding import Round
+from fedcover.training.complements import seen
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -162,18 +164,19 @@ class _Evaluation:
             cohort = cohort_of(part, sizes, federation.resolved_budgets, federation.by, numbers)
             if needs_classes(federation):
                 cohort = [replace(client, classes=population.classes_of(client.id)) for client in cohort]
-            planned, _ = plan_round(federation.policy, self._state, cohort, self._round)
-            plans += with_client_states(federation, self._state, planned)
+            planned, policy_state = plan_round(federation.policy, self._state, cohort, self._round)
+            plans += with_client_states(federation, self._state, with_complement(federation, planned, policy_state))
         return plans
 
     def _scores(self, plans: Sequence[ClientPlan]) -> list[Score]:
         """Return the score of each sub-model; on a shared test set, equal masks are evaluated once."""
         theta = self._state.theta
         if self._tested_on == OWN:
-            return [self._score(theta, plan.mask, plan.client) for plan in plans]
-        keys = content_keys([plan.mask for plan in plans], theta)
-        distinct = dict(zip(keys, plans, strict=True))
-        scores = {key: self._score(theta, plan.mask, plan.client) for key, plan in distinct.items()}
+            return [self._score(theta, evaluated_mask(self._federation, p.mask), p.client) for p in plans]
+        masks = [evaluated_mask(self._federation, plan.mask) for plan in plans]
+        keys = content_keys(masks, theta)
+        distinct = dict(zip(keys, zip(masks, plans, strict=True), strict=True))
+        scores = {key: self._score(theta, mask, plan.client) for key, (mask, plan) in distinct.items()}
         return [scores[key] for key in keys]
 
     def _score(self, theta: Params, mask: Mask, client: Client) -> Score:
@@ -193,12 +196,15 @@ class _Evaluation:
         """Return the accuracy, or else the loss, of each client after fine-tuning; None if it diverged."""
         federation = self._federation
         recipe = replace(federation.local.in_round(self._round.index), epochs=epochs, local_steps=None)
-        jobs = [job_of(federation, plan, self._state.theta, recipe, self._round) for plan in plans]
-        by_id = {plan.client.id: plan for plan in plans}
+        views = seen_by(federation, self._state, plans)
+        jobs = [job_of(federation, *planned, recipe, self._round) for planned in zip(plans, views, strict=True)]
+        by_id = {job.client.id: job for job in jobs}
         values: dict[int, float | None] = {}
         for update in federation.engine.train(jobs):
-            client = by_id[update.client].client
-            score = self._score(dict(update.theta), update.mask, client) if update.is_finite() else None
+            client, view = by_id[update.client].client, by_id[update.client].theta
+            mask = evaluated_mask(federation, update.mask)
+            theta = dict(update.theta) if mask is update.mask else seen(dict(update.theta), update.mask, view)
+            score = self._score(theta, mask, client) if update.is_finite() else None
             accuracy = self._accuracy(client, score) if score else None
             values[client.id] = _finite(score.loss) if score and score.accuracy is None else accuracy
         return [values[plan.client.id] for plan in plans]

@@ -1,4 +1,4 @@
-"""What the server keeps for each client from round to round: its control variate, or the moments of its optimizer."""
+"""What the server keeps for each client from round to round: control variate, moments, its copy of the model."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.federation.checkpoint import State
+from fedcover.federation.complements import CopyUpdates
 from fedcover.federation.control_variates import ControlUpdates, corrected, uses_control_variates
 from fedcover.federation.kept_moments import MomentUpdates, with_moments
 from fedcover.federation.planned_round import PlannedRound
@@ -26,18 +27,23 @@ class ClientStates(Protocol):
         """Return ``State.clients`` for the next round."""
 
 
-class UnchangedStates:
-    """The states of clients whose training changes nothing that is kept."""
+class SeveralStates:
+    """Several kinds of states, or none, each with its own keys."""
 
-    def __init__(self, planned: PlannedRound) -> None:
-        self._state = planned.state.clients
+    def __init__(self, planned: PlannedRound, states: Sequence[ClientStates]) -> None:
+        self._before, self._states = planned.state.clients, states
 
     def add(self, update: ClientUpdate) -> None:
-        """Change nothing."""
+        """Add one client's update to each kind."""
+        for states in self._states:
+            states.add(update)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the states of the last round."""
-        return self._state
+        """Return the states of the last round, with what has changed."""
+        after = self._before
+        for states in self._states:
+            after = after | {k: t for k, t in states.state().items() if self._before.get(k) is not t}
+        return after
 
 
 def with_client_states(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[ClientPlan]:
@@ -49,6 +55,9 @@ def with_client_states(federation: "Federation", state: State, plans: Sequence[C
 
 def client_states(federation: "Federation", planned: PlannedRound) -> ClientStates:
     """Return the states of clients after a planned round, to which its updates are added."""
+    states: list[ClientStates] = [CopyUpdates(federation, planned)] if federation.complement.keeps_copies else []
     if uses_control_variates(federation.local):
-        return ControlUpdates(federation, planned)
-    return MomentUpdates(planned) if federation.local.keep_moments else UnchangedStates(planned)
+        states.append(ControlUpdates(federation, planned))
+    elif federation.local.keep_moments:
+        states.append(MomentUpdates(planned))
+    return SeveralStates(planned, states)

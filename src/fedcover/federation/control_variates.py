@@ -40,7 +40,7 @@ def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan
     means, new = _means(state), []
     for plan in plans:
         options = plan.options or PLAIN
-        if options.has_beyond("regrow", "report"):
+        if options.has_beyond("regrow", "report", "complement"):
             raise InputError(
                 f"control variates need plain masked SGD, but policy {federation.policy} changes local training; use"
                 f" another policy, or control_variates=False"

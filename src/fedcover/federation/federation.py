@@ -25,6 +25,7 @@ from fedcover.federation.averaged_round import Arrivals
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.checkpoint import State
 from fedcover.federation.cohort import NO_SHARES, Shares, check_cohort, draw_budgets, resolve_budgets
+from fedcover.federation.complements import described, resolve_complement
 from fedcover.federation.evaluator import Evaluator
 from fedcover.federation.fingerprint import describe_method
 from fedcover.federation.history import History, RoundRecord
@@ -39,6 +40,7 @@ from fedcover.params import FULL, params_of
 from fedcover.policies.base import Policy
 from fedcover.policies.fedavg import full
 from fedcover.seeding import Round
+from fedcover.training.complements import Complement
 from fedcover.training.recipes import LocalSGD, Recipe
 from fedcover.training.task import Task
 
@@ -51,14 +53,11 @@ IID_SKEW = 0.2
 class Federation:
     """Algorithm 1: clients train sub-models of one shared model, which are averaged region by region.
 
-    ``examples/01_your_own.py`` is a complete script.
-
     Args:
         task: The model, whose present parameters are theta_0, and its loss; or only the model, for cross-entropy.
         clients: The population with its training examples, from ``fedcover.data``.
         policy: The policy that plans masks, or its name; full models (FedAvg) by default.
-        budgets: What clients can afford, from ``by_slot`` or ``by_client``, or a code for ``by_slot``. Policies that
-            prune to budgets need them.
+        budgets: What clients can afford, from ``by_slot`` or ``by_client``, or a code; policies that prune need them.
         local: The recipe of local training, or its name.
         cohort: Number of clients in a round.
         seed: Seed of every random draw.
@@ -66,13 +65,13 @@ class Federation:
             server optimizer such as ``FedAdam(mean())``, or your own.
         engine: What trains the clients, or its name; ``Serial()`` by default.
         certify: Add a certificate to every record: what the convergence theorem states about the round.
-        require_coverage: Raise an error before a round is trained whose masks leave an entry to no client. If budgets
-            belong to clients, this may happen after rounds that were covered.
+        require_coverage: Raise an error before a round is trained whose masks leave an entry to no client.
         assign: Exchange patterns of equal size within a cohort such that labels of holders complement each other.
         hook: Changes to rounds, for studies of other algorithms.
         sampling: Which clients take part in a round: ``uniform()``, ``weighted()``, ``availability()``, or your own.
         screening: Limits on the influence of a client, by comparison with its cohort; by default none.
         require_robustness: Malicious clients that a robust aggregator must tolerate: entries with too few holders stay.
+        complement: What clients see outside their masks, such as ``Frozen()``; by default what the policy needs.
 
     Raises:
         InputError: If the arguments do not fit together; the message says how to fix them.
@@ -94,11 +93,13 @@ class Federation:
     sampling: Sampling = field(default_factory=uniform)
     screening: Screening | None = None
     require_robustness: int = 0
+    complement: Complement = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         resolve_arguments(self)
         clients = self.clients
         check_cohort(self)
+        self.complement, self.aggregator = resolve_complement(self)
         rule, self.aggregator = self.aggregator, self.aggregator.bind(clients)
         check_robustness(self)
         self.task = self.task.fitted(clients.examples)
@@ -108,7 +109,7 @@ class Federation:
         self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
         self.theta0, self.full_cost = params_of(self.task.model), cost_of(self.structure, FULL)
         others = {"hook": self.hook, "sampling": self.sampling, "augmentation": clients.examples.augment}
-        others |= {"screening": self.screening, "metrics": self.task.named_metrics()}
+        others |= {"screening": self.screening, "metrics": self.task.named_metrics(), **described(self.complement)}
         self.method = describe_method(self.task, self.policy, self.local, rule, **others)
         self.evaluator = Evaluator(self.task, self.structure, clients.examples)
 

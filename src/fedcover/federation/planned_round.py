@@ -110,6 +110,8 @@ def costs_of_plans(
         whose = f"the mask of policy {federation.policy} for client {plan.client.number} in round {this_round.index}"
         if cost_of_mask[key].parameters == 0:
             raise InputError(f"{whose} keeps nothing; keep at least one entry")
+        if federation.complement.sees:  # nothing is missing where a mask is empty
+            continue
         if (empty := cost_of_mask[key].emptied) and not carries(federation.structure, prune(theta, plan.mask)):
             raise InputError(
                 f"{whose} keeps nothing of '{empty[0]}', so no input reaches the output; raise the budget"

@@ -19,6 +19,7 @@ from fedcover.federation.averaged_round import Arrivals, AveragedRound
 from fedcover.federation.checkpoint import State
 from fedcover.federation.client_states import client_states, with_client_states
 from fedcover.federation.cohort import Shares, draw_cohort
+from fedcover.federation.complements import noise_of, seen_by, with_complement
 from fedcover.federation.feedback import FeedbackSum
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.observers import EndedRound, RoundObserver, observers_of
@@ -26,7 +27,6 @@ from fedcover.federation.planned_round import Clock, PlannedRound, costs_of_plan
 from fedcover.federation.planning import observe_round, plan_round
 from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.federation.screening import RoundScreen, screen_round
-from fedcover.masks.coverage import norm_and_noise
 from fedcover.seeding import Round
 from fedcover.theory import check_coverage
 
@@ -42,11 +42,12 @@ def begin_round(federation: "Federation", state: State, device: torch.device, sh
 
     cohort = draw_cohort(federation, this_round, state, shares)
     plans, policy_state = plan_round(federation.policy, state, cohort, this_round)
-    plans = with_client_states(federation, state, plans)
-    norm2, noise = norm_and_noise(state.theta, [plan.mask for plan in plans])
+    plans = with_client_states(federation, state, with_complement(federation, plans, policy_state))
+    views = seen_by(federation, state, plans)
+    norm2, noise = noise_of(federation, state.theta, plans, views)
     costs = costs_of_plans(federation, state.theta, plans, this_round)
     recipe = federation.local.in_round(this_round.index)
-    jobs = [job_of(federation, plan, state.theta, recipe, this_round) for plan in plans]
+    jobs = [job_of(federation, *planned, recipe, this_round) for planned in zip(plans, views, strict=True)]
     planned = PlannedRound(this_round, state, plans, policy_state, recipe, norm2, noise, costs, jobs, clock)
     if federation.require_coverage:
         check_coverage(planned.coverage, this_round.index, federation.remedy)

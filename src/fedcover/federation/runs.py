@@ -3,42 +3,36 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 import torch
-from torch import Tensor
 
-from fedcover.aggregation.label_weights import label_skew
-from fedcover.data import DevicePopulation, Examples
-from fedcover.data.inputs import parts_of
+from fedcover.data import Examples
 from fedcover.engines.base import Engine
 from fedcover.errors import InputError, StoppedWarning, check_whole
 from fedcover.federation.callbacks.base import Callback, RoundView, RunView
 from fedcover.federation.callbacks.calls import RunCallbacks, describe_callback
-from fedcover.federation.checkpoint import Checkpoint, digest_of
+from fedcover.federation.checkpoint import Checkpoint
 from fedcover.federation.cohort import NO_SHARES, Shares
 from fedcover.federation.fingerprint import Method, describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound
+from fedcover.federation.run_description import describe, describe_data, digests, summary
 from fedcover.federation.run_folder import RunFolder
 from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
 from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.params import on_device, prune
 from fedcover.policies.base import ClientPlan, shown_in
-from fedcover.seeding import seeded
 from fedcover.toml import Settings
-from fedcover.training.targets import FittedLoss
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
 
 CPU = torch.device("cpu")
-SAMPLED = 32
-"""The number of items of a lazy data set that identify it, with the targets that it lists."""
 
 
 @dataclass(frozen=True)
@@ -298,103 +292,3 @@ def move_tests(runs: Sequence[Run], device: torch.device) -> None:
                 moved[key] = (run.test, run.test.on_device(device))  # keep the original, so that its id is not reused
             on_device_test = moved[key][1]
             run.test = replace(run.test, inputs=on_device_test.inputs, labels=on_device_test.labels)
-
-
-def describe(federation: "Federation", engine: Engine) -> dict[str, Any]:
-    """Return a federation and its engine as settings."""
-    return {
-        "seed": federation.seed,
-        "cohort": federation.cohort,
-        "aggregation": {"name": repr(federation.aggregator)},
-        "assign": federation.assign,
-        "certify": federation.certify,
-        "engine": engine.name,
-        "data": {"name": federation.clients.examples.name, "clients": len(federation.clients)},
-        "model": {"name": type(federation.task.model).__name__},
-        "policy": {"name": str(getattr(federation.policy, "name", federation.policy))},
-        "budgets": {"by": federation.by, "items": [budget.exact for budget in federation.resolved_budgets]},
-        "local": federation.local.settings(),
-        **({} if federation.sampling.uniform else {"sampling": {"name": repr(federation.sampling)}}),
-        **({"screening": asdict(federation.screening)} if federation.screening else {}),
-        **({"require_robustness": federation.require_robustness} if federation.require_robustness else {}),
-    }
-
-
-def digests(federation: "Federation", test: Examples | None) -> list[str]:
-    """Return digests of theta_0, and of all data, their partition, clients' own tests and the name of the loss."""
-    clients, train = federation.clients, federation.clients.examples
-    tensors = _contents("", train)
-    if test is not None:
-        tensors |= _contents("test ", test)
-    tensors["sizes"] = torch.tensor([clients.size(i) for i in range(len(clients))])
-    tensors["parts"] = clients.parts
-    if clients.tests is not None:
-        tensors |= _contents("own test ", clients.tests.examples)
-        tensors["own test sizes"] = torch.tensor([clients.tests.size(i) for i in range(len(clients))])
-        tensors["own test parts"] = clients.tests.parts
-    loss = federation.task.loss
-    loss = loss.loss if isinstance(loss, FittedLoss) else loss
-    return [digest_of(federation.theta0), digest_of(tensors, getattr(loss, "__qualname__", type(loss).__name__))]
-
-
-def describe_data(federation: "Federation", test: Examples | None) -> dict[str, str]:
-    """Return a digest of the data, and what a partition has in common with those of other seeds, as text."""
-    clients = federation.clients
-    tensors = _contents("", clients.examples) | ({} if test is None else _contents("test ", test))
-    if clients.tests is not None:
-        tensors |= _contents("own test ", clients.tests.examples)
-    sizes = [clients.size(client) for client in range(len(clients))]
-    described = {"digest": digest_of(tensors)[:16], "sizes": "equal" if max(sizes) - min(sizes) <= 1 else "unequal"}
-    return described | ({"label skew": f"{label_skew(clients):.3f}"} if clients.shares_labels else {})
-
-
-def _contents(prefix: str, examples: Examples) -> dict[str, Tensor]:
-    """Return what identifies examples: all of them, or of a lazy data set some, and the targets that it lists."""
-    rows = slice(None)
-    if not examples.in_memory:
-        rows = slice(None, None, -(-len(examples) // SAMPLED))
-    with seeded(0, "digest"):
-        inputs, labels = examples.read(rows)
-    named = {f"{prefix}inputs{'/' if name else ''}{name}": part for name, part in parts_of(inputs).items()}
-    return {**named, f"{prefix}labels": labels if examples.labels is None else examples.labels}
-
-
-def summary(
-    federation: "Federation", history: History, name: str, test: Examples | None, engine: Engine
-) -> dict[str, Any]:
-    """Return the outcome of a run, as stored in summary.json."""
-    last, clients = history.last, federation.clients
-    return {
-        "name": name,
-        **({"clients": [device.number for device in clients.devices]} if isinstance(clients, DevicePopulation) else {}),
-        "rounds": len(history),
-        "accuracy": last.accuracy,
-        "metrics": last.metrics,
-        "loss": last.loss,
-        "local_accuracy": last.local_accuracy,
-        "gamma_min": history.gamma_min,
-        "uncovered": max(history.column("uncovered")),
-        "robust_to": min((f for f in history.column("robust_to") if f is not None), default=None),
-        "limited": sum(len(limited) for limited in history.column("limited")),
-        "pruning_noise": sum(history.column("pruning_noise")) / len(history),
-        "keeps": [budget.keep for budget in federation.resolved_budgets],
-        "parameters": sum(tensor.numel() for tensor in federation.task.model.parameters()),
-        "bytes_down": sum(history.column("bytes_down")),
-        "bytes_up": sum(history.column("bytes_up")),
-        "bytes_full": sum(history.column("bytes_full")),
-        "rejected": sum(len(rejected) for rejected in history.column("rejected")),
-        "seconds": sum(sum(record.seconds.values()) for record in history),
-        "engine": engine.name,
-        "data": (test or federation.clients.examples).provenance,
-        "label_bias": _mean_bias(history),
-        "certificate": history.last.certificate,
-    }
-
-
-def _mean_bias(history: History) -> dict[str, float] | None:
-    """Return the mean label bias over the rounds that measured it, with the worst region of all."""
-    biases = [bias for bias in history.column("label_bias") if bias]
-    if not biases:
-        return None
-    worst = max(biases, key=lambda bias: float(bias["worst"]))
-    return {**worst, **{key: sum(bias[key] for bias in biases) / len(biases) for key in ("before", "after")}}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedcover.data import Examples, Population
 from fedcover.federation.checkpoint import State
+from fedcover.federation.complements import evaluated_mask
 from fedcover.federation.evaluate import Score
 from fedcover.federation.evaluate_together import EvaluationRequest, evaluate_together
 from fedcover.federation.evaluator import LocalTest
@@ -68,8 +69,8 @@ def _request(
     shown = on_device(shown_in(state.policy), device_of(state.theta))
     by_labels = clients.tests is None and clients.shares_labels and test.classes > 0
     tests = [
-        LocalTest(plan.mask, padded_mix(clients, plan.client.id, test.classes), plan.client.examples)
-        for plan in plans
+        LocalTest(mask, padded_mix(clients, plan.client.id, test.classes), plan.client.examples)
+        for plan, mask in ((plan, evaluated_mask(federation, plan.mask)) for plan in plans)
         if evaluation.local and by_labels and federation.task.decision is not None
     ]
     return EvaluationRequest(federation.evaluator, state.theta, shown, tests)
@@ -93,7 +94,8 @@ def _on_own_tests(
     """Return the accuracy of the clients' sub-models on their own test sets, weighted by the sizes of these."""
     total, examples = 0.0, 0
     for plan in plans:
-        accuracy = federation.evaluator.accuracy_of(theta, plan.mask, tests.examples_of(plan.client.id))
+        mask = evaluated_mask(federation, plan.mask)
+        accuracy = federation.evaluator.accuracy_of(theta, mask, tests.examples_of(plan.client.id))
         if accuracy is not None:
             total += accuracy * tests.size(plan.client.id)
             examples += tests.size(plan.client.id)

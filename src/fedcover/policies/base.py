@@ -89,6 +89,11 @@ class Traits:
     """Whether masks cover every entry as soon as the budgets of a cohort add up to one model."""
     dense_in_turn: bool = False
     """Whether clients hold some tensors whole in turn, whatever their budgets, as in grow-and-prune."""
+    prunes_global_model: bool = False
+    """Whether the global model is pruned too, by a mask that all clients share."""
+    needs_complement: bool = False
+    """Whether clients must see the values outside their masks, as with fedcover.Frozen(): masks may leave out whole
+    layers."""
     one_by_one: bool = False
     """Whether its training options need an engine that trains clients one by one, such as serial or processes."""
     hold: UnitChooser | None = None

@@ -45,8 +45,8 @@ class FedDst(Policy):
         check_number("share", self.share, 0, 1 + 1e-9, "a number in (0, 1]")
 
     def traits(self) -> Traits:
-        """Declare that ``plan`` works on any device."""
-        return Traits(any_device=True)
+        """Declare that ``plan`` works on any device, and that the mask is that of the global model too."""
+        return Traits(any_device=True, prunes_global_model=True)
 
     def bind(self, structure: ModelStructure) -> "FedDst":
         """Return this policy with the model's hidden weight tensors."""

@@ -55,8 +55,8 @@ class PruneFl(Policy):
             check_number("fixed", self.fixed, 0, math.inf, "a positive number of seconds")
 
     def traits(self) -> Traits:
-        """Declare that ``plan`` works on any device."""
-        return Traits(any_device=True)
+        """Declare that ``plan`` works on any device, and that the mask is that of the global model too."""
+        return Traits(any_device=True, prunes_global_model=True)
 
     def bind(self, structure: ModelStructure) -> "PruneFl":
         """Return this policy with the model's hidden weight tensors, and their multiply-adds if seconds are unknown."""

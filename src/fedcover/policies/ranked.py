@@ -234,7 +234,7 @@ def _kept_units(budget: Budget, layer: str, ranks: Tensor) -> npt.NDArray[np.boo
 
 
 @dataclass(frozen=True)
-class Frozen(Policy):
+class FixedRanks(Policy):
     """A ranked policy whose ranks are updated in the first rounds and then frozen."""
 
     inner: Ranked
@@ -253,7 +253,7 @@ class Frozen(Policy):
         """Return the ranks of a first round."""
         return self.inner.ranks(theta)
 
-    def bind(self, structure: ModelStructure) -> "Frozen":
+    def bind(self, structure: ModelStructure) -> "FixedRanks":
         """Return this policy bound to one model."""
         return replace(self, inner=self.inner.bind(structure))
 

@@ -1,0 +1,150 @@
+"""What the clients of a round see of the global model, and their copies of it (``training/complements.py``)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedcover.aggregation.base import Aggregator, ClientUpdate
+from fedcover.errors import InputError
+from fedcover.federation.checkpoint import State
+from fedcover.masks.coverage import norm_and_noise
+from fedcover.params import FULL, Mask, Params, norm2
+from fedcover.policies.base import ClientPlan, Policy, shown_in
+from fedcover.training.complements import Complement, Frozen, Zero, seen
+from fedcover.training.options import PLAIN
+
+if TYPE_CHECKING:
+    from fedcover.federation.federation import Federation
+    from fedcover.federation.planned_round import PlannedRound
+
+CPU = torch.device("cpu")
+COPY = "copy"
+"""The first part of the keys of clients' copies in ``State.clients``."""
+
+
+def resolve_complement(federation: "Federation") -> tuple[Complement, Aggregator]:
+    """Return the complement of a federation, and its aggregator with the damping that follows from it.
+
+    The complement is by default the one that the policy needs. An aggregator without a damping of its own divides by
+    the cohort if clients see values outside their masks.
+
+    Raises:
+        InputError: If the policy and the complement do not fit together.
+    """
+    complement, aggregator = _checked(federation.complement, federation.policy), federation.aggregator
+    damps = complement.sees and aggregator.damping is None
+    return complement, aggregator.with_damping(1.0) if damps else aggregator
+
+
+def described(complement: Complement) -> dict[str, Complement]:
+    """Return a complement as a part of a run's method; zeros are none, as in run folders of older versions."""
+    return {"complement": complement} if complement.sees else {}
+
+
+def _checked(complement: Complement | None, policy: Policy) -> Complement:
+    """Return the complement, or the one that a policy needs; raise InputError if they do not fit together."""
+    needs = policy.traits().needs_complement
+    if complement is None:
+        return Frozen() if needs else Zero()
+    if needs and not complement.sees:
+        raise InputError(
+            f"policy {policy} lets clients train parts of the whole model, which they must see; use"
+            f" complement=fedcover.Frozen()"
+        )
+    if complement.sees:
+        _check_whole(policy, policy.traits().prunes_global_model)
+    return complement
+
+
+def _check_whole(policy: Policy, prunes: object) -> None:
+    """Raise InputError if a policy prunes the global model."""
+    if prunes:
+        raise InputError(
+            f"policy {policy} prunes the global model itself, so nothing is outside its mask; use"
+            f" complement=fedcover.Zero(), or another policy"
+        )
+
+
+def with_complement(
+    federation: "Federation", plans: Sequence[ClientPlan], policy_state: Mapping[str, Tensor]
+) -> list[ClientPlan]:
+    """Return the plans, with the option of clients that see values outside their masks.
+
+    Args:
+        federation: The federation.
+        plans: The plans of its policy.
+        policy_state: The state of its policy.
+
+    Raises:
+        InputError: If the policy prunes the global model too.
+    """
+    if not federation.complement.sees:
+        return list(plans)
+    _check_whole(federation.policy, shown_in(policy_state))
+    return [replace(plan, options=replace(plan.options or PLAIN, complement=True)) for plan in plans]
+
+
+def seen_by(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[Params]:
+    """Return the parameters that each client starts from, before masking; clients that see the same share them."""
+    complement, theta = federation.complement, state.theta
+    if complement.exact or not complement.sees:
+        return [theta] * len(plans)
+    if complement.keeps_copies:
+        return [seen(theta, p.mask, complement.values(theta, copy_of(federation, state, p.client.id))) for p in plans]
+    values = complement.values(theta, {})
+    views = {id(mask): seen(theta, mask, values) for mask in {id(p.mask): p.mask for p in plans}.values()}
+    return [views[id(plan.mask)] for plan in plans]
+
+
+def copy_of(federation: "Federation", state: State, client: int) -> Params:
+    """Return a client's copy of the model; the initial model before its first round."""
+    return {name: state.clients.get(f"{COPY}/{client}/{name}", start) for name, start in federation.theta0.items()}
+
+
+def error_of(theta: Params, view: Params, mask: Mask) -> float:
+    """Return ||(1 - m) o (theta - c)||^2, the squared distance of what a client sees from theta."""
+    if view is theta:
+        return 0.0
+    squares = [
+        torch.where(kept, 0.0, (theta[name] - view[name]).double()).square().sum() for name, kept in mask.items()
+    ]
+    return float(torch.stack(squares).sum()) if squares else 0.0
+
+
+def noise_of(
+    federation: "Federation", theta: Params, plans: Sequence[ClientPlan], views: Sequence[Params]
+) -> tuple[float, list[float]]:
+    """Return ||theta||^2, and for each client ||theta - theta_n||^2 / ||theta||^2, where theta_n is what it sees."""
+    if not federation.complement.sees:
+        return norm_and_noise(theta, [plan.mask for plan in plans])
+    total = norm2(theta)
+    errors = [error_of(theta, view, plan.mask) for plan, view in zip(plans, views, strict=True)]
+    return total, [error / total if total else 0.0 for error in errors]
+
+
+def evaluated_mask(federation: "Federation", mask: Mask) -> Mask:
+    """Return the mask under which a client's model is evaluated: the whole model if clients see it."""
+    return FULL if federation.complement.sees else mask
+
+
+class CopyUpdates:
+    """The clients' copies of the model after a round: what they trained, and outside their masks what they had."""
+
+    def __init__(self, federation: "Federation", planned: "PlannedRound") -> None:
+        self._federation, self._before = federation, planned.state
+        self._state = dict(planned.state.clients)
+
+    def add(self, update: ClientUpdate) -> None:
+        """Renew a client's copy where it trained."""
+        for name, before in copy_of(self._federation, self._before, update.client).items():
+            new = update.theta[name].to(CPU, copy=True)
+            if name in update.mask:
+                new = torch.where(update.mask[name].to(CPU), new, before.to(CPU))
+            self._state[f"{COPY}/{update.client}/{name}"] = new
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state of clients for the next round."""
+        return self._state
