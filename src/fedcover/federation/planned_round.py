@@ -13,7 +13,7 @@ from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
 from fedcover.federation.extras import extras_of_plan
-from fedcover.masks.cost import Cost, costs_of, with_extras
+from fedcover.masks.cost import Cost, costs_of, with_complement, with_extras
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params, prune
 from fedcover.policies.base import ClientPlan
@@ -106,6 +106,10 @@ def costs_of_plans(
     distinct = {id(plan.mask): plan for plan in plans}
     costs = costs_of(federation.structure, [plan.mask for plan in distinct.values()])
     cost_of_mask = dict(zip(distinct, costs, strict=True))
+    if federation.complement.sees:
+        bytes_down = federation.complement.bytes_down
+        for key, plan in distinct.items():
+            cost_of_mask[key] = with_complement(federation.structure, plan.mask, cost_of_mask[key], bytes_down)
     for key, plan in distinct.items():
         whose = f"the mask of policy {federation.policy} for client {plan.client.number} in round {this_round.index}"
         if cost_of_mask[key].parameters == 0:

@@ -65,8 +65,9 @@ class RunWarnings:
     def check(self, record: RoundRecord, state: State) -> None:
         """Warn about the first uncovered round, and the first step size beyond the theorem's limit."""
         self._check_shares(record)
-        # A policy with one pruned mask for all leaves the rest to no client on purpose.
-        if record.uncovered > 0 and not shown_in(state.policy) and CoverageWarning not in self._warned:
+        # A policy with one pruned mask for all leaves the rest to no client on purpose, as does one that takes turns.
+        meant = shown_in(state.policy) or self._federation.policy.traits().needs_complement
+        if record.uncovered > 0 and not meant and CoverageWarning not in self._warned:
             self._warned.add(CoverageWarning)
             shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
             sentence = uncovered_sentence(shares, record.round, self._federation.remedy)

@@ -1,11 +1,13 @@
 """The cost of a sub-model: parameters, multiply-adds, bytes on the wire, FLOPs of a training step."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from fedcover.masks.encoding import packed_size_of_product, packed_sizes
-from fedcover.params import FixedMask, Mask, axes_of
+from fedcover.params import FixedMask, Mask, axes_of, numbers
 from fedcover.structure.trace import ModelStructure
 
 BYTES_PER_VALUE = 4
@@ -110,6 +112,32 @@ def with_extras(cost: Cost, full: Cost, extras: Extras) -> Cost:
     """
     down, up = extras.bytes_of(cost.bytes_up, cost.bytes_down - cost.bytes_up, full.bytes_up)
     return replace(cost, bytes_down=cost.bytes_down + down, bytes_up=cost.bytes_up + up)
+
+
+def with_complement(
+    structure: ModelStructure, mask: Mask, cost: Cost, bytes_down: Callable[[torch.Size, int], int]
+) -> Cost:
+    """Return the cost of a client that sees the whole model, and trains what its mask keeps.
+
+    Forward passes are those of the whole model, and so are gradients towards inputs, down to the lowest layer of which
+    anything is trained. Gradients of weights are those of the trained entries.
+
+    Args:
+        structure: The traced model.
+        mask: The client's mask.
+        cost: The cost of the sub-model that the mask keeps.
+        bytes_down: Returns the bytes that are sent for the entries outside the mask, from a tensor's shape and their
+            number.
+    """
+    kept = dict(zip(mask, numbers([mask[name].sum() for name in mask]), strict=True))  # one transfer from a GPU
+    sizes = {name: math.prod(shape) for name, shape in structure.shapes.items()}
+    first = structure.first_without(frozenset(name for name, count in kept.items() if not count))
+    down, flops = 0, 0.0
+    for name, size in sizes.items():
+        count, trained = kept.get(name, size), name not in structure.frozen
+        down += bytes_down(torch.Size(structure.shapes[name]), size - count) if trained else 0
+        flops += 2 * structure.macs[name] * (size + count * trained + size * (name not in first))
+    return replace(cost, macs=structure.work, bytes_down=cost.bytes_down + down, flops_per_example=flops)
 
 
 def _cost(structure: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> Cost:

@@ -6,7 +6,7 @@ No layer name or layer type is special: a parameter is recognised by its storage
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,6 +49,8 @@ class ModelStructure:
 
     selected: frozenset[str] | None = None
     """Parameters that may be pruned, from ``only`` and ``skip``; None for all."""
+    _firsts: dict[frozenset[str], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
+    """What ``first_without`` returned."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -59,6 +61,20 @@ class ModelStructure:
     def work(self) -> float:
         """The multiply-adds of the forward pass of one example."""
         return self.work_of(self.shapes)
+
+    def first_without(self, untrained: frozenset[str]) -> frozenset[str]:
+        """Return the tensors for which training needs no gradient towards the input, if some tensors are not trained.
+
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> structure = trace(model, torch.zeros(2, 4))
+        >>> sorted(structure.first), sorted(structure.first_without(frozenset({"0.weight", "0.bias"})))
+        (['0.weight'], ['0.weight', '2.weight'])
+        """
+        if not untrained - self.frozen:
+            return self.first
+        if untrained not in self._firsts:
+            self._firsts[untrained] = _first_without(self, untrained)
+        return self._firsts[untrained]
 
     def work_of(self, shapes: Mapping[str, Sequence[int]]) -> float:
         """Return the multiply-adds of one example, with smaller tensors of these shapes."""
@@ -168,6 +184,17 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
         moving=moving_buffers(scratch, buffers, example),
         frozen=frozenset(name for name, p in model.named_parameters() if not p.requires_grad),
     )
+
+
+def _first_without(structure: ModelStructure, untrained: frozenset[str]) -> frozenset[str]:
+    """Return ``first`` of a model of which some tensors are not trained, from another forward pass."""
+    scratch = copy.deepcopy(structure.model)
+    for name, parameter in scratch.named_parameters():
+        parameter.requires_grad_(name not in untrained and name not in structure.frozen)
+    watch = _ParameterWatch(scratch)
+    with seeded(0, "trace"), torch.enable_grad(), unfused(), watch:
+        call_model(scratch, copy_of(structure.example))
+    return frozenset(watch.first)
 
 
 def _check_initialised(model: nn.Module) -> None:
