@@ -49,6 +49,8 @@ class ModelStructure:
 
     selected: frozenset[str] | None = None
     """Parameters that may be pruned, from ``only`` and ``skip``; None for all."""
+    order: tuple[str, ...] = ()
+    """Names of all parameters in order of use; those that the forward pass does not use come last."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -167,6 +169,7 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
         uncounted=tuple(name for name in weights if name in watch.elsewhere and not watch.macs.get(name)),
         moving=moving_buffers(scratch, buffers, example),
         frozen=frozenset(name for name, p in model.named_parameters() if not p.requires_grad),
+        order=tuple(names),
     )
 
 
