@@ -82,13 +82,16 @@ class Traits:
     wants_classes: bool = False
     """Whether ``plan`` needs the classes of which each client has examples."""
     ignores_budgets: bool = False
-    """Whether every client holds the whole model, whatever its budget."""
+    """Whether budgets have no effect: every client holds the whole model, or the same part of it as all others."""
     follows_patterns: bool = True
     """Whether the bands of a budget decide which items a client holds, and not only how many."""
     designs_coverage: bool = False
     """Whether masks cover every entry as soon as the budgets of a cohort add up to one model."""
     dense_in_turn: bool = False
     """Whether clients hold some tensors whole in turn, whatever their budgets, as in grow-and-prune."""
+    needs_complement: bool = False
+    """Whether clients must see the values outside their masks, as with fedcover.Frozen(): masks may leave out whole
+    layers."""
     one_by_one: bool = False
     """Whether its training options need an engine that trains clients one by one, such as serial or processes."""
     hold: UnitChooser | None = None
