@@ -51,6 +51,24 @@ def test_built_in_policies_keep_every_law(name: str, network: str) -> None:
     fc.check_policy(POLICIES[name](), make(), torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        fc.fedpart(warmup=0, rounds=1),
+        fc.fedpart(warmup=1, rounds=1, layers=2, between=1),
+        fc.fedplt(every=1),
+        fc.disjoint_weights(all_tensors=True),
+        fc.random_weights(all_tensors=True),
+    ],
+    ids=str,
+)
+def test_other_settings_keep_every_law_too(policy: fc.Policy, network: str) -> None:
+    """Their defaults leave something out: the first rounds of FedPart are full, and FedPLT does not move."""
+    make, shape = NETWORKS[network]
+    fc.check_policy(policy, make(), torch.zeros(2, *shape))
+
+
 @pytest.mark.parametrize("name", ["WP", "NP", "FS", "PT"])
 def test_output_layer_stays_whole_and_hidden_ones_do_not(name: str) -> None:
     model = LeNet()
@@ -227,10 +245,34 @@ class GreedyInTurn(fc.Policy):
         return [fc.ClientPlan(client, mask) for client, mask in zip(cohort, masks, strict=True)], state
 
 
+@dataclass(frozen=True)
+class OneLayer(fc.Policy):
+    """Clients with the whole budget train everything, the others one of two layers whole and none of the other."""
+
+    layer: str
+    declared: fc.Traits
+
+    def traits(self) -> fc.Traits:
+        return self.declared
+
+    def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
+        some = {name: torch.full(t.shape, name.startswith(self.layer), dtype=torch.bool) for name, t in theta.items()}
+        every = {name: torch.ones(t.shape, dtype=torch.bool) for name, t in theta.items()}
+        return [fc.ClientPlan(one, every if one.budget.full else some) for one in cohort], state
+
+
+def test_layers_may_be_left_out_if_traits_declare_it() -> None:
+    net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 2))
+    fc.check_policy(OneLayer("2", fc.Traits(needs_complement=True)), net, torch.zeros(2, 7))
+
+
 @pytest.mark.parametrize(
     ("policy", "law"),
     [
         (Swapped(), "budgets are met"),
+        (OneLayer("2", fc.Traits()), "input reaches the output"),
+        (OneLayer("0", fc.Traits(needs_complement=True)), "budgets are met"),  # 72 of 92 parameters
+        (OneLayer("2", fc.Traits(needs_complement=True, ignores_budgets=True)), "budgets are met"),
         (OddState(), "state is tensors"),
         (GreedyInTurn(), "budgets are met"),
         (PrunesAllTheSame(), "budgets are met"),

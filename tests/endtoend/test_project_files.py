@@ -99,7 +99,7 @@ import fedcover as fc
 from fedcover.policies import POLICIES
 
 net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
-fc.check_policy(POLICIES["RandomWeights"](biases=True), net, example=torch.zeros(2, 8))
+fc.check_policy(POLICIES["CoinFlips"](biases=True), net, example=torch.zeros(2, 8))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr

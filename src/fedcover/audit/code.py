@@ -209,7 +209,7 @@ def _band_coverage(policy: Policy, budgets: Sequence[Budget], theta: Params) -> 
 
     The list is empty for a policy that does not choose items by rank.
     """
-    if policy.traits().ignores_budgets:
+    if policy.traits().ignores_budgets and not policy.traits().needs_complement:
         return [len(budgets)] * 4
     if (every_rank := policy.item_ranks(theta)) is None:
         return []

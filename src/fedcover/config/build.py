@@ -213,8 +213,8 @@ def _check_policy(config: Config, policy: Policy, budgets: Budgets) -> None:
     """Raise InputError if the policy would ignore the budgets or the assignment of patterns."""
     if policy.traits().ignores_budgets and not all(budget.full for budget in budgets.resolve(policy.codebook)):
         raise InputError(
-            f"policy {config.policy.name} gives every client the whole model, but the code {config.budgets.code} asks"
-            f" for less; choose another policy, such as WP, or a code of 1s"
+            f"policy {config.policy.name} has no budgets, but the code {config.budgets.code} asks for less than the"
+            f" whole model; choose another policy, such as WP, or a code of 1s"
         )
     if config.assign and not policy.traits().follows_patterns:
         raise InputError(

@@ -82,7 +82,7 @@ class Traits:
     wants_classes: bool = False
     """Whether ``plan`` needs the classes of which each client has examples."""
     ignores_budgets: bool = False
-    """Whether every client holds the whole model, whatever its budget."""
+    """Whether budgets have no effect: every client holds the whole model, or the same part of it as all others."""
     follows_patterns: bool = True
     """Whether the bands of a budget decide which items a client holds, and not only how many."""
     designs_coverage: bool = False

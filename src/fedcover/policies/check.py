@@ -34,9 +34,11 @@ LAWS = {
     "masks fit": "a mask must map parameter names to bool tensors of the parameter's shape",
     "options fit": "the options of a ClientPlan must be None or TrainingOptions that fit its mask",
     "something is kept": "a mask must keep at least one entry",
-    "input reaches the output": "a mask must not remove a layer through which every input passes",
-    "budgets are met": "a mask must keep no more of what it prunes than the budget, and a small budget must keep less"
-    " than the whole model, unless traits declares ignores_budgets",
+    "input reaches the output": "a mask must not remove a layer through which every input passes, unless traits"
+    " declares needs_complement",
+    "budgets are met": "a mask must keep no more of what it prunes than the budget (with needs_complement, of all"
+    " tensors that it names), and a small budget must keep less than the whole model, unless traits declares"
+    " ignores_budgets",
     "traits are true": "masks must not depend on theta, or on the round, if traits declares so",
     "theta is left alone": "plan and observe must not change theta",
     "same seed, same masks": "plans must depend only on theta, the cohort, the round and the state",
@@ -86,6 +88,9 @@ def _budget_violation(traits: Traits, mixed: Mapping[float, float], whole: float
         whole: The share in a cohort in which every client can hold the whole model.
         small: The share in a cohort in which every client has the least keep.
     """
+    if traits.ignores_budgets and traits.needs_complement:
+        alike = len({*mixed.values(), whole, small}) == 1
+        return "" if alike else "it declares ignores_budgets, but clients with different budgets get different shares"
     if traits.ignores_budgets:
         return "" if min(*mixed.values(), small) == 1 else "it declares ignores_budgets, but prunes"
     if traits.dense_in_turn:
@@ -171,13 +176,17 @@ class _Trial:
 
     def check_mask(self, plan: ClientPlan, theta: Params) -> None:
         """Raise InputError if a mask is empty, cuts the output off from the input, or exceeds the budget."""
-        mask, keep = plan.mask, plan.client.budget.keep
+        mask, keep, traits = plan.mask, plan.client.budget.keep, self.policy.traits()
         if count(theta, mask) == 0:
             raise self.broken("something is kept", f"the mask of keep {keep} keeps nothing")
-        empty = [name for name in self.structure.weights if name in mask and not bool(mask[name].any())]
+        needed = () if traits.needs_complement else self.structure.weights
+        empty = [name for name in needed if name in mask and not bool(mask[name].any())]
         if empty and carries(self.structure, theta) and not carries(self.structure, prune(theta, mask)):
             raise self.broken("input reaches the output", f"the mask of keep {keep} keeps nothing of '{empty[0]}'")
-        if reason := over_budget(plan, theta, ()):  # whole models are compared over several rounds
+        if traits.ignores_budgets:
+            return
+        # Whole models are compared over several rounds.
+        if reason := over_budget(plan, theta, (), whole_counts=traits.needs_complement):
             raise self.broken("budgets are met", reason)
 
     def check_traits(self, plans: Sequence[ClientPlan], theta: Params, state: State, after: State) -> None:

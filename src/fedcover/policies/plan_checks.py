@@ -71,7 +71,7 @@ def check_training_options(policy: Policy, plans: Sequence[ClientPlan], theta: P
             )
 
 
-def over_budget(plan: ClientPlan, theta: Params, layers: Collection[str]) -> str:
+def over_budget(plan: ClientPlan, theta: Params, layers: Collection[str], whole_counts: bool = False) -> str:
     """Return how a mask exceeds its client's budget; empty if it does not.
 
     A budget is the share of what a mask prunes. If the mask prunes nothing, it is that of the prunable layers.
@@ -80,13 +80,15 @@ def over_budget(plan: ClientPlan, theta: Params, layers: Collection[str]) -> str
         plan: The plan of a client.
         theta: The parameters, which the mask fits.
         layers: The names of the prunable weights.
+        whole_counts: Whether tensors that the mask names count even if it keeps them whole, as for policies that give a
+            client some layers whole and none of the others.
 
     >>> import torch; from fedcover.budgets import Budget
     >>> over_budget(ClientPlan(Client(0, 0, Budget(0.5))), {"w": torch.zeros(4, 5)}, ["w"])
     'keep 0.5 got the whole model'
     """
     keep = plan.client.budget.keep
-    pruned = {name: kept for name, kept in plan.mask.items() if not bool(kept.all())}
+    pruned = {name: kept for name, kept in plan.mask.items() if whole_counts or not bool(kept.all())}
     tensors: Mapping[str, Tensor] = pruned or {name: theta[name] for name in layers}
     size = sum(tensor.numel() for tensor in tensors.values())
     most = sum(tensor.numel() * _rounded(keep, tensor) for tensor in tensors.values())

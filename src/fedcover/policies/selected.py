@@ -38,7 +38,8 @@ class Selected(Policy):
     """Parameters that are never pruned, once the policy is bound."""
 
     def __post_init__(self) -> None:
-        if self.inner.traits().ignores_budgets:
+        traits = self.inner.traits()
+        if traits.ignores_budgets and not traits.needs_complement:
             raise InputError(f"{self.inner} prunes nothing, so only and skip have no effect; leave them out")
 
     def __repr__(self) -> str:

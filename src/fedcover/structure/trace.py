@@ -49,6 +49,8 @@ class ModelStructure:
 
     selected: frozenset[str] | None = None
     """Parameters that may be pruned, from ``only`` and ``skip``; None for all."""
+    order: tuple[str, ...] = ()
+    """Names of all parameters in order of use; those that the forward pass does not use come last."""
     _firsts: dict[frozenset[str], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
     """What ``first_without`` returned."""
 
@@ -183,6 +185,7 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
         uncounted=tuple(name for name in weights if name in watch.elsewhere and not watch.macs.get(name)),
         moving=moving_buffers(scratch, buffers, example),
         frozen=frozenset(name for name, p in model.named_parameters() if not p.requires_grad),
+        order=tuple(names),
     )
 
 

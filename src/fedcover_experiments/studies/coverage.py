@@ -9,24 +9,18 @@ random   weights drawn independently for each client and round
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from fedcover.budgets import by_slot, parse_code, share
-from fedcover.clients import Client
+from fedcover.budgets import by_slot, parse_code
 from fedcover.errors import InputError
 from fedcover.federation.federation import Federation
 from fedcover.masks.design import most_coverage
-from fedcover.params import FULL, Mask, Params
-from fedcover.policies.base import ClientPlan, Policy, State, Traits
+from fedcover.policies.base import Policy
 from fedcover.policies.fedavg import full
 from fedcover.policies.optimal import Optimal
+from fedcover.policies.random_parts import random_weights
 from fedcover.policies.ranked import Block, Ranked, Weights
-from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
 from fedcover_experiments.runner import Experiment, ExperimentRun
 
@@ -70,39 +64,6 @@ def star_code(code: str) -> str:
     return ",".join(next(turns[budget.keep]) for budget in parse_code(code))
 
 
-@dataclass(frozen=True)
-class RandomWeights(Policy):
-    """A policy that keeps random weights of each hidden tensor, drawn independently for each client and round."""
-
-    names: tuple[str, ...] = ()
-
-    def traits(self) -> Traits:
-        """Declare that masks are drawn, and do not depend on theta."""
-        return Traits(any_device=True, reads_theta=False)
-
-    def bind(self, structure: ModelStructure) -> "RandomWeights":
-        """Return this policy bound to a model."""
-        return replace(self, names=structure.hidden)
-
-    def plan(
-        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
-    ) -> tuple[list[ClientPlan], State]:
-        """Return masks that do not depend on the values of theta."""
-        return [ClientPlan(client, self._mask(theta, client, this_round)) for client in cohort], state
-
-    def _mask(self, theta: Params, client: Client, this_round: Round) -> Mask:
-        if client.budget.full:
-            return FULL
-        rng = this_round.generator("random weights", client.id)
-        mask: dict[str, Tensor] = {}
-        for name in self.names:
-            # In double precision: no two draws are equal, and every device chooses the same weights.
-            draws = torch.rand(theta[name].numel(), generator=rng, dtype=torch.float64).to(theta[name].device)
-            last = draws.kthvalue(max(1, share(client.budget.keep, len(draws)))).values
-            mask[name] = (draws <= last).reshape(theta[name].shape)
-        return mask
-
-
 def _single_weights(structure: ModelStructure) -> tuple[tuple[Block, ...], dict[str, object]]:
     return tuple(Weights(name) for name in structure.hidden), {}
 
@@ -116,7 +77,7 @@ def policy_of(kind: str, code: str) -> Policy:
         "star": lambda: Ranked("star", _single_weights),  # type: ignore[arg-type]
         "optimal": Optimal,
         "most": lambda: Optimal(gamma=most_coverage(keeps)),
-        "random": RandomWeights,
+        "random": random_weights,
     }
     return factories[kind]()
 

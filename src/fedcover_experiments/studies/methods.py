@@ -29,11 +29,15 @@ CODES = {
     **dict.fromkeys(("FedDST", "PruneFL"), MEAN),
 }
 """The codes of methods that prune single weights; the other methods have WIDTHS."""
+BASELINES = ("random_weights", "disjoint_weights")
+"""Masks that are not methods of their own."""
+METHODS = [name for name, make in POLICIES.items() if name not in BASELINES and not make().traits().needs_complement]
+"""The methods that are compared: those whose clients hold only their part of the model."""
 
 
 def experiments() -> list[Experiment]:
     """Return an experiment for every method, data set and split; HeteroFL first."""
-    names = ["HeteroFL", *(name for name in POLICIES if name != "HeteroFL")]
+    names = ["HeteroFL", *(name for name in METHODS if name != "HeteroFL")]
     return [
         Experiment(data, split, name, CODES.get(name, WIDTHS))
         for data in IMAGES

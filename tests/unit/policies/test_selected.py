@@ -44,10 +44,26 @@ def test_layers_that_are_left_out_keep_all_their_outputs(name: str, choice: dict
             assert bool((rows[0] == mask["0.bias"]).all())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("S-GaP", "P-GaP", "PruneFL")])
+ELSEWHERE = ("S-GaP", "P-GaP", "PruneFL", "FedPart", "depth_windows")
+"""Policies whose budgets are not a share of each layer."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ELSEWHERE])
 def test_budgets_count_the_selected_layers(name: str) -> None:
     for mask in masks_of(POLICIES[name](skip=["2"])):
         assert int(mask["0.weight"].sum()) == math.ceil(0.25 * 48)
+
+
+def test_windows_of_depth_count_the_selected_layers_together() -> None:
+    for mask in masks_of(POLICIES["depth_windows"](skip=["2"])):
+        assert set(mask) == {"0.weight", "0.bias", "4.weight", "4.bias"}
+        assert sum(int(kept.sum()) for kept in mask.values()) in (math.floor(0.25 * 95), math.ceil(0.25 * 95))
+
+
+def test_layers_that_fedpart_skips_are_trained_in_every_round() -> None:
+    masks = masks_of(POLICIES["FedPart"](skip=["2"], warmup=0, rounds=1, between=0))
+    assert [sorted(mask) for mask in masks] == [["4.bias", "4.weight"], ["0.bias", "0.weight"], ["4.bias", "4.weight"]]
+    assert not any(bool(kept.any()) for mask in masks for kept in mask.values())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,6 @@
 """Masks by design: the exact frontier between coverage and pruning noise, and masks on it for given budgets."""
 
-from fedcover.masks.design.dealing import SegmentShare, Share, deal, spread
+from fedcover.masks.design.dealing import SegmentShare, Share, deal, deal_around, even_amounts, spread
 from fedcover.masks.design.frontier import Frontier, Point, frontier, uniform_weights
 from fedcover.masks.design.profile import Segment, most_coverage, nested, profile
 
@@ -11,6 +11,8 @@ __all__ = [
     "Segment",
     "Share",
     "deal",
+    "deal_around",
+    "even_amounts",
     "frontier",
     "most_coverage",
     "nested",

@@ -8,6 +8,7 @@ exactly as many holders as its count.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -58,14 +59,43 @@ def deal(segments: Sequence[Segment], budgets: Sequence[int], turn: float = 0.0)
     for segment in segments:
         length = int(segment.length)
         amounts = _level(left, length, segment.count * length)
-        start = int(turn * length)
-        shares = []
-        for client, amount in enumerate(amounts):
-            shares.append(Share(start, amount))
-            start = (start + amount) % length
-            left[client] -= amount
-        dealt.append(shares)
+        dealt.append(deal_around(amounts, length, int(turn * length)))
+        left = [budget - amount for budget, amount in zip(left, amounts, strict=True)]
     return dealt
+
+
+def deal_around(amounts: Sequence[int], length: int, start: int = 0) -> list[Share]:
+    """Return shares of these amounts, one after another around a circle of items.
+
+    The numbers of holders of two items never differ by more than one.
+
+    Args:
+        amounts: The number of items of each client, at most ``length``.
+        length: The number of items.
+        start: Where the first share begins.
+
+    >>> deal_around([3, 2], 4)
+    [Share(start=0, amount=3), Share(start=3, amount=2)]
+    """
+    return [
+        Share(end % length, amount) for end, amount in zip(accumulate(amounts, initial=start), amounts, strict=False)
+    ]
+
+
+def even_amounts(keeps: Sequence[float], length: int, offset: float = 0.0) -> list[int]:
+    """Return the number of items of each client: floor or ceil of keep * length, which add up to their sum.
+
+    Args:
+        keeps: The fraction of the items that each client may hold.
+        length: The number of items.
+        offset: A number in [0, 1) that decides who is rounded up. If it is drawn uniformly, the expectation of each
+            amount is exactly keep * length.
+
+    >>> even_amounts([0.25, 0.25, 0.5], 6), even_amounts([0.25, 0.25, 0.5], 6, offset=0.5)
+    ([1, 2, 3], [2, 1, 3])
+    """
+    ends = [math.floor(total * length + offset + 1e-9) for total in accumulate(keeps, initial=0.0)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def spread(share: Share, length: int, device: torch.device | None = None) -> Tensor:

@@ -1,0 +1,79 @@
+"""Depth windows: each client trains consecutive layers, as many as its budget allows, and sees the others.
+
+Layers below the lowest one that a client trains need no backward pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedcover.clients import Client
+from fedcover.masks.design import Share, deal_around, even_amounts
+from fedcover.masks.design.dealing import GOLDEN
+from fedcover.params import FULL, Params, device_of
+from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
+from fedcover.policies.registry import register
+from fedcover.policies.unit_policy import width_of
+from fedcover.seeding import Round, generator
+from fedcover.structure.depth import layers_of
+from fedcover.structure.trace import ModelStructure
+
+
+@dataclass(frozen=True)
+class DepthWindows(Policy):
+    """Windows of consecutive parameters in forward order, one after another around a circle.
+
+    A window of keep d of the d parameters has whole layers, and parts of the first and the last one. A window that
+    reaches the end of the output layer continues in the first layer. Every parameter has floor(s) or ceil(s) holders
+    for budgets with the sum s. In round q all windows are turned by q times the golden section of the circle. If a
+    client always has the same place in the cohort, it has therefore trained everything after about 1.9 / keep rounds.
+    """
+
+    tensors: tuple[str, ...] = field(default=(), repr=False)
+    """Parameters in forward order."""
+
+    def traits(self) -> Traits:
+        """Declare that masks cover the model, and leave out whole layers."""
+        return Traits(
+            any_device=True, reads_theta=False, follows_patterns=False, designs_coverage=True, needs_complement=True
+        )
+
+    def bind(self, structure: ModelStructure) -> Self:
+        """Return this policy with the parameters of the model's layers."""
+        return replace(self, tensors=tuple(name for one in layers_of(structure, self) for name in one.tensors))
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[ClientPlan], State]:
+        """Return the masks of the windows, in the order of the cohort."""
+        check_bound(self.tensors, self)
+        keeps = [width_of(client.budget, self) for client in cohort]
+        total = sum(theta[name].numel() for name in self.tensors)
+        amounts = [max(1, amount) for amount in even_amounts(keeps, total)]
+        first = float(torch.rand((), generator=generator(this_round.seed, "depth windows"), dtype=torch.float64))
+        turn = (first + this_round.index * GOLDEN) % 1
+        windows = deal_around(amounts, total, int(turn * total))
+        return plans_of(
+            cohort, [self._mask(theta, one, total) if one.amount < total else FULL for one in windows]
+        ), state
+
+    def _mask(self, theta: Params, window: Share, total: int) -> dict[str, Tensor]:
+        """Return the mask of a window; what exceeds the last parameter continues at the first one."""
+        mask: dict[str, Tensor] = {}
+        before = 0
+        for name in self.tensors:
+            kept = torch.zeros(theta[name].shape, dtype=torch.bool, device=device_of(theta))
+            for start in (window.start - before, window.start - before - total):
+                kept.view(-1)[max(0, start) : max(0, start + window.amount)] = True
+            mask[name] = kept
+            before += kept.numel()
+        return mask
+
+
+@register("depth_windows")
+def depth_windows() -> DepthWindows:
+    """Depth windows: each client trains consecutive layers within its budget; windows cover the model and move."""
+    return DepthWindows()

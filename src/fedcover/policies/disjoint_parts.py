@@ -1,0 +1,95 @@
+"""Disjoint parts: the weights, or outputs of layers, of every layer are dealt out to a cohort with flat coverage.
+
+In every round a random order of each layer's items is laid around a circle, and the clients' shares follow one another
+on it. Shares are disjoint as long as the budgets add up to at most one model. In general every item has floor(s) or
+ceil(s) holders for budgets with the sum s. The share of a single client is as random as with ``random_parts``; only the
+clients of a cohort are coordinated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedcover.clients import Client
+from fedcover.masks.design import deal_around, even_amounts
+from fedcover.params import FULL, Params, device_of
+from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
+from fedcover.policies.layer_items import Items, entries_of_layers, kept_items, outputs_of_layers
+from fedcover.policies.registry import register
+from fedcover.policies.unit_policy import width_of
+from fedcover.seeding import Round
+from fedcover.structure.trace import ModelStructure
+
+
+@dataclass(frozen=True)
+class DisjointParts(Policy):
+    """Shares of floor or ceil of keep K of the K items of every list, as disjoint as the budgets allow.
+
+    Where a share would be empty, weights of hidden layers are rounded up to one. Of the other items a client may have
+    none in some lists, and it has at least one in the longest.
+    """
+
+    outputs: bool = False
+    all_tensors: bool = False
+    lists: tuple[Items, ...] = field(default=(), repr=False)
+
+    def traits(self) -> Traits:
+        """Declare that masks cover the model, and that items of all layers are for clients that see all of it."""
+        return Traits(
+            any_device=True, reads_theta=False, follows_patterns=False, designs_coverage=True,
+            needs_complement=self.outputs or self.all_tensors,
+        )  # fmt: skip
+
+    def bind(self, structure: ModelStructure) -> Self:
+        """Return this policy with the items of the model's layers."""
+        if self.outputs:
+            return replace(self, lists=outputs_of_layers(structure, "disjoint_units"))
+        return replace(self, lists=entries_of_layers(structure, "disjoint_weights", self.all_tensors))
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[ClientPlan], State]:
+        """Return masks of shares that follow one another in a random order of each layer's items."""
+        check_bound(self.lists, self)
+        keeps = [width_of(client.budget, self) for client in cohort]
+        longest = max(self.lists, key=lambda items: items.size)
+        masks: list[dict[str, Tensor]] = [{} for _ in cohort]
+        for items in self.lists:
+            least = 1 if items is longest or not self.traits().needs_complement else 0
+            rng = this_round.generator("deal", items.name)
+            shares = _deal(items.size, keeps, least, rng)
+            for mask, keep, chosen in zip(masks, keeps, shares, strict=True):
+                if keep < 1:
+                    items.write(mask, theta, kept_items(items.size, chosen.to(device_of(theta))))
+        return plans_of(cohort, [mask or FULL for mask in masks]), state
+
+
+def _deal(size: int, keeps: Sequence[float], least: int, rng: torch.Generator) -> list[Tensor]:
+    """Return the items of each client, consecutive in a random order."""
+    order = torch.randperm(size, generator=rng).repeat(2)
+    offset = float(torch.rand((), generator=rng, dtype=torch.float64))
+    amounts = [max(least, amount) for amount in even_amounts(keeps, size, offset)]
+    return [order[share.start : share.start + share.amount] for share in deal_around(amounts, size)]
+
+
+@register("disjoint_weights")
+def disjoint_weights(all_tensors: bool = False) -> DisjointParts:
+    """Disjoint weights: a cohort's shares of every hidden weight tensor are dealt at random, with flat coverage.
+
+    Args:
+        all_tensors: Deal biases, normalisation and the output layer too, instead of leaving them whole. Clients must
+            then see the whole model.
+    """
+    return DisjointParts(False, all_tensors)
+
+
+@register("disjoint_units")
+def disjoint_units() -> DisjointParts:
+    """Disjoint units: a cohort's shares of the units of all layers are dealt at random, with flat coverage.
+
+    A client trains only the weights into its units, and sees the whole model.
+    """
+    return DisjointParts(True)

@@ -1,0 +1,111 @@
+"""Items that policies deal out for each layer: single entries of tensors, or the outputs of layers.
+
+An output is a row of a layer's weight matrix or a filter of a convolution, with its bias and the parameters of the
+normalisation that follows. Unlike a unit it does not own the weights out of it, so every parameter belongs to exactly
+one output, and a share of the outputs is the same share of the parameters.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedcover.params import Params
+from fedcover.structure.depth import Layer, layers_of
+from fedcover.structure.trace import ModelStructure, hidden_weights
+from fedcover.structure.units.group import layer_of
+from fedcover.structure.units.layers import TRANSPOSED, is_transposed_linear
+
+
+@dataclass(frozen=True)
+class Items:
+    """The items of one tensor or layer, which are dealt out together."""
+
+    name: str
+    """Name of the tensor or layer."""
+    size: int
+    """Number of items."""
+    tensors: tuple[tuple[str, int | None], ...]
+    """Each tensor with the axis along which index i belongs to item i modulo ``size``; None if entries are items."""
+
+    def write(self, mask: dict[str, Tensor], theta: Params, kept: Tensor) -> None:
+        """Add the tensors of these items to a mask, in place.
+
+        Args:
+            mask: Mask to change.
+            theta: Parameters, for their shapes.
+            kept: For each item, True if it is kept; on the device of theta.
+        """
+        for name, axis in self.tensors:
+            shape = theta[name].shape
+            if axis is None:
+                mask[name] = kept.reshape(shape)
+                continue
+            along = [1] * len(shape)
+            along[axis] = -1
+            mask[name] = kept.repeat(shape[axis] // self.size).reshape(along).expand(shape).clone()
+
+
+def kept_items(size: int, chosen: Tensor) -> Tensor:
+    """Return a bool tensor that marks the chosen items, on their device."""
+    kept = torch.zeros(size, dtype=torch.bool, device=chosen.device)
+    kept[chosen] = True
+    return kept
+
+
+def entries_of_layers(structure: ModelStructure, policy: object, all_tensors: bool = False) -> tuple[Items, ...]:
+    """Return the single entries of each hidden weight tensor, or of each tensor of all layers."""
+    if all_tensors:
+        names: Sequence[str] = [name for layer in layers_of(structure, policy) for name in layer.tensors]
+    else:
+        names = hidden_weights(structure, policy)
+    return tuple(_entries(name, structure) for name in names)
+
+
+def outputs_of_layers(structure: ModelStructure, policy: object) -> tuple[Items, ...]:
+    """Return the outputs of every layer, the output layer among them, in order of use.
+
+    >>> from fedcover.structure.trace import trace
+    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    >>> [(items.name, items.size) for items in outputs_of_layers(trace(net, torch.zeros(2, 1, 3, 3)), "FedPLT")]
+    [('0', 4), ('3', 2)]
+    """
+    return tuple(items for layer in layers_of(structure, policy) for items in _outputs(layer, structure))
+
+
+def _outputs(layer: Layer, structure: ModelStructure) -> Iterator[Items]:
+    """Yield the outputs of a layer; tensors whose length does not fit have items of their own."""
+    axes = {name: _output_axis(name, structure) for name in layer.tensors}
+    lengths = {name: structure.shapes[name][axis] for name, axis in axes.items() if axis is not None}
+    own = [length for name, length in lengths.items() if layer_of(name) == layer.name] or [*lengths.values()]
+    module = _module_of(layer.tensors[0], structure)
+    recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase)
+    size = int(module.hidden_size) if recurrent else min(own, default=0)  # type: ignore[arg-type]
+    fitting = tuple((name, axes[name]) for name, length in lengths.items() if size and length % size == 0)
+    if fitting:
+        yield Items(layer.name, size, fitting)
+    for name in layer.tensors:
+        if (name, axes[name]) not in fitting:
+            axis = axes[name]
+            yield Items(name, lengths[name], ((name, axis),)) if axis is not None else _entries(name, structure)
+
+
+def _entries(name: str, structure: ModelStructure) -> Items:
+    size = 1
+    for length in structure.shapes[name]:
+        size *= length
+    return Items(name, size, ((name, None),))
+
+
+def _output_axis(name: str, structure: ModelStructure) -> int | None:
+    """Return the axis of a tensor along which its layer's outputs lie; None for a tensor without axes."""
+    module, shape = _module_of(name, structure), structure.shapes[name]
+    if len(shape) < 2:
+        return 0 if shape else None
+    second = isinstance(module, (*TRANSPOSED, nn.Embedding)) or is_transposed_linear(module)
+    return 1 if second else 0
+
+
+def _module_of(name: str, structure: ModelStructure) -> nn.Module:
+    return structure.model.get_submodule(name.rpartition(".")[0])

@@ -1,0 +1,88 @@
+"""Random parts: new random weights, or outputs of layers, for each client and round.
+
+Random weights are the plainest baseline of sparse training. Random outputs are Federated Dropout for clients that see
+the whole model: what a client does not train stands still instead of being removed, so an output takes only its own
+weights with it, and a keep is the share of the parameters that a client trains.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedcover.budgets import share
+from fedcover.clients import Client
+from fedcover.params import FULL, Mask, Params, device_of
+from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
+from fedcover.policies.layer_items import Items, entries_of_layers, outputs_of_layers
+from fedcover.policies.registry import register
+from fedcover.policies.unit_policy import width_of
+from fedcover.seeding import Round
+from fedcover.structure.trace import ModelStructure
+
+
+@dataclass(frozen=True)
+class RandomParts(Policy):
+    """A uniform subset of ceil(keep K) of the K items of every list, drawn for each client and round."""
+
+    outputs: bool = False
+    all_tensors: bool = False
+    lists: tuple[Items, ...] = field(default=(), repr=False)
+
+    def traits(self) -> Traits:
+        """Declare that only the size of a budget counts, and that outputs are for clients that see the whole model.
+
+        Weights never leave out a whole layer, so clients may also be without the others.
+        """
+        return Traits(any_device=True, reads_theta=False, follows_patterns=False, needs_complement=self.outputs)
+
+    def bind(self, structure: ModelStructure) -> Self:
+        """Return this policy with the items of the model's layers."""
+        if self.outputs:
+            return replace(self, lists=outputs_of_layers(structure, "random_units"))
+        return replace(self, lists=entries_of_layers(structure, "random_weights", self.all_tensors))
+
+    def plan(
+        self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
+    ) -> tuple[list[ClientPlan], State]:
+        """Return masks drawn without replacement, by a generator of each client's own."""
+        check_bound(self.lists, self)
+        return [ClientPlan(client, self._mask(theta, client, this_round)) for client in cohort], state
+
+    def _mask(self, theta: Params, client: Client, this_round: Round) -> Mask:
+        keep = width_of(client.budget, self)
+        if keep == 1:
+            return FULL
+        rng = this_round.generator("random weights", client.id)
+        mask: dict[str, Tensor] = {}
+        for items in self.lists:
+            items.write(mask, theta, _draw(items.size, keep, rng).to(device_of(theta)))
+        return mask
+
+
+def _draw(size: int, keep: float, rng: torch.Generator) -> Tensor:
+    """Return a bool tensor that marks ceil(keep * size) random items, at least one."""
+    # In double precision, in which no two draws are equal.
+    draws = torch.rand(size, generator=rng, dtype=torch.float64)
+    return draws <= draws.kthvalue(max(1, share(keep, size))).values
+
+
+@register("random_weights")
+def random_weights(all_tensors: bool = False) -> RandomParts:
+    """Random weights: each client draws its share of every hidden weight tensor again in every round.
+
+    Args:
+        all_tensors: Draw from biases, normalisation and the output layer too, instead of leaving them whole.
+    """
+    return RandomParts(False, all_tensors)
+
+
+@register("random_units")
+def random_units() -> RandomParts:
+    """Random units of all layers, new in every round, of which a client trains only the weights into them.
+
+    Clients see the whole model; for clients that hold only their units, use random_submodels.
+    """
+    return RandomParts(True)
