@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcover.budgets import by_slot
-from fedcover.data import Examples, Population, Split, iid, load, shards
+from fedcover.data import Examples, Population, Split, dirichlet, iid, load, shards
 from fedcover.engines.base import Engine
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
@@ -26,6 +26,8 @@ MODELS = {"mnist": "mlp", "cifar10": "lenet"}
 """The paper's model for each data set."""
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 """The titles of the data sets."""
+SPLIT_TITLES = {"iid": "IID", "non-iid": "non-IID", "dirichlet": "Dirichlet 0.3"}
+"""The titles of ways to split a data set: at random, two shards of labels per client, shares drawn for each class."""
 SPLITS = {"mnist": ("iid", "non-iid"), "cifar10": ("iid",)}
 """The ways in which the paper splits each data set among the clients."""
 CHECKPOINT_EVERY = 25
@@ -48,7 +50,7 @@ class Experiment:
     @property
     def data_title(self) -> str:
         """The data set and its split as reports show them, such as ``MNIST IID``."""
-        return f"{DATA[self.data]} {'IID' if self.split == 'iid' else 'non-IID'}"
+        return f"{DATA[self.data]} {SPLIT_TITLES[self.split]}"
 
     @property
     def departs(self) -> bool:
@@ -159,4 +161,6 @@ def settings_of(runs: Sequence[ExperimentRun], split: Split) -> list[dict[str, A
 
 
 def _clients(train: Examples, partition: str, seed: int) -> Population:
+    if partition == "dirichlet":
+        return dirichlet(train, CLIENTS, 0.3, seed)
     return iid(train, CLIENTS, seed) if partition == "iid" else shards(train, CLIENTS, 2, seed)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedcover_experiments.runner import Experiment, FederationFactory
-from fedcover_experiments.studies import coverage, labels, methods, recipes
+from fedcover_experiments.studies import complements, coverage, labels, methods, recipes
 
 SEEDS = 5
 
@@ -29,6 +29,20 @@ class Study:
     separate: bool = False
     """True if each policy is run in a batch of its own, so that its time can be measured, and if policies are compared
     across codes."""
+
+
+def _complements(of: complements.ComplementStudy) -> Study:
+    """Return the study of complements with one network."""
+    return Study(
+        f"What is a client to see outside its mask? ({of.network})",
+        of.experiments,
+        of.federation_of,
+        complements.BASE,
+        "random_weights-pruned",
+        complements.BUDGETS,
+        {description: (code,) for code, description in complements.BUDGETS.items()},
+        separate=True,
+    )
 
 
 STUDIES = {
@@ -74,4 +88,7 @@ STUDIES = {
         {"of all data": (methods.WIDTHS,)},
         separate=True,
     ),
+    "complements": _complements(complements.LENET),
+    "complements-cnn": _complements(complements.CNN),
+    "complements-resnet": _complements(complements.RESNET),
 }
