@@ -55,8 +55,8 @@ def test_built_in_policies_keep_every_law(name: str, network: str) -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        fc.fedpart(warmup=0, rounds=1),
-        fc.fedpart(warmup=1, rounds=1, layers=2, between=1),
+        fc.fedpart(warmup=0, rounds_per_layer=1),
+        fc.fedpart(warmup=1, rounds_per_layer=1, layers_per_round=2, rounds_between=1),
         fc.fedplt(every=1),
         fc.disjoint_weights(all_tensors=True),
         fc.random_weights(all_tensors=True),

@@ -29,10 +29,12 @@ SMALL = (
 )  # fmt: skip
 """Settings of a run of a second."""
 CONVOLUTIONS = ("model.name=cnn", "data.partition=iid", "data.clients=60", "local.epochs=1", "local.batch_size=8")
+WITHOUT_BUDGETS = ("full", "FedPart")
 
 RUNS: dict[str, tuple[str, ...]] = {
-    **{f"serial {name}": ("engine=serial", f"policy.name={name}") for name in POLICIES if name != "full"},
+    **{f"serial {name}": ("engine=serial", f"policy.name={name}") for name in POLICIES if name not in WITHOUT_BUDGETS},
     "serial full": ("engine=serial", "policy.name=full", "budgets.code=5x1"),
+    "serial FedPart": ("engine=serial", "policy.name=FedPart", "policy.warmup=1", "budgets.code=5x1"),
     "serial WP certified": ("engine=serial", "policy.name=WP", "certify=true"),
     "serial WP by labels": ("engine=serial", "policy.name=WP", "aggregation.weighting=labels"),
     "serial NP median": ("engine=serial", "policy.name=NP", "aggregation.name=median"),

@@ -267,10 +267,10 @@ def test_a_cycle_of_fedpart_trains_every_layer_equally(
 
 
 def test_settings_are_checked() -> None:
-    for make, setting in ((fc.fedpart, "warmup"), (fc.fedpart, "between"), (fc.fedplt, "every")):
+    for make, setting in ((fc.fedpart, "warmup"), (fc.fedpart, "rounds_between"), (fc.fedplt, "every")):
         with pytest.raises(fc.InputError, match=rf"{setting} must be .*got -1"):
             make(**{setting: -1})
-    for setting in ("rounds", "layers", "cycles"):
+    for setting in ("rounds_per_layer", "layers_per_round", "cycles"):
         with pytest.raises(fc.InputError, match=rf"{setting} must be .*got 0"):
             fc.fedpart(**{setting: 0})
 

@@ -17,7 +17,7 @@ from fedcover.clients import Client
 from fedcover.masks.design import deal_around, even_amounts
 from fedcover.params import FULL, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
-from fedcover.policies.layer_items import Items, entries_of_layers, kept_items, outputs_of_layers
+from fedcover.policies.layer_items import LayerItems, entries_of_layers, kept_items, outputs_of_layers
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
@@ -34,7 +34,7 @@ class DisjointParts(Policy):
 
     outputs: bool = False
     all_tensors: bool = False
-    lists: tuple[Items, ...] = field(default=(), repr=False)
+    lists: tuple[LayerItems, ...] = field(default=(), repr=False)
 
     def traits(self) -> Traits:
         """Declare that masks cover the model, and that items of all layers are for clients that see all of it."""

@@ -17,32 +17,32 @@ from fedcover.params import FULL, Mask, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
 from fedcover.policies.registry import register
 from fedcover.seeding import Round
-from fedcover.structure.depth import Layer, layers_of
+from fedcover.structure.depth import TrainedLayer, layers_of
 from fedcover.structure.trace import ModelStructure
 
 
 @dataclass(frozen=True)
 class FedPart(Policy):
-    """The whole model in the rounds of warm-up, then ``layers`` layers at a time in forward order, in cycles.
+    """The whole model in the rounds of warm-up, then ``layers_per_round`` layers at a time in forward order, in cycles.
 
     A layer is a convolution or linear layer with the normalisation that follows it. The method has no budgets: all
     clients train the same layers, whatever these cost.
     """
 
     warmup: int = 5
-    rounds: int = 2
-    layers: int = 1
+    rounds_per_layer: int = 2
+    layers_per_round: int = 1
     cycles: int | None = None
-    between: int = 5
-    steps: tuple[tuple[Layer, ...], ...] = field(default=(), repr=False)
+    rounds_between: int = 5
+    steps: tuple[tuple[TrainedLayer, ...], ...] = field(default=(), repr=False)
     """The layers that are trained together, in forward order."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
             ("warmup", self.warmup, 0),
-            ("rounds", self.rounds, 1),
-            ("layers", self.layers, 1),
-            ("between", self.between, 0),
+            ("rounds_per_layer", self.rounds_per_layer, 1),
+            ("layers_per_round", self.layers_per_round, 1),
+            ("rounds_between", self.rounds_between, 0),
         ):
             check_whole(name, value, least)
         if self.cycles is not None:
@@ -55,15 +55,18 @@ class FedPart(Policy):
     def bind(self, structure: ModelStructure) -> Self:
         """Return this policy with the model's layers."""
         every = layers_of(structure, self)
-        return replace(self, steps=tuple(every[at : at + self.layers] for at in range(0, len(every), self.layers)))
+        return replace(
+            self,
+            steps=tuple(every[at : at + self.layers_per_round] for at in range(0, len(every), self.layers_per_round)),
+        )
 
     def step_of(self, this_round: Round) -> int | None:
         """Return which step of a cycle a round belongs to; None for a round of full training."""
-        cycle, after = len(self.steps) * self.rounds, this_round.index - 1 - self.warmup
-        number, place = divmod(after, cycle + self.between)
+        cycle, after = len(self.steps) * self.rounds_per_layer, this_round.index - 1 - self.warmup
+        number, place = divmod(after, cycle + self.rounds_between)
         if after < 0 or place >= cycle or (self.cycles is not None and number >= self.cycles):
             return None
-        return place // self.rounds
+        return place // self.rounds_per_layer
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
@@ -81,14 +84,20 @@ class FedPart(Policy):
 
 
 @register("FedPart")
-def fedpart(warmup: int = 5, rounds: int = 2, layers: int = 1, cycles: int | None = None, between: int = 5) -> FedPart:
+def fedpart(
+    warmup: int = 5,
+    rounds_per_layer: int = 2,
+    layers_per_round: int = 1,
+    cycles: int | None = None,
+    rounds_between: int = 5,
+) -> FedPart:
     """FedPart: all clients train the same layer, layer after layer in cycles, with rounds of full training between.
 
     Args:
         warmup: Rounds of full training before the first cycle.
-        rounds: Rounds for each layer.
-        layers: Number of consecutive layers that are trained together.
+        rounds_per_layer: Rounds for each layer.
+        layers_per_round: Number of consecutive layers that are trained together.
         cycles: Number of cycles, after which the whole model is trained; without end if it is left out.
-        between: Rounds of full training between two cycles.
+        rounds_between: Rounds of full training between two cycles.
     """
-    return FedPart(warmup, rounds, layers, cycles, between)
+    return FedPart(warmup, rounds_per_layer, layers_per_round, cycles, rounds_between)

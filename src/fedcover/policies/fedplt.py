@@ -20,7 +20,7 @@ from fedcover.errors import check_whole
 from fedcover.masks.design.dealing import GOLDEN
 from fedcover.params import FULL, Mask, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
-from fedcover.policies.layer_items import Items, kept_items, outputs_of_layers
+from fedcover.policies.layer_items import LayerItems, kept_items, outputs_of_layers
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
@@ -37,7 +37,7 @@ class FedPLT(Policy):
     """
 
     every: int = 0
-    lists: tuple[Items, ...] = field(default=(), repr=False)
+    lists: tuple[LayerItems, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         check_whole("every", self.every, 0)

@@ -1,4 +1,4 @@
-"""Items that policies deal out for each layer: single entries of tensors, or the outputs of layers.
+"""LayerItems that policies deal out for each layer: single entries of tensors, or the outputs of layers.
 
 An output is a row of a layer's weight matrix or a filter of a convolution, with its bias and the parameters of the
 normalisation that follows. Unlike a unit it does not own the weights out of it, so every parameter belongs to exactly
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedcover.params import Params
-from fedcover.structure.depth import Layer, layers_of
+from fedcover.structure.depth import TrainedLayer, layers_of
 from fedcover.structure.trace import ModelStructure, hidden_weights
 from fedcover.structure.units.group import layer_of
 from fedcover.structure.units.layers import TRANSPOSED, is_transposed_linear
 
 
 @dataclass(frozen=True)
-class Items:
+class LayerItems:
     """The items of one tensor or layer, which are dealt out together."""
 
     name: str
@@ -54,7 +54,7 @@ def kept_items(size: int, chosen: Tensor) -> Tensor:
     return kept
 
 
-def entries_of_layers(structure: ModelStructure, policy: object, all_tensors: bool = False) -> tuple[Items, ...]:
+def entries_of_layers(structure: ModelStructure, policy: object, all_tensors: bool = False) -> tuple[LayerItems, ...]:
     """Return the single entries of each hidden weight tensor, or of each tensor of all layers."""
     if all_tensors:
         names: Sequence[str] = [name for layer in layers_of(structure, policy) for name in layer.tensors]
@@ -63,7 +63,7 @@ def entries_of_layers(structure: ModelStructure, policy: object, all_tensors: bo
     return tuple(_entries(name, structure) for name in names)
 
 
-def outputs_of_layers(structure: ModelStructure, policy: object) -> tuple[Items, ...]:
+def outputs_of_layers(structure: ModelStructure, policy: object) -> tuple[LayerItems, ...]:
     """Return the outputs of every layer, the output layer among them, in order of use.
 
     >>> from fedcover.structure.trace import trace
@@ -74,7 +74,7 @@ def outputs_of_layers(structure: ModelStructure, policy: object) -> tuple[Items,
     return tuple(items for layer in layers_of(structure, policy) for items in _outputs(layer, structure))
 
 
-def _outputs(layer: Layer, structure: ModelStructure) -> Iterator[Items]:
+def _outputs(layer: TrainedLayer, structure: ModelStructure) -> Iterator[LayerItems]:
     """Yield the outputs of a layer; tensors whose length does not fit have items of their own."""
     axes = {name: _output_axis(name, structure) for name in layer.tensors}
     lengths = {name: structure.shapes[name][axis] for name, axis in axes.items() if axis is not None}
@@ -84,18 +84,18 @@ def _outputs(layer: Layer, structure: ModelStructure) -> Iterator[Items]:
     size = int(module.hidden_size) if recurrent else min(own, default=0)  # type: ignore[arg-type]
     fitting = tuple((name, axes[name]) for name, length in lengths.items() if size and length % size == 0)
     if fitting:
-        yield Items(layer.name, size, fitting)
+        yield LayerItems(layer.name, size, fitting)
     for name in layer.tensors:
         if (name, axes[name]) not in fitting:
             axis = axes[name]
-            yield Items(name, lengths[name], ((name, axis),)) if axis is not None else _entries(name, structure)
+            yield LayerItems(name, lengths[name], ((name, axis),)) if axis is not None else _entries(name, structure)
 
 
-def _entries(name: str, structure: ModelStructure) -> Items:
+def _entries(name: str, structure: ModelStructure) -> LayerItems:
     size = 1
     for length in structure.shapes[name]:
         size *= length
-    return Items(name, size, ((name, None),))
+    return LayerItems(name, size, ((name, None),))
 
 
 def _output_axis(name: str, structure: ModelStructure) -> int | None:

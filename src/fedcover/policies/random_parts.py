@@ -16,7 +16,7 @@ from fedcover.budgets import share
 from fedcover.clients import Client
 from fedcover.params import FULL, Mask, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
-from fedcover.policies.layer_items import Items, entries_of_layers, outputs_of_layers
+from fedcover.policies.layer_items import LayerItems, entries_of_layers, outputs_of_layers
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
@@ -29,7 +29,7 @@ class RandomParts(Policy):
 
     outputs: bool = False
     all_tensors: bool = False
-    lists: tuple[Items, ...] = field(default=(), repr=False)
+    lists: tuple[LayerItems, ...] = field(default=(), repr=False)
 
     def traits(self) -> Traits:
         """Declare that only the size of a budget counts, and that outputs are for clients that see the whole model.

@@ -14,7 +14,7 @@ NORMS: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 @dataclass(frozen=True)
-class Layer:
+class TrainedLayer:
     """A module with parameters of its own, and the normalisation that follows it."""
 
     name: str
@@ -22,7 +22,7 @@ class Layer:
     """Names of its parameters that are trained, in order of use."""
 
 
-def layers_of(structure: ModelStructure, policy: object) -> tuple[Layer, ...]:
+def layers_of(structure: ModelStructure, policy: object) -> tuple[TrainedLayer, ...]:
     """Return the layers of a model, in order of use.
 
     A layer is a module with weights of its own. A module without any, such as batch norm or PReLU, belongs to the
@@ -47,7 +47,7 @@ def layers_of(structure: ModelStructure, policy: object) -> tuple[Layer, ...]:
     for head, name in _members(structure, heads):
         members.setdefault(head, []).append(name)
     layers = tuple(
-        Layer(head, tuple(name for name in names if name not in structure.frozen and structure.selects(name)))
+        TrainedLayer(head, tuple(name for name in names if name not in structure.frozen and structure.selects(name)))
         for head, names in members.items()
         if all(structure.selects(name) for name in names if layer_of(name) == head and name in structure.weights)
     )

@@ -59,7 +59,7 @@ def test_freeze_after_is_that_of_pt() -> None:
     [
         ("WP", {"gamma": 3}, ["policy WP", "policy.gamma", "or use optimal or optimal_units"]),
         ("FIARSE", {"share": 1}, ["policy FIARSE", "policy.share", "or use FedDST"]),
-        ("WP", {"every": 3}, ["or use FedDST, FedEcover, S-GaP, P-GaP or PruneFL"]),
+        ("WP", {"every": 3}, ["or use FedDST, FedEcover, FedPLT, S-GaP, P-GaP or PruneFL"]),
         ("s_gap", {"kapa": 3}, ["policy S-GaP", "policy.kapa;", "did you mean 'policy.kappa'?"]),
         ("PruneFL", {"layers": ["a"]}, ["policy PruneFL", "policy.layers", "takes policy.every, "]),
         ("full", {"x": 3}, ["policy full", "policy.x", "takes no settings"]),

@@ -1,4 +1,4 @@
-"""Items of layers: which entries of which tensors one output of a layer owns."""
+"""LayerItems of layers: which entries of which tensors one output of a layer owns."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 import fedcover as fc
 from fedcover.models import build
 from fedcover.params import Params, count, params_of
-from fedcover.policies.layer_items import Items, entries_of_layers, outputs_of_layers
+from fedcover.policies.layer_items import LayerItems, entries_of_layers, outputs_of_layers
 
 
-def owned(items: Items, theta: Params, output: int) -> dict[str, Tensor]:
+def owned(items: LayerItems, theta: Params, output: int) -> dict[str, Tensor]:
     mask: dict[str, Tensor] = {}
     items.write(mask, theta, torch.arange(items.size) == output)
     return mask
@@ -74,7 +74,7 @@ def test_outputs_lie_along_the_right_axis() -> None:
 )
 @pytest.mark.parametrize("of", [outputs_of_layers, lambda *case: entries_of_layers(*case, all_tensors=True)])
 def test_every_parameter_belongs_to_exactly_one_item(
-    make: Callable[[], tuple[nn.Module, Tensor]], of: Callable[..., tuple[Items, ...]]
+    make: Callable[[], tuple[nn.Module, Tensor]], of: Callable[..., tuple[LayerItems, ...]]
 ) -> None:
     model, example = make()
     theta, lists = params_of(model), of(fc.trace(model, example), "x")

@@ -61,7 +61,7 @@ def test_windows_of_depth_count_the_selected_layers_together() -> None:
 
 
 def test_layers_that_fedpart_skips_are_trained_in_every_round() -> None:
-    masks = masks_of(POLICIES["FedPart"](skip=["2"], warmup=0, rounds=1, between=0))
+    masks = masks_of(POLICIES["FedPart"](skip=["2"], warmup=0, rounds_per_layer=1, rounds_between=0))
     assert [sorted(mask) for mask in masks] == [["4.bias", "4.weight"], ["0.bias", "0.weight"], ["4.bias", "4.weight"]]
     assert not any(bool(kept.any()) for mask in masks for kept in mask.values())
 

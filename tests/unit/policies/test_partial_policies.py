@@ -1,0 +1,69 @@
+"""Policies that train a part of the model: budgets in settings, audits, devices and checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedcover as fc
+from fedcover.audit.code import audit_code
+from fedcover.models import build
+from fedcover.params import count, params_of
+from fedcover.policies import POLICIES
+
+PARTIAL = [name for name, make in POLICIES.items() if make().traits().needs_complement]
+
+
+def test_these_policies_need_a_complement() -> None:
+    assert set(PARTIAL) == {"FedPart", "FedPLT", "depth_windows", "disjoint_units", "random_units"}
+    assert fc.disjoint_weights(all_tensors=True).traits().needs_complement
+    assert not fc.random_weights(all_tensors=True).traits().needs_complement  # it keeps some of every tensor
+
+
+def test_budgets_of_fedpart_are_refused(cli: Callable[..., tuple[int, str, str]]) -> None:
+    changes = ["data.name=digits", "data.clients=20", "policy.name=FedPart", "budgets.code=10x0.5"]
+    code, _, err = cli("run", *(part for one in changes for part in ("--set", one)))
+    assert code == 2
+    assert "policy FedPart has no budgets, but the code 10x0.5 asks for less than the whole model" in err
+
+
+def test_an_audit_of_fedpart_shows_the_layers_that_wait() -> None:
+    audit = audit_code("4x1", "FedPart", "lenet", settings={"warmup": 0})
+    assert (audit.gamma_min, audit.coverage) == (0, [])  # no bands of ranks
+    (trained,) = [region for region in audit.regions if region.coverage == 4]
+    assert set(trained.tensors) == {"conv1.weight", "conv1.bias"}
+
+
+@pytest.mark.parametrize("name", ["FedPLT", "depth_windows", "disjoint_units", "random_units"])
+@pytest.mark.parametrize("model", ["resnet18", "cnn"])
+def test_a_keep_is_the_share_of_the_parameters_that_are_trained(name: str, model: str) -> None:
+    net = build(model, (3, 32, 32), 10, 0)
+    policy, theta = POLICIES[name]().bind(fc.trace(net, torch.zeros(2, 3, 32, 32))), params_of(net)
+    keeps = (0.5, 0.25, 0.125, 0.1)
+    cohort = [fc.Client(slot, slot, fc.Budget(keep)) for slot, keep in enumerate(keeps)]
+    plans, _ = policy.plan(theta, cohort, fc.Round(1, 0), policy.start())
+    assert [count(theta, plan.mask) / count(theta) for plan in plans] == pytest.approx(keeps, abs=0.01)
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_masks_are_contiguous_whatever_the_memory_format_of_theta(name: str) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 2))
+    policy, theta = POLICIES[name]().bind(fc.trace(net, torch.zeros(2, 3, 4, 4))), params_of(net)
+    theta["0.weight"] = theta["0.weight"].to(memory_format=torch.channels_last)
+    cohort = [fc.Client(slot, slot, fc.Budget(0.3)) for slot in range(4)]
+    plans, _ = policy.plan(theta, cohort, fc.Round(6, 0), policy.start())
+    expected, _ = policy.plan(params_of(net), cohort, fc.Round(6, 0), policy.start())
+    for plan, other in zip(plans, expected, strict=True):
+        assert all(kept.is_contiguous() and torch.equal(kept, other.mask[key]) for key, kept in plan.mask.items())
+
+
+@pytest.mark.parametrize("name", ["FedPLT", "random_weights", "disjoint_weights"])
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    name: str, small_federation: Callable[..., fc.Federation], tmp_path: Path
+) -> None:
+    """Clients of FedPLT have the parts that they were dealt before the run stopped."""
+    whole = small_federation(policy=POLICIES[name]()).run(5)
+    small_federation(policy=POLICIES[name]()).run(2, out=tmp_path / "run")
+    assert small_federation(policy=POLICIES[name]()).run(5, out=tmp_path / "run", resume=True) == whole
