@@ -59,6 +59,33 @@ IID = Heterogeneity()
 """All clients have the same F_n."""
 
 
+def lemma2(
+    constants: Constants, steps: Steps, clients: int, gradients: float, error: float = 0.0, spread: float = 0.0
+) -> float:
+    """Return the bound of Lemma 2 on the distance of local models from the global one, without bounded gradients.
+
+        sum_t sum_n E||theta_{q,n,t-1} - theta_q||^2
+            <= [4 gamma^2 S_T sum_n (||m_n o grad F||^2 + ||m_n o (grad F_n - grad F)||^2)
+                + 2 gamma^2 T (T-1) N sigma^2 + T sum_n e_n] / (1 - u),    u = 2 (gamma L T)^2 < 1
+
+    Args:
+        constants: L and sigma^2.
+        steps: The clients' local steps in a round.
+        clients: N.
+        gradients: sum_n ||m_n o grad F(theta_q)||^2.
+        error: sum_n e_n.
+        spread: sum_n ||m_n o (grad F_n - grad F)||^2 at theta_q, at most N zeta^2.
+
+    >>> round(lemma2(Constants(0.1, 0.0, 0.0, 0.0), Steps(2, 0.5), clients=1, gradients=1.0), 4)
+    1.0204
+    """
+    count, step = steps.count, steps.effective
+    growth = 2 * (step * constants.smoothness * count) ** 2
+    noise = 2 * count * (count - 1) * clients * constants.variance
+    strayed = step**2 * (4 * drift_sum(count) * (gradients + spread) + noise) + count * error
+    return strayed / (1 - growth) if growth < 1 else math.inf
+
+
 def theorem3(
     constants: Constants,
     steps: Steps,
