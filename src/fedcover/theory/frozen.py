@@ -196,7 +196,7 @@ def staleness_error(steps: Steps, gradient: float, clients: int, gamma_min: int,
     Args:
         steps: The clients' local steps in a round.
         gradient: G of Assumption 3.
-        clients: N, the number of clients in a round, which is all of them.
+        clients: N, the number of clients in a round.
         gamma_min: Gamma, the least coverage over rounds and entries.
         window: tau: what a client has outside its mask it trained at most so many rounds ago, or received then.
 
