@@ -1,7 +1,8 @@
 """Quadratic federations whose constants are known, and Algorithm 1 played on them exactly.
 
 F_n(theta) = 1/2 (theta - a_n)^T A (theta - a_n), with gradient noise of known variance, in double precision. Many
-copies are played at once that differ by noise alone; means over the copies stand for expectations.
+copies are played at once that differ by noise alone; means over the copies stand for expectations. Clients may see the
+whole model, and averages may be damped, as a ``Scheme`` declares.
 """
 
 from dataclasses import dataclass, replace
@@ -10,9 +11,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedcover.theory import Steps
+from fedcover.theory import Scheme, Steps
 
 momenta = st.sampled_from([0.0, 0.5, 0.9])
+dampings = st.sampled_from([0.0, 0.4, 1.0])
+PRUNED = Scheme()
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,16 @@ class Quadratic:
         """grad F."""
         return (theta - self.centres.mean(0)) @ self.curvature
 
+    def loss(self, theta: Tensor) -> Tensor:
+        """F - F_inf."""
+        return ((theta - self.centres.mean(0)) * self.gradient(theta)).sum(-1) / 2
+
+    @property
+    def heterogeneity(self) -> float:
+        """zeta^2."""
+        away = (self.centres - self.centres.mean(0)) @ self.curvature
+        return float(away.square().sum(-1).mean())
+
 
 @dataclass(frozen=True)
 class Played:
@@ -54,27 +67,70 @@ class Played:
     errors: list[list[float]]
     """For each round E e_{q,n} of each client."""
     deviations: list[float]
-    """For each round E||D||^2, D the region average of gradients at local models less grad F(theta_q)."""
+    """For each round E||P^(1/2) D||^2, D the region average of gradients at local models less grad F(theta_q)."""
     noises: list[float]
-    """For each round E||Z||^2, Z the region average of gradient noise."""
+    """For each round E||P Z||^2, Z the region average of gradient noise, P = diag (c_i/N)^p."""
+    gradients: list[float]
+    """For each round sum_n E||m_n o grad F(theta_q)||^2."""
+    losses: list[float]
+    """E F(theta_q) - F_inf for each round, and after the last."""
+    client_losses: list[float]
+    """For each round the mean over clients of E F(theta_q + Delta_n) - F_inf."""
+    last: float
+    """||grad F|| after the last round, at its largest of all copies."""
 
 
-def play(case: Quadratic, masks: Tensor, steps: Steps, copies: int = 48, seed: int = 0) -> Played:
-    """Algorithm 1 with the masks [round, client, entry]."""
+class Complements:
+    """What clients have outside their masks: [copy, client, entry]."""
+
+    def __init__(self, kind: str, bits: int, whole: Tensor, clients: int) -> None:
+        self.kind, self.bits, self.copy = kind, bits, whole.expand(-1, clients, -1)
+
+    def values(self, whole: Tensor) -> Tensor:
+        """The complements at the start of a round."""
+        if self.kind == "quantized":
+            low, high = whole.amin(-1, keepdim=True), whole.amax(-1, keepdim=True)
+            step = (high - low).clamp_min(1e-300) / (2**self.bits - 1)
+            return low + ((whole - low) / step).round() * step
+        return {"pruned": torch.zeros_like(whole), "frozen": whole, "kept": self.copy}[self.kind]
+
+    def refresh(self, local: Tensor, kept: Tensor) -> None:
+        """Replace what clients have trained."""
+        self.copy = torch.where(kept.bool(), local, self.copy)
+
+
+def play(
+    case: Quadratic,
+    masks: Tensor,
+    steps: Steps,
+    copies: int = 48,
+    seed: int = 0,
+    scheme: Scheme = PRUNED,
+    bits: int = 4,
+    drawn: bool = False,
+) -> Played:
+    """Algorithm 1, or another scheme, with the masks [round, client, entry]; each round may draw its clients."""
     rng = torch.Generator().manual_seed(seed)
-    theta = case.start.expand(copies, -1)
+    theta, centres = case.start.expand(copies, -1), case.centres
+    complements = Complements(scheme.complement, bits, theta[:, None, :], masks.shape[1])
     squared, largest, strayed, errors, deviations, noises = [], 0.0, [], [], [], []
+    gradients, losses, client_losses = [], [float(case.loss(theta).mean())], []
     weights = [(1 - steps.momentum ** (steps.count - t)) / steps.weight for t in range(steps.count)]
     for kept in masks.double():
         squared.append(float(case.gradient(theta).square().sum(-1).mean()))
+        if drawn:
+            centres = case.centres[torch.randint(len(case.centres), (copies, kept.shape[0]), generator=rng)]
+        gradients.append(float((case.gradient(theta)[:, None, :] * kept).square().sum((-1, -2)).mean()))
+        damping = (kept.sum(0) / len(kept)) ** scheme.damping
         whole = theta[:, None, :]
-        local, velocity, far = whole * kept, torch.zeros_like(whole * kept), 0.0
+        outside = complements.values(whole)
+        local, velocity, far = whole * kept + outside * (1 - kept), torch.zeros_like(whole * kept), 0.0
         exact, random = torch.zeros_like(local), torch.zeros_like(local)
-        errors.append((whole * (1 - kept)).square().sum(-1).mean(0).tolist())
+        errors.append(((whole - outside) * (1 - kept)).square().sum(-1).mean(0).tolist())
         for weight in weights:
             far += float((local - whole).square().sum(-1).mean(0).sum())
             noise = torch.randn(local.shape, generator=rng, dtype=torch.float64) * case.sigma / local.shape[-1] ** 0.5
-            drift = (local - case.centres) @ case.curvature
+            drift = (local - centres) @ case.curvature
             exact, random = exact + weight * drift * kept, random + weight * noise * kept
             gradient = (drift + noise) * kept
             largest = max(largest, float(gradient.square().sum(-1).mean(0).max()))
@@ -82,11 +138,17 @@ def play(case: Quadratic, masks: Tensor, steps: Steps, copies: int = 48, seed: i
             local = local - steps.size * velocity
         strayed.append(far)
         off = exact.sum(1) / kept.sum(0) - case.gradient(theta)
-        deviations.append(float(off.square().sum(-1).mean()))
-        noises.append(float((random.sum(1) / kept.sum(0)).square().sum(-1).mean()))
-        theta = (local * kept).sum(1) / kept.sum(0)
-    mean_error = sum(map(sum, errors)) / len(errors)
-    return Played(sum(squared) / len(squared), mean_error, largest, strayed, errors, deviations, noises)
+        deviations.append(float((damping * off.square()).sum(-1).mean()))
+        noises.append(float((damping * random.sum(1) / kept.sum(0)).square().sum(-1).mean()))
+        complements.refresh(local, kept)
+        client_losses.append(float(case.loss(torch.where(kept.bool(), local, whole)).mean()))
+        theta = theta + damping * ((local * kept).sum(1) / kept.sum(0) - theta)
+        losses.append(float(case.loss(theta).mean()))
+    mean_error, last = sum(map(sum, errors)) / len(errors), float(case.gradient(theta).norm(dim=-1).max())
+    return Played(
+        sum(squared) / len(squared), mean_error, largest, strayed, errors, deviations, noises, gradients, losses,
+        client_losses, last,
+    )  # fmt: skip
 
 
 def spd(rng: torch.Generator, entries: int, low: float, high: float) -> Tensor:

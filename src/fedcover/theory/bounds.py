@@ -14,15 +14,20 @@ gamma <= 1/(6 L T), the factors 1/(1 - a) and (1 + a)/(1 - a) are at most 2 and 
 Momentum that starts at 0 in each round is covered too. It makes a round a weighted one: client n moves by
 -gamma/(1-mu) sum_t w_t g_t with w_t = 1 - mu^(T-t+1) <= 1. So gamma becomes gamma/(1-mu), T becomes W = sum_t w_t
 wherever it counts steps, and S_T stays.
+
+A ``Scheme`` changes what clients see outside their masks, which replaces e_n or removes it, and damps averages, which
+divides start by (Gamma/N)^p and changes variance: docs/explanation/frozen-complements.md.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedcover.errors import InputError, check_number, check_whole
+from fedcover.theory.scheme import Scheme
 
-TERMS = ("start", "variance", "drift", "pruning")
+PRUNED = Scheme()
+"""The scheme of Algorithm 1: pruned complements and region means."""
 
 
 @dataclass(frozen=True)
@@ -152,36 +157,55 @@ class Bound:
     """The right side of a theorem, term by term; a bound on (1/Q) sum_q E||grad F(theta_q)||^2 if ``holds``."""
 
     theorem: int
-    start: float
-    """4 (F(theta_1) - F_inf) / (gamma T Q), which falls with the number of rounds."""
-    variance: float
-    """6 L gamma N sigma^2 / Gamma^2, or 6 L gamma K sigma^2 in Theorem 2: the effect of gradient noise."""
-    drift: float
-    """3 L^2 gamma^2 N G S_T / (T Gamma): the effect of local models moving away from theta."""
-    pruning: float
-    """(3 L^2 / Gamma) (1/Q) sum_q sum_n e_{q,n}, which does not fall with the number of rounds."""
+    terms: Mapping[str, float]
+    """The terms that are present, by name.
+
+    * ``start``: 4 (F(theta_1) - F_inf) / (gamma T Q (Gamma/N)^p), which falls with the number of rounds
+    * ``variance``: the effect of gradient noise
+    * ``drift``: the effect of local models moving away from theta
+    * ``pruning``, or ``complement``: (3 L^2 / Gamma) (1/Q) sum_q sum_n e_{q,n}, the effect of what clients have
+      outside their masks, which does not fall with the number of rounds; absent if complements are frozen
+    * ``sampling`` and ``heterogeneity``: the effects of holders whose data differ from all clients' (Theorem 3)
+    """
     steps: Steps
     slope: float
-    """a = 3 L gamma T; the theorems require a <= 1/2, ``sharp`` requires a < 1."""
+    """a = 3 L gamma T; ``sharp`` requires a < 1 in Theorems 1 to 3."""
+    step_ratio: float
+    """The step size divided by the largest that the theorem allows: 6 L gamma T in Theorems 1 and 2."""
+    factors: tuple[float, float]
+    """The factors of ``sharp``: that of start, variance and other noise, and that of the other terms."""
     gamma_min: int
     rounds: int
-    rounds_needed: int
-    """The least number of rounds for which the theorems' own step size 1/sqrt(TQ) is small enough: Q >= 36 L^2 T."""
 
     @property
-    def terms(self) -> dict[str, float]:
-        """The four terms by name."""
-        return {name: float(getattr(self, name)) for name in TERMS}
+    def start(self) -> float:
+        """The term ``start``."""
+        return self.terms["start"]
+
+    @property
+    def variance(self) -> float:
+        """The term ``variance``."""
+        return self.terms["variance"]
+
+    @property
+    def drift(self) -> float:
+        """The term ``drift``; 0 if it is absent."""
+        return self.terms.get("drift", 0.0)
+
+    @property
+    def pruning(self) -> float:
+        """The term ``pruning``; 0 if it is absent, since clients see the whole model."""
+        return self.terms.get("pruning", 0.0)
 
     @property
     def total(self) -> float:
-        """The bound, the sum of the four terms."""
+        """The bound, the sum of the terms."""
         return math.fsum(self.terms.values())
 
     @property
     def dominant(self) -> str:
         """The name of the largest term."""
-        return max(TERMS, key=lambda name: self.terms[name])
+        return max(self.terms, key=lambda name: self.terms[name])
 
     @property
     def covered(self) -> bool:
@@ -190,8 +214,8 @@ class Bound:
 
     @property
     def step_holds(self) -> bool:
-        """Whether the step size is small enough: gamma <= 1/(6 L T)."""
-        return self.slope <= 0.5 * (1 + 1e-12)
+        """Whether the step size is small enough: gamma <= 1/(6 L T) in Theorems 1 and 2."""
+        return self.step_ratio <= 1 + 1e-12
 
     @property
     def holds(self) -> bool:
@@ -201,34 +225,60 @@ class Bound:
     @property
     def largest_step(self) -> float:
         """The largest step size that the theorem allows for these local steps."""
-        return self.steps.size / (2 * self.slope) if self.slope else math.inf
+        return self.steps.size / self.step_ratio if self.step_ratio else math.inf
+
+    @property
+    def rounds_needed(self) -> int:
+        """The least number of rounds for which the step size 1/sqrt(TQ) is small enough: Q >= 36 L^2 T."""
+        needed = (self.step_ratio / self.steps.effective) ** 2 / self.steps.weight
+        return max(1, math.ceil(needed * (1 - 1e-12)))
 
     def sharp(self) -> "Bound":
-        """Return the bound for the actual a instead of 1/2: smaller for smaller steps, infinite for a >= 1.
+        """Return the bound for the actual a instead of the largest: smaller for smaller steps, infinite if too large.
 
-        The terms start and variance are multiplied by 1 / (2 (1 - a)), drift and pruning by (1 + a) / (3 (1 - a)).
+        In Theorems 1 and 2 start and variance are multiplied by 1 / (2 (1 - a)), drift and pruning by
+        (1 + a) / (3 (1 - a)).
 
         >>> bound = theorem1(Constants(1.0, 1.0, 1.0, 1.0), Steps(1, 0.1), 100, clients=4, gamma_min=2, error=0.0)
         >>> bound.sharp().total < bound.total
         True
         """
-        rest = 1 - self.slope
-        first, second = (1 / (2 * rest), (1 + self.slope) / (3 * rest)) if rest > 0 else (math.inf, math.inf)
-        return replace(
-            self,
-            start=_product(first, self.start),
-            variance=_product(first, self.variance),
-            drift=_product(second, self.drift),
-            pruning=_product(second, self.pruning),
-        )
+        first, second = self.factors
+        noise = {"start", "variance", "sampling"}
+        sharper = {name: _product(first if name in noise else second, value) for name, value in self.terms.items()}
+        return replace(self, terms=sharper)
 
 
-def theorem1(constants: Constants, steps: Steps, rounds: int, clients: int, gamma_min: int, error: float) -> Bound:
+def sharp_factors(slope: float, feedback: float = 0.0, growth: float = 0.0) -> tuple[float, float]:
+    """Return the factors of ``Bound.sharp``: 1 / (2 s) and (1 + a) / (3 s (1 - u)) with s = 1 - a - (1 + a) kappa.
+
+    Args:
+        slope: a = 3 L gamma T.
+        feedback: kappa, the share of ||grad F||^2 that comes back as drift; 0 if gradients are bounded.
+        growth: u, by which drift enlarges itself; 0 if gradients are bounded.
+    """
+    rest = 1 - slope - (1 + slope) * feedback
+    if rest <= 0 or growth >= 1:
+        return math.inf, math.inf
+    return 1 / (2 * rest), (1 + slope) / (3 * rest * (1 - growth))
+
+
+def theorem1(
+    constants: Constants,
+    steps: Steps,
+    rounds: int,
+    clients: int,
+    gamma_min: int,
+    error: float,
+    scheme: Scheme = PRUNED,
+) -> Bound:
     """Return the bound of Theorem 1, corrected (Assumptions 1 to 4, IID data).
 
-    With gamma = 1/sqrt(TQ) it is
+    With gamma = 1/sqrt(TQ) and the scheme of Algorithm 1 it is
 
         [4 gap + 6 L N sigma^2 / Gamma^2] / sqrt(TQ) + L^2 N G (T-1)(2T-1) / (2 T Gamma Q) + (3 L^2 / Gamma) error.
+
+    Damping p multiplies the gap by (N/Gamma)^p and the noise by (Gamma/N)^p.
 
     Args:
         constants: L, sigma^2, G and the gap.
@@ -236,7 +286,8 @@ def theorem1(constants: Constants, steps: Steps, rounds: int, clients: int, gamm
         rounds: Q.
         clients: N, the number of clients in a round.
         gamma_min: Gamma, the least coverage over rounds and regions.
-        error: The mean over rounds of sum_n e_{q,n}.
+        error: The mean over rounds of sum_n e_{q,n}; 0 if complements are frozen.
+        scheme: What clients see outside their masks, and the damping of averages.
 
     >>> constants, steps = Constants(0.5, 1.0, 2.0, 3.0), Steps.of_theorem(4, rounds=100)
     >>> bound = theorem1(constants, steps, rounds=100, clients=2, gamma_min=1, error=0.1)
@@ -244,24 +295,39 @@ def theorem1(constants: Constants, steps: Steps, rounds: int, clients: int, gamm
     {'start': 0.6, 'variance': 0.3, 'drift': 0.02625, 'pruning': 0.075}
     >>> bound.dominant, bound.holds, bound.rounds_needed
     ('start', True, 36)
+    >>> frozen = theorem1(constants, steps, 100, 2, 1, error=0.0, scheme=Scheme("frozen", damping=1.0))
+    >>> {name: round(value, 5) for name, value in frozen.terms.items()}
+    {'start': 1.2, 'variance': 0.15, 'drift': 0.02625}
     """
-    noise = _ratio(clients * constants.variance, gamma_min**2)
-    return _bound(1, constants, steps, rounds, clients, gamma_min, error, noise)
+    check_cohort(rounds, clients, gamma_min, error)
+    damping = scheme.damping
+    noise = ratio(clients ** (1 - damping) * constants.variance, gamma_min ** (2 - damping))
+    return _bound(1, constants, steps, rounds, clients, gamma_min, error, noise, scheme)
 
 
 def theorem2(
-    constants: Constants, steps: Steps, rounds: int, clients: int, gamma_min: int, error: float, regions: int
+    constants: Constants,
+    steps: Steps,
+    rounds: int,
+    clients: int,
+    gamma_min: int,
+    error: float,
+    regions: int,
+    scheme: Scheme = PRUNED,
 ) -> Bound:
     """Return the bound of Theorem 2, corrected (Assumptions 1 to 3 and 5, non-IID data).
 
     It is Theorem 1 with K sigma^2 in place of N sigma^2 / Gamma^2; Gamma stays in drift and pruning. sigma^2 is the
-    variance of a region's average gradient.
+    variance of a region's average gradient. Damping p multiplies gap and noise by (N/Gamma)^p: Assumption 5 bounds the
+    noise of a region that all clients hold no better than that of others.
 
     Args:
         regions: K, the largest number of regions in any round. The other arguments are those of ``theorem1``.
     """
+    check_cohort(rounds, clients, gamma_min, error)
     check_whole("regions", regions, 1)
-    return _bound(2, constants, steps, rounds, clients, gamma_min, error, regions * constants.variance)
+    noise = ratio(regions * constants.variance, scheme.least_step(clients, gamma_min))
+    return _bound(2, constants, steps, rounds, clients, gamma_min, error, noise, scheme)
 
 
 def _bound(
@@ -273,32 +339,32 @@ def _bound(
     gamma_min: int,
     error: float,
     noise: float,
+    scheme: Scheme,
 ) -> Bound:
-    """Return the bound of either theorem; ``noise`` is N sigma^2 / Gamma^2 or K sigma^2."""
+    """Return the bound of either theorem; ``noise`` is N^(1-p) sigma^2 / Gamma^(2-p) or K sigma^2 (N/Gamma)^p."""
+    squared, step = constants.smoothness**2, steps.effective
+    slope = 3 * constants.smoothness * steps.reach
+    drift = 3 * squared * step**2 * clients * constants.gradient * drift_sum(steps.count)
+    terms = {
+        "start": ratio(4 * constants.gap, steps.reach * rounds * scheme.least_step(clients, gamma_min)),
+        "variance": _product(6 * constants.smoothness * step, noise),
+        "drift": ratio(drift, steps.weight * gamma_min),
+        **scheme.error_terms(ratio(3 * squared, gamma_min), error),
+    }
+    return Bound(theorem, terms, steps, slope, 2 * slope, sharp_factors(slope), gamma_min, rounds)
+
+
+def check_cohort(rounds: int, clients: int, gamma_min: int, error: float) -> None:
+    """Raise InputError unless these are a number of rounds, of clients, the least coverage by them, and an error."""
     check_whole("rounds", rounds, 1)
     check_whole("clients", clients, 1)
     check_whole("gamma_min", gamma_min, 0)
     if gamma_min > clients:
         raise InputError(f"gamma_min must be at most the number of clients, {clients}; got {gamma_min}")
     check_number("error", error, -1e-300, math.inf, "0 or more, and finite")
-    squared, step = constants.smoothness**2, steps.effective
-    return Bound(
-        theorem=theorem,
-        start=4 * constants.gap / (steps.reach * rounds),
-        variance=_product(6 * constants.smoothness * step, noise),
-        drift=_ratio(
-            3 * squared * step**2 * clients * constants.gradient * drift_sum(steps.count), steps.weight * gamma_min
-        ),
-        pruning=_ratio(3 * squared * error, gamma_min),
-        steps=steps,
-        slope=3 * constants.smoothness * steps.reach,
-        gamma_min=gamma_min,
-        rounds=rounds,
-        rounds_needed=max(1, math.ceil(36 * squared * steps.weight * (1 - 1e-12))),
-    )
 
 
-def _ratio(top: float, bottom: float) -> float:
+def ratio(top: float, bottom: float) -> float:
     """Return top / bottom; infinity if bottom is 0, that is, if an entry has no holder."""
     return top / bottom if bottom else math.inf
 

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedcover.errors import InputError
-from fedcover.theory.bounds import Constants, Steps, theorem1, theorem2
+from fedcover.theory.bounds import PRUNED, Constants, Steps, theorem1, theorem2
 from fedcover.theory.facts import Ages, Facts
+from fedcover.theory.scheme import Scheme
 from fedcover.theory.sentences import (
     Remedy,
     bound_sentence,
@@ -54,7 +55,7 @@ class Certificate:
     an estimate. True is then less certain than False, since the estimate of L tends to be too small.
     """
     terms: dict[str, float | None] | None
-    """start, variance, drift and pruning, with the theorem's factors."""
+    """The terms that are present, with the theorem's factors: start, variance, drift, and pruning or complement."""
     total: float | None
     sharp_total: float | None
     """The bound for the step size in use, finite up to twice the theorem's largest step."""
@@ -65,11 +66,18 @@ class Certificate:
     """K: the largest of any of these rounds, if regions were counted."""
     constants: dict[str, float] | None
     """The known constants, and whether they are estimated; a bound needs all four."""
+    complement: str
+    """What clients see outside their masks; there is no term of its error if it is ``frozen``."""
+    damping: float
+    """p of the damped averages; 0 for region means."""
     sentence: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return this certificate as plain data, for JSON."""
-        return asdict(self)
+        """Return this certificate as plain data, for JSON; without the scheme's fields if it is that of Algorithm 1."""
+        data = asdict(self)
+        if Scheme(self.complement, self.damping) == PRUNED:
+            del data["complement"], data["damping"]
+        return data
 
 
 def certificate(
@@ -81,10 +89,12 @@ def certificate(
     ages: Ages | None = None,
     estimates: Mapping[str, float] | None = None,
     remedy: Remedy = default_remedy,
+    scheme: Scheme = PRUNED,
 ) -> Certificate:
     """Return what Theorem 1, or Theorem 2 unless ``iid``, implies for one round or all rounds of a run.
 
-    The theorem's N is the largest of any round, its Gamma the least, and its pruning error the mean.
+    The theorem's N is the largest of any round, its Gamma the least, and its pruning error the mean. For another scheme
+    than Algorithm 1 the error of facts is that of the complements: ``measure(..., errors=...)``.
 
     Args:
         facts: The facts of one round or of several.
@@ -95,10 +105,14 @@ def certificate(
         ages: Ages of the entries, from which the windows are taken.
         estimates: The constants that a run has estimated so far, if some are missing.
         remedy: Returns what to do about a round with uncovered entries.
+        scheme: What clients see outside their masks, and the damping of averages.
 
     >>> uncovered = certificate(Facts(1, 4, 0, 0.5, {"fc1.weight": 0.21, "fc2.weight": 0.1}), Steps(5, 0.01))
     >>> uncovered.sentence[:45]
     "21 % of fc1.weight is in nobody's model in ro"
+    >>> constants, frozen = Constants(1.0, 1.0, 1.0, 1.0), Scheme("frozen", damping=1.0)
+    >>> sorted(certificate(Facts(1, 4, 2, 0.0, {}), Steps(5, 0.01), constants, scheme=frozen).terms)
+    ['drift', 'start', 'variance']
     """
     facts = [facts] if isinstance(facts, Facts) else list(facts)
     if not facts:
@@ -109,7 +123,7 @@ def certificate(
     if constants is not None:
         error = math.fsum(fact.error for fact in facts) / len(facts)
         common = (constants, steps, len(facts) if rounds is None else rounds, clients, least, error)
-        bound = theorem1(*common) if iid else theorem2(*common, regions=_most_regions(facts))
+        bound = theorem1(*common, scheme) if iid else theorem2(*common, _most_regions(facts), scheme)
     window = ages.window() if ages is not None else None
     if least == 0:
         sentence = worst_sentence(worst, remedy, window)
@@ -139,6 +153,8 @@ def certificate(
         clients=clients,
         regions=max((fact.regions for fact in facts if fact.regions is not None), default=None),
         constants=asdict(constants) if constants else ({**estimates, "estimated": True} if estimates else None),
+        complement=scheme.complement,
+        damping=scheme.damping,
         sentence=sentence,
     )
 

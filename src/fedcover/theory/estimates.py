@@ -6,8 +6,13 @@ mean of the client's T stochastic gradients, or with momentum a weighted mean, w
 Cost: a few operations for each entry of each update. A round takes seven numbers of eight bytes for each parameter,
 whatever the cohort, of which 20 bytes are kept for the next round. None of the three estimates is a bound: the
 assumptions are about all points, and a run sees only those that it visits.
+
+All three are valid for frozen complements too. Clients then evaluate gradients at theta instead of theta o m_n. Masks
+do not add to sigma^2, except through drift, and a change of masks does not move a client's point: the secant of L is
+simpler (``whole``).
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -118,6 +123,8 @@ class Summary:
     """The factor by which local averaging lowers the variance of one gradient: 1/T without momentum."""
     shared: bool
     """Whether any entry had two holders; without two there is no sample variance."""
+    error: float = 0.0
+    """The errors of the clients' complements, summed; 0 if they are frozen, or pruned."""
 
 
 class Estimate:
@@ -140,11 +147,12 @@ class Estimate:
     Args:
         passes: The number of epochs E of local training. A client that makes E passes over its data uses each batch E
             times, which does not average E times as much.
+        whole: Whether clients see the whole model, as with frozen complements, rather than a pruned one.
     """
 
-    def __init__(self, passes: int = 1) -> None:
+    def __init__(self, passes: int = 1, whole: bool = False) -> None:
         check_whole("passes", passes, 1)
-        self._passes = passes
+        self._passes, self._whole = passes, whole
         self.rounds = 0
         self.smoothness: float | None = None
         """L; None until two rounds in a row differ by more than noise."""
@@ -161,7 +169,14 @@ class Estimate:
 
     @classmethod
     def resumed(
-        cls, passes: int, rounds: int, shared: int, values: Sequence[float | None], last: Summary, moved: Params
+        cls,
+        passes: int,
+        rounds: int,
+        shared: int,
+        values: Sequence[float | None],
+        last: Summary,
+        moved: Params,
+        whole: bool = False,
     ) -> "Estimate":
         """Return an estimate with the state of an earlier one.
 
@@ -172,8 +187,9 @@ class Estimate:
             values: ``smoothness``, ``gradient``, ``variance`` and ``averaged``.
             last: The statistics of the last round.
             moved: The movement of theta in the last round.
+            whole: See ``Estimate``.
         """
-        estimate = cls(passes)
+        estimate = cls(passes, whole)
         estimate.rounds, estimate.shared = rounds, shared
         estimate.smoothness, estimate.gradient, estimate.variance, estimate.averaged = values
         estimate.last, estimate.moved = last, moved
@@ -197,9 +213,16 @@ class Estimate:
             sums.add(update, client_steps)
         self.add(theta, sums, new_theta)
 
-    def add(self, theta: Params, sums: PseudoGradientSums, new_theta: Params) -> None:
-        """Add a round whose updates were streamed into a ``PseudoGradientSums``."""
-        summary = sums.summary()
+    def add(self, theta: Params, sums: PseudoGradientSums, new_theta: Params, error: float = 0.0) -> None:
+        """Add a round whose updates were streamed into a ``PseudoGradientSums``.
+
+        Args:
+            theta: theta_q, the model before the round.
+            sums: The sums of its updates.
+            new_theta: theta_{q+1}, the model after the round.
+            error: The errors of the clients' complements, summed, if clients see the whole model.
+        """
+        summary = replace(sums.summary(), error=error if self._whole else 0.0)
         averaging = min(1.0, self._passes * summary.averaging)
         if summary.shared:
             self.shared += 1
@@ -229,6 +252,10 @@ class Estimate:
         If the holders of an entry change, at least c + c' - N clients hold it in both rounds. Each of the others
         contributes the square of the entry and that of its drift, both twice, since local steps move the entry after
         it is added or before it is removed.
+
+        If clients see the whole model, v_n = theta' - theta for all of them, plus the complements' errors and, where
+        holders change, drift: by Minkowski (sum_n ||v_n||^2)^(1/2) is at most the root of their sums without errors
+        plus the roots of the errors of both rounds.
         """
         changes, movements, turns = [], [], []
         clients = len({*before.places, *after.places})
@@ -236,14 +263,21 @@ class Estimate:
             same = before.holders[name] == after.holders[name]
             old, new = ((each.holders[name] & COUNT_BITS).double() for each in (before, after))
             both = torch.where(same, old, (old + new - clients).clamp_min(0.0))
-            values = theta[name].double()
-            added = (new - both) * values.square() + (new > both) * after.drift[name]
-            removed = (old - both) * (values - moved).square() + (old > both) * before.drift[name]
+            added, removed = (new > both) * after.drift[name], (old > both) * before.drift[name]
+            if self._whole:
+                turn_of_entry = 2 * (added + removed) + torch.where(same, 0.0, clients - both) * moved.square()
+                both = torch.full_like(both, clients)
+            else:
+                values = theta[name].double()
+                added = (new - both) * values.square() + added
+                removed = (old - both) * (values - moved).square() + removed
+                turn_of_entry = 2 * (added + removed)
             changes.append(torch.where(same, old * (after.mean[name] - before.mean[name]).square(), 0.0).sum())
             movements.append((both * moved.square()).sum())
-            turns.append(2 * (added + removed).sum())
+            turns.append(turn_of_entry.sum())
         sums = numbers([*changes, *movements, *turns])
         change, movement, turn = (sum(sums[i : i + len(changes)]) for i in range(0, len(sums), len(changes)))
+        turn += _added_by_errors(movement + turn, before.error, after.error)
         noise = before.each + after.each
         if not movement or turn > MOST_TURN * movement or not (before.shared and after.shared) or change <= 2 * noise:
             return None
@@ -266,6 +300,12 @@ class Estimate:
         variance = self.variance if regions is None or self.averaged is None else self.averaged / regions
         estimates = {"smoothness": self.smoothness, "variance": variance, "gradient": self.gradient}
         return {name: value for name, value in estimates.items() if value is not None}
+
+
+def _added_by_errors(squared: float, *errors: float) -> float:
+    """Return by how much errors enlarge a squared distance: (sqrt(squared) + sum of sqrt(error))^2 - squared."""
+    roots = sum(map(math.sqrt, errors))
+    return roots * (roots + 2 * math.sqrt(squared))
 
 
 def _single(values: Params, like: Params) -> Params:

@@ -26,7 +26,7 @@ class Facts:
     """N: the number of clients whose updates were used."""
     gamma_min: int
     error: float
-    """sum_n e_n = sum_n ||theta - theta o m_n||^2."""
+    """sum_n e_n: the clients' pruning errors ||theta - theta o m_n||^2, or the errors of their complements."""
     uncovered: Mapping[str, float]
     """For each tensor with entries that no client held, their share of it."""
     regions: int | None = None
@@ -39,6 +39,7 @@ def measure(
     round: int = 1,
     count_regions: bool = False,
     counts: Mapping[str, Tensor] | None = None,
+    errors: Sequence[float] | None = None,
 ) -> Facts:
     """Return the facts of a round.
 
@@ -48,6 +49,8 @@ def measure(
         round: The number of the round.
         count_regions: Whether to count regions, which Theorem 2 needs.
         counts: The coverage by the masks, if it has been computed already.
+        errors: The error of each client's complement (``complement_error``), or nothing if complements are frozen. By
+            default the pruning errors.
 
     >>> theta = {"w": torch.tensor([3.0, 4.0])}
     >>> measure(theta, [{"w": torch.tensor([False, True])}, {"w": torch.tensor([False, True])}])
@@ -56,7 +59,7 @@ def measure(
     if not masks:
         raise InputError("masks must have at least one mask, of a client of the round; got none")
     counts = coverage_of(masks, theta) if counts is None else counts
-    error = norm2(theta) * math.fsum(pruning_noise(theta, masks))
+    error = norm2(theta) * math.fsum(pruning_noise(theta, masks)) if errors is None else math.fsum(errors)
     regions = len(holder_sets(masks, theta).sizes) if count_regions else None
     return Facts(round, len(masks), gamma_min(counts), error, _uncovered_shares(counts), regions)
 

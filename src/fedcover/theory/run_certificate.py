@@ -12,10 +12,11 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import InputError
 from fedcover.params import Params
-from fedcover.theory.bounds import Constants, Steps
+from fedcover.theory.bounds import PRUNED, Constants, Steps
 from fedcover.theory.certificates import certificate, not_applicable
 from fedcover.theory.estimates import Estimate, PseudoGradientSums, Summary
 from fedcover.theory.facts import Ages, Facts
+from fedcover.theory.scheme import Scheme
 from fedcover.theory.sentences import Remedy, default_remedy
 
 REASONS = {
@@ -33,7 +34,7 @@ REASONS = {
 """Reasons why the theorem may not cover a run, by name; one round is enough. Others are sentences of their own."""
 STEP_JUDGED = {"step_sizes"}
 """Reasons that leave the condition on the step size meaningful: it is judged by the largest step of all rounds."""
-SUMMARY_SCALARS = ("places", "each", "averaged", "largest", "averaging", "shared")
+SUMMARY_SCALARS = ("places", "each", "averaged", "largest", "averaging", "shared", "error")
 """The fields of ``Summary`` that are not tensors."""
 
 
@@ -44,7 +45,7 @@ class Totals:
     gap: float = math.nan
     """F(theta_1) - F_inf, or an upper bound such as the loss at the start; NaN if unknown."""
     error: float = 0.0
-    """The pruning error, summed over rounds."""
+    """The error of what clients have outside their masks, summed over rounds; the pruning error in Algorithm 1."""
     clients: int = 0
     """The largest number of clients of any round."""
     gamma_min: int | None = None
@@ -89,11 +90,15 @@ class RunCertifier:
         state: The state that the previous round's certifier returned; empty for the first round.
         passes: The number of epochs of local training.
         iid: Whether clients have IID data (Theorem 1) or not (Theorem 2).
+        scheme: What clients see outside their masks, and the damping of averages. Unless it is ``pruned``, the facts of
+            each round must have the complements' errors: ``measure(..., errors=...)``.
     """
 
-    def __init__(self, theta: Params, state: Mapping[str, Tensor], passes: int, iid: bool) -> None:
-        self._theta, self._iid = theta, iid
-        self._estimate, self._ages, self._totals = _restored(state, passes)
+    def __init__(
+        self, theta: Params, state: Mapping[str, Tensor], passes: int, iid: bool, scheme: Scheme = PRUNED
+    ) -> None:
+        self._theta, self._iid, self._scheme = theta, iid, scheme
+        self._estimate, self._ages, self._totals = _restored(state, passes, scheme.whole)
         self._sums = PseudoGradientSums(theta)
         self._steps: list[Steps] = []
 
@@ -121,7 +126,7 @@ class RunCertifier:
             reasons: Why the theorem does not cover this round: names in ``REASONS``, or sentences.
             remedy: Returns what to do about a round with uncovered entries.
         """
-        self._estimate.add(self._theta, self._sums, new_theta)
+        self._estimate.add(self._theta, self._sums, new_theta, facts.error)
         self._ages.add(counts)
         totals = self._totals
         totals.add(facts, self._steps, tuple(reasons))
@@ -132,8 +137,9 @@ class RunCertifier:
         estimates |= {"gap": totals.gap} if totals.gap >= 0 else {}
         constants = Constants(**estimates, estimated=True) if len(estimates) == 4 else None
         result = certificate(
-            totals.facts(facts.round), totals.steps, constants, facts.round, self._iid, self._ages, estimates, remedy
-        )
+            totals.facts(facts.round), totals.steps, constants, facts.round, self._iid, self._ages, estimates, remedy,
+            self._scheme,
+        )  # fmt: skip
         if totals.reasons:
             reason = "; ".join(REASONS.get(why, why) for why in sorted(totals.reasons))
             result = not_applicable(result, reason, step_judged=totals.reasons <= STEP_JUDGED)
@@ -157,10 +163,10 @@ class RunCertifier:
         return {"scalars": torch.frombuffer(bytearray(json.dumps(scalars).encode()), dtype=torch.uint8), **state}
 
 
-def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages, Totals]:
+def _restored(state: Mapping[str, Tensor], passes: int, whole: bool) -> tuple[Estimate, Ages, Totals]:
     """Return what ``RunCertifier`` carries between rounds, from its state or as it is before the first round."""
     if not state:
-        return Estimate(passes), Ages(), Totals()
+        return Estimate(passes, whole), Ages(), Totals()
     if "scalars" not in state:
         raise InputError(
             "the checkpoint's certificate was written by an older version; start the run again in another folder"
@@ -173,7 +179,7 @@ def _restored(state: Mapping[str, Tensor], passes: int) -> tuple[Estimate, Ages,
     last = {**scalars["last"], "places": tuple(scalars["last"]["places"])}
     summary = Summary(tensors("mean"), tensors("holders"), tensors("drift"), **last)
     estimate = Estimate.resumed(
-        passes, scalars["rounds"], scalars["shared"], scalars["values"], summary, tensors("moved")
+        passes, scalars["rounds"], scalars["shared"], scalars["values"], summary, tensors("moved"), whole
     )
     totals = scalars["totals"]
     totals["steps"] = Steps(**totals["steps"])

@@ -82,10 +82,15 @@ def bound_sentence(bound: Bound, steps: Steps, estimated: bool) -> str:
     advice = {
         "start": f"the start is {part}: run more rounds",
         "variance": f"gradient noise is {part}: use larger batches"
-        + (", or let more clients hold the entries with the fewest holders" if bound.theorem == 1 else ""),
+        + (", or let more clients hold the entries with the fewest holders" if bound.theorem != 2 else ""),
         "drift": f"local drift is {part}: take fewer or smaller local steps",
         "pruning": f"pruning error is {part}, and more rounds do not lower it: keep more of the large weights, or let"
         " more clients hold the entries with the fewest holders",
+        "complement": f"the error of what clients have outside their masks is {part}, and more rounds do not lower it:"
+        " send it in more bits, or refresh it more often",
+        "sampling": f"different data of the clients drawn is {part}: take fewer or smaller local steps",
+        "heterogeneity": f"different data of the holders is {part}, and more rounds do not lower it: let more clients"
+        " hold the entries with the fewest holders, or draw clients for masks at random",
     }[bound.dominant]
     source = ", by estimated constants," if estimated else ""
     return f"{start}, and the mean squared gradient is{source} at most {bound.total:.3g}; {advice}"
