@@ -132,7 +132,7 @@ def test_a_federation_of_kept_copies() -> None:
     one = with_complement(federation(serial(), "FedRolex"), fc.Kept())
     state = one.start()
     planned = one.begin_round(state)
-    assert all(error_of(state.theta, view, plan.mask) == 0 for plan, view in _views(one, state, planned.plans))
+    assert all(error_of(state.theta, plan.mask, view) == 0 for plan, view in _views(one, state, planned.plans))
     updates = {update.client: update for update in serial().train(planned.jobs)}
     after, _ = one.end_round(planned, updates.values())
     for client in range(len(one.clients)):
@@ -144,7 +144,7 @@ def test_a_federation_of_kept_copies() -> None:
                 expected = torch.where(kept, updates[client].theta[name], start)
             assert torch.equal(copy[name], expected)
     later = one.begin_round(after)
-    errors = [error_of(after.theta, view, plan.mask) for plan, view in _views(one, after, later.plans)]
+    errors = [error_of(after.theta, plan.mask, view) for plan, view in _views(one, after, later.plans)]
     assert max(errors) > 0
     assert later.noise == pytest.approx([error / later.norm2 for error in errors])
 

@@ -13,6 +13,7 @@ from fedcover.federation.checkpoint import State
 from fedcover.masks.coverage import norm_and_noise
 from fedcover.params import FULL, Mask, Params, norm2
 from fedcover.policies.base import ClientPlan, Policy, shown_in
+from fedcover.theory import Scheme, complement_error
 from fedcover.training.complements import Complement, Frozen, Zero, seen
 from fedcover.training.options import PLAIN
 
@@ -104,14 +105,9 @@ def copy_of(federation: "Federation", state: State, client: int) -> Params:
     return {name: state.clients.get(f"{COPY}/{client}/{name}", start) for name, start in federation.theta0.items()}
 
 
-def error_of(theta: Params, view: Params, mask: Mask) -> float:
-    """Return ||(1 - m) o (theta - c)||^2, the squared distance of what a client sees from theta."""
-    if view is theta:
-        return 0.0
-    squares = [
-        torch.where(kept, 0.0, (theta[name] - view[name]).double()).square().sum() for name, kept in mask.items()
-    ]
-    return float(torch.stack(squares).sum()) if squares else 0.0
+def error_of(theta: Params, mask: Mask, view: Params) -> float:
+    """Return the squared distance of what a client sees from theta."""
+    return 0.0 if view is theta else complement_error(theta, mask, view)
 
 
 def noise_of(
@@ -121,8 +117,13 @@ def noise_of(
     if not federation.complement.sees:
         return norm_and_noise(theta, [plan.mask for plan in plans])
     total = norm2(theta)
-    errors = [error_of(theta, view, plan.mask) for plan, view in zip(plans, views, strict=True)]
+    errors = [error_of(theta, plan.mask, view) for plan, view in zip(plans, views, strict=True)]
     return total, [error / total if total else 0.0 for error in errors]
+
+
+def scheme_of(federation: "Federation") -> Scheme:
+    """Return a federation's complement and damping as the theorems take them."""
+    return Scheme(federation.complement.scheme, federation.aggregator.damping or 0.0)
 
 
 def evaluated_mask(federation: "Federation", mask: Mask) -> Mask:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.clients import places
+from fedcover.federation.complements import scheme_of
 from fedcover.federation.control_variates import uses_control_variates
 from fedcover.federation.history import LayerCoverage
 from fedcover.federation.planned_round import PlannedRound, costs_of_full_models
@@ -164,7 +165,9 @@ class CertificateObserver(RoundObserver):
         super().__init__(federation, planned)
         state, clients = planned.state, federation.clients
         passes = max(federation.local.of_client(i).passes(clients.size(i)) for i in range(len(clients)))
-        self._certifier = RunCertifier(state.theta, state.theory, passes, federation.iid)
+        self._certifier = RunCertifier(state.theta, state.theory, passes, federation.iid, scheme_of(federation))
+        self._error = dict(zip((plan.client.id for plan in planned.plans), planned.errors, strict=True))
+        self._errors: list[float] = []
         self._place = places(planned.cohort)
         self._masks: list[Mask] = []
         self._examples: list[int] = []
@@ -181,12 +184,14 @@ class CertificateObserver(RoundObserver):
         steps = Steps(local.steps(update.examples), local.lr, local.decay)
         self._certifier.add(update, steps, self._place[update.client])
         self._masks.append(update.mask)
+        self._errors.append(self._error[update.client])
         self._examples.append(update.examples)
 
     def fields(self, ended: EndedRound) -> dict[str, Any]:
         """Return the certificate."""
         federation, state, counts = self.federation, self.planned.state, ended.feedback.counts
-        facts = measure(state.theta, self._masks, self.planned.this_round.index, not federation.iid, counts)
+        errors = self._errors if federation.complement.sees else None  # clients may have regrown their masks
+        facts = measure(state.theta, self._masks, self.planned.this_round.index, not federation.iid, counts, errors)
         loss = math.nan if state.round else initial_loss(federation, state.theta)
         certificate, self._theory = self._certifier.close(
             facts, counts, ended.theta, loss, self._reasons(), federation.remedy
@@ -214,7 +219,7 @@ class CertificateObserver(RoundObserver):
 
     def _own(self) -> list[str]:
         """Return the training options that the federation sets for its recipe, whatever the policy."""
-        shifts = ["shifts"] if uses_control_variates(self.federation.local) else []
+        shifts = ["complement", *(["shifts"] if uses_control_variates(self.federation.local) else [])]
         return [*shifts, "moments"] if self.federation.local.keep_moments else shifts
 
 

@@ -64,6 +64,11 @@ class PlannedRound:
     jobs: list[Job]
     clock: Clock
 
+    @property
+    def errors(self) -> list[float]:
+        """||theta - theta_n||^2 of each client, where theta_n is what it sees."""
+        return [noise * self.norm2 for noise in self.noise]
+
     @cached_property
     def cohort(self) -> list[Client]:
         """The clients that train."""

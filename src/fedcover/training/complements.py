@@ -37,6 +37,8 @@ class Complement(ABC):
     """Whether every client has a copy of the model from earlier rounds."""
     exact: ClassVar[bool] = False
     """Whether the values are those of theta_q."""
+    scheme: ClassVar[str] = "quantized"
+    """Its name in ``fedcover.theory.Scheme``: which terms of the bound it causes. By default its error is one."""
 
     @abstractmethod
     def values(self, theta: Params, copy: Mapping[str, Tensor]) -> Params:
@@ -63,6 +65,7 @@ class Zero(Complement):
     """Show clients zeros outside their masks, as in Algorithm 1: they train smaller models."""
 
     sees = False
+    scheme = "pruned"
 
     def values(self, theta: Params, copy: Mapping[str, Tensor]) -> Params:
         """Return zeros."""
@@ -79,6 +82,7 @@ class Frozen(Complement):
     """Show clients the whole model; what is outside their masks stands still during training."""
 
     exact = True
+    scheme = "frozen"
 
     def values(self, theta: Params, copy: Mapping[str, Tensor]) -> Params:
         """Return theta itself."""
@@ -129,6 +133,7 @@ class Kept(Complement):
     """
 
     keeps_copies = True
+    scheme = "kept"
 
     def values(self, theta: Params, copy: Mapping[str, Tensor]) -> Params:
         """Return the client's copy."""
