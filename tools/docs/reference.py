@@ -169,6 +169,7 @@ PARTS = {
     "aggregation": partial(named_table, "aggregation", "aggregation"),
     "server": partial(named_table, "server", "server"),
     "sampling": partial(named_table, "sampling", "sampling"),
+    "complement": partial(named_table, "complement", "complement"),
     "callbacks": partial(named_table, "callbacks", "callbacks.NAME"),
     "models": partial(named_table, "models", "model"),
     "codes": codes_table,

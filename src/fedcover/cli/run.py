@@ -22,6 +22,7 @@ from fedcover.config.default_budgets import with_default_budgets
 from fedcover.config.schema import Config, read_config
 from fedcover.deploy.processes.signals import stop_signals
 from fedcover.errors import InputError, MissingExtraError
+from fedcover.federation.complements import describe_complement
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.lockstep import run_all_rounds
 from fedcover.federation.run_folder import read_settings
@@ -144,7 +145,8 @@ def train(
         return simulate_run(settings, folder, resume, data, on_round)
     federation, test = build_federation(settings, data, keeps)
     budgets = describe_budgets(settings, [budget.keep for budget in federation.resolved_budgets])
-    note = "\n".join(line for line in (budgets, f"engine: {federation.engine}") if line)
+    lines = (budgets, describe_complement(federation), f"engine: {federation.engine}")
+    note = "\n".join(line for line in lines if line)
     on_round = progress.follow(settings.title, settings.rounds, note)
     federation.evaluator.on_progress = progress.evaluating(settings.title)
     run = Run(

@@ -126,6 +126,15 @@ def scheme_of(federation: "Federation") -> Scheme:
     return Scheme(federation.complement.scheme, federation.aggregator.damping or 0.0)
 
 
+def describe_complement(federation: "Federation") -> str:
+    """Return in a line what clients see outside their masks, and how averages are damped; empty for zeros."""
+    if not federation.complement.sees:
+        return ""
+    damping = federation.aggregator.damping or 0.0
+    averages = {0.0: "averaged over holders", 1.0: "divided by the cohort"}.get(damping, f"damped by {damping:g}")
+    return f"complement: {federation.complement}; changes are {averages} (aggregation.damping = {damping:g})"
+
+
 def evaluated_mask(federation: "Federation", mask: Mask) -> Mask:
     """Return the mask under which a client's model is evaluated: the whole model if clients see it."""
     return FULL if federation.complement.sees else mask
