@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import fedcover as fc
 from fedcover.cli import app
 from fedcover.policies import POLICIES
+from fedcover.training.complements import COMPLEMENTS
 
 GOLDEN = Path(__file__).with_name("golden.json")
 SMALL = (
@@ -40,6 +41,11 @@ RUNS: dict[str, tuple[str, ...]] = {
     "serial NP median": ("engine=serial", "policy.name=NP", "aggregation.name=median"),
     "serial HeteroFL cnn": ("engine=serial", "policy.name=HeteroFL", *CONVOLUTIONS),
     "serial WP cnn": ("engine=serial", "policy.name=WP", *CONVOLUTIONS),
+    **{
+        f"serial FedRolex {name}": ("engine=serial", "policy.name=FedRolex", f"complement.name={name}")
+        for name in COMPLEMENTS
+        if name != "zero"
+    },
     **{
         f"{engine} {name}": (f"engine={engine}", f"policy.name={name}", "workers=2")
         for engine in ("processes", "vectorized")
@@ -198,6 +204,14 @@ def _command(settings: list[str], folder: Path) -> list[str]:
     ]
 
 
+def record_new() -> None:
+    """Add the cases that are not recorded yet, each with the machine that it is recorded on."""
+    recorded = json.loads(GOLDEN.read_text())
+    new = {name: compute() for name, compute in every_case().items() if name not in recorded["cases"]}
+    own = {} if recorded["machine"] == machine() else {"machine": machine()}
+    recorded["cases"] |= {name: {**own, **case} for name, case in new.items()}
+    GOLDEN.write_text(json.dumps(recorded, indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    computed = {name: compute() for name, compute in every_case().items()}
-    GOLDEN.write_text(json.dumps({"machine": machine(), "cases": computed}, indent=1) + "\n")
+    record_new()
