@@ -21,9 +21,8 @@ def bits(case: Any) -> Any:
 def agree(name: str, recorded: Any, computed: Any) -> None:
     if bits(recorded["cases"][name]) == bits(computed):
         return
-    assert recorded["cases"][name].get("machine", recorded["machine"]) != machine(), (
-        f"{name} changed: {recorded['cases'][name]} became {computed}"
-    )
+    where = recorded["cases"][name].get("machine", recorded["machine"])
+    assert where != machine(), f"{name} changed: {recorded['cases'][name]} became {computed}"
     for part, before in recorded["cases"][name].items():
         if isinstance(before, dict):
             assert computed[part]["numbers"] == before["numbers"]
