@@ -8,18 +8,33 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedcover as fc
 from fedcover._threads import one_thread
+from fedcover.config.build import build_federation
+from fedcover.config.schema import check_config
 from fedcover.deploy.flower.client import COPY
 from fedcover.deploy.flower.round_rules import RoundRules
+from fedcover.deploy.node import configured_client
 from fedcover.deploy.node.copies import CopyFile, copy_finder, store_copy
-from fedcover.deploy.wire import TrainRequest
+from fedcover.deploy.node.worker import COPY_FOLDER
+from fedcover.deploy.wire import (
+    ExactValues,
+    KeptCopy,
+    SentComplement,
+    TrainRequest,
+    encode_request,
+    open_frame,
+    request_from_job,
+)
+from fedcover.deploy.wire.tensors import encode_values
 from fedcover.engines.serial import Serial
 from fedcover.federation.averaged_round import Arrivals
 from fedcover.federation.checkpoint import digest_of
 from fedcover.params import Params
+from fedcover.toml import to_toml
 from fedcover.training.recipes import LocalSGD
 from tests.conftest import small_data
 from tests.contracts.federations import federation
@@ -240,3 +255,27 @@ def test_a_copy_in_a_file_is_found_by_its_digest(tmp_path: Path) -> None:
     path.mkdir()
     with pytest.raises(fc.InputError, match="is a folder"):
         store_copy(store, request, update)
+
+
+def test_a_node_keeps_its_copy_in_its_folder(tmp_path: Path) -> None:
+    """A restarted node has it again; it is replaced by each training, and never used for another digest."""
+    raw = {"cohort": 2, "data": {"name": "digits", "clients": 2}, "budgets": {"code": "0.5,0.5"}}
+    config = check_config({**raw, "policy": {"name": "FedRolex"}, "complement": {"name": "kept"}})
+    playing, _ = build_federation(config)
+    job = playing.begin_round(playing.start(), views=False).jobs[0]
+    request, path = request_from_job(job, True, keeps_copy=True), tmp_path / "copy.safetensors"
+    run, node = {"settings": to_toml(config.complete())}, {"client": job.client.id, COPY_FOLDER: str(tmp_path)}
+
+    def train(sent: SentComplement, node: dict[str, Any] = node) -> dict[str, bytes]:
+        _, parts = open_frame(configured_client.train(run, node, encode_request(request, sent)), 1 << 30)
+        return {name: bytes(part) for name, part in parts.items()}
+
+    first = train(ExactValues(playing.theta0))
+    copy = load_file(path)
+    assert all(torch.equal(copy[name][~kept], playing.theta0[name][~kept]) for name, kept in job.mask.items())
+    assert all(encode_values(copy[name], kept) == first[f"theta/{name}"] for name, kept in job.mask.items())
+    assert train(KeptCopy(digest_of(copy))) == train(ExactValues(copy))
+    with pytest.raises(fc.InputError, match="copy of the model is missing"):
+        train(KeptCopy(digest_of({name: tensor + 1 for name, tensor in copy.items()})))
+    with pytest.raises(fc.InputError, match="this client has no folder for its copy"):
+        train(ExactValues(copy), {"client": job.client.id})

@@ -81,14 +81,17 @@ def test_a_simulation_on_ray_is_the_serial_engines_and_resumes(cli: Cli, tmp_pat
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "complement",
-    [["name=kept"], pytest.param(["name=frozen"], marks=SLOW), pytest.param(["name=quantized", "bits=4"], marks=SLOW)],
+    [
+        {"name": "kept"},
+        pytest.param({"name": "frozen"}, marks=SLOW),
+        pytest.param({"name": "quantized", "bits": 4}, marks=SLOW),
+    ],
 )
-def test_clients_on_ray_see_what_clients_of_the_serial_engine_see(complement: list[str], tmp_path: Path) -> None:
+def test_clients_on_ray_see_what_clients_of_the_serial_engine_see(complement: dict[str, Any], tmp_path: Path) -> None:
     """Copies of the model stay on Flower's nodes between rounds, so they are sent once."""
     raw: dict[str, Any] = {"rounds": 2, "cohort": 4, "local": {"epochs": 1}, "policy": {"name": "FedRolex"}}
     raw |= {"data": {"name": "digits", "clients": 4}, "budgets": {"code": "1,0.75,0.5,0.25"}}
-    raw["complement"] = dict(part.split("=") for part in complement)
-    config = check_config({**raw, "engine": "serial"})
+    config = check_config({**raw, "complement": complement, "engine": "serial"})
     federation, test = build_federation(config)
     expected = federation.run(2, evaluate_on=test)
     history = simulation.simulate(config.model_copy(update={"engine": "flower-sim"}), tmp_path / "run")
@@ -98,7 +101,7 @@ def test_clients_on_ray_see_what_clients_of_the_serial_engine_see(complement: li
     assert expected.theta is not None
     assert same(checkpoint.load(newest)[0].theta, expected.theta)
     first, second = (sum((record.wire or {})["down"]) for record in history)
-    assert (second < 0.8 * first) == (complement == ["name=kept"])
+    assert (second < 0.8 * first) == (complement["name"] == "kept")
 
 
 def test_an_error_of_a_simulation_is_one_sentence(cli: Cli, tmp_path: Path) -> None:
