@@ -66,7 +66,7 @@ class RequestComplements:
             return KeptCopy(digest)
         return ExactValues(copy)
 
-    def received(self, update: ClientUpdate, node: int, state: State) -> None:
+    def add_reply(self, update: ClientUpdate, node: int, state: State) -> None:
         """Note which copy a node has, since it has sent a valid reply.
 
         Args:

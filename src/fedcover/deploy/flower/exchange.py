@@ -268,7 +268,7 @@ class RoundExchange:
         else:
             if update.seconds is not None:
                 self.train_seconds[client] = update.seconds
-            self.complements.received(update, node, self.planned.state)
+            self.complements.add_reply(update, node, self.planned.state)
             self.updates[client] = self.spool.store(update, with_mask=pending.regrows)
 
     def add_late(self, key: str, answer: Answer, rules: RoundRules) -> str | None:

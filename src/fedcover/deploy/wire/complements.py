@@ -31,7 +31,7 @@ NO_COPY = "the client's copy of the model is missing, or is not the one that the
 
 
 @dataclass(frozen=True, eq=False)
-class Arrival:
+class RequestParts:
     """What a client needs to read the entries outside a mask."""
 
     parts: Parts
@@ -66,7 +66,7 @@ class SentComplement(ABC):
 
     @classmethod
     @abstractmethod
-    def decode(cls, fields: dict[str, Any], arrival: Arrival) -> Outside:
+    def decode(cls, fields: dict[str, Any], request: RequestParts) -> Outside:
         """Return the values outside the mask that ``encode`` wrote; raise InputError if the fields are not valid."""
 
 
@@ -85,14 +85,14 @@ class ExactValues(SentComplement):
         return {}
 
     @classmethod
-    def decode(cls, fields: dict[str, Any], arrival: Arrival) -> Outside:
+    def decode(cls, fields: dict[str, Any], request: RequestParts) -> Outside:
         """Return the values that were sent."""
 
         def outside(name: str) -> Tensor:
-            like = arrival.like[name]
-            if name in arrival.frozen and f"outside/{name}" not in arrival.parts:
+            like = request.like[name]
+            if name in request.frozen and f"outside/{name}" not in request.parts:
                 return like
-            return decode_values(arrival.parts, "outside", name, like, ~arrival.mask[name])
+            return decode_values(request.parts, "outside", name, like, ~request.mask[name])
 
         return outside
 
@@ -116,20 +116,20 @@ class QuantizedValues(SentComplement):
         return {"bits": self.bits}
 
     @classmethod
-    def decode(cls, fields: dict[str, Any], arrival: Arrival) -> Outside:
+    def decode(cls, fields: dict[str, Any], request: RequestParts) -> Outside:
         """Return the values that the codes stand for."""
         bits = take_int(fields, "bits")
         if bits not in BITS:
             raise InputError(f"bits of the message must be one of {', '.join(map(str, BITS))}; got {bits}")
 
         def outside(name: str) -> Tensor:
-            like, there = arrival.like[name], ~arrival.mask[name]
-            if name in arrival.frozen:
+            like, there = request.like[name], ~request.mask[name]
+            if name in request.frozen:
                 return quantize(like, bits).values()
             codes = torch.zeros(like.shape, dtype=torch.uint8)
-            codes[there] = unpack_codes(arrival.parts, name, int(there.sum()), bits)
+            codes[there] = unpack_codes(request.parts, name, int(there.sum()), bits)
             scale = torch.empty(2, num_rows(like.shape), dtype=like.dtype, device="meta")
-            return Codes(codes, *decode_values(arrival.parts, "scale", name, scale, None)).values()
+            return Codes(codes, *decode_values(request.parts, "scale", name, scale, None)).values()
 
         return outside
 
@@ -146,14 +146,14 @@ class KeptCopy(SentComplement):
         return {"digest": self.digest}
 
     @classmethod
-    def decode(cls, fields: dict[str, Any], arrival: Arrival) -> Outside:
+    def decode(cls, fields: dict[str, Any], request: RequestParts) -> Outside:
         """Return the values of the client's copy."""
         digest = fields.pop("digest", None)
         if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
             raise InputError(f"digest of the message must be a SHA-256; got {short_repr(digest)}; {SAME_VERSION}")
-        if (copy := arrival.find_copy(digest)) is None:
+        if (copy := request.find_copy(digest)) is None:
             raise InputError(NO_COPY)
-        return lambda name: arrival.like[name] if name in arrival.frozen else copy[name]
+        return lambda name: request.like[name] if name in request.frozen else copy[name]
 
 
 KINDS: dict[str, type[SentComplement]] = {each.kind: each for each in (ExactValues, QuantizedValues, KeptCopy)}
@@ -167,7 +167,7 @@ def encode_complement(
     return {"kind": sent.kind, **sent.encode(theta, outside, frozen, parts)}
 
 
-def decode_complement(field: object, theta: Params, arrival: Arrival) -> Params:
+def decode_complement(field: object, theta: Params, request: RequestParts) -> Params:
     """Return what a client sees: theta inside its mask, and outside it what the field of a request says.
 
     Raises:
@@ -179,11 +179,11 @@ def decode_complement(field: object, theta: Params, arrival: Arrival) -> Params:
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or kind not in KINDS:
         raise InputError(f"the complement of a request has the unknown kind {short_repr(kind)}; {SAME_VERSION}")
-    outside = KINDS[kind].decode(fields, arrival)
+    outside = KINDS[kind].decode(fields, request)
     if fields:
         raise InputError(f"unexpected field {short_repr(next(iter(fields)))} in the complement; {SAME_VERSION}")
     seen = dict(theta)
-    for name, kept in arrival.mask.items():
+    for name, kept in request.mask.items():
         if not bool(kept.all()):
             seen[name] = torch.where(kept, theta[name], outside(name))
     return seen

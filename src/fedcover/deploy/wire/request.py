@@ -7,8 +7,8 @@ from fedcover.budgets import Budget
 from fedcover.clients import Client
 from fedcover.data import Population
 from fedcover.deploy.wire.complements import (
-    Arrival,
     FindCopy,
+    RequestParts,
     SentComplement,
     decode_complement,
     encode_complement,
@@ -160,7 +160,7 @@ def decode_request(
     options = decode_options(head.pop("options", None), theta, mask, parts)
     field = head.pop("complement", None)
     if field is not None:
-        theta = decode_complement(field, theta, Arrival(parts, like, mask, frozen, find_copy))
+        theta = decode_complement(field, theta, RequestParts(parts, like, mask, frozen, find_copy))
     request = TrainRequest(
         client=take_int(head, "client", 0),
         slot=take_int(head, "slot", 0),
