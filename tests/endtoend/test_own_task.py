@@ -163,12 +163,15 @@ def test_mistakes_get_a_sentence(cli: Cli, own: str, settings: tuple[str, ...], 
 
 def test_nodes_execute_only_files_that_their_operator_allows(own: str, tmp_path: Path) -> None:
     text = 'seed = 1\n[model]\nname = "/server/own.py:Net"\n[policy]\nname = "/server/policy.py:Mine"\n'
+    text += '[complement]\nname = "/server/complement.py:Mine"\n'
     with pytest.raises(InputError, match=r"the run uses own.py, .* started with --file own.py"):
         settings_of_node(text, [], {}, needs_policy=False)
     allowed = tomllib.loads(settings_of_node(text, [Path(own)], {}, needs_policy=False))
     assert allowed == {"seed": 1, "model": {"name": f"{own}:Net"}}
     with pytest.raises(InputError, match=r"the run uses policy\.py"):
         settings_of_node(text, [Path(own)], {}, needs_policy=True)
+    with pytest.raises(InputError, match=r"the run uses complement\.py"):
+        settings_of_node(text.replace("policy.py", "own.py"), [Path(own)], {}, needs_policy=True)
     moved = absolute_files({"model": {"name": "own.py:Net"}, "task": {"metrics": ["f1", "own.py:worst"]}})
     assert moved["model"]["name"] == f"{Path.cwd() / 'own.py'}:Net"
     assert moved["task"]["metrics"] == ["f1", f"{Path.cwd() / 'own.py'}:worst"]

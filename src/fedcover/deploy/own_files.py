@@ -18,7 +18,8 @@ SERVER_ONLY = ("aggregation", "server", "sampling", "callbacks")
 """Sections that only the server uses."""
 KEYS = ("model.name", "data.name", "data.augment", "task.loss", "task.metrics", "local.name", "schedule.name")
 """Settings that a node uses and that may name a file."""
-POLICY = "policy.name"
+BUDGETED = ("policy", "complement")
+"""Sections that a node uses only to compute what its budget buys."""
 
 
 def absolute_files(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def settings_of_node(text: str, files: Sequence[Path], digests: Mapping[str, str
         text: The settings as TOML, as the server sent them.
         files: The files that the node's operator allows.
         digests: The digests of the server's files by name.
-        needs_policy: Whether the node needs the policy, to compute what its budget buys.
+        needs_policy: Whether the node needs the policy and the complement, to compute what its budget buys.
 
     Raises:
         InputError: If a setting that the node uses names a file that the operator did not allow, or that is not the
@@ -88,15 +89,16 @@ def settings_of_node(text: str, files: Sequence[Path], digests: Mapping[str, str
             )
         return file
 
-    if not needs_policy and _is_file(raw.get("policy", {}).get("name")):
-        del raw["policy"]
+    for section in () if needs_policy else BUDGETED:
+        if _is_file(raw.get(section, {}).get("name")):
+            del raw[section]
     return to_toml(_mapped(raw, own))
 
 
 def _mapped(settings: Mapping[str, Any], function: Any) -> dict[str, Any]:
     """Return nested settings with a function applied to the path of every file."""
     changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
-    for dotted in (*KEYS, POLICY, *(f"{section}.name" for section in SERVER_ONLY)):
+    for dotted in (*KEYS, *(f"{section}.name" for section in (*BUDGETED, *SERVER_ONLY))):
         section, _, key = dotted.partition(".")
         table = changed.get(section)
         if isinstance(table, dict) and key in table:

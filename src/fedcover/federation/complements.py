@@ -88,16 +88,29 @@ def with_complement(
     return [replace(plan, options=replace(plan.options or PLAIN, complement=True)) for plan in plans]
 
 
-def seen_by(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[Params]:
-    """Return the parameters that each client starts from, before masking; clients that see the same share them."""
+def outside_of(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[Params]:
+    """Return what each client sees outside its mask, as whole models; clients that see the same share one."""
     complement, theta = federation.complement, state.theta
-    if complement.exact or not complement.sees:
+    if not complement.sees:
         return [theta] * len(plans)
     if complement.keeps_copies:
-        return [seen(theta, p.mask, complement.values(theta, copy_of(federation, state, p.client.id))) for p in plans]
-    values = complement.values(theta, {})
-    views = {id(mask): seen(theta, mask, values) for mask in {id(p.mask): p.mask for p in plans}.values()}
-    return [views[id(plan.mask)] for plan in plans]
+        return [complement.values(theta, copy_of(federation, state, plan.client.id)) for plan in plans]
+    return [complement.values(theta, {})] * len(plans)
+
+
+def views_of(theta: Params, plans: Sequence[ClientPlan], outside: Sequence[Params]) -> list[Params]:
+    """Return the parameters that each client starts from, before masking; clients that see the same share them."""
+    views: dict[tuple[int, int], Params] = {}
+    for plan, values in zip(plans, outside, strict=True):
+        key = id(plan.mask), id(values)
+        if key not in views:
+            views[key] = theta if values is theta else seen(theta, plan.mask, values)
+    return [views[id(plan.mask), id(values)] for plan, values in zip(plans, outside, strict=True)]
+
+
+def seen_by(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[Params]:
+    """Return the parameters that each client starts from, before masking, from the state of a federation."""
+    return views_of(state.theta, plans, outside_of(federation, state, plans))
 
 
 def copy_of(federation: "Federation", state: State, client: int) -> Params:
@@ -105,19 +118,19 @@ def copy_of(federation: "Federation", state: State, client: int) -> Params:
     return {name: state.clients.get(f"{COPY}/{client}/{name}", start) for name, start in federation.theta0.items()}
 
 
-def error_of(theta: Params, mask: Mask, view: Params) -> float:
+def error_of(theta: Params, mask: Mask, outside: Params) -> float:
     """Return the squared distance of what a client sees from theta."""
-    return 0.0 if view is theta else complement_error(theta, mask, view)
+    return 0.0 if outside is theta else complement_error(theta, mask, outside)
 
 
 def noise_of(
-    federation: "Federation", theta: Params, plans: Sequence[ClientPlan], views: Sequence[Params]
+    federation: "Federation", theta: Params, plans: Sequence[ClientPlan], outside: Sequence[Params]
 ) -> tuple[float, list[float]]:
     """Return ||theta||^2, and for each client ||theta - theta_n||^2 / ||theta||^2, where theta_n is what it sees."""
     if not federation.complement.sees:
         return norm_and_noise(theta, [plan.mask for plan in plans])
     total = norm2(theta)
-    errors = [error_of(theta, plan.mask, view) for plan, view in zip(plans, views, strict=True)]
+    errors = [error_of(theta, plan.mask, values) for plan, values in zip(plans, outside, strict=True)]
     return total, [error / total if total else 0.0 for error in errors]
 
 

@@ -140,9 +140,11 @@ class Federation:
             arrivals = Arrivals(self.engine.train(planned.jobs), self.engine.together, self.engine.precision)
             return self.end_round(planned, arrivals, test, local)
 
-    def begin_round(self, state: State, device: torch.device = CPU, shares: Shares = NO_SHARES) -> PlannedRound:
+    def begin_round(
+        self, state: State, device: torch.device = CPU, shares: Shares = NO_SHARES, views: bool = True
+    ) -> PlannedRound:
         """Draw a cohort and plan its masks; return the round with one job per client, on a device."""
-        return walk.begin_round(self, state, device, shares)
+        return walk.begin_round(self, state, device, shares, views)
 
     def end_round(
         self,

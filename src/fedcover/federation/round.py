@@ -19,7 +19,7 @@ from fedcover.federation.averaged_round import Arrivals, AveragedRound
 from fedcover.federation.checkpoint import State
 from fedcover.federation.client_states import client_states, with_client_states
 from fedcover.federation.cohort import Shares, draw_cohort
-from fedcover.federation.complements import noise_of, seen_by, with_complement
+from fedcover.federation.complements import noise_of, outside_of, views_of, with_complement
 from fedcover.federation.feedback import FeedbackSum
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.observers import EndedRound, RoundObserver, observers_of
@@ -34,8 +34,14 @@ if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
 
-def begin_round(federation: "Federation", state: State, device: torch.device, shares: Shares) -> PlannedRound:
-    """Draw a cohort and plan its masks; return the round with one job per client, on a device."""
+def begin_round(
+    federation: "Federation", state: State, device: torch.device, shares: Shares, views: bool = True
+) -> PlannedRound:
+    """Draw a cohort and plan its masks; return the round with one job per client, on a device.
+
+    The theta of a job is what its client sees, or without ``views`` the global model: a caller that sends jobs to
+    devices adds what is outside their masks, and does not need a model in memory for each of them.
+    """
     clock = Clock()
     state = federation.hook.begun(state).on_device(device)
     this_round = Round(state.round + 1, federation.seed)
@@ -43,11 +49,12 @@ def begin_round(federation: "Federation", state: State, device: torch.device, sh
     cohort = draw_cohort(federation, this_round, state, shares)
     plans, policy_state = plan_round(federation.policy, state, cohort, this_round)
     plans = with_client_states(federation, state, with_complement(federation, plans, policy_state))
-    views = seen_by(federation, state, plans)
-    norm2, noise = noise_of(federation, state.theta, plans, views)
+    outside = outside_of(federation, state, plans)
+    norm2, noise = noise_of(federation, state.theta, plans, outside)
     costs = costs_of_plans(federation, state.theta, plans, this_round)
     recipe = federation.local.in_round(this_round.index)
-    jobs = [job_of(federation, *planned, recipe, this_round) for planned in zip(plans, views, strict=True)]
+    starts = views_of(state.theta, plans, outside) if views else [state.theta] * len(plans)
+    jobs = [job_of(federation, *planned, recipe, this_round) for planned in zip(plans, starts, strict=True)]
     planned = PlannedRound(this_round, state, plans, policy_state, recipe, norm2, noise, costs, jobs, clock)
     if federation.require_coverage:
         check_coverage(planned.coverage, this_round.index, federation.remedy)

@@ -223,9 +223,9 @@ class Run:
         """The name of the run in its settings, or that of its folder."""
         return str((self.settings or {}).get("name") or (Path(self.out).name if self.out is not None else ""))
 
-    def begin_round(self, device: torch.device = CPU, shares: Shares = NO_SHARES) -> PlannedRound:
+    def begin_round(self, device: torch.device = CPU, shares: Shares = NO_SHARES, views: bool = True) -> PlannedRound:
         """Plan the next round on a device; warn if a policy of the user's own exceeds budgets."""
-        planned = self.federation.begin_round(self.state, device, shares)
+        planned = self.federation.begin_round(self.state, device, shares, views)
         self._warnings.check_plans(planned)
         return planned
 

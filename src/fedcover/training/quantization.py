@@ -23,13 +23,18 @@ class Codes(NamedTuple):
 
     def values(self) -> Tensor:
         """Return the tensor that the codes stand for."""
-        rows = self.codes.reshape(len(self.low), -1).to(self.low.dtype)
+        rows = _rows(self.codes).to(self.low.dtype)
         return (rows * self.step.unsqueeze(1) + self.low.unsqueeze(1)).reshape(self.codes.shape)
 
 
 def num_rows(shape: torch.Size) -> int:
     """Return how many rows of a tensor have their own scale; a tensor of one axis is a single row."""
     return shape[0] if len(shape) > 1 else 1
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Return the rows of a tensor as a matrix."""
+    return tensor.flatten(1) if tensor.ndim > 1 else tensor.reshape(1, -1)
 
 
 def quantize(tensor: Tensor, bits: int) -> Codes:
@@ -47,7 +52,7 @@ def quantize(tensor: Tensor, bits: int) -> Codes:
     """
     if bits not in BITS:
         raise InputError(f"bits must be one of {', '.join(map(str, BITS))}; got {bits!r}")
-    rows = tensor.reshape(num_rows(tensor.shape), -1)
+    rows = _rows(tensor)
     if not rows.numel():
         empty = rows.new_zeros(len(rows))
         return Codes(torch.zeros_like(tensor, dtype=torch.uint8), empty, empty)

@@ -27,7 +27,7 @@ from fedcover.federation.averaged_round import Arrivals
 from fedcover.federation.history import History
 from fedcover.federation.run_folder import lock_folder, unlock_folder
 from fedcover.params import Params
-from tests.endtoend.deploy.conftest import Marked, slow
+from tests.endtoend.deploy.conftest import SKIP, Marked, slow
 from tests.endtoend.deploy.fleet import FAULTY_NODE, Fleet, wait_for
 from tests.laws.strategies import same
 
@@ -115,6 +115,28 @@ def test_four_unequal_nodes_train_what_the_serial_engine_trains(fleet: Fleet) ->
     for client, *sizes in zip(history.last.cohort, wire["down"], wire["up"], strict=True):
         values = CAPACITIES[client] * wire["full"]
         assert all(values <= size < values + HEAD for size in sizes), f"client {client}: {sizes}, not {values}"
+
+
+@pytest.mark.parametrize("complement", ["frozen", pytest.param("kept", marks=(pytest.mark.slow, SKIP))])
+def test_nodes_see_what_clients_of_the_serial_engine_see(fleet: Fleet, complement: str) -> None:
+    """The whole model is sent in every round, or once: then nodes keep their copies, in files."""
+    settings = SETTINGS.format(rounds=2, deadline=240).replace("NP", "FedRolex")
+    settings += f'[complement]\nname = "{complement}"\n'
+    history, theta = outcome(fleet.play(settings, complement))
+    expected, expected_theta = serial_run(parse_config(settings), [[], []])
+    assert list(history) == expected
+    assert same(theta, expected_theta)
+    assert [record.rejected for record in history] == [[], []]
+    for record in history:
+        wire = record.wire
+        assert wire is not None
+        for client, down, up in zip(record.cohort, wire["down"], wire["up"], strict=True):
+            part = CAPACITIES[client] * wire["full"]
+            values = part if complement == "kept" and record.round > 1 else wire["full"]
+            assert values <= down < values + 2 * HEAD, f"client {client}: {down}, not {values}"
+            assert part <= up < part + HEAD
+    files = [fleet.folder / f"node-{number}" / "copy.safetensors" for number in range(len(CAPACITIES))]
+    assert [file.exists() for file in files] == [complement == "kept"] * len(files)
 
 
 def test_a_killed_worker_costs_seconds_and_no_reply(fleet: Fleet) -> None:

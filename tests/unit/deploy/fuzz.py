@@ -19,16 +19,20 @@ import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.deploy.wire import (
+    ExactValues,
     InvalidReplyError,
+    KeptCopy,
     Limits,
     PendingRequest,
+    QuantizedValues,
+    SentComplement,
     TrainRequest,
     decode_reply,
     decode_request,
@@ -39,11 +43,14 @@ from fedcover.deploy.wire.frame import MAGIC
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params, all_finite, check_mask
 from fedcover.training.options import check_options
-from tests.unit.deploy.requests import random_request, reply_to
+from fedcover.training.quantization import BITS, quantize
+from tests.unit.deploy.requests import random_request, reply_to, seeing
 
 SEEDS = 60
 MOST_SECONDS, MOST_GROWTH = 1.0, 64 << 20
 START = len(MAGIC) + 8
+DIGEST = "0123456789abcdef" * 4
+"""The digest of the copy that the client has."""
 ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 255, 256, 2**31, 2**32, 2**53, 2**62, -(2**62), 2**63 - 1, 2**63, 10**30, 10**400,
     0.0, -0.0, 0.5, 1.5, 1e-320, 1e308, -1e308, float("nan"), float("inf"), "", "a", "\ud800", "é\0\n", "x" * 3000, [],
@@ -66,13 +73,15 @@ def targets() -> list[Target]:
     """Return both decoders for requests of all kinds."""
     decoders = []
     for seed in range(SEEDS):
-        request = random_request(seed)
+        request, sent = random_request(seed), None
+        if seed % 2:
+            request, sent = random_complement(seeing(request), seed)
         update = reply_to(request)
         pending = PendingRequest.of(request, update.examples if seed % 2 else None)
         limits = Limits(10.0 if seed % 3 else float("inf"))
 
         def decode(data: bytes, like: Params = request.theta, frozen: tuple[str, ...] = request.frozen) -> None:
-            request = decode_request(data, like, frozen)
+            request = decode_request(data, like, frozen, lambda digest: like if digest == DIGEST else None)
             try:
                 check_request(request, like)
             except InputError as error:  # which would pass for a refusal
@@ -81,9 +90,18 @@ def targets() -> list[Target]:
         def read(data: bytes, pending: PendingRequest = pending, limits: Limits = limits) -> None:
             check_update(decode_reply(data, pending, limits), pending)
 
-        decoders.append(Target("decode_request", decode, InputError, encode_request(request)))
+        decoders.append(Target("decode_request", decode, InputError, encode_request(request, sent)))
         decoders.append(Target("decode_reply", read, InvalidReplyError, encode_reply(update, request)))
     return decoders
+
+
+def random_complement(request: TrainRequest, seed: int) -> tuple[TrainRequest, SentComplement]:
+    """Return a request with what it carries of the entries outside its mask, of any kind."""
+    theta, bits = request.theta, BITS[seed % 3]
+    codes = QuantizedValues(bits, {name: quantize(tensor, bits) for name, tensor in theta.items()})
+    exact = ExactValues({name: -tensor for name, tensor in theta.items()})
+    sent = (codes, exact, KeptCopy(DIGEST))[seed // 2 % 3]
+    return replace(request, keeps_copy=sent is not codes), sent
 
 
 def check_request(request: TrainRequest, like: Params) -> None:
@@ -95,8 +113,9 @@ def check_request(request: TrainRequest, like: Params) -> None:
     assert type(request.shrink) is bool
     assert 0 < recipe.lr < math.inf
     assert recipe == type(recipe)(**{field.name: getattr(recipe, field.name) for field in fields(recipe)})
-    check_theta(request.theta, like, request.mask)
+    check_theta(request.theta, like, {} if request.sees else request.mask)
     check_mask(request.mask, like, "it")
+    assert request.sees or not request.keeps_copy
     check_options(request.options, like, request.mask, "it")
     if request.options:
         numbers = [*request.options.gains.values(), *request.options.thresholds.values(), request.options.distil]

@@ -33,6 +33,7 @@ class LoopGrid(Grid):
         self.offline: set[int] = set()
         self._apps, self._config = apps, config or {}
         self.tamper: Tamper = lambda client, number, reply: reply
+        self.states = {client: RecordDict() for client in apps}
         self.asked: dict[int, int] = dict.fromkeys(apps, 0)
         self._replies: dict[str, Message] = {}
         self._requests: dict[str, Message] = {}
@@ -62,7 +63,7 @@ class LoopGrid(Grid):
         node = message.metadata.dst_node_id
         client = self.nodes[node]
         config = {"partition-id": client, **self._config.get(client, {})}
-        context = Context(1, node, config, RecordDict(), self._run_config)
+        context = Context(1, node, config, self.states[client], self._run_config)
         reply: Message | None = self._apps[client](message, context)
         if message.metadata.message_type == "train":
             assert reply is not None

@@ -21,7 +21,7 @@ def remote(playing: fc.Federation, policy: fc.Policy) -> fc.Federation:
     devices = [Device(i, clients.size(i), tuple(clients.label_counts(i).tolist())) for i in range(len(clients))]
     return fc.Federation(
         playing.task, DevicePopulation(clients.examples, devices), policy, fc.by_slot("124567"), playing.local,
-        playing.cohort, playing.seed, playing.aggregator, sampling=playing.sampling,
+        playing.cohort, playing.seed, playing.aggregator, sampling=playing.sampling, complement=playing.complement,
     )  # fmt: skip
 
 

@@ -89,6 +89,12 @@ def random_request(seed: int) -> TrainRequest:
     return TrainRequest(*numbers, recipe, bool(_below(2, rng)), theta, mask, options, frozen)
 
 
+def seeing(request: TrainRequest) -> TrainRequest:
+    """Return a request whose client sees values outside its mask."""
+    options = request.options or TrainingOptions()
+    return replace(request, options=replace(options, gains={}, widths=(), distil=0.0, regrow=None, complement=True))
+
+
 def reply_to(request: TrainRequest, seed: int = 0) -> ClientUpdate:
     """Return a valid update, as a client might send it."""
     rng = torch.Generator().manual_seed(seed)

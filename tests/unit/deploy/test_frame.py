@@ -67,7 +67,7 @@ def test_junk_is_an_input_error(junk: bytes) -> None:
     [
         (b"", "not a fedcover frame"),
         (b"\x80\x04pickle", "not a fedcover frame"),
-        (b"fedcover-wire-1\nabc", "version 1 of fedcover's messages, this side version 4; install"),
+        (b"fedcover-wire-1\nabc", "version 1 of fedcover's messages, this side version 5; install"),
         (b"fedcover-wire-" + b"9" * 100, "not a fedcover frame"),
         (MAGIC + b"\0\0", "ends before its head"),
         (MAGIC + struct.pack("<II", 2**32 - 1, 0), "longer than allowed"),

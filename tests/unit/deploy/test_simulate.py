@@ -13,16 +13,20 @@ from typing import Any
 import pytest
 
 import fedcover as fc
+from fedcover.config.build import build_federation
 from fedcover.config.schema import check_config, parse_config
 from fedcover.deploy.address import free_ports
 from fedcover.deploy.flower import simulate as simulation
 from fedcover.deploy.processes.environment import LOOPBACK, flower_environment
+from fedcover.federation import checkpoint
 from fedcover.federation.history import History
 from fedcover.toml import to_toml
 from tests.conftest import small_data, small_net
-from tests.endtoend.deploy.conftest import slow
+from tests.endtoend.deploy.conftest import SKIP, slow
+from tests.laws.strategies import same
 
 Cli = Callable[..., tuple[int, str, str]]
+SLOW = (pytest.mark.slow, SKIP)
 SETTINGS = [
     "--set", "data.name=digits", "--set", "data.clients=5", "--set", "cohort=4", "--set", "policy.name=NP",
     "--set", "budgets.code=1,0.75,0.5,0.25", "--set", "local.epochs=1", "--set", "data.augment=crop_flip",
@@ -72,6 +76,32 @@ def test_a_simulation_on_ray_is_the_serial_engines_and_resumes(cli: Cli, tmp_pat
         assert seen <= {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}, seen
         assert seen
     assert History.load(tmp_path / "b" / "history.jsonl") == History.load(tmp_path / "a" / "history.jsonl")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "complement",
+    [
+        {"name": "kept"},
+        pytest.param({"name": "frozen"}, marks=SLOW),
+        pytest.param({"name": "quantized", "bits": 4}, marks=SLOW),
+    ],
+)
+def test_clients_on_ray_see_what_clients_of_the_serial_engine_see(complement: dict[str, Any], tmp_path: Path) -> None:
+    """Copies of the model stay on Flower's nodes between rounds, so they are sent once."""
+    raw: dict[str, Any] = {"rounds": 2, "cohort": 4, "local": {"epochs": 1}, "policy": {"name": "FedRolex"}}
+    raw |= {"data": {"name": "digits", "clients": 4}, "budgets": {"code": "1,0.75,0.5,0.25"}}
+    config = check_config({**raw, "complement": complement, "engine": "serial"})
+    federation, test = build_federation(config)
+    expected = federation.run(2, evaluate_on=test)
+    history = simulation.simulate(config.model_copy(update={"engine": "flower-sim"}), tmp_path / "run")
+    assert history == expected
+    assert not any(record.rejected for record in history)
+    newest = sorted((tmp_path / "run" / "checkpoints").glob("round-*.safetensors"))[-1]
+    assert expected.theta is not None
+    assert same(checkpoint.load(newest)[0].theta, expected.theta)
+    first, second = (sum((record.wire or {})["down"]) for record in history)
+    assert (second < 0.8 * first) == (complement["name"] == "kept")
 
 
 def test_an_error_of_a_simulation_is_one_sentence(cli: Cli, tmp_path: Path) -> None:

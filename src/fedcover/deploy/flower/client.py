@@ -9,7 +9,8 @@ would.
 from collections.abc import Callable
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedcover.data import Examples
@@ -17,6 +18,9 @@ from fedcover.deploy.flower.messages import ERROR, body_content, body_of, facts_
 from fedcover.deploy.node.local_client import LocalClient, client_facts, client_number, train_reply
 from fedcover.deploy.text import one_line
 from fedcover.training.task import Task
+
+COPY = "fedcover-copy"
+"""The name of the node's copy of the model in its context."""
 
 Capacity = float | Callable[[Context], float | None] | None
 """The share of the model that a node can afford, or a function that computes it; None if it is not reported."""
@@ -58,7 +62,7 @@ def build_client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: body_content(train_reply(body_of(message), load(context), number_of(context))))
+        return _reply(message, lambda: body_content(_trained(message, load(context), context)))
 
     return app
 
@@ -66,6 +70,31 @@ def build_client_app(
 def number_of(context: Context) -> int:
     """Return the number of the client that a node is."""
     return client_number(context.node_config)
+
+
+def _trained(message: Message, local: LocalClient, context: Context) -> bytes:
+    """Train as a message asks, and return the reply."""
+    return train_reply(body_of(message), local, number_of(context), CopyInContext(context))
+
+
+class CopyInContext:
+    """The node's copy of the model in the state that Flower keeps for a node during a run.
+
+    Args:
+        context: The node's context.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._state = context.state
+
+    def read(self) -> bytes | None:
+        """Return the copy; None if there is none."""
+        record = self._state.array_records.get(COPY)
+        return bytes(record[COPY].numpy()) if record is not None else None
+
+    def write(self, data: bytes) -> None:
+        """Replace the copy."""
+        self._state[COPY] = ArrayRecord({COPY: Array(np.frombuffer(data, np.uint8))})
 
 
 def _facts(local: LocalClient, context: Context, capacity: Capacity, share_labels: bool) -> dict[str, Any]:

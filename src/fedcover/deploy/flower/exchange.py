@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.spool import UpdateSpool
+from fedcover.deploy.flower.complements import RequestComplements
 from fedcover.deploy.flower.late import rebased
 from fedcover.deploy.flower.messages import ERROR, Notify, body_content, body_of, error_reason, facts_of
 from fedcover.deploy.flower.pulls import Answer, Pull
@@ -175,6 +176,7 @@ class RoundExchange:
 
     planned: PlannedRound
     spool: UpdateSpool
+    complements: RequestComplements
     pending: dict[int, PendingRequest] = field(default_factory=dict)
     """Requests by node."""
     bytes_down: dict[int, int] = field(default_factory=dict)
@@ -229,8 +231,8 @@ class RoundExchange:
             seconds: The deadline of its reply.
             ttl: Seconds for which Flower accepts a reply.
         """
-        request = request_from_job(job, shrink)
-        body = encode_request(request)
+        request = request_from_job(job, shrink, self.complements.keeps_copies)
+        body = encode_request(request, self.complements.of(job.client.id, node, self.planned.state))
         pending = self.pending[node] = PendingRequest.of(request, job.client.examples)
         self.deadlines[job.client.id] = seconds
         self.bytes_down[job.client.id] = len(body)
@@ -266,6 +268,7 @@ class RoundExchange:
         else:
             if update.seconds is not None:
                 self.train_seconds[client] = update.seconds
+            self.complements.add_reply(update, node, self.planned.state)
             self.updates[client] = self.spool.store(update, with_mask=pending.regrows)
 
     def add_late(self, key: str, answer: Answer, rules: RoundRules) -> str | None:

@@ -28,6 +28,8 @@ def check_late(federation: Federation) -> None:
         raise InputError(f"the theorem does not cover late replies; set certify=false, {remedy}")
     if uses_control_variates(federation.local):
         raise InputError(f"control variates need the replies of the round itself; leave them out, {remedy}")
+    if federation.complement.keeps_copies:
+        raise InputError(f"copies of the model need the replies of the round itself; use complement=frozen, {remedy}")
 
 
 def rebased(update: ClientUpdate, pending: PendingRequest, theta: Params, weight: float) -> ClientUpdate:

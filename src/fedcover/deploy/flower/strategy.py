@@ -12,15 +12,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedcover._threads import one_thread
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.spool import UpdateSpool
+from fedcover.deploy.flower.complements import RequestComplements
 from fedcover.deploy.flower.coverage_plan import write_plan
-from fedcover.deploy.flower.exchange import (
-    Arrival,
-    Exchange,
-    LateRequest,
-    Request,
-    RoundExchange,
-    wait_until,
-)
+from fedcover.deploy.flower.exchange import Arrival, Exchange, LateRequest, Request, RoundExchange, wait_until
 from fedcover.deploy.flower.late import AGE, check_late
 from fedcover.deploy.flower.messages import Notify
 from fedcover.deploy.flower.pulls import Answer, delete_message, match_replies
@@ -93,6 +87,7 @@ class FedCover(Strategy):
         self._online: set[int] = set()
         self._earlier: dict[str, LateRequest] = {}
         self._unanswered: set[str] = set()
+        self._complements = RequestComplements(run.federation)
         if self.rules.late == "next":
             check_late(run.federation)
         if self.rules.slow_factor < 1:
@@ -226,10 +221,11 @@ class FedCover(Strategy):
         """Plan the next round, or the same one again after too few replies."""
         self._online = self._update_registry(grid)
         with one_thread():
-            planned = self.played_run.begin_round(shares=self._shares())
+            planned = self.played_run.begin_round(shares=self._shares(), views=False)
         self._attempts += 1
         before, folder = self._round, self.played_run.out
-        self._round = RoundExchange(planned, UpdateSpool(None if folder is None else Path(folder)))
+        spool = UpdateSpool(None if folder is None else Path(folder))
+        self._round = RoundExchange(planned, spool, self._complements)
         self._round.earlier, self._round.late = (before.earlier, before.late) if before else (self._earlier, {})
         if folder is not None:
             online = {client for client in self._round.cohort if self._node(client) in self._online}

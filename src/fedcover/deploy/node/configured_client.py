@@ -14,7 +14,9 @@ from fedcover.config.build import build_recipe
 from fedcover.config.schema import Config, parse_client_config
 from fedcover.config.task_and_data import build_task, load_data, population
 from fedcover.data import Examples, Population, as_examples
+from fedcover.deploy.node.copies import FILE, CopyFile
 from fedcover.deploy.node.local_client import LocalClient, client_facts, client_number, train_reply
+from fedcover.deploy.node.worker import COPY_FOLDER
 from fedcover.deploy.own_files import parse_digests, settings_of_node
 from fedcover.errors import InputError
 from fedcover.federation.extras import extras_of_recipe
@@ -39,7 +41,9 @@ def report_facts(run: RunConfig, node: NodeConfig) -> dict[str, Any]:
 
 def train(run: RunConfig, node: NodeConfig, body: bytes) -> bytes:
     """Train as a request of a run asks, and return the reply."""
-    return train_reply(body, load_client(run, node), client_number(node))
+    folder = node.get(COPY_FOLDER)
+    copies = CopyFile(Path(str(folder)) / FILE) if folder else None
+    return train_reply(body, load_client(run, node), client_number(node), copies)
 
 
 def load_client(run: RunConfig, node: NodeConfig) -> LocalClient:

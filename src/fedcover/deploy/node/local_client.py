@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedcover.data import Examples, SingleClientPopulation
+from fedcover.deploy.node.copies import CopyStore, NoStore, copy_finder, store_copy
 from fedcover.deploy.wire import decode_request, encode_reply, frozen_in, job_from_request
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
@@ -51,14 +52,26 @@ def client_facts(local: LocalClient, node: Mapping[str, Any], capacity: float | 
     return facts
 
 
-def train_reply(body: bytes, local: LocalClient, number: int | None = None) -> bytes:
-    """Train as a request asks and return the reply; errors name the client by its ``number``."""
-    task = local.task.fitted(local.examples)
-    request = decode_request(body, params_of(task.model), frozen_in(task))
+def train_reply(body: bytes, local: LocalClient, number: int | None = None, copies: CopyStore | None = None) -> bytes:
+    """Train as a request asks and return the reply.
+
+    Args:
+        body: The request.
+        local: The client's task and examples.
+        number: The client's number, by which errors name it.
+        copies: Where it keeps its copy of the model, if the request asks for it.
+    """
+    task, store = local.task.fitted(local.examples), copies or NoStore()
+    like, frozen = params_of(task.model), frozen_in(task)
+    trained = {name: tensor for name, tensor in like.items() if name not in frozen}
+    request = decode_request(body, like, frozen, copy_finder(store, trained))
     population = SingleClientPopulation(request.client, local.examples, number)
     start = time.perf_counter()
     (update,) = _engine(request.shrink).train([job_from_request(request, task, population)])
-    return encode_reply(replace(update, seconds=round(time.perf_counter() - start, 3)), request)
+    update = replace(update, seconds=round(time.perf_counter() - start, 3))
+    if request.keeps_copy:
+        store_copy(store, request, update)
+    return encode_reply(update, request)
 
 
 @lru_cache(maxsize=2)

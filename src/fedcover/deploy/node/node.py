@@ -16,6 +16,7 @@ from fedcover.deploy.node.fleet import (
     NotActivatedError,
     RefusedRequestError,
 )
+from fedcover.deploy.node.worker import COPY_FOLDER
 from fedcover.deploy.node.worker_process import WorkerProcess
 from fedcover.deploy.processes.flower_app import APP_ID
 from fedcover.deploy.text import one_line
@@ -172,7 +173,7 @@ def serve(
     Args:
         fleet: The connection to the server; it is closed.
         config: The node's configuration.
-        folder: The folder for the log of the worker process.
+        folder: The folder for the log of the worker process, and for the node's copy of the model.
         log: Called with events.
         wait: Seconds to wait for the node's key to be registered.
         patience: Seconds without a connection after which the node gives up.
@@ -187,6 +188,6 @@ def serve(
 
     with closing(fleet), closing(WorkerProcess(folder / "worker.log", on_death)) as worker:
         worker.start()
-        node = Node(fleet, config, worker, log, patience)
+        node = Node(fleet, {**config, COPY_FOLDER: str(folder)}, worker, log, patience)
         on_joined(node.join(wait))
         node.run()

@@ -17,6 +17,8 @@ from fedcover.deploy.wire import open_frame, pack_frame
 
 LENGTH = struct.Struct("<Q")
 MAX_BYTES = 1 << 40
+COPY_FOLDER = "copy-folder"
+"""The key of a node's configuration with the folder in which it keeps its copy of the model."""
 
 
 def write_frame(pipe: BinaryIO, frame: bytes) -> None:

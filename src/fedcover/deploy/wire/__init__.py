@@ -1,5 +1,6 @@
 """The messages between server and clients: requests one way, replies the other, both as frames without pickle."""
 
+from fedcover.deploy.wire.complements import ExactValues, KeptCopy, QuantizedValues, SentComplement
 from fedcover.deploy.wire.frame import open_frame, pack_frame
 from fedcover.deploy.wire.reply import InvalidReplyError, Limits, PendingRequest, decode_reply, encode_reply
 from fedcover.deploy.wire.request import (
@@ -12,9 +13,13 @@ from fedcover.deploy.wire.request import (
 )
 
 __all__ = [
+    "ExactValues",
     "InvalidReplyError",
+    "KeptCopy",
     "Limits",
     "PendingRequest",
+    "QuantizedValues",
+    "SentComplement",
     "TrainRequest",
     "decode_reply",
     "decode_request",

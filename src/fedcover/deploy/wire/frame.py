@@ -15,7 +15,7 @@ from typing import Any
 
 from fedcover.errors import InputError
 
-VERSION = "4"
+VERSION = "5"
 MAGIC = f"fedcover-wire-{VERSION}\n".encode("ascii")
 MAX_HEAD_BYTES = 1 << 21
 """The size limit of a head: enough for some thousand tensors."""

@@ -51,6 +51,7 @@ def encode_options(
         "moments": encode_moments(options.moments, mask, parts),
         "regrow": [options.regrow.share, options.regrow.after] if options.regrow else None,
         "report": options.report,
+        "complement": options.complement,
     }
 
 
@@ -69,6 +70,7 @@ def decode_options(fields: object, like: Params, mask: Mask, parts: Parts) -> Tr
         moments=decode_moments(parts, fields.pop("moments", None), like, mask),
         regrow=_take_regrow(fields),
         report=take_bool(fields, "report"),
+        complement=take_bool(fields, "complement"),
     )
     if fields:
         raise InputError(f"unexpected field {short_repr(next(iter(fields)))} in {SUBJECT}; {SAME_VERSION}")
