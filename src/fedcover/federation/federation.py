@@ -61,8 +61,7 @@ class Federation:
         local: The recipe of local training, or its name.
         cohort: Number of clients in a round.
         seed: Seed of every random draw.
-        aggregator: The rule that makes a new model of updates: ``mean()`` by default, ``trimmed()``, ``median()``, a
-            server optimizer such as ``FedAdam(mean())``, or your own.
+        aggregator: The rule that makes a new model of updates: ``mean()``, ``median()``, ``FedAdam()``, or your own.
         engine: What trains the clients, or its name; ``Serial()`` by default.
         certify: Add a certificate to every record: what the convergence theorem states about the round.
         require_coverage: Raise an error before a round is trained whose masks leave an entry to no client.
