@@ -56,6 +56,8 @@ class Stopwatch:
         self._inner: list[tuple[float, Counter[str]]] = []
         self.seconds: dict[str, float] = defaultdict(float)
         self.counts: dict[str, Counter[str]] = defaultdict(Counter)
+        self.names: dict[str, Counter[str]] = defaultdict(Counter)
+        """The operations of each stage by name, those of inner stages included."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -70,6 +72,7 @@ class Stopwatch:
         spent, (inside, counted) = time.perf_counter() - start, self._inner.pop()
         self.seconds[name] += spent - inside
         self.counts[name] += counter.counts - counted
+        self.names[name] += counter.names
         if self._inner:
             outer_seconds, outer_counts = self._inner[-1]
             self._inner[-1] = (outer_seconds + spent, outer_counts + counter.counts)

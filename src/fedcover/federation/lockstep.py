@@ -68,13 +68,13 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
             run.federation.evaluator.precision = engine.precision
         size = -(-len(runs) // engine.ahead)
         groups = [runs[start : start + size] for start in range(0, len(runs), size)]
-        in_training: deque[_GroupRound] = deque()
+        in_training: deque[GroupRound] = deque()
         for index in range(min(run.state.round for run in runs) + 1, schedule.rounds + 1):
             for group in groups:
                 if len(in_training) == len(groups):
                     in_training.popleft().end(schedule)
                 playing = [run for run in group if run.state.round < index and not run.stopped]
-                in_training.append(_GroupRound(index, playing, engine))
+                in_training.append(GroupRound(index, playing, engine))
         for group_round in in_training:
             group_round.end(schedule)
         return [run.finish(schedule, engine) for run in runs]
@@ -143,7 +143,7 @@ def run_many(
     return run_all_rounds(runs, RunSchedule(rounds, **cast(ScheduleOptions, options)), engine or federations[0].engine)
 
 
-class _GroupRound:
+class GroupRound:
     """One round of several runs whose clients are being trained."""
 
     def __init__(self, index: int, runs: Sequence[Run], engine: Engine) -> None:
