@@ -19,9 +19,10 @@ import fedcover as fc
 from benchmarks.machine import facts, load
 from benchmarks.mnist_tables import runs_of
 from benchmarks.output import add_out, result_path, write_result
-from benchmarks.round_overhead import NoTraining, Stopwatch
+from benchmarks.round_overhead import NoTraining, Stopwatch, use_batches_of_gpu
 from fedcover import params
 from fedcover._threads import one_thread
+from fedcover.aggregation import region_mean
 from fedcover.data.loading import Split
 from fedcover.federation.lockstep import GroupRound
 from fedcover.federation.runs import Run, RunSchedule
@@ -59,15 +60,15 @@ def play(runs: list[Run], engine: NoTraining, watch: Stopwatch) -> None:
 def measure(name: str, chosen: list[ExperimentRun], args: argparse.Namespace) -> dict[str, Any]:
     """Return what each stage of a round costs for each run."""
     device = torch.device(args.device)
-    engine, cpu = NoTraining(args.device), params.MOST_AT_ONCE["cpu"]
+    engine, before = NoTraining(args.device), (params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE)
     engine.together = 16
     watches = []
     with one_thread(), engine.playing():
         runs = open_runs(chosen, engine, args.side)
         for _ in range(4):  # PT ranks weights in the first three rounds
             play(runs, engine, Stopwatch(device))
-        params.MOST_AT_ONCE["cpu"] = params.MOST_AT_ONCE["cuda"]
         try:
+            use_batches_of_gpu()
             for _ in range(args.rounds):
                 watches.append(Stopwatch(device))
                 play(runs, engine, watches[-1])
@@ -78,7 +79,7 @@ def measure(name: str, chosen: list[ExperimentRun], args: argparse.Namespace) ->
                 profiler.runcall(play, runs, engine, Stopwatch(device))
                 pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
         finally:
-            params.MOST_AT_ONCE["cpu"] = cpu
+            params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE = before
     row: dict[str, Any] = {"policy": name, "runs": len(runs)}
     for stage in STAGES:
         spent = statistics.median(watch.seconds[stage] for watch in watches)

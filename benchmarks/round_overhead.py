@@ -26,6 +26,7 @@ from benchmarks.operation_counter import OperationCounter
 from benchmarks.output import add_out, result_path, write_result
 from fedcover import params
 from fedcover._threads import one_thread
+from fedcover.aggregation import region_mean
 from fedcover.aggregation.base import Aggregation, Aggregator, ClientUpdate, PlannedClient
 from fedcover.engines.vectorized import engine as vectorized
 from fedcover.engines.vectorized.batched_step import TrainedStacks
@@ -172,12 +173,17 @@ def play(playing: fc.Federation, state: Any, watch: Stopwatch) -> Any:
         return playing.end_round(planned, Arrivals(arrived, 16))[0]
 
 
+def use_batches_of_gpu() -> None:
+    """Let a CPU compute in the batches of a GPU."""
+    params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE = params.MOST_AT_ONCE["cuda"], ()
+
+
 def measure(name: str, clients: int, device: torch.device, rounds: int, profile: bool) -> dict[str, Any]:
     """Return the milliseconds and the operations of each stage of a round."""
     policy, code = POLICIES[name]
     engine = NoTraining(str(device))
     playing = federation(policy(), code, clients, engine)
-    watches, profiler, cpu = [], cProfile.Profile(), params.MOST_AT_ONCE["cpu"]
+    watches, profiler, before = [], cProfile.Profile(), (params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE)
     with one_thread():
         state = playing.start()
         for _ in range(2):
@@ -186,9 +192,9 @@ def measure(name: str, clients: int, device: torch.device, rounds: int, profile:
             watches.append(Stopwatch(device))
             state = play(playing, state, watches[-1])
         counted = Stopwatch(device, count=True)
-        params.MOST_AT_ONCE["cpu"] = params.MOST_AT_ONCE["cuda"]
+        use_batches_of_gpu()
         state = play(playing, state, counted)
-        params.MOST_AT_ONCE["cpu"] = cpu
+        params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE = before
         if profile:
             profiler.runcall(play, playing, state, Stopwatch(device))
             pstats.Stats(profiler).sort_stats("tottime").print_stats(25)

@@ -29,6 +29,7 @@ from fedcover.federation.runs import (
     move_tests,
 )
 from fedcover.federation.scores import Evaluation, score_fields, scores_of_many
+from fedcover.masks.cost import costs_together
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -149,12 +150,25 @@ class GroupRound:
     def __init__(self, index: int, runs: Sequence[Run], engine: Engine) -> None:
         self._index, self._runs, self._engine = index, runs, engine
         self._engine_failed = False
-        self._rounds: list[PlannedRound] = []
+        queued: list[PlannedRound] = []
         for run in runs:
             with self._errors_of(run):
-                self._rounds.append(run.begin_round(engine.device))
+                queued.append(run.queue_round(engine.device))
+        self._store_costs(queued)
+        self._rounds: list[PlannedRound] = []
+        for run, planned in zip(runs, queued, strict=True):
+            with self._errors_of(run):
+                self._rounds.append(run.settle_round(planned))
         jobs = [job for planned in self._rounds for job in planned.jobs]
         self._updates = self._watched(engine.train(jobs)) if jobs else iter(())
+
+    def _store_costs(self, queued: Sequence[PlannedRound]) -> None:
+        """Let the masks of all runs store their costs, for which a GPU is waited for once."""
+        start = time.perf_counter()
+        rounds = zip(self._runs, queued, strict=True)
+        costs_together([(run.federation.structure, mask) for run, planned in rounds for mask in planned.masks])
+        for planned in queued:
+            planned.clock.seconds["plan"] += (time.perf_counter() - start) / len(queued)
 
     def end(self, schedule: RunSchedule) -> None:
         """Average the updates, evaluate the models and store the records."""

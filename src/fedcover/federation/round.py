@@ -7,6 +7,7 @@ A federation that screens its updates takes them after the last has arrived.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ from fedcover.federation.planned_round import Clock, PlannedRound, costs_of_plan
 from fedcover.federation.planning import observe_round, plan_round
 from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.federation.screening import RoundScreen, screen_round
-from fedcover.masks.coverage import norm_and_noise
+from fedcover.masks.coverage import PruningNoise
+from fedcover.params import device_of
 from fedcover.seeding import Round
 from fedcover.theory import check_coverage
 
@@ -36,6 +38,11 @@ if TYPE_CHECKING:
 
 def begin_round(federation: "Federation", state: State, device: torch.device, shares: Shares) -> PlannedRound:
     """Draw a cohort and plan its masks; return the round with one job per client, on a device."""
+    return settle_round(federation, queue_round(federation, state, device, shares))
+
+
+def queue_round(federation: "Federation", state: State, device: torch.device, shares: Shares) -> PlannedRound:
+    """Draw a cohort and plan its masks, without waiting for a GPU; the round has no costs yet."""
     clock = Clock()
     state = federation.hook.begun(state).on_device(device)
     this_round = Round(state.round + 1, federation.seed)
@@ -43,14 +50,23 @@ def begin_round(federation: "Federation", state: State, device: torch.device, sh
     cohort = draw_cohort(federation, this_round, state, shares)
     plans, policy_state = plan_round(federation.policy, state, cohort, this_round)
     plans = with_client_states(federation, state, plans)
-    norm2, noise = norm_and_noise(state.theta, [plan.mask for plan in plans])
-    costs = costs_of_plans(federation, state.theta, plans, this_round)
+    pruning = PruningNoise(state.theta, [plan.mask for plan in plans])
     recipe = federation.local.in_round(this_round.index)
     jobs = [job_of(federation, plan, state.theta, recipe, this_round) for plan in plans]
-    planned = PlannedRound(this_round, state, plans, policy_state, recipe, norm2, noise, costs, jobs, clock)
+    clock.lap("plan")
+    return PlannedRound(this_round, state, plans, policy_state, recipe, pruning, jobs, clock)
+
+
+def settle_round(federation: "Federation", planned: PlannedRound) -> PlannedRound:
+    """Return a planned round with the costs of its masks, after they are checked."""
+    this_round, theta, clock = planned.this_round, planned.state.theta, planned.clock
+    clock.skip()
+    planned = replace(planned, costs=costs_of_plans(federation, theta, planned.plans, this_round))
     if federation.require_coverage:
         check_coverage(planned.coverage, this_round.index, federation.remedy)
     planned = federation.hook.planned(federation, planned)
+    if device_of(theta).type != "cpu":
+        _ = planned.planned_layers  # which are computed during training
     clock.lap("plan")
     return planned
 

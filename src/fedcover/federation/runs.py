@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregation.label_weights import label_skew
-from fedcover.data import DevicePopulation, Examples
+from fedcover.data import Examples
 from fedcover.data.inputs import parts_of
 from fedcover.engines.base import Engine
 from fedcover.errors import InputError, StoppedWarning, check_whole
@@ -23,7 +23,9 @@ from fedcover.federation.cohort import NO_SHARES, Shares
 from fedcover.federation.fingerprint import Method, describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound
+from fedcover.federation.round import queue_round, settle_round
 from fedcover.federation.run_folder import RunFolder
+from fedcover.federation.run_summary import summary
 from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
 from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.params import on_device, prune
@@ -230,8 +232,16 @@ class Run:
         return str((self.settings or {}).get("name") or (Path(self.out).name if self.out is not None else ""))
 
     def begin_round(self, device: torch.device = CPU, shares: Shares = NO_SHARES) -> PlannedRound:
-        """Plan the next round on a device; warn if a policy of the user's own exceeds budgets."""
-        planned = self.federation.begin_round(self.state, device, shares)
+        """Plan the next round on a device, see ``settle_round``."""
+        return self.settle_round(self.queue_round(device, shares))
+
+    def queue_round(self, device: torch.device = CPU, shares: Shares = NO_SHARES) -> PlannedRound:
+        """Plan the next round on a device, as far as the host need not wait for a GPU."""
+        return queue_round(self.federation, self.state, device, shares)
+
+    def settle_round(self, planned: PlannedRound) -> PlannedRound:
+        """Return the planned round with costs; warn if a policy of the user's own exceeds budgets."""
+        planned = settle_round(self.federation, planned)
         self._warnings.check_plans(planned)
         return planned
 
@@ -357,44 +367,3 @@ def _contents(prefix: str, examples: Examples) -> dict[str, Tensor]:
         inputs, labels = examples.read(rows)
     named = {f"{prefix}inputs{'/' if name else ''}{name}": part for name, part in parts_of(inputs).items()}
     return {**named, f"{prefix}labels": labels if examples.labels is None else examples.labels}
-
-
-def summary(
-    federation: "Federation", history: History, name: str, test: Examples | None, engine: Engine
-) -> dict[str, Any]:
-    """Return the outcome of a run, as stored in summary.json."""
-    last, clients = history.last, federation.clients
-    return {
-        "name": name,
-        **({"clients": [device.number for device in clients.devices]} if isinstance(clients, DevicePopulation) else {}),
-        "rounds": len(history),
-        "accuracy": last.accuracy,
-        "metrics": last.metrics,
-        "loss": last.loss,
-        "local_accuracy": last.local_accuracy,
-        "gamma_min": history.gamma_min,
-        "uncovered": max(history.column("uncovered")),
-        "robust_to": min((f for f in history.column("robust_to") if f is not None), default=None),
-        "limited": sum(len(limited) for limited in history.column("limited")),
-        "pruning_noise": sum(history.column("pruning_noise")) / len(history),
-        "keeps": [budget.keep for budget in federation.resolved_budgets],
-        "parameters": sum(tensor.numel() for tensor in federation.task.model.parameters()),
-        "bytes_down": sum(history.column("bytes_down")),
-        "bytes_up": sum(history.column("bytes_up")),
-        "bytes_full": sum(history.column("bytes_full")),
-        "rejected": sum(len(rejected) for rejected in history.column("rejected")),
-        "seconds": sum(sum(record.seconds.values()) for record in history),
-        "engine": engine.name,
-        "data": (test or federation.clients.examples).provenance,
-        "label_bias": _mean_bias(history),
-        "certificate": history.last.certificate,
-    }
-
-
-def _mean_bias(history: History) -> dict[str, float] | None:
-    """Return the mean label bias over the rounds that measured it, with the worst region of all."""
-    biases = [bias for bias in history.column("label_bias") if bias]
-    if not biases:
-        return None
-    worst = max(biases, key=lambda bias: float(bias["worst"]))
-    return {**worst, **{key: sum(bias[key] for bias in biases) / len(biases) for key in ("before", "after")}}

@@ -6,12 +6,23 @@ least coverage of any entry. A region is a set of entries that the same clients 
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedcover.masks.holders import HolderSets, distinct_masks, holder_sets
-from fedcover.params import Mask, Params, device_of, entries_of, flat_mask, flat_values, most_together, spans_of
+from fedcover.params import (
+    HostCopy,
+    Mask,
+    Params,
+    device_of,
+    entries_of,
+    flat_mask,
+    flat_values,
+    most_together,
+    spans_of,
+)
 
 
 def coverage_of(masks: Sequence[Mask], theta: Params) -> dict[str, Tensor]:
@@ -29,17 +40,28 @@ def coverage_of(masks: Sequence[Mask], theta: Params) -> dict[str, Tensor]:
     unmasked = sum(len(positions) for mask, positions in distinct if not mask)
     flat = [(flat_mask(mask, theta), len(positions)) for mask, positions in distinct if mask]
     counts: dict[str, Tensor] = {}
-    start = 0
+    start, device = 0, device_of(theta)
     for span in spans_of(theta):
-        total = torch.full((entries_of(span),), unmasked, dtype=torch.int32, device=device_of(theta))
-        for kept, number in flat:
-            total.add_(kept[start : start + len(total)], alpha=number)
-        start += len(total)
+        size = entries_of(span)
+        total = _holders([(kept[start : start + size], number) for kept, number in flat], unmasked, size, device)
+        start += size
         # Copies, so that a change of one tensor names the right one.
         sizes = [tensor.numel() for tensor in span.values()]
         parts = torch.ops.aten.split_with_sizes_copy(total, sizes) if len(span) > 1 else [total]
         counts |= {name: part.view(t.shape) for (name, t), part in zip(span.items(), parts, strict=True)}
     return counts
+
+
+def _holders(flat: Sequence[tuple[Tensor, int]], unmasked: int, size: int, device: torch.device) -> Tensor:
+    """Return the number of holders of each entry, by masks with numbers of clients, and by clients without a mask."""
+    rows = [kept for kept, number in flat for _ in range(number)]
+    if 1 < len(rows) <= most_together(size, device):
+        total = torch.stack(rows).sum(0, dtype=torch.int32)  # which suits a GPU
+        return total.add_(unmasked) if unmasked else total
+    total = torch.full((size,), unmasked, dtype=torch.int32, device=device)
+    for kept, number in flat:
+        total.add_(kept, alpha=number)
+    return total
 
 
 def gamma_min(counts: Mapping[str, Tensor]) -> int:
@@ -101,39 +123,70 @@ def pruning_noise(theta: Params, masks: Sequence[Mask]) -> list[float]:
     >>> pruning_noise({"w": torch.tensor([3.0, 4.0])}, [{"w": torch.tensor([False, True])}])
     [0.36]
     """
-    return norm_and_noise(theta, masks)[1]
+    return PruningNoise(theta, masks).each
 
 
-def norm_and_noise(theta: Params, masks: Sequence[Mask]) -> tuple[float, list[float]]:
-    """Return ||theta||^2 and each mask's delta^2, with a single synchronisation if theta is on a GPU."""
-    distinct = distinct_masks(masks)
-    pruned = [mask for mask, _ in distinct if mask]
-    names = {name for mask in pruned for name in mask}
-    flat, spans, start = [flat_mask(mask, theta) for mask in pruned], spans_of(theta), 0
-    sums: list[Tensor] = []
-    for span in spans:
-        squares, sizes = flat_values(span, torch.float64).square_(), {name: t.numel() for name, t in span.items()}
-        sums.append(_sums(squares.unsqueeze(0), sizes, set(sizes)))
-        together = most_together(len(squares), squares.device)
-        for first in range(0, len(pruned), together) if names & set(span) else ():
-            kept = torch.stack([one[start : start + len(squares)] for one in flat[first : first + together]])
-            sums.append(_sums(torch.where(kept, 0.0, squares), sizes, names))
-        start += len(squares)
-    values = iter(torch.cat([rows.reshape(-1) for rows in sums]).tolist() if sums else [])
-    squared: dict[str, float] = {}
-    removed: list[dict[str, float]] = [{} for _ in pruned]
-    for span in spans:
-        squared |= {name: next(values) for name in span}
-        columns = [name for name in span if name in names]
-        for row in removed if columns else ():
-            row |= {name: next(values) for name in columns}
-    total = sum(squared.values())
-    error = {id(mask): sum(row[name] for name in mask) for mask, row in zip(pruned, removed, strict=True)}
-    noise = [0.0] * len(masks)
-    for mask, positions in distinct:
-        for position in positions:
-            noise[position] = error.get(id(mask), 0.0) / total if total else 0.0
-    return total, noise
+class PruningNoise:
+    """||theta||^2 and the pruning noise delta^2 of each mask; a GPU computes them while the host continues.
+
+    Args:
+        theta: The parameters.
+        masks: One mask per client.
+
+    >>> noise = PruningNoise({"w": torch.tensor([3.0, 4.0])}, [{}, {"w": torch.tensor([False, True])}])
+    >>> noise.norm2, noise.each
+    (25.0, [0.0, 0.36])
+    """
+
+    def __init__(self, theta: Params, masks: Sequence[Mask]) -> None:
+        self._distinct, self._clients = distinct_masks(masks), len(masks)
+        self._pruned = [mask for mask, _ in self._distinct if mask]
+        self._names = {name for mask in self._pruned for name in mask}
+        self._spans = [list(span) for span in spans_of(theta)]
+        sums = self._sums(theta)
+        self._values = HostCopy(torch.cat([rows.reshape(-1) for rows in sums])) if sums else None
+
+    def _sums(self, theta: Params) -> list[Tensor]:
+        """Return for each span the squared norm of each tensor, and of what each mask removes of it."""
+        flat, start = [flat_mask(mask, theta) for mask in self._pruned], 0
+        sums: list[Tensor] = []
+        for span in spans_of(theta):
+            squares, sizes = flat_values(span, torch.float64).square_(), {name: t.numel() for name, t in span.items()}
+            sums.append(_sums(squares.unsqueeze(0), sizes, set(sizes)))
+            together = most_together(len(squares), squares.device)
+            for first in range(0, len(flat), together) if self._names & set(span) else ():
+                kept = torch.stack([one[start : start + len(squares)] for one in flat[first : first + together]])
+                sums.append(_sums(torch.where(kept, 0.0, squares), sizes, self._names))
+            start += len(squares)
+        return sums
+
+    @property
+    def norm2(self) -> float:
+        """||theta||^2."""
+        return self._numbers[0]
+
+    @property
+    def each(self) -> list[float]:
+        """The pruning noise of each mask."""
+        return self._numbers[1]
+
+    @cached_property
+    def _numbers(self) -> tuple[float, list[float]]:
+        values = iter(self._values.tolist() if self._values else [])
+        squared: dict[str, float] = {}
+        removed: list[dict[str, float]] = [{} for _ in self._pruned]
+        for span in self._spans:
+            squared |= {name: next(values) for name in span}
+            columns = [name for name in span if name in self._names]
+            for row in removed if columns else ():
+                row |= {name: next(values) for name in columns}
+        total = sum(squared.values())
+        error = {id(mask): sum(row[name] for name in mask) for mask, row in zip(self._pruned, removed, strict=True)}
+        noise = [0.0] * self._clients
+        for mask, positions in self._distinct:
+            for position in positions:
+                noise[position] = error.get(id(mask), 0.0) / total if total else 0.0
+        return total, noise
 
 
 def _sums(rows: Tensor, sizes: Mapping[str, int], names: Collection[str]) -> Tensor:
