@@ -24,6 +24,7 @@ from fedcover import params
 from fedcover._threads import one_thread
 from fedcover.aggregation import region_mean
 from fedcover.data.loading import Split
+from fedcover.federation import measure_together
 from fedcover.federation.lockstep import GroupRound
 from fedcover.federation.runs import Run, RunSchedule
 from fedcover.models import build
@@ -60,7 +61,8 @@ def play(runs: list[Run], engine: NoTraining, watch: Stopwatch) -> None:
 def measure(name: str, chosen: list[ExperimentRun], args: argparse.Namespace) -> dict[str, Any]:
     """Return what each stage of a round costs for each run."""
     device = torch.device(args.device)
-    engine, before = NoTraining(args.device), (params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE)
+    engine = NoTraining(args.device)
+    before = params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE, measure_together.SINGLE
     engine.together = 16
     watches = []
     with one_thread(), engine.playing():
@@ -69,6 +71,7 @@ def measure(name: str, chosen: list[ExperimentRun], args: argparse.Namespace) ->
             play(runs, engine, Stopwatch(device))
         try:
             use_batches_of_gpu()
+            measure_together.SINGLE = ()
             for _ in range(args.rounds):
                 watches.append(Stopwatch(device))
                 play(runs, engine, watches[-1])
@@ -79,7 +82,7 @@ def measure(name: str, chosen: list[ExperimentRun], args: argparse.Namespace) ->
                 profiler.runcall(play, runs, engine, Stopwatch(device))
                 pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
         finally:
-            params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE = before
+            params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE, measure_together.SINGLE = before
     row: dict[str, Any] = {"policy": name, "runs": len(runs)}
     for stage in STAGES:
         spent = statistics.median(watch.seconds[stage] for watch in watches)

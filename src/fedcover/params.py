@@ -221,6 +221,7 @@ class HostCopy:
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._arrived = tensor, None
+        self._numbers: Any = None
         if tensor.device.type == "cuda":
             self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._tensor.copy_(tensor, non_blocking=True)
@@ -229,9 +230,11 @@ class HostCopy:
 
     def tolist(self) -> Any:
         """Return the numbers, after waiting for them."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._tensor.tolist()
+        if self._numbers is None:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+            self._numbers = self._tensor.tolist()
+        return self._numbers
 
 
 def most_together(entries: int, device: torch.device) -> int:

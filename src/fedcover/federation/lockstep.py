@@ -16,6 +16,7 @@ from fedcover.errors import InputError, shown
 from fedcover.federation.averaged_round import Arrivals, AveragedRound
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.history import History, RoundRecord
+from fedcover.federation.measure_together import queue_coverage, queue_noise
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.federation.progress_lines import OnRound, with_progress
 from fedcover.federation.round import average_round
@@ -154,21 +155,18 @@ class GroupRound:
         for run in runs:
             with self._errors_of(run):
                 queued.append(run.queue_round(engine.device))
-        self._store_costs(queued)
+        with _shared_time(queued):
+            pairs = [(run.federation.structure, m) for run, one in zip(runs, queued, strict=True) for m in one.masks]
+            costs_together(pairs)  # which the masks store
+            queue_noise(queued)
         self._rounds: list[PlannedRound] = []
         for run, planned in zip(runs, queued, strict=True):
             with self._errors_of(run):
                 self._rounds.append(run.settle_round(planned))
+        with _shared_time(self._rounds):
+            queue_coverage(self._rounds)
         jobs = [job for planned in self._rounds for job in planned.jobs]
         self._updates = self._watched(engine.train(jobs)) if jobs else iter(())
-
-    def _store_costs(self, queued: Sequence[PlannedRound]) -> None:
-        """Let the masks of all runs store their costs, for which a GPU is waited for once."""
-        start = time.perf_counter()
-        rounds = zip(self._runs, queued, strict=True)
-        costs_together([(run.federation.structure, mask) for run, planned in rounds for mask in planned.masks])
-        for planned in queued:
-            planned.clock.seconds["plan"] += (time.perf_counter() - start) / len(queued)
 
     def end(self, schedule: RunSchedule) -> None:
         """Average the updates, evaluate the models and store the records."""
@@ -232,3 +230,12 @@ class GroupRound:
         except Exception as error:
             run.error = None if self._engine_failed else error
             raise
+
+
+@contextmanager
+def _shared_time(rounds: Sequence[PlannedRound]) -> Iterator[None]:
+    """Add the time of the block to the planning of rounds, in equal shares."""
+    start = time.perf_counter()
+    yield
+    for planned in rounds:
+        planned.clock.seconds["plan"] += (time.perf_counter() - start) / len(rounds)

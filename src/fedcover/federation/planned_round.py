@@ -13,9 +13,10 @@ from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
 from fedcover.federation.extras import extras_of_plan
-from fedcover.federation.layer_coverage import LayerCounts
+from fedcover.federation.layer_coverage import LayerCounts, layer_counts
 from fedcover.masks.cost import Cost, costs_of, with_extras
-from fedcover.masks.coverage import PruningNoise, coverage_of
+from fedcover.masks.coverage import coverage_of
+from fedcover.masks.noise import PruningNoise
 from fedcover.params import Mask, Params, prune
 from fedcover.policies.base import ClientPlan
 from fedcover.seeding import Round
@@ -86,11 +87,15 @@ class PlannedRound:
     @cached_property
     def planned_layers(self) -> LayerCounts:
         """The coverage of each tensor by the planned masks."""
-        return LayerCounts(self.coverage, {name for mask in self.masks for name in mask})
+        return layer_counts(self.coverage, {name for mask in self.masks for name in mask})
+
+    def use_coverage(self, coverage: Mapping[str, Tensor], layers: LayerCounts) -> None:
+        """Use a coverage that was computed with that of other runs."""
+        vars(self).update(coverage=coverage, planned_layers=layers)
 
     def layer_counts(self, counts: Mapping[str, Tensor], pruned: Collection[str]) -> LayerCounts:
         """Return the coverage of each tensor, from that of its entries by masks that prune some tensors."""
-        return self.planned_layers if counts is vars(self).get("coverage") else LayerCounts(counts, pruned)
+        return self.planned_layers if counts is vars(self).get("coverage") else layer_counts(counts, pruned)
 
 
 def job_of(federation: "Federation", plan: ClientPlan, theta: Params, recipe: Recipe, this_round: Round) -> Job:

@@ -27,8 +27,7 @@ from fedcover.federation.planned_round import Clock, PlannedRound, costs_of_plan
 from fedcover.federation.planning import observe_round, plan_round
 from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.federation.screening import RoundScreen, screen_round
-from fedcover.masks.coverage import PruningNoise
-from fedcover.params import device_of
+from fedcover.masks.noise import PruningNoise
 from fedcover.seeding import Round
 from fedcover.theory import check_coverage
 
@@ -61,12 +60,11 @@ def settle_round(federation: "Federation", planned: PlannedRound) -> PlannedRoun
     """Return a planned round with the costs of its masks, after they are checked."""
     this_round, theta, clock = planned.this_round, planned.state.theta, planned.clock
     clock.skip()
+    planned.pruning.queue()
     planned = replace(planned, costs=costs_of_plans(federation, theta, planned.plans, this_round))
     if federation.require_coverage:
         check_coverage(planned.coverage, this_round.index, federation.remedy)
     planned = federation.hook.planned(federation, planned)
-    if device_of(theta).type != "cpu":
-        _ = planned.planned_layers  # which are computed during training
     clock.lap("plan")
     return planned
 

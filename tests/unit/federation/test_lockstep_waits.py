@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedcover as fc
 from fedcover.federation import planned_round
-from fedcover.federation.layer_coverage import LayerCounts
+from fedcover.federation.layer_coverage import LayerCounts, layer_counts
 from fedcover.masks import cost
 from fedcover.masks.encoding import packed_sizes
 from fedcover.params import HostCopy
@@ -60,9 +60,9 @@ def test_coverage_of_planned_layers_is_used_again(small_federation: Make, monkey
 
     def counted(*arguments: Any) -> LayerCounts:
         calls.append(arguments)
-        return LayerCounts(*arguments)
+        return layer_counts(*arguments)
 
-    monkeypatch.setattr(planned_round, "LayerCounts", counted)
+    monkeypatch.setattr(planned_round, "layer_counts", counted)
     updates = list(federation.engine.train(planned.jobs))
     _, record = federation.end_round(planned, updates)
     assert not calls
