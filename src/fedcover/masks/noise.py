@@ -22,6 +22,8 @@ from fedcover.params import (
 
 Squares = tuple[Mapping[str, float], Sequence[Mapping[str, float]]]
 """The squared norm of each tensor, and for each mask that of what it removes of tensors."""
+WIDE = 4
+"""The memory of the squares of several runs, by that of numbers of 4 bytes: twice as wide, and copied once."""
 
 
 def pruning_noise(theta: Params, masks: Sequence[Mask]) -> list[float]:
@@ -120,7 +122,7 @@ def queue_together(noises: Sequence[PruningNoise]) -> None:
     """
     theta = noises[0].theta
     sizes = {name: tensor.numel() for name, tensor in theta.items()}
-    together = most_together(entries_of(theta), device_of(theta))
+    together = most_together(WIDE * entries_of(theta), device_of(theta))
     part: list[PruningNoise] = []
     for noise in noises:
         if part and sum(1 + len(one.pruned) for one in (*part, noise)) > together:
