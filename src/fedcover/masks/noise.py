@@ -153,8 +153,9 @@ def _reader(numbers: HostCopy, own: int, others: range, names: Sequence[str]) ->
     """Return a function that waits for the squared norms of one run."""
 
     def read() -> Squares:
-        rows = [dict(zip(names, row, strict=True)) for row in numbers.tolist()]
-        return rows[own], [rows[number] for number in others]
+        rows = numbers.tolist()
+        squared, *removed = (dict(zip(names, rows[number], strict=True)) for number in (own, *others))
+        return squared, removed
 
     return read
 
