@@ -26,6 +26,7 @@ from benchmarks.operation_counter import OperationCounter
 from benchmarks.output import add_out, result_path, write_result
 from fedcover import params
 from fedcover._threads import one_thread
+from fedcover.aggregation import region_mean
 from fedcover.aggregation.base import Aggregation, Aggregator, ClientUpdate, PlannedClient
 from fedcover.engines.vectorized import engine as vectorized
 from fedcover.engines.vectorized.batched_step import TrainedStacks
@@ -56,6 +57,8 @@ class Stopwatch:
         self._inner: list[tuple[float, Counter[str]]] = []
         self.seconds: dict[str, float] = defaultdict(float)
         self.counts: dict[str, Counter[str]] = defaultdict(Counter)
+        self.names: dict[str, Counter[str]] = defaultdict(Counter)
+        """The operations of each stage by name, those of inner stages included."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -70,6 +73,7 @@ class Stopwatch:
         spent, (inside, counted) = time.perf_counter() - start, self._inner.pop()
         self.seconds[name] += spent - inside
         self.counts[name] += counter.counts - counted
+        self.names[name] += counter.names
         if self._inner:
             outer_seconds, outer_counts = self._inner[-1]
             self._inner[-1] = (outer_seconds + spent, outer_counts + counter.counts)
@@ -169,12 +173,17 @@ def play(playing: fc.Federation, state: Any, watch: Stopwatch) -> Any:
         return playing.end_round(planned, Arrivals(arrived, 16))[0]
 
 
+def use_batches_of_gpu() -> None:
+    """Let a CPU compute in the batches of a GPU."""
+    params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE = params.MOST_AT_ONCE["cuda"], ()
+
+
 def measure(name: str, clients: int, device: torch.device, rounds: int, profile: bool) -> dict[str, Any]:
     """Return the milliseconds and the operations of each stage of a round."""
     policy, code = POLICIES[name]
     engine = NoTraining(str(device))
     playing = federation(policy(), code, clients, engine)
-    watches, profiler, cpu = [], cProfile.Profile(), params.MOST_AT_ONCE["cpu"]
+    watches, profiler, before = [], cProfile.Profile(), (params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE)
     with one_thread():
         state = playing.start()
         for _ in range(2):
@@ -183,9 +192,9 @@ def measure(name: str, clients: int, device: torch.device, rounds: int, profile:
             watches.append(Stopwatch(device))
             state = play(playing, state, watches[-1])
         counted = Stopwatch(device, count=True)
-        params.MOST_AT_ONCE["cpu"] = params.MOST_AT_ONCE["cuda"]
+        use_batches_of_gpu()
         state = play(playing, state, counted)
-        params.MOST_AT_ONCE["cpu"] = cpu
+        params.MOST_AT_ONCE["cpu"], region_mean.ONE_BY_ONE = before
         if profile:
             profiler.runcall(play, playing, state, Stopwatch(device))
             pstats.Stats(profiler).sort_stats("tottime").print_stats(25)

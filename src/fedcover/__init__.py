@@ -67,7 +67,8 @@ from fedcover.federation.lockstep import run_many
 from fedcover.federation.run_folder import load_model
 from fedcover.federation.sampling import Sampling, availability, sampling, uniform, weighted
 from fedcover.masks.cost import Cost, cost_of
-from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
+from fedcover.masks.coverage import coverage_of, gamma_min, regions, uncovered
+from fedcover.masks.noise import pruning_noise
 from fedcover.policies import FACTORIES, ClientPlan, Policy, RoundFeedback, Traits, check_policy, policy
 from fedcover.seeding import Round
 from fedcover.structure.batch_norm import gather_statistics

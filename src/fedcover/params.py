@@ -209,6 +209,34 @@ def numbers(scalars: Sequence[Tensor]) -> list[Any]:
     return torch.stack(list(scalars)).tolist() if scalars else []
 
 
+class HostCopy:
+    """Numbers of a device on their way to the CPU; only reading them waits for the device.
+
+    Args:
+        tensor: The numbers, which must not change before they are read.
+
+    >>> HostCopy(torch.arange(3)).tolist()
+    [0, 1, 2]
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._arrived = tensor, None
+        self._numbers: Any = None
+        if tensor.device.type == "cuda":
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensor.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(tensor.device))
+
+    def tolist(self) -> Any:
+        """Return the numbers, after waiting for them."""
+        if self._numbers is None:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+            self._numbers = self._tensor.tolist()
+        return self._numbers
+
+
 def most_together(entries: int, device: torch.device) -> int:
     """Return how many tensors of so many entries are best processed as one stack, and at least 1."""
     return max(1, most_entries(device) // max(1, entries))

@@ -146,7 +146,7 @@ def test_a_federation_of_kept_copies() -> None:
     later = one.begin_round(after)
     errors = [error_of(after.theta, plan.mask, view) for plan, view in _views(one, after, later.plans)]
     assert max(errors) > 0
-    assert later.noise == pytest.approx([error / later.norm2 for error in errors])
+    assert later.pruning.each == pytest.approx([error / later.pruning.norm2 for error in errors])
 
 
 def _views(

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from fedcover.budgets import Budget, pattern
 from fedcover.clients import cohort_of
-from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
+from fedcover.masks.coverage import coverage_of, gamma_min, regions, uncovered
 from fedcover.masks.encoding import pack, packed_sizes, unpack
 from fedcover.masks.holders import holder_sets
+from fedcover.masks.noise import pruning_noise
 from fedcover.models import MLP
 from fedcover.params import Mask, Params, count, norm2, params_of, prune
 from fedcover.policies import fixed_subnetwork, neuron_pruning, weight_pruning

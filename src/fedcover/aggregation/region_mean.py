@@ -16,7 +16,20 @@ from torch import Tensor
 
 from fedcover.aggregation.base import Aggregation, ClientUpdate
 from fedcover.aggregation.stacks import Positions, StackRow
-from fedcover.params import Mask, Params, device_of, entries_of, flat_mask, flat_values, most_entries, spans_of
+from fedcover.params import (
+    Mask,
+    Params,
+    device_of,
+    entries_of,
+    flat_mask,
+    flat_values,
+    most_entries,
+    most_together,
+    spans_of,
+)
+
+ONE_BY_ONE = ("cpu",)
+"""Devices on which clients with different masks are added one after another: launches cost little there."""
 
 
 class RegionSum(Aggregation):
@@ -114,6 +127,8 @@ class RegionSum(Aggregation):
 
     def _add_stacked(self, updates: Sequence[ClientUpdate]) -> None:
         """Add rows of stacks. Clients with the same sub-model are summed in its shapes and then added to its region."""
+        if self._are_one_block(updates):
+            return self._add_block(updates)
         alike: dict[Any, list[tuple[StackRow, ClientUpdate]]] = {}
         for update in updates:
             row, share = update.theta, self._share(update)
@@ -132,6 +147,34 @@ class RegionSum(Aggregation):
                     weight.add_(part, alpha=share * len(members))
             else:
                 weights.add_(share * len(members))
+
+    def _are_one_block(self, updates: Sequence[ClientUpdate]) -> bool:
+        """Return whether updates are several whole models of one stack with equal weights, and few enough for a GPU."""
+        rows = [update.theta for update in updates if isinstance(update.theta, StackRow)]
+        device = device_of(self._theta)
+        return (
+            len(updates) > 1
+            and device.type not in ONE_BY_ONE
+            and len(rows) <= most_together(sum(self._sizes), device)
+            and len({id(row.stack) for row in rows}) == 1
+            and all(row.stack.positions[row.row] is None for row in rows)
+            and len({self._share(update) for update in updates}) == 1
+        )
+
+    def _add_block(self, updates: Sequence[ClientUpdate]) -> None:
+        """Add whole models of one stack, whatever their masks, in a few operations."""
+        share, (sums, weights) = self._share(updates[0]), self._flat_sums()
+        self._clients += share * len(updates)
+        rows = [update.theta for update in updates if isinstance(update.theta, StackRow)]
+        values = _rows(rows[0].stack.values, [row.row for row in rows])
+        if not any(update.mask for update in updates):
+            sums.add_(values.sum(0, dtype=torch.float64), alpha=share)
+            weights.add_(share * len(updates))
+            return
+        whole = torch.ones((), dtype=torch.bool, device=sums.device).expand(len(sums))
+        kept = torch.stack([flat_mask(update.mask, self._theta) if update.mask else whole for update in updates])
+        sums.add_(torch.where(kept, values, 0.0).sum(0, dtype=torch.float64), alpha=share)
+        weights.add_(kept.sum(0), alpha=share)
 
     def _add_region(self, values: Tensor, positions: Positions | None, mask: Mask, share: float) -> None:
         """Add values to the entries of a sub-model, as far as the mask keeps them."""
@@ -175,10 +218,7 @@ class RegionSum(Aggregation):
 def _sum_of_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
     """Return the sum of some rows in double precision."""
     if values.device.type != "cpu" or values.numel() <= most_entries(values.device):
-        if sorted(rows) != list(range(len(values))):
-            # Views: a list of rows as an index would be copied to the device first.
-            values = torch.stack([values[row] for row in rows])
-        return values.sum(0, dtype=torch.float64)
+        return _rows(values, sorted(rows) if len(rows) == len(values) else rows).sum(0, dtype=torch.float64)
     total = values[rows[0]].to(torch.float64, copy=True)
     step = most_entries(values.device)  # a CPU would convert all rows first
     for start in range(0, len(total), step):
@@ -186,6 +226,13 @@ def _sum_of_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
         for row in rows[1:]:
             part.add_(values[row, start : start + step])
     return total
+
+
+def _rows(values: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return some rows; without a copy if they are consecutive."""
+    if list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return values[rows[0] : rows[0] + len(rows)]
+    return torch.stack([values[row] for row in rows])  # a list as an index would be copied to the device first
 
 
 def _new(mean: Tensor, weight: Tensor, old: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from fedcover.clients import cohort_of
 from fedcover.config.choices import POLICY, choose
 from fedcover.errors import InputError
 from fedcover.masks.cost import Cost, cost_of
-from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, regions, uncovered
+from fedcover.masks.coverage import coverage_of, gamma_min, regions, uncovered
 from fedcover.masks.holders import distinct_masks
+from fedcover.masks.noise import pruning_noise
 from fedcover.params import Mask, Params, params_of
 from fedcover.policies.base import Policy
 from fedcover.seeding import Round

@@ -14,9 +14,10 @@ from fedcover.budgets import Budget, share
 from fedcover.clients import Client
 from fedcover.data import Inputs
 from fedcover.errors import InputError, check_whole
-from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise
+from fedcover.masks.coverage import coverage_of, gamma_min
 from fedcover.masks.design import Frontier, Point, Segment, SegmentShare, deal, frontier, profile, uniform_weights
 from fedcover.masks.design.frontier import Energy, RankedList, noise_of
+from fedcover.masks.noise import pruning_noise
 from fedcover.params import Mask, Params, norm2, params_of
 from fedcover.policies.optimal import Optimal, Stock, lists_of
 from fedcover.policies.ranked import rank

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise, uncovered
+from fedcover.masks.coverage import coverage_of, gamma_min, uncovered
+from fedcover.masks.noise import pruning_noise
 from fedcover.params import Mask, Params
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import find_groups

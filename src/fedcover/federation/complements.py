@@ -10,8 +10,8 @@ from torch import Tensor
 from fedcover.aggregation.base import Aggregator, ClientUpdate
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
-from fedcover.masks.coverage import norm_and_noise
-from fedcover.params import FULL, Mask, Params, norm2
+from fedcover.masks.noise import PruningNoise
+from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import ClientPlan, Policy, shown_in
 from fedcover.theory import Scheme, complement_error
 from fedcover.training.complements import Complement, Frozen, Zero, seen
@@ -125,13 +125,12 @@ def error_of(theta: Params, mask: Mask, outside: Params) -> float:
 
 def noise_of(
     federation: "Federation", theta: Params, plans: Sequence[ClientPlan], outside: Sequence[Params]
-) -> tuple[float, list[float]]:
+) -> PruningNoise:
     """Return ||theta||^2, and for each client ||theta - theta_n||^2 / ||theta||^2, where theta_n is what it sees."""
     if not federation.complement.sees:
-        return norm_and_noise(theta, [plan.mask for plan in plans])
-    total = norm2(theta)
+        return PruningNoise(theta, [plan.mask for plan in plans])
     errors = [error_of(theta, plan.mask, values) for plan, values in zip(plans, outside, strict=True)]
-    return total, [error / total if total else 0.0 for error in errors]
+    return PruningNoise(theta, [FULL] * len(plans), errors)
 
 
 def scheme_of(federation: "Federation") -> Scheme:

@@ -17,6 +17,7 @@ from fedcover.federation.evaluate import Score, batch_on, num_classes
 from fedcover.federation.evaluator import Evaluator, LocalTest
 from fedcover.params import Mask, Params, device_of
 from fedcover.structure.calls import call_with
+from fedcover.training.losses import batchable
 from fedcover.training.targets import hits_of
 
 AT_ONCE = 64
@@ -92,14 +93,14 @@ def _sums(evaluator: Evaluator, models: Sequence[tuple[Params, Mask]], test: Exa
             whole = torch.ones_like(stack[0], dtype=torch.bool)
             kept = torch.stack([mask.get(name, whole) for _, mask in models])
             stack.masked_fill_(~kept, 0.0)
-    model = evaluator.scratch(targets.device)
+    model, loss = evaluator.scratch(targets.device), batchable(task.loss)
 
     def measure(theta: Params) -> tuple[Tensor, Tensor, Tensor]:
         scores = call_with(model, theta, copy_of(inputs))
         decision = task.decision
         assert decision is not None
         right, seen = hits_of(decision, scores, targets, num_classes(test, scores, decision))
-        return task.loss(scores, targets).double(), right, seen
+        return loss(scores, targets).double(), right, seen
 
     sums: tuple[Tensor, ...] = vmap(measure)(stacks)
     return sums

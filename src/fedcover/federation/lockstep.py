@@ -17,6 +17,7 @@ from fedcover.federation.averaged_round import Arrivals, AveragedRound
 from fedcover.federation.callbacks.base import Callback
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.interrupts import Interrupts, noted_interrupts
+from fedcover.federation.measure_together import queue_coverage, queue_noise
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.federation.progress_lines import OnRound, with_progress
 from fedcover.federation.round import average_round
@@ -30,6 +31,7 @@ from fedcover.federation.runs import (
     move_tests,
 )
 from fedcover.federation.scores import Evaluation, score_fields, scores_of_many
+from fedcover.masks.cost import costs_together
 
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
@@ -70,13 +72,13 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
             run.federation.evaluator.precision = engine.precision
         size = -(-len(runs) // engine.ahead)
         groups = [runs[start : start + size] for start in range(0, len(runs), size)]
-        in_training: deque[_GroupRound] = deque()
+        in_training: deque[GroupRound] = deque()
         for index in range(min(run.state.round for run in runs) + 1, schedule.rounds + 1):
             for group in groups:
                 if len(in_training) == len(groups):
                     in_training.popleft().end(schedule)
                 playing = [run for run in group if run.state.round < index and not run.stopped]
-                in_training.append(_GroupRound(index, playing, engine, interrupts))
+                in_training.append(GroupRound(index, playing, engine, interrupts))
         for group_round in in_training:
             group_round.end(schedule)
         return [run.finish(schedule, engine) for run in runs]
@@ -145,16 +147,26 @@ def run_many(
     return run_all_rounds(runs, RunSchedule(rounds, **cast(ScheduleOptions, options)), engine or federations[0].engine)
 
 
-class _GroupRound:
+class GroupRound:
     """One round of several runs whose clients are being trained."""
 
     def __init__(self, index: int, runs: Sequence[Run], engine: Engine, interrupts: Interrupts) -> None:
         self._index, self._runs, self._engine, self._interrupts = index, runs, engine, interrupts
         self._engine_failed = False
-        self._rounds: list[PlannedRound] = []
+        queued: list[PlannedRound] = []
         for run in runs:
             with self._errors_of(run):
-                self._rounds.append(run.begin_round(engine.device))
+                queued.append(run.queue_round(engine.device))
+        with _shared_time(queued):
+            pairs = [(run.federation.structure, m) for run, one in zip(runs, queued, strict=True) for m in one.masks]
+            costs_together(pairs)  # which the masks store
+            queue_noise(queued)
+        self._rounds: list[PlannedRound] = []
+        for run, planned in zip(runs, queued, strict=True):
+            with self._errors_of(run):
+                self._rounds.append(run.settle_round(planned))
+        with _shared_time(self._rounds):
+            queue_coverage(self._rounds)
         jobs = [job for planned in self._rounds for job in planned.jobs]
         self._updates = self._watched(engine.train(jobs)) if jobs else iter(())
 
@@ -221,3 +233,12 @@ class _GroupRound:
         except Exception as error:
             run.error = None if self._engine_failed else error
             raise
+
+
+@contextmanager
+def _shared_time(rounds: Sequence[PlannedRound]) -> Iterator[None]:
+    """Add the time of the block to the planning of rounds, in equal shares."""
+    start = time.perf_counter()
+    yield
+    for planned in rounds:
+        planned.clock.seconds["plan"] += (time.perf_counter() - start) / len(rounds)

@@ -2,22 +2,21 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fedcover.aggregation.base import ClientUpdate
+from fedcover.aggregation.base import Aggregation, ClientUpdate
 from fedcover.clients import places
 from fedcover.federation.complements import scheme_of
 from fedcover.federation.control_variates import uses_control_variates
-from fedcover.federation.history import LayerCoverage
 from fedcover.federation.planned_round import PlannedRound, costs_of_full_models
 from fedcover.federation.scores import initial_loss
 from fedcover.federation.screening import holders_needed, tolerated
-from fedcover.params import Mask, Params, alike, numbers
+from fedcover.params import Mask, Params, numbers
 from fedcover.policies.base import RoundFeedback
 from fedcover.theory import RunCertifier, Steps, measure
 
@@ -83,9 +82,9 @@ class NoiseObserver(RoundObserver):
 
     def fields(self, ended: EndedRound) -> dict[str, Any]:
         """Return the fields about pruning noise."""
-        noise = self.planned.noise
+        noise = self.planned.pruning.each
         return {
-            "norm2": self.planned.norm2,
+            "norm2": self.planned.pruning.norm2,
             "pruning_noise": sum(noise) / len(noise),
             "pruning_noise_max": max(noise),
             "pruning_noises": noise,
@@ -106,7 +105,7 @@ class CoverageObserver(RoundObserver):
     def fields(self, ended: EndedRound) -> dict[str, Any]:
         """Return the fields about coverage."""
         counts, federation = ended.feedback.counts, self.federation
-        coverage = layer_coverage(counts, self._pruned, ended.feedback.clients)
+        coverage = self.planned.layer_counts(counts, self._pruned).by_tensor(ended.feedback.clients)
         sizes = {name: layer.numel() for name, layer in counts.items()}
         gamma_min = min(layer.least for name, layer in coverage.items() if sizes[name])
         need = holders_needed(federation.aggregator, federation.require_robustness, ended.feedback.clients)
@@ -239,6 +238,14 @@ def observers_of(federation: "Federation", planned: PlannedRound) -> list[RoundO
     return [*observers, CertificateObserver(federation, planned)] if federation.certify else observers
 
 
+def fields_of(observers: Sequence[RoundObserver], ended: EndedRound, aggregation: Aggregation) -> dict[str, Any]:
+    """Return the fields of the record that the observers and the aggregation add."""
+    fields: dict[str, Any] = {}
+    for observer in observers:
+        fields |= observer.fields(ended)
+    return fields | aggregation.record_fields()
+
+
 def least_averaged(counts: Mapping[str, Tensor], need: int) -> tuple[int, int]:
     """Return the least coverage of the entries with at least so many holders, 0 if none, and how many have fewer.
 
@@ -257,26 +264,3 @@ def least_averaged(counts: Mapping[str, Tensor], need: int) -> tuple[int, int]:
     )
     least = min(values[::2])
     return least if least < torch.iinfo(torch.int32).max else 0, sum(values[1::2])
-
-
-def layer_coverage(counts: Mapping[str, Tensor], pruned: Collection[str], clients: int) -> dict[str, LayerCoverage]:
-    """Return the coverage of each tensor's entries.
-
-    Args:
-        counts: The number of holders of each entry.
-        pruned: The tensors that some client prunes.
-        clients: The number of clients, which all hold the other tensors.
-    """
-    names = [name for name, count in counts.items() if name in pruned and count.numel()]
-    batches = alike([counts[name] for name in names])
-    stacks = [torch.stack([counts[names[n]] for n in batch]).reshape(len(batch), -1) for batch in batches]
-    facts = [torch.stack([rows.amin(1).long(), rows.sum(1), rows.count_nonzero(1)], 1) for rows in stacks]
-    order = (names[n] for batch in batches for n in batch)
-    values = dict(zip(order, torch.cat(facts).tolist() if facts else [], strict=True))
-    layers = {}
-    for name, layer in counts.items():
-        size = layer.numel()
-        all_hold = (clients, clients * size, size) if size else (0, 0, 0)
-        least, total, covered = values.get(name, all_hold)
-        layers[name] = LayerCoverage(least, total / max(size, 1), (size - covered) / max(size, 1))
-    return layers

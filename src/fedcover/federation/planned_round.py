@@ -1,8 +1,8 @@
 """A planned round: its state, one plan and one job per client, and what can be measured before training."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,10 @@ from fedcover.clients import Client
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
 from fedcover.federation.extras import extras_of_plan
+from fedcover.federation.layer_coverage import LayerCounts, layer_counts
 from fedcover.masks.cost import Cost, costs_of, with_complement, with_extras
 from fedcover.masks.coverage import coverage_of
+from fedcover.masks.noise import PruningNoise
 from fedcover.params import Mask, Params, prune
 from fedcover.policies.base import ClientPlan
 from fedcover.seeding import Round
@@ -55,19 +57,17 @@ class PlannedRound:
     """The policy's state after planning."""
     recipe: Recipe
     """The recipe of this round, whose step size is that of the schedule."""
-    norm2: float
-    """||theta||^2."""
-    noise: list[float]
-    """The pruning noise delta^2 of each client."""
-    costs: list[Cost]
-    """The cost of each client."""
+    pruning: PruningNoise
+    """||theta||^2, and the noise delta^2 of what each client sees."""
     jobs: list[Job]
     clock: Clock
+    costs: list[Cost] = field(default_factory=list)
+    """The cost of each client, which ``settle_round`` sets."""
 
     @property
     def errors(self) -> list[float]:
         """||theta - theta_n||^2 of each client, where theta_n is what it sees."""
-        return [noise * self.norm2 for noise in self.noise]
+        return [noise * self.pruning.norm2 for noise in self.pruning.each]
 
     @cached_property
     def cohort(self) -> list[Client]:
@@ -88,6 +88,19 @@ class PlannedRound:
     def coverage(self) -> Mapping[str, Tensor]:
         """The coverage by the planned masks, computed on first access."""
         return coverage_of(self.masks, self.state.theta)
+
+    @cached_property
+    def planned_layers(self) -> LayerCounts:
+        """The coverage of each tensor by the planned masks."""
+        return layer_counts(self.coverage, {name for mask in self.masks for name in mask})
+
+    def use_coverage(self, coverage: Mapping[str, Tensor], layers: LayerCounts) -> None:
+        """Use a coverage that was computed with that of other runs."""
+        vars(self).update(coverage=coverage, planned_layers=layers)
+
+    def layer_counts(self, counts: Mapping[str, Tensor], pruned: Collection[str]) -> LayerCounts:
+        """Return the coverage of each tensor, from that of its entries by masks that prune some tensors."""
+        return self.planned_layers if counts is vars(self).get("coverage") else layer_counts(counts, pruned)
 
 
 def job_of(federation: "Federation", plan: ClientPlan, theta: Params, recipe: Recipe, this_round: Round) -> Job:
@@ -127,7 +140,8 @@ def costs_of_plans(
                 f" '{plan.client.budget}', or keep at least one entry of each layer in the policy"
             )
     local, full = federation.local, federation.full_cost
-    return [with_extras(cost_of_mask[id(plan.mask)], full, extras_of_plan(local, plan)) for plan in plans]
+    extras = {id(plan.options): extras_of_plan(local, plan) for plan in plans}
+    return [with_extras(cost_of_mask[id(plan.mask)], full, extras[id(plan.options)]) for plan in plans]
 
 
 def costs_of_full_models(federation: "Federation", plans: Sequence[ClientPlan]) -> list[Cost]:
@@ -135,9 +149,10 @@ def costs_of_full_models(federation: "Federation", plans: Sequence[ClientPlan]) 
 
     What a policy asks for, such as reports of gradients, is not needed then.
     """
-    every = (extras_of_plan(federation.local, plan) for plan in plans)
+    every = {id(plan.options): extras_of_plan(federation.local, plan) for plan in plans}
     full = federation.full_cost
-    return [with_extras(full, full, replace(extras, report=False, regrow=False)) for extras in every]
+    costs = {key: with_extras(full, full, replace(one, report=False, regrow=False)) for key, one in every.items()}
+    return [costs[id(plan.options)] for plan in plans]
 
 
 class RoundHook:

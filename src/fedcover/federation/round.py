@@ -7,12 +7,13 @@ A federation that screens its updates takes them after the last has arrived.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from fedcover.aggregation.base import Aggregation, ClientUpdate
+from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.region_mean import step_towards
 from fedcover.errors import ClientError
 from fedcover.federation.averaged_round import Arrivals, AveragedRound
@@ -22,7 +23,7 @@ from fedcover.federation.cohort import Shares, draw_cohort
 from fedcover.federation.complements import noise_of, outside_of, views_of, with_complement
 from fedcover.federation.feedback import FeedbackSum
 from fedcover.federation.history import RoundRecord
-from fedcover.federation.observers import EndedRound, RoundObserver, observers_of
+from fedcover.federation.observers import EndedRound, RoundObserver, fields_of, observers_of
 from fedcover.federation.planned_round import Clock, PlannedRound, costs_of_plans, job_of
 from fedcover.federation.planning import observe_round, plan_round
 from fedcover.federation.scores import Evaluation, score_fields
@@ -42,6 +43,13 @@ def begin_round(
     The theta of a job is what its client sees, or without ``views`` the global model: a caller that sends jobs to
     devices adds what is outside their masks, and does not need a model in memory for each of them.
     """
+    return settle_round(federation, queue_round(federation, state, device, shares, views))
+
+
+def queue_round(
+    federation: "Federation", state: State, device: torch.device, shares: Shares, views: bool = True
+) -> PlannedRound:
+    """Draw a cohort and plan its masks, without waiting for a GPU; the round has no costs yet."""
     clock = Clock()
     state = federation.hook.begun(state).on_device(device)
     this_round = Round(state.round + 1, federation.seed)
@@ -50,12 +58,20 @@ def begin_round(
     plans, policy_state = plan_round(federation.policy, state, cohort, this_round)
     plans = with_client_states(federation, state, with_complement(federation, plans, policy_state))
     outside = outside_of(federation, state, plans)
-    norm2, noise = noise_of(federation, state.theta, plans, outside)
-    costs = costs_of_plans(federation, state.theta, plans, this_round)
+    noise = noise_of(federation, state.theta, plans, outside)
     recipe = federation.local.in_round(this_round.index)
     starts = views_of(state.theta, plans, outside) if views else [state.theta] * len(plans)
     jobs = [job_of(federation, *planned, recipe, this_round) for planned in zip(plans, starts, strict=True)]
-    planned = PlannedRound(this_round, state, plans, policy_state, recipe, norm2, noise, costs, jobs, clock)
+    clock.lap("plan")
+    return PlannedRound(this_round, state, plans, policy_state, recipe, noise, jobs, clock)
+
+
+def settle_round(federation: "Federation", planned: PlannedRound) -> PlannedRound:
+    """Return a planned round with the costs of its masks, after they are checked."""
+    this_round, theta, clock = planned.this_round, planned.state.theta, planned.clock
+    clock.skip()
+    planned.pruning.queue()
+    planned = replace(planned, costs=costs_of_plans(federation, theta, planned.plans, this_round))
     if federation.require_coverage:
         check_coverage(planned.coverage, this_round.index, federation.remedy)
     planned = federation.hook.planned(federation, planned)
@@ -102,7 +118,7 @@ def average_round(federation: "Federation", planned: PlannedRound, arrivals: Arr
     theta |= {name: before.theta[name] for name in federation.structure.frozen}  # an average may round
     feedback = feedback_sum.feedback()
     policy_state = observe_round(federation.policy, theta, feedback, this_round, planned.policy_state)
-    fields = _fields(observers, EndedRound(theta, feedback), aggregation)
+    fields = fields_of(observers, EndedRound(theta, feedback), aggregation)
     theory = {name: tensor for observer in observers for name, tensor in observer.state().items()}
     state = State(this_round.index, theta, policy_state, theory, aggregation.state(), clients.state())
     clock.lap("aggregate")
@@ -131,11 +147,3 @@ def _accepted(
                 for limit in screened.limited.get(update.client, ()) if reason is None else ():
                     observer.limit(update, limit)
         yield accepted
-
-
-def _fields(observers: Sequence[RoundObserver], ended: EndedRound, aggregation: Aggregation) -> dict[str, Any]:
-    """Return the fields of the record that the observers and the aggregation add."""
-    fields: dict[str, Any] = {}
-    for observer in observers:
-        fields |= observer.fields(ended)
-    return fields | aggregation.record_fields()

@@ -20,8 +20,10 @@ from fedcover.federation.cohort import NO_SHARES, Shares
 from fedcover.federation.fingerprint import Method, describe_engine, fingerprint
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.planned_round import PlannedRound
-from fedcover.federation.run_description import describe, describe_data, digests, summary
+from fedcover.federation.round import queue_round, settle_round
+from fedcover.federation.run_description import describe, describe_data, digests
 from fedcover.federation.run_folder import RunFolder
+from fedcover.federation.run_summary import summary
 from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
 from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.params import on_device, prune
@@ -224,8 +226,16 @@ class Run:
         return str((self.settings or {}).get("name") or (Path(self.out).name if self.out is not None else ""))
 
     def begin_round(self, device: torch.device = CPU, shares: Shares = NO_SHARES, views: bool = True) -> PlannedRound:
-        """Plan the next round on a device; warn if a policy of the user's own exceeds budgets."""
-        planned = self.federation.begin_round(self.state, device, shares, views)
+        """Plan the next round on a device, see ``settle_round``."""
+        return self.settle_round(self.queue_round(device, shares, views))
+
+    def queue_round(self, device: torch.device = CPU, shares: Shares = NO_SHARES, views: bool = True) -> PlannedRound:
+        """Plan the next round on a device, as far as the host need not wait for a GPU."""
+        return queue_round(self.federation, self.state, device, shares, views)
+
+    def settle_round(self, planned: PlannedRound) -> PlannedRound:
+        """Return the planned round with costs; warn if a policy of the user's own exceeds budgets."""
+        planned = settle_round(self.federation, planned)
         self._warnings.check_plans(planned)
         return planned
 

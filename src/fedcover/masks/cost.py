@@ -59,20 +59,31 @@ def cost_of(structure: ModelStructure, mask: Mask) -> Cost:
 
 def costs_of(structure: ModelStructure, masks: Sequence[Mask]) -> list[Cost]:
     """Return the costs of several sub-models, with a single synchronisation if the masks are on a GPU."""
-    key = ("cost", id(structure))
-    costs = {id(mask): mask.stored(key) for mask in masks if isinstance(mask, FixedMask)}
-    new = [mask for number, mask in {id(mask): mask for mask in masks}.items() if costs.get(number) is None]
-    others = iter(packed_sizes([kept for mask in new for name, kept in mask.items() if name not in axes_of(mask)]))
-    for mask in new:
+    return costs_together([(structure, mask) for mask in masks])
+
+
+def costs_together(sub_models: Sequence[tuple[ModelStructure, Mask]]) -> list[Cost]:
+    """Return the costs of sub-models of several models; masks that do not change store theirs for later calls."""
+    costs: dict[tuple[int, int], Cost] = {}
+    new: dict[tuple[int, int], tuple[ModelStructure, Mask]] = {}
+    for structure, mask in sub_models:
+        stored = mask.stored(("cost", id(structure))) if isinstance(mask, FixedMask) else None
+        if stored is None:
+            new[id(structure), id(mask)] = structure, mask
+        else:
+            costs[id(structure), id(mask)] = stored[1]
+    masks = [mask for _, mask in new.values()]
+    others = iter(packed_sizes([kept for mask in masks for name, kept in mask.items() if name not in axes_of(mask)]))
+    for key, (structure, mask) in new.items():
         axes = axes_of(mask)
         sizes = {
             name: packed_size_of_product(structure.shapes[name], axes[name]) if name in axes else next(others)
             for name in mask
         }
-        cost = _cost(structure, sizes)
-        # The structure is stored too, so that its id is not reused.
-        costs[id(mask)] = mask.keep(key, (structure, cost)) if isinstance(mask, FixedMask) else (structure, cost)
-    return [costs[id(mask)][1] for mask in masks]
+        costs[key] = _cost(structure, sizes)
+        if isinstance(mask, FixedMask):  # with the structure, so that its id is not reused
+            mask.keep(("cost", id(structure)), (structure, costs[key]))
+    return [costs[id(structure), id(mask)] for structure, mask in sub_models]
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,8 @@ def with_extras(cost: Cost, full: Cost, extras: Extras) -> Cost:
         extras: What is added.
     """
     down, up = extras.bytes_of(cost.bytes_up, cost.bytes_down - cost.bytes_up, full.bytes_up)
+    if not (down or up):
+        return cost
     return replace(cost, bytes_down=cost.bytes_down + down, bytes_up=cost.bytes_up + up)
 
 

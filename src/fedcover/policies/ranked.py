@@ -20,6 +20,7 @@ from fedcover.errors import InputError
 from fedcover.params import FULL, Mask, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
 from fedcover.policies.mask_store import MaskStore
+from fedcover.policies.rank_masks import masks_of_ranks
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure, hidden_weights
 from fedcover.structure.units import UnitGroup, groups_for, masks_of_axes, unit_axes
@@ -190,6 +191,8 @@ class Ranked(Policy):
             on_host = _together_on_host(ranks)
             units = [[_kept_units(budget, group.name, on_host[group.name]) for group in groups] for budget in budgets]
             return masks_of_axes(theta, [unit_axes(groups, own) for own in units])
+        if all(isinstance(block, Weights) for block in self.blocks):
+            return masks_of_ranks(theta, budgets, ranks)
         masks: list[Mask] = []
         for budget in budgets:
             mask: dict[str, Tensor] = {}

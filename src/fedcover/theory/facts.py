@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fedcover.errors import InputError
-from fedcover.masks.coverage import coverage_of, gamma_min, pruning_noise
+from fedcover.masks.coverage import coverage_of, gamma_min
 from fedcover.masks.holders import holder_sets
+from fedcover.masks.noise import pruning_noise
 from fedcover.params import Mask, Params, norm2
 from fedcover.theory.sentences import Remedy, default_remedy, uncovered_sentence
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedcover import params
+from fedcover.aggregation import region_mean
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.region_mean import RegionSum
 from fedcover.aggregation.stacks import ClientStack, Positions, StackRow, flat_rows
-from fedcover.params import FixedMask, Mask, Params, fixed, params_of
+from fedcover.params import FULL, FixedMask, Mask, Params, fixed, params_of
 from fedcover.structure.submodel import Shrinker, SubModel
 from fedcover.structure.trace import trace
 from fedcover.structure.units import find_groups
@@ -99,6 +100,35 @@ def test_rows_are_averaged_like_dicts(case: str, by_examples: bool) -> None:
         assert torch.equal(tensor, expected[name])
     for name, tensor in mean_of(rows, True, by_examples).items():
         torch.testing.assert_close(tensor, expected[name])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (1, 2, 3), (3, 0, 4)])
+@pytest.mark.parametrize("by_examples", [False, True])
+def test_whole_models_with_any_masks_are_one_block_on_a_gpu(
+    by_examples: bool, order: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values outside masks have no influence; clients of other weights are added on their own."""
+    monkeypatch.setattr(region_mean, "ONE_BY_ONE", ())
+    masks = [FULL, FIRST, RAGGED, fixed({"0.bias": torch.zeros(6, dtype=torch.bool)}), FIRST]
+    rows, plain = stacked([FULL] * len(masks))
+    rows, plain = ([replace(u, mask=m) for u, m in zip(every, masks, strict=True)] for every in (rows, plain))
+    for row, mask in zip(rows, masks, strict=True):
+        for name, kept in mask.items():
+            row.theta[name][~kept] = float("nan")  # a view of the stack
+    blocks: list[int] = []
+    add_block = RegionSum._add_block
+
+    def counted(total: RegionSum, updates: Sequence[ClientUpdate]) -> None:
+        blocks.append(len(updates))
+        add_block(total, updates)
+
+    monkeypatch.setattr(RegionSum, "_add_block", counted)
+    new = mean_of([rows[i] for i in order], True, by_examples)
+    torch.testing.assert_close(new, mean_of([plain[i] for i in order], False, by_examples))
+    in_one = params.MOST_AT_ONCE["cpu"] >= SIZE * len(order)
+    assert blocks == ([len(order)] if in_one and not by_examples else [])
+    without = mean_of([rows[3], replace(rows[2], mask=rows[3].mask)], True)
+    assert torch.equal(without["0.bias"], THETA["0.bias"])  # without a holder
 
 
 def test_a_row_is_restored_where_it_is_read() -> None:

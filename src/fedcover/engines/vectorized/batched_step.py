@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from fedcover.data import Inputs
 from fedcover.engines.vectorized.batch_data import BatchData, own_padding
@@ -14,6 +14,7 @@ from fedcover.engines.vectorized.batch_table import BatchTable, to_device
 from fedcover.engines.vectorized.channels_last import AnyLayout
 from fedcover.engines.vectorized.compile import compile_step
 from fedcover.engines.vectorized.fused_sgd import try_fused
+from fedcover.engines.vectorized.gradients import grad_and_value
 from fedcover.engines.vectorized.kernel_sgd import try_kernel_sgd
 from fedcover.engines.vectorized.launch import LAUNCHING, compile_kernels
 from fedcover.engines.vectorized.layers import Arithmetic, Layers, choose_layers
@@ -27,7 +28,9 @@ from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.calls import call_with
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
+from fedcover.training.losses import batchable
 from fedcover.training.recipes import Recipe
+from fedcover.training.targets import Loss
 
 
 class TrainedStacks(NamedTuple):
@@ -108,7 +111,9 @@ class BatchedStep:
         self._losses = torch.zeros(size[:2], device=self._device)
         self._keys = torch.zeros(kind.clients, dtype=torch.long, device=self._device)
         self._step_number = torch.zeros((), dtype=torch.long, device=self._device)
-        one_client = _client_gradients(layers, stream, jobs[0].task.loss, kind.full, arithmetic)
+        # The compiler fuses torch's own operations of a loss, and imports what their rules for batches need.
+        loss = jobs[0].task.loss if layers.compiled else batchable(jobs[0].task.loss)
+        one_client = _client_gradients(layers, stream, loss, kind.full, arithmetic)
         self._gradients = _client_stacks(one_client, layers.side)
         recipe, theta = jobs[0].recipe, self._stacks_of(kind.clients)
         masks = self._stacks_of(kind.clients, torch.bool) if kind.masked else {}
@@ -273,7 +278,7 @@ def _fill(tensors: Sequence[Tensor], number_of: Sequence[int], stack: Tensor) ->
 def _client_gradients(
     layers: Layers,
     stream: Stream,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Loss,
     full: bool,
     arithmetic: Arithmetic,
 ) -> Callable[..., tuple[Params, Tensor]]:
