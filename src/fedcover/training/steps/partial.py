@@ -1,0 +1,251 @@
+"""Steps of a client that sees the whole model and trains a part of it: nothing else has gradients or moments.
+
+The step is the definition itself, ``take_step``, on compact tensors that hold only the entries inside the mask. What
+is computed less is in ``training/steps/part_gradients.py``. Tensors without a trained entry have no gradient, so that
+autograd does not go back below the lowest layer that is trained, and saves none of the activations there.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedcover.data.inputs import Inputs
+from fedcover.params import Mask, Params
+from fedcover.seeding import seeded
+from fedcover.structure.calls import call_model
+from fedcover.structure.dropout import Stream
+from fedcover.training.client import Job, TrainedClient, batches_of, dropout_key
+from fedcover.training.options import PLAIN, TrainingOptions
+from fedcover.training.recipes import moment_dtype
+from fedcover.training.step import StepData, StepState, reads_start, start_state, take_step
+from fedcover.training.steps.agreement import STEP, agree, repeats
+from fedcover.training.steps.part_gradients import PartGradients, Seen
+from fedcover.training.steps.parts import Part, part_of
+from fedcover.training.steps.stepper import MOST_TENSORS, Loss
+
+KNOWN = ("complement", "shifts", "moments", "thresholds")
+"""The options that these steps know."""
+MOST_ENTRIES = 1 << 20
+"""The largest number of trained entries of a model of few tensors that is left to the other fast paths."""
+
+
+def pays(model: nn.Module) -> bool:
+    """Return whether partial steps of a model take less time than the C library or traced steps.
+
+    These train a small model in less time than autograd needs to call its operations, and the memory that it could
+    save is small as well. A model of more tensors is left to autograd by them too; for one of more entries, what is
+    saved is more than the calls. It is a decision about the model alone, as for traced steps.
+    """
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    return len(sizes) > MOST_TENSORS or sum(sizes) > MOST_ENTRIES
+
+
+def try_partial_steps(model: "PartialModel", job: Job) -> "PartialSteps | None":
+    """Return partial steps for a job; None if they do not know its recipe, its options or its model."""
+    options = job.options or PLAIN
+    if not options.complement or options.has_beyond(*KNOWN) or job.recipe.transforms:
+        return None
+    parts = parts_of(model.trained, job.mask, job.theta)
+    if not parts or not model.agrees(job, parts):
+        return None
+    return PartialSteps(model, job, options, parts)
+
+
+def parts_of(trained: Sequence[str], mask: Mask, theta: Params) -> dict[str, Part]:
+    """Return the part of each trained tensor that a mask keeps; tensors of which it keeps nothing are left out."""
+    parts = {name: part_of(mask[name]) if name in mask else Part(None, None, None) for name in trained}
+    return {name: part for name, part in parts.items() if part is not None and theta[name].numel()}
+
+
+class PartialModel:
+    """A model that computes gradients of parts of its parameters.
+
+    Args:
+        model: The scratch model, with keyed dropout. Its parameters are neither read nor changed.
+        stream: The stream of the model's dropout.
+        loss: A function from (scores, labels) to the mean loss.
+    """
+
+    def __init__(self, model: nn.Module, stream: Stream, loss: Loss) -> None:
+        shared = {id(parameter): parameter for parameter in model.parameters()}
+        self._pass = _Pass(copy.deepcopy(model, shared).train(), loss)
+        self.stream = stream
+        self.trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._agrees: bool | None = None
+
+    def gradients(
+        self, shown: Params, whole: Params, parts: Mapping[str, Part], batch: tuple[Inputs, Tensor], narrow: bool = True
+    ) -> tuple[Params, Tensor]:
+        """Return the gradients of the parts on a batch, and the loss.
+
+        Args:
+            shown: The values of the parts.
+            whole: All parameters. The values of parts are written into them, in place.
+            parts: The parts.
+            batch: The inputs and the labels.
+            narrow: Whether to compute the gradients of weights only where they are needed; otherwise they are cut.
+        """
+        for name, part in parts.items():
+            if not part.is_whole:
+                part.put(whole[name], shown[name])
+        with torch.enable_grad():
+            leaves = {name: shown[name].detach().requires_grad_() for name in parts}
+            seen = {name: _seen(leaves[name], whole[name], part) for name, part in parts.items()}
+            ours = {name: leaves[name] for name, part in parts.items() if narrow and part.is_narrow}
+            with PartGradients(ours, seen, whole, parts) if ours else nullcontext():
+                loss, grads = self._pass.gradients({**whole, **seen}, batch, list(leaves.values()))
+        return dict(zip(parts, grads, strict=True)), loss
+
+    def agrees(self, job: Job, parts: Mapping[str, Part]) -> bool:
+        """Return whether gradients on two examples agree with those that are computed whole and cut.
+
+        The answer for the first job is kept. Steps need no further check, since they are those of the definition.
+        """
+        if self._agrees is None:
+            with seeded(0, "example"):
+                batch = job.population.examples.read(slice(2))
+            self._agrees = repeats(self._pass.model, batch[0]) and agree(
+                self._checked(job.theta, parts, batch, True), self._checked(job.theta, parts, batch, False)
+            )
+        return self._agrees
+
+    def _checked(
+        self, theta: Params, parts: Mapping[str, Part], batch: tuple[Inputs, Tensor], narrow: bool
+    ) -> Callable[[int], Sequence[Tensor]]:
+        """Return a function from a seed to the loss and the gradients of the parts."""
+
+        def gradients(seed: int) -> Sequence[Tensor]:
+            self.stream.key, self.stream.step = seed, STEP
+            compact, whole = start_values(theta, parts)
+            grads, loss = self.gradients(compact, whole, parts, batch, narrow)
+            return [loss, *grads.values()]
+
+        return gradients
+
+
+class _Pass(nn.Module):
+    """A forward and backward pass under other parameters than the model's own, also in layers that compute again."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+        self._own = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._checked = False
+
+    def gradients(
+        self, values: Params, batch: tuple[Inputs, Tensor], leaves: list[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the loss on a batch and the gradients of leaves."""
+        named = {f"model.{name}": tensor for name, tensor in values.items()}
+        loss, grads = functional_call(self, named, (*batch, leaves))
+        return loss, grads
+
+    def forward(self, x: Inputs, y: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the loss on a batch and the gradients of leaves."""
+        loss = self._loss(call_model(self.model, x), y)
+        if not loss.requires_grad:  # the loss does not depend on what is trained
+            return loss, [torch.zeros_like(leaf) for leaf in leaves]
+        if self._checked:
+            return loss.detach(), torch.autograd.grad(loss, leaves, materialize_grads=True)
+        grads = torch.autograd.grad(loss, [*leaves, *self._own], allow_unused=True)
+        if any(grad is not None for grad in grads[len(leaves) :]):
+            raise RuntimeError("the model reads parameters in a way that does not let others replace them")
+        self._checked = True
+        both = zip(leaves, grads, strict=False)
+        return loss.detach(), [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in both]
+
+
+def _seen(leaf: Tensor, whole: Tensor, part: Part) -> Tensor:
+    """Return a parameter as the model sees it."""
+    seen: Tensor = leaf if part.is_whole else Seen.apply(leaf, whole, part)  # type: ignore[no-untyped-call]
+    return seen
+
+
+def start_values(theta: Params, parts: Mapping[str, Part]) -> tuple[Params, Params]:
+    """Return the values of parts, and all parameters, with copies of those into which parts are written."""
+    compact = {name: part.cut(theta[name]) for name, part in parts.items()}
+    written = {name for name, part in parts.items() if not part.is_whole}
+    copies = {
+        name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in theta.items() if name in written
+    }
+    return compact, {**theta, **copies}
+
+
+class PartialSteps:
+    """The steps of one client, each a call of ``take_step`` on what is inside the mask."""
+
+    def __init__(self, model: PartialModel, job: Job, options: TrainingOptions, parts: Mapping[str, Part]) -> None:
+        self._model, self._recipe, self._parts, self._number = model, job.recipe, parts, 0
+        model.stream.key = dropout_key(job)
+        compact, self._whole = start_values(job.theta, parts)
+        first = next(iter(compact.values()))
+        self._data = StepData(
+            lr=job.recipe.lr,
+            frozen={},
+            kept={},
+            start=compact if reads_start(job.recipe) else {},
+            gains={},
+            taus={name: first.new_tensor(tau) for name, tau in options.thresholds.items() if name in parts and tau},
+            shifts=self._cut(options.shifts),
+            complement={},
+        )
+        self._state: StepState = start_state(job.recipe, compact, widths=False, report=False)
+        for moment, tensors in options.moments.items():
+            for name, tensor in self._cut(tensors).items():
+                self._state.moments[name][moment] = tensor
+
+    def epochs(self, inputs: Inputs, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
+        """Take the steps of several epochs, and return the losses of the last."""
+        losses: list[Tensor] = []
+        for order in orders:
+            losses = [self._step(batch) for batch in batches_of(inputs, labels, order, batch_size)]
+        return torch.stack(losses)
+
+    def values(self, inputs: Inputs, labels: Tensor) -> tuple[Params, Params]:
+        """Refuse: only a readjustment of the mask needs it, which is not for clients that see the whole model."""
+        raise NotImplementedError("partial steps have no gradients outside the mask")
+
+    def remask(self, old: Mask, new: Mask) -> None:
+        """Refuse, for the same reason."""
+        raise NotImplementedError("the mask of partial steps cannot change")
+
+    def finish(self) -> TrainedClient:
+        """Return all parameters, with their complement, and kept moments; there is no gradient report."""
+        theta = {n: self._restored(n, self._state.theta[n]) if n in self._parts else t for n, t in self._whole.items()}
+        if not self._recipe.keep_moments:
+            return TrainedClient(theta)
+        moments = {
+            moment: {name: self._expanded(name, moment) for name in self._model.trained}
+            for moment in self._recipe.moment_names
+        }
+        return TrainedClient(theta, None, moments)
+
+    def _cut(self, tensors: Mapping[str, Tensor]) -> Params:
+        return {name: part.cut(tensors[name]) for name, part in self._parts.items() if name in tensors}
+
+    def _restored(self, name: str, compact: Tensor) -> Tensor:
+        if self._parts[name].is_whole:
+            return compact
+        self._parts[name].put(self._whole[name], compact)
+        return self._whole[name]
+
+    def _expanded(self, name: str, moment: str) -> Tensor:
+        """Return a moment in the shape of its tensor, with 0 outside the mask."""
+        tensor = self._whole[name]
+        whole = torch.zeros(tensor.shape, dtype=moment_dtype(moment, tensor.dtype), device=tensor.device)
+        if name in self._parts:
+            self._parts[name].put(whole, self._state.moments[name][moment])
+        return whole
+
+    def _step(self, batch: tuple[Inputs, Tensor]) -> Tensor:
+        def gradients(shown: Params) -> tuple[Params, Tensor]:
+            return self._model.gradients(shown, self._whole, self._parts, batch)
+
+        self._model.stream.step = self._number
+        self._state, loss = take_step(self._recipe, gradients, self._state, self._data, self._number, {})
+        self._number += 1
+        return loss
