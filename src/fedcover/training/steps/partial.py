@@ -32,6 +32,10 @@ KNOWN = ("complement", "shifts", "moments", "thresholds")
 MOST_ENTRIES = 1 << 20
 """The largest number of trained entries of a model of few tensors that is left to the other fast paths."""
 
+FLOOR = 1e-3
+"""The share of the largest gradient of all tensors relative to which smaller ones are compared: that of a bias before
+a batch norm is rounding only."""
+
 
 def pays(model: nn.Module) -> bool:
     """Return whether partial steps of a model take less time than the C library or traced steps.
@@ -122,7 +126,8 @@ class PartialModel:
             self.stream.key, self.stream.step = seed, STEP
             compact, whole = start_values(theta, parts)
             grads, loss = self.gradients(compact, whole, parts, batch, narrow)
-            return [loss, *grads.values()]
+            floor = FLOOR * torch.stack([grad.abs().max() for grad in grads.values()]).max()
+            return [loss, *(torch.cat([grad.flatten(), floor.view(1).to(grad)]) for grad in grads.values())]
 
         return gradients
 
@@ -149,14 +154,20 @@ class _Pass(nn.Module):
         loss = self._loss(call_model(self.model, x), y)
         if not loss.requires_grad:  # the loss does not depend on what is trained
             return loss, [torch.zeros_like(leaf) for leaf in leaves]
-        if self._checked:
-            return loss.detach(), torch.autograd.grad(loss, leaves, materialize_grads=True)
-        grads = torch.autograd.grad(loss, [*leaves, *self._own], allow_unused=True)
-        if any(grad is not None for grad in grads[len(leaves) :]):
-            raise RuntimeError("the model reads parameters in a way that does not let others replace them")
+        # Unlike torch.autograd.grad, this is not passed to function modes, which are off while they handle a call.
+        torch.autograd.backward(loss, inputs=leaves if self._checked else [*leaves, *self._own])
+        if not self._checked:
+            self._check_own()
+        return loss.detach(), [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+
+    def _check_own(self) -> None:
+        """Raise RuntimeError if the loss depends on the model's own parameters: it has references to them."""
+        own = any(parameter.grad is not None for parameter in self._own)
+        for parameter in self._own:
+            parameter.grad = None
+        if own:
+            raise RuntimeError("the model does not let other parameters replace its own")
         self._checked = True
-        both = zip(leaves, grads, strict=False)
-        return loss.detach(), [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in both]
 
 
 def _seen(leaf: Tensor, whole: Tensor, part: Part) -> Tensor:
