@@ -79,7 +79,7 @@ class PartialModel:
         self._pass = _Pass(copy.deepcopy(model, shared).train(), loss)
         self.stream = stream
         self.trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._agrees: bool | None = None
+        self._agrees: dict[frozenset[str], bool] = {}
 
     def gradients(
         self, shown: Params, whole: Params, parts: Mapping[str, Part], batch: tuple[Inputs, Tensor], narrow: bool = True
@@ -107,15 +107,17 @@ class PartialModel:
     def agrees(self, job: Job, parts: Mapping[str, Part]) -> bool:
         """Return whether gradients on two examples agree with those that are computed whole and cut.
 
-        The answer for the first job is kept. Steps need no further check, since they are those of the definition.
+        Answers are kept by the layers whose products are smaller. Steps need no further check, since they are those of
+        the definition.
         """
-        if self._agrees is None:
+        layers = frozenset(name for name, part in parts.items() if part.is_narrow)
+        if layers not in self._agrees:
             with seeded(0, "example"):
                 batch = job.population.examples.read(slice(2))
-            self._agrees = repeats(self._pass.model, batch[0]) and agree(
+            self._agrees[layers] = repeats(self._pass.model, batch[0]) and agree(
                 self._checked(job.theta, parts, batch, True), self._checked(job.theta, parts, batch, False)
             )
-        return self._agrees
+        return self._agrees[layers]
 
     def _checked(
         self, theta: Params, parts: Mapping[str, Part], batch: tuple[Inputs, Tensor], narrow: bool
@@ -133,13 +135,12 @@ class PartialModel:
 
 
 class _Pass(nn.Module):
-    """A forward and backward pass under other parameters than the model's own, also in layers that compute again."""
+    """A forward and a backward pass under other parameters than the model's own."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.model, self._loss = model, loss
         self._own = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._checked = False
 
     def gradients(
         self, values: Params, batch: tuple[Inputs, Tensor], leaves: list[Tensor]
@@ -154,20 +155,11 @@ class _Pass(nn.Module):
         loss = self._loss(call_model(self.model, x), y)
         if not loss.requires_grad:  # the loss does not depend on what is trained
             return loss, [torch.zeros_like(leaf) for leaf in leaves]
-        # Unlike torch.autograd.grad, this is not passed to function modes, which are off while they handle a call.
-        torch.autograd.backward(loss, inputs=leaves if self._checked else [*leaves, *self._own])
-        if not self._checked:
-            self._check_own()
-        return loss.detach(), [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-
-    def _check_own(self) -> None:
-        """Raise RuntimeError if the loss depends on the model's own parameters: it has references to them."""
-        own = any(parameter.grad is not None for parameter in self._own)
-        for parameter in self._own:
-            parameter.grad = None
-        if own:
-            raise RuntimeError("the model does not let other parameters replace its own")
-        self._checked = True
+        grads = torch.autograd.grad(loss, [*leaves, *self._own], allow_unused=True)
+        if any(grad is not None for grad in grads[len(leaves) :]):
+            raise RuntimeError("the model has references to its parameters, so that others cannot replace them")
+        both = zip(leaves, grads, strict=False)
+        return loss.detach(), [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in both]
 
 
 def _seen(leaf: Tensor, whole: Tensor, part: Part) -> Tensor:
