@@ -31,6 +31,7 @@ class _Scratch:
 
     original: nn.Module  # a reference, so that its id is not reused
     model: nn.Module
+    """A copy with keyed dropout. It has the parameters of the original, which only copies of it may change."""
     stream: Stream
     shrinker: Shrinker | None = None
     steppers: dict[object, Stepper] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class ClientTrainer:
         original = job.task.model
         if id(original) not in self._scratches:
             example = job.population.examples.example()
-            self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original, example))
+            self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original, example, share=True))
         scratch = self._scratches[id(original)]
         if partial := self._partial_steps(scratch, job):
             return train_client(partial, job)

@@ -22,20 +22,20 @@ KEEPS_OUTPUT = ("ReluBackward", "TanhBackward", "SigmoidBackward", "SoftmaxBackw
 """Operations that save their output for the backward pass: a copy of a part of it would only take more memory."""
 
 
-class Seen(torch.autograd.Function):
-    """A whole tensor as the model sees it, as a function of its part."""
+def cut_gradient(whole: Tensor, part: Part, take: Callable[[Tensor], None]) -> None:
+    """Let the gradient of a whole tensor be cut as soon as it is computed, so that its memory is free again.
 
-    @staticmethod
-    def forward(ctx: Any, compact: Tensor, whole: Tensor, part: Part) -> Tensor:
-        """Return the whole tensor, into which the part has been written."""
-        ctx.part = part
-        return whole.detach()
+    Args:
+        whole: The tensor, a leaf; what autograd returns as its gradient is zeros that take no memory.
+        part: The part that is trained.
+        take: What is called with the gradient of the part, at most once.
+    """
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient of the part."""
-        return ctx.part.cut(grad), None, None
+    def hook(grad: Tensor) -> Tensor:
+        take(part.cut(grad))
+        return grad.new_zeros(1).expand_as(grad)
+
+    whole.register_hook(hook)
 
 
 class PartLinear(torch.autograd.Function):
@@ -117,21 +117,14 @@ class PartGradients(TorchFunctionMode):
 
     Args:
         compact: The trained parts that have fewer rows or columns than their tensors.
-        seen: These tensors as the model sees them.
-        whole: Their values.
+        whole: These tensors as the model sees them.
         parts: Where the parts are.
     """
 
-    def __init__(
-        self,
-        compact: Mapping[str, Tensor],
-        seen: Mapping[str, Tensor],
-        whole: Mapping[str, Tensor],
-        parts: Mapping[str, Part],
-    ) -> None:
+    def __init__(self, compact: Mapping[str, Tensor], whole: Mapping[str, Tensor], parts: Mapping[str, Part]) -> None:
         super().__init__()
-        self._of = {id(seen[name]): (compact[name], whole[name], parts[name]) for name in compact}
-        self._seen = seen  # so that no id is reused
+        self._of = {id(whole[name]): (compact[name], whole[name].detach(), parts[name]) for name in compact}
+        self._whole = whole  # so that no id is reused
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace the layers that are known."""

@@ -5,9 +5,9 @@ is computed less is in ``training/steps/part_gradients.py``. Tensors without a t
 autograd does not go back below the lowest layer that is trained, and saves none of the activations there.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,13 @@ from fedcover.params import Mask, Params
 from fedcover.seeding import seeded
 from fedcover.structure.calls import call_model
 from fedcover.structure.dropout import Stream
+from fedcover.structure.state import copy_with_same_parameters
 from fedcover.training.client import Job, TrainedClient, batches_of, dropout_key
 from fedcover.training.options import PLAIN, TrainingOptions
 from fedcover.training.recipes import moment_dtype
 from fedcover.training.step import StepData, StepState, reads_start, start_state, take_step
 from fedcover.training.steps.agreement import STEP, agree, repeats
-from fedcover.training.steps.part_gradients import PartGradients, Seen
+from fedcover.training.steps.part_gradients import PartGradients, cut_gradient
 from fedcover.training.steps.parts import Part, part_of
 from fedcover.training.steps.stepper import MOST_TENSORS, Loss
 
@@ -75,8 +76,7 @@ class PartialModel:
     """
 
     def __init__(self, model: nn.Module, stream: Stream, loss: Loss) -> None:
-        shared = {id(parameter): parameter for parameter in model.parameters()}
-        self._pass = _Pass(copy.deepcopy(model, shared).train(), loss)
+        self._pass = _Pass(copy_with_same_parameters(model).train(), loss)
         self.stream = stream
         self.trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._agrees: dict[frozenset[str], bool] = {}
@@ -96,13 +96,18 @@ class PartialModel:
         for name, part in parts.items():
             if not part.is_whole:
                 part.put(whole[name], shown[name])
+        cut: Params = {}
         with torch.enable_grad():
-            leaves = {name: shown[name].detach().requires_grad_() for name in parts}
-            seen = {name: _seen(leaves[name], whole[name], part) for name, part in parts.items()}
-            ours = {name: leaves[name] for name, part in parts.items() if narrow and part.is_narrow}
-            with PartGradients(ours, seen, whole, parts) if ours else nullcontext():
-                loss, grads = self._pass.gradients({**whole, **seen}, batch, list(leaves.values()))
-        return dict(zip(parts, grads, strict=True)), loss
+            leaves = {n: (shown if part.is_whole else whole)[n].detach().requires_grad_() for n, part in parts.items()}
+            for name, part in parts.items():
+                if not part.is_whole:
+                    cut_gradient(leaves[name], part, partial(cut.__setitem__, name))
+            narrowed = {n: shown[n].detach().requires_grad_() for n, part in parts.items() if narrow and part.is_narrow}
+            with PartGradients(narrowed, leaves, parts) if narrowed else nullcontext():
+                loss, grads = self._pass.gradients({**whole, **leaves}, batch, [*leaves.values(), *narrowed.values()])
+        dense, products = dict(zip(leaves, grads, strict=False)), dict(zip(narrowed, grads[len(leaves) :], strict=True))
+        dense |= {name: cut.get(name) for name, part in parts.items() if not part.is_whole}
+        return {name: _sum(shown[name], dense[name], products.get(name)) for name in parts}, loss
 
     def agrees(self, job: Job, parts: Mapping[str, Part]) -> bool:
         """Return whether gradients on two examples agree with those that are computed whole and cut.
@@ -144,28 +149,27 @@ class _Pass(nn.Module):
 
     def gradients(
         self, values: Params, batch: tuple[Inputs, Tensor], leaves: list[Tensor]
-    ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return the loss on a batch and the gradients of leaves."""
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Return the loss on a batch, and the gradients of leaves; None for those that it does not depend on."""
         named = {f"model.{name}": tensor for name, tensor in values.items()}
         loss, grads = functional_call(self, named, (*batch, leaves))
         return loss, grads
 
-    def forward(self, x: Inputs, y: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return the loss on a batch and the gradients of leaves."""
+    def forward(self, x: Inputs, y: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Return the loss on a batch, and the gradients of leaves; None for those that it does not depend on."""
         loss = self._loss(call_model(self.model, x), y)
-        if not loss.requires_grad:  # the loss does not depend on what is trained
-            return loss, [torch.zeros_like(leaf) for leaf in leaves]
+        if not loss.requires_grad:
+            return loss, [None] * len(leaves)
         grads = torch.autograd.grad(loss, [*leaves, *self._own], allow_unused=True)
         if any(grad is not None for grad in grads[len(leaves) :]):
             raise RuntimeError("the model has references to its parameters, so that others cannot replace them")
-        both = zip(leaves, grads, strict=False)
-        return loss.detach(), [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in both]
+        return loss.detach(), grads[: len(leaves)]
 
 
-def _seen(leaf: Tensor, whole: Tensor, part: Part) -> Tensor:
-    """Return a parameter as the model sees it."""
-    seen: Tensor = leaf if part.is_whole else Seen.apply(leaf, whole, part)  # type: ignore[no-untyped-call]
-    return seen
+def _sum(like: Tensor, *terms: Tensor | None) -> Tensor:
+    """Return the sum of terms, some of which may be None for 0."""
+    some = [term for term in terms if term is not None]
+    return sum(some[1:], some[0]) if some else torch.zeros_like(like)
 
 
 def start_values(theta: Params, parts: Mapping[str, Part]) -> tuple[Params, Params]:
@@ -185,6 +189,7 @@ class PartialSteps:
         self._model, self._recipe, self._parts, self._number = model, job.recipe, parts, 0
         model.stream.key = dropout_key(job)
         compact, self._whole = start_values(job.theta, parts)
+        self._like = job.theta
         first = next(iter(compact.values()))
         self._data = StepData(
             lr=job.recipe.lr,
@@ -218,7 +223,8 @@ class PartialSteps:
 
     def finish(self) -> TrainedClient:
         """Return all parameters, with their complement, and kept moments; there is no gradient report."""
-        theta = {n: self._restored(n, self._state.theta[n]) if n in self._parts else t for n, t in self._whole.items()}
+        names = list(self._whole)  # their memory is free as soon as the caller does not need them
+        theta = {name: self._restored(name, self._whole.pop(name)) for name in names}
         if not self._recipe.keep_moments:
             return TrainedClient(theta)
         moments = {
@@ -230,16 +236,18 @@ class PartialSteps:
     def _cut(self, tensors: Mapping[str, Tensor]) -> Params:
         return {name: part.cut(tensors[name]) for name, part in self._parts.items() if name in tensors}
 
-    def _restored(self, name: str, compact: Tensor) -> Tensor:
-        if self._parts[name].is_whole:
-            return compact
-        self._parts[name].put(self._whole[name], compact)
-        return self._whole[name]
+    def _restored(self, name: str, whole: Tensor) -> Tensor:
+        """Return a parameter with the present values of its part."""
+        part = self._parts.get(name)
+        if part is None or part.is_whole:
+            return whole if part is None else self._state.theta[name]
+        part.put(whole, self._state.theta[name])
+        return whole
 
     def _expanded(self, name: str, moment: str) -> Tensor:
         """Return a moment in the shape of its tensor, with 0 outside the mask."""
-        tensor = self._whole[name]
-        whole = torch.zeros(tensor.shape, dtype=moment_dtype(moment, tensor.dtype), device=tensor.device)
+        shape, dtype = self._like[name].shape, moment_dtype(moment, self._like[name].dtype)
+        whole = torch.zeros(shape, dtype=dtype, device=self._like[name].device)
         if name in self._parts:
             self._parts[name].put(whole, self._state.moments[name][moment])
         return whole
