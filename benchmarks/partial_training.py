@@ -7,7 +7,8 @@ layer, random single weights, and the last layers.
 
 Every contender is a process of its own. In each repeat, all contenders train one epoch in turn. Seconds are the least
 processor time of an epoch, after a first one. Memory is the peak of the resident memory in the first epoch, minus what
-was resident before it, when the model, theta, the mask and the data were there (VmHWM after a reset, minus VmRSS).
+was resident before it, when the model, theta, the mask, the data and the libraries were there: a batch has passed
+through the model (VmHWM after a reset, minus VmRSS).
 """
 
 import argparse
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -52,6 +53,8 @@ class Contender:
     """Whether the client sees the whole model."""
     dense: bool = False
     """Whether gradients and moments are of the whole model, and masked."""
+    small: bool = False
+    """Whether the client trains a smaller model, which has been cut before."""
 
 
 CONTENDERS = {
@@ -64,9 +67,9 @@ CONTENDERS = {
     "masked_weights": Contender(
         "as 'weights', by masks over gradients and moments of the whole", "weights", True, True
     ),
-    "pruned_units": Contender("a quarter of the units, as a smaller model", "units"),
-    "pruned_half": Contender("half of the units, as a smaller model", "half"),
-    "pruned_weights": Contender("a quarter of the single weights; the rest is 0", "weights"),
+    "pruned_units": Contender("a quarter of the units, as a smaller model", "units", small=True),
+    "pruned_half": Contender("half of the units, as a smaller model", "half", small=True),
+    "pruned_weights": Contender("a quarter of the single weights; the rest is 0", "weights", dense=True),
 }
 
 
@@ -95,10 +98,9 @@ def counted(theta: Params, mask: Mask, one: Contender) -> dict[str, int]:
     down = cost.bytes_down
     if one.frozen:
         down += sum(Frozen().bytes_down(kept.shape, int((~kept).sum())) for kept in mask.values())
-    whole = one.dense or (not one.frozen and one.mask == "weights") or one.mask is None
-    trained = entries_of(theta) if whole else count(theta, mask)
+    trained = entries_of(theta) if one.dense else count(theta, mask)
     index = 0
-    if one.frozen and not whole:
+    if one.frozen and not one.dense:
         parts = parts_of(list(theta), mask, theta).values()
         indices = [t for part in parts for t in (part.rows, part.columns, part.entries) if t is not None]
         index = sum(t.nbytes for t in indices)
@@ -124,19 +126,19 @@ def play(name: str, folder: Path, steps: int) -> None:
     torch.set_num_threads(1)
     one = CONTENDERS[name]
     if one.dense:
-        client_trainer.pays = lambda model: False
-    model, _ = default_model(MODEL)
+        client_trainer.pays = lambda model, mask: False
+    model = torch.load(folder / f"small-{one.mask}.pt", weights_only=False) if one.small else default_model(MODEL)[0]
     rng = torch.Generator().manual_seed(0)
     size = steps * BATCH
     images = torch.randn(size, 3, 32, 32, generator=rng), torch.randint(10, (size,), generator=rng)
     clients = fc.data.from_parts(images, [torch.arange(size)])
-    mask = torch.load(folder / f"{one.mask}.pt") if one.mask else {}
+    mask = torch.load(folder / f"{one.mask}.pt") if one.mask and not one.small else {}
     options = TrainingOptions(complement=True) if one.frozen else None
     client, recipe = fc.Client(0, 0, fc.Budget(KEEP)), fc.LocalSGD(1, BATCH, 0.01)
     job = Job(fc.Task(model), clients, client, params_of(model), mask, recipe, fc.Round(1, 0), options)
-    trainer = ClientTrainer(shrink=True)
-    if options is None and mask:  # a sub-model is built once for its shape: what that takes is not training
-        trainer.train(replace(job, recipe=replace(recipe, epochs=1, local_steps=1)))
+    trainer = ClientTrainer(shrink=False)
+    with torch.no_grad():
+        model(images[0][:BATCH])
     gc.collect()
     for _ in sys.stdin:
         Path("/proc/self/clear_refs").write_text("5")
@@ -190,11 +192,14 @@ def main() -> None:
     if args.play:
         play(args.play, args.folder, args.steps)
         return
-    theta = params_of(default_model(MODEL)[0])
+    model, example = default_model(MODEL)
+    theta = params_of(model)
     masks = make_masks(theta)
     with tempfile.TemporaryDirectory() as home:
         for name, mask in masks.items():
             torch.save(mask, Path(home) / f"{name}.pt")
+            if name in ("units", "half"):
+                torch.save(fc.shrink(model, mask, example).model, Path(home) / f"small-{name}.pt")
         measured = compete(Path(home), args.contenders, steps, repeats)
     rows = []
     for name, numbers in measured.items():

@@ -319,11 +319,11 @@ def test_a_wrong_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 class Deep(nn.Module):
     """A residual network of more tensors than are traced."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 48) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(1, 6, 3, padding=1)
-        self.layers = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1) for _ in range(12))
-        self.out = nn.Linear(6, 3)
+        self.stem = nn.Conv2d(1, width, 3, padding=1)
+        self.layers = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(13))
+        self.out = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -363,16 +363,28 @@ def test_engines_agree_where_partial_steps_are_taken(
     assert furthest(expected, close) < TOLERANCE
 
 
-def test_partial_steps_are_taken_for_deep_models_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_steps_are_taken_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     real = partial_steps.PartialSteps.finish
-    monkeypatch.setattr(partial_steps.PartialSteps, "finish", lambda self: (taken.append(1), real(self))[1])
+
+    def finish(self: partial_steps.PartialSteps) -> Any:
+        taken.append(self)
+        return real(self)
+
+    monkeypatch.setattr(partial_steps.PartialSteps, "finish", finish)
     task, clients = deep_parts()
     job = job_of(task, clients, mask_of("FedRolex", task.model, clients.examples.example()))
     ClientTrainer(shrink=True).train(job)
     assert len(taken) == 1
     ClientTrainer(shrink=True).train(replace(job, options=None))
-    shallow = replace(own_job(small_net()), theta=params_of(small_net().double()))
-    ClientTrainer(shrink=True).train(shallow)
+    ClientTrainer(shrink=True).train(own_job(small_net()))
     assert len(taken) == 1
-    assert pays(nn.Linear(1100, 1000))
+
+
+def test_where_partial_steps_pay() -> None:
+    some, none = {"w": torch.tensor([True, False])}, {"w": torch.tensor([False, False])}
+    assert pays(Deep(), some)
+    assert not pays(Deep(4), some)
+    assert pays(Deep(4), none)  # the backward pass is shorter
+    assert not pays(nn.Linear(2000, 2000), none)  # the C library takes it
+    assert pays(nn.Conv2d(256, 256, 3), some)

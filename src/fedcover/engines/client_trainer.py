@@ -88,7 +88,7 @@ class ClientTrainer:
 
     def _partial_steps(self, scratch: _Scratch, job: Job) -> PartialSteps | None:
         """Return steps that train only a part of the whole model; None if they do not pay or do not know the job."""
-        if not job.mask or not job.options or not job.options.complement or not pays(scratch.model):
+        if not job.mask or not job.options or not job.options.complement or not pays(scratch.model, job.mask):
             return None
         loss = job.task.loss
         if id(loss) not in scratch.partial:

@@ -24,29 +24,33 @@ from fedcover.training.options import PLAIN, TrainingOptions
 from fedcover.training.recipes import moment_dtype
 from fedcover.training.step import StepData, StepState, reads_start, start_state, take_step
 from fedcover.training.steps.agreement import STEP, agree, repeats
+from fedcover.training.steps.native.layers import MOST_WEIGHTS
 from fedcover.training.steps.part_gradients import PartGradients, cut_gradient
 from fedcover.training.steps.parts import Part, part_of
 from fedcover.training.steps.stepper import MOST_TENSORS, Loss
 
 KNOWN = ("complement", "shifts", "moments", "thresholds")
 """The options that these steps know."""
-MOST_ENTRIES = 1 << 20
-"""The largest number of trained entries of a model of few tensors that is left to the other fast paths."""
-
+FEWEST_ENTRIES = 1 << 18
+"""The number of trained entries from which smaller products save more time than the further calls take."""
 FLOOR = 1e-3
 """The share of the largest gradient of all tensors relative to which smaller ones are compared: that of a bias before
 a batch norm is rounding only."""
 
 
-def pays(model: nn.Module) -> bool:
-    """Return whether partial steps of a model take less time than the C library or traced steps.
+def pays(model: nn.Module, mask: Mask) -> bool:
+    """Return whether partial steps take less time than other fast paths, or about as much and less memory.
 
-    These train a small model in less time than autograd needs to call its operations, and the memory that it could
-    save is small as well. A model of more tensors is left to autograd by them too; for one of more entries, what is
-    saved is more than the calls. It is a decision about the model alone, as for traced steps.
+    Models of few tensors are traced, and the C library trains chains of them, in less time than autograd takes to call
+    operations. Neither helps models of more tensors or with large convolutions. Of these, small ones gain only if
+    whole tensors are not trained, so that the backward pass is shorter.
     """
-    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-    return len(sizes) > MOST_TENSORS or sum(sizes) > MOST_ENTRIES
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    convolves = any(tensor.ndim > 2 and tensor.numel() > MOST_WEIGHTS for tensor in trained)
+    if len(trained) <= MOST_TENSORS and not convolves:
+        return False
+    large = sum(tensor.numel() for tensor in trained) >= FEWEST_ENTRIES
+    return large or not all(bool(kept.any()) for kept in mask.values())
 
 
 def try_partial_steps(model: "PartialModel", job: Job) -> "PartialSteps | None":
