@@ -36,7 +36,7 @@ from fedcover.policies.federated_dropout import random_submodels
 from fedcover.training.client import Job
 from fedcover.training.complements import Frozen
 from fedcover.training.options import TrainingOptions
-from fedcover.training.steps.partial import parts_of
+from fedcover.training.steps.partial import trained_parts
 
 MODEL, KEEP, BATCH = "resnet18_gn", 0.25, 10
 TENSOR = 4
@@ -90,8 +90,8 @@ def make_masks(theta: Params) -> dict[str, Mask]:
     return masks
 
 
-def counted(theta: Params, mask: Mask, one: Contender) -> dict[str, int]:
-    """Return the bytes of gradients and moments in a step, and of messages."""
+def counted(theta: Params, mask: Mask, one: Contender) -> dict[str, float]:
+    """Return the megabytes of gradients, moments and indices of a step, and of messages."""
     model, example = default_model(MODEL)
     structure = fc.trace(model, example)
     cost = fc.cost_of(structure, mask)
@@ -101,17 +101,16 @@ def counted(theta: Params, mask: Mask, one: Contender) -> dict[str, int]:
     trained = entries_of(theta) if one.dense else count(theta, mask)
     index = 0
     if one.frozen and not one.dense:
-        parts = parts_of(list(theta), mask, theta).values()
+        parts = trained_parts(list(theta), mask, theta).values()
         indices = [t for part in parts for t in (part.rows, part.columns, part.entries) if t is not None]
         index = sum(t.nbytes for t in indices)
-    values = TENSOR * trained
     return {
         "trained": count(theta, mask),
-        "gradient_bytes": values,
-        "moment_bytes": values,
-        "index_bytes": index,
-        "bytes_down": down,
-        "bytes_up": cost.bytes_up,
+        "gradients_mb": round(TENSOR * trained / 1e6, 2),
+        "moments_mb": round(TENSOR * trained / 1e6, 2),
+        "indices_mb": round(index / 1e6, 2),
+        "down_mb": round(down / 1e6, 2),
+        "up_mb": round(cost.bytes_up / 1e6, 2),
     }
 
 

@@ -29,7 +29,7 @@ from fedcover.training.options import TrainingOptions
 from fedcover.training.steps import partial as partial_steps
 from fedcover.training.steps.defined import DefinedSteps
 from fedcover.training.steps.part_gradients import PartLinear
-from fedcover.training.steps.partial import PartialModel, parts_of, pays, start_values, try_partial_steps
+from fedcover.training.steps.partial import PartialModel, pays, start_values, trained_parts, try_partial_steps
 from fedcover.training.steps.stepper import Stepper
 from tests.conftest import small_net
 from tests.contracts.federations import TOLERANCE, Residual, furthest, serial
@@ -203,7 +203,7 @@ def watched(job: Job, narrow: bool) -> set[tuple[int, ...]]:
     """Return the shapes of all tensors that the computation of gradients creates."""
     model, stream = with_keyed_dropout(job.task.model, job.population.examples.example())
     partial = PartialModel(model, stream, job.task.loss)
-    parts = parts_of(partial.trained, job.mask, job.theta)
+    parts = trained_parts(partial.trained, job.mask, job.theta)
     compact, whole = start_values(job.theta, parts)
     with Watch() as watch:
         grads, _ = partial.gradients(compact, whole, parts, job.population.examples.read(slice(4)), narrow)

@@ -55,7 +55,7 @@ class TrainedClient(NamedTuple):
 
 
 class ClientSteps(Protocol):
-    """The steps of one client in one round; ``FastSteps`` and ``DefinedSteps`` take them."""
+    """The steps of one client in one round; ``FastSteps``, ``PartialSteps`` and ``DefinedSteps`` take them."""
 
     def epochs(self, inputs: Inputs, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
         """Take the steps of several epochs, each with its own order of the examples; return the losses of the last."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedcover.params import prune
-from fedcover.training.steps.parts import Part, part_of
+from fedcover.training.steps.parts import TrainedPart, part_of
 
 SHAPES = [(), (1,), (5,), (4, 6), (1, 7), (3, 4, 2, 2), (2, 3, 5)]
 KINDS = ["entries", "rows", "columns", "block", "entries in a block", "one entry", "whole"]
@@ -57,4 +57,4 @@ def test_nothing_is_no_part() -> None:
 
 def test_whole_tensors_are_not_copied() -> None:
     values = torch.randn(3, 2)
-    assert Part(None, None, None).cut(values) is values
+    assert TrainedPart(None, None, None).cut(values) is values

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from fedcover.training.steps.parts import Part, take_columns
+from fedcover.training.steps.parts import TrainedPart, take_columns
 
 CONVOLUTIONS: Mapping[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 """The convolutions, with their number of axes of positions."""
@@ -22,7 +22,7 @@ KEEPS_OUTPUT = ("ReluBackward", "TanhBackward", "SigmoidBackward", "SoftmaxBackw
 """Operations that save their output for the backward pass: a copy of a part of it would only take more memory."""
 
 
-def cut_gradient(whole: Tensor, part: Part, take: Callable[[Tensor], None]) -> None:
+def cut_gradient(whole: Tensor, part: TrainedPart, take: Callable[[Tensor], None]) -> None:
     """Let the gradient of a whole tensor be cut as soon as it is computed, so that its memory is free again.
 
     Args:
@@ -43,7 +43,7 @@ class PartLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, compact: Tensor, bias: Tensor | None, whole: Tensor, part: Part, cut_now: bool
+        ctx: Any, x: Tensor, compact: Tensor, bias: Tensor | None, whole: Tensor, part: TrainedPart, cut_now: bool
     ) -> Tensor:
         """Return the output, and save only the columns that the gradient needs if ``cut_now``."""
         ctx.part = part
@@ -74,7 +74,7 @@ class PartConvolution(torch.autograd.Function):
         compact: Tensor,
         bias: Tensor | None,
         whole: Tensor,
-        part: Part,
+        part: TrainedPart,
         cut_now: bool,
         settings: Sequence[Sequence[int]],
     ) -> Tensor:
@@ -121,7 +121,9 @@ class PartGradients(TorchFunctionMode):
         parts: Where the parts are.
     """
 
-    def __init__(self, compact: Mapping[str, Tensor], whole: Mapping[str, Tensor], parts: Mapping[str, Part]) -> None:
+    def __init__(
+        self, compact: Mapping[str, Tensor], whole: Mapping[str, Tensor], parts: Mapping[str, TrainedPart]
+    ) -> None:
         super().__init__()
         self._of = {id(whole[name]): (compact[name], whole[name].detach(), parts[name]) for name in compact}
         self._whole = whole  # so that no id is reused
@@ -155,8 +157,8 @@ class PartGradients(TorchFunctionMode):
         groups: int = 1,
     ) -> Tensor | None:
         """Return the output of a convolution; None if its weights are not ours, or its settings are not known."""
-        known = groups == 1 and not isinstance(padding, str) and input.ndim == axes + 2
-        if id(weight) not in self._of or not known or not _same_type(input, weight):
+        plain = groups == 1 and not isinstance(padding, str) and input.ndim == axes + 2
+        if id(weight) not in self._of or not plain or not _same_type(input, weight):
             return None
         compact, whole, part = self._of[id(weight)]
         settings = [[value] * axes if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]

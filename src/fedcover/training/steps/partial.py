@@ -26,7 +26,7 @@ from fedcover.training.step import StepData, StepState, reads_start, start_state
 from fedcover.training.steps.agreement import STEP, agree, repeats
 from fedcover.training.steps.native.layers import MOST_WEIGHTS
 from fedcover.training.steps.part_gradients import PartGradients, cut_gradient
-from fedcover.training.steps.parts import Part, part_of
+from fedcover.training.steps.parts import TrainedPart, part_of
 from fedcover.training.steps.stepper import MOST_TENSORS, Loss
 
 KNOWN = ("complement", "shifts", "moments", "thresholds")
@@ -58,15 +58,15 @@ def try_partial_steps(model: "PartialModel", job: Job) -> "PartialSteps | None":
     options = job.options or PLAIN
     if not options.complement or options.has_beyond(*KNOWN) or job.recipe.transforms:
         return None
-    parts = parts_of(model.trained, job.mask, job.theta)
+    parts = trained_parts(model.trained, job.mask, job.theta)
     if not parts or not model.agrees(job, parts):
         return None
     return PartialSteps(model, job, options, parts)
 
 
-def parts_of(trained: Sequence[str], mask: Mask, theta: Params) -> dict[str, Part]:
+def trained_parts(trained: Sequence[str], mask: Mask, theta: Params) -> dict[str, TrainedPart]:
     """Return the part of each trained tensor that a mask keeps; tensors of which it keeps nothing are left out."""
-    parts = {name: part_of(mask[name]) if name in mask else Part(None, None, None) for name in trained}
+    parts = {name: part_of(mask[name]) if name in mask else TrainedPart(None, None, None) for name in trained}
     return {name: part for name, part in parts.items() if part is not None and theta[name].numel()}
 
 
@@ -86,7 +86,12 @@ class PartialModel:
         self._agrees: dict[frozenset[str], bool] = {}
 
     def gradients(
-        self, shown: Params, whole: Params, parts: Mapping[str, Part], batch: tuple[Inputs, Tensor], narrow: bool = True
+        self,
+        shown: Params,
+        whole: Params,
+        parts: Mapping[str, TrainedPart],
+        batch: tuple[Inputs, Tensor],
+        narrow: bool = True,
     ) -> tuple[Params, Tensor]:
         """Return the gradients of the parts on a batch, and the loss.
 
@@ -113,7 +118,7 @@ class PartialModel:
         dense |= {name: cut.get(name) for name, part in parts.items() if not part.is_whole}
         return {name: _sum(shown[name], dense[name], products.get(name)) for name in parts}, loss
 
-    def agrees(self, job: Job, parts: Mapping[str, Part]) -> bool:
+    def agrees(self, job: Job, parts: Mapping[str, TrainedPart]) -> bool:
         """Return whether gradients on two examples agree with those that are computed whole and cut.
 
         Answers are kept by the layers whose products are smaller. Steps need no further check, since they are those of
@@ -129,7 +134,7 @@ class PartialModel:
         return self._agrees[layers]
 
     def _checked(
-        self, theta: Params, parts: Mapping[str, Part], batch: tuple[Inputs, Tensor], narrow: bool
+        self, theta: Params, parts: Mapping[str, TrainedPart], batch: tuple[Inputs, Tensor], narrow: bool
     ) -> Callable[[int], Sequence[Tensor]]:
         """Return a function from a seed to the loss and the gradients of the parts."""
 
@@ -176,7 +181,7 @@ def _sum(like: Tensor, *terms: Tensor | None) -> Tensor:
     return sum(some[1:], some[0]) if some else torch.zeros_like(like)
 
 
-def start_values(theta: Params, parts: Mapping[str, Part]) -> tuple[Params, Params]:
+def start_values(theta: Params, parts: Mapping[str, TrainedPart]) -> tuple[Params, Params]:
     """Return the values of parts, and all parameters, with copies of those into which parts are written."""
     compact = {name: part.cut(theta[name]) for name, part in parts.items()}
     written = {name for name, part in parts.items() if not part.is_whole}
@@ -189,7 +194,9 @@ def start_values(theta: Params, parts: Mapping[str, Part]) -> tuple[Params, Para
 class PartialSteps:
     """The steps of one client, each a call of ``take_step`` on what is inside the mask."""
 
-    def __init__(self, model: PartialModel, job: Job, options: TrainingOptions, parts: Mapping[str, Part]) -> None:
+    def __init__(
+        self, model: PartialModel, job: Job, options: TrainingOptions, parts: Mapping[str, TrainedPart]
+    ) -> None:
         self._model, self._recipe, self._parts, self._number = model, job.recipe, parts, 0
         model.stream.key = dropout_key(job)
         compact, self._whole = start_values(job.theta, parts)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class TrainedPart:
     """The entries of a tensor that a mask keeps, as a compact tensor.
 
     The compact tensor is the block of some rows and columns. If the mask keeps only some entries of that block, it is
@@ -61,7 +61,7 @@ class Part:
             whole[self.rows.unsqueeze(1), self.columns] = block
 
 
-def part_of(kept: Tensor) -> Part | None:
+def part_of(kept: Tensor) -> TrainedPart | None:
     """Return the part of a tensor that a mask keeps; None if it keeps nothing.
 
     >>> part = part_of(torch.tensor([[True, False, True], [False, False, False]]))
@@ -75,7 +75,7 @@ def part_of(kept: Tensor) -> Part | None:
     columns = _indices(matrix.any(0).view(kept.shape[1], -1).any(1)) if kept.ndim > 1 else None
     block = take_rows(take_columns(kept, columns), rows).reshape(-1)
     entries = None if bool(block.all()) else block.nonzero().squeeze(1).to(torch.int32)
-    return Part(rows, columns, entries)
+    return TrainedPart(rows, columns, entries)
 
 
 def take_rows(tensor: Tensor, rows: Tensor | None) -> Tensor:
