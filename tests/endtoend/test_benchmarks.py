@@ -203,3 +203,23 @@ def test_a_deployed_round_was_measured_to_take_seconds() -> None:
     assert max(result["seconds"]) <= 4
     *parts, whole = result["table"]
     assert sum(part["seconds"] for part in parts) == pytest.approx(whole["seconds"])
+
+
+def test_partial_training_was_measured_to_save_time_and_memory() -> None:
+    rows = {row["contender"]: row for row in committed("partial-training.json")["rows"]}
+    assert rows["window"]["seconds_ratio"] < 0.5
+    assert rows["window"]["peak_ratio"] < 0.5
+    assert rows["units"]["seconds_ratio"] < 0.85
+    assert rows["units"]["peak_mb"] < rows["masked_units"]["peak_mb"]
+    assert rows["weights"]["peak_mb"] < rows["masked_weights"]["peak_mb"]
+
+
+def test_the_benchmark_of_partial_training_runs(tmp_path: Path) -> None:
+    out = tmp_path / "partial.json"
+    done = python(
+        "-m", "benchmarks.partial_training", "--quick", "--contenders", "full", "window", "--out", str(out)
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    full, window = json.loads(out.read_text())["rows"]
+    assert window["peak_mb"] < full["peak_mb"]
+    assert window["moments_mb"] < full["moments_mb"] / 4

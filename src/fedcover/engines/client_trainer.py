@@ -15,6 +15,7 @@ from fedcover.training.client import Job, train_client
 from fedcover.training.options import TrainingOptions
 from fedcover.training.steps.defined import DefinedSteps
 from fedcover.training.steps.fast import try_fast_steps
+from fedcover.training.steps.partial import PartialModel, PartialSteps, pays, try_partial_steps
 from fedcover.training.steps.stepper import Stepper
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -30,9 +31,11 @@ class _Scratch:
 
     original: nn.Module  # a reference, so that its id is not reused
     model: nn.Module
+    """A copy with keyed dropout. It has the parameters of the original, which only copies of it may change."""
     stream: Stream
     shrinker: Shrinker | None = None
     steppers: dict[object, Stepper] = field(default_factory=dict)
+    partial: dict[int, PartialModel] = field(default_factory=dict)
 
 
 class ClientTrainer:
@@ -52,8 +55,10 @@ class ClientTrainer:
         original = job.task.model
         if id(original) not in self._scratches:
             example = job.population.examples.example()
-            self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original, example))
+            self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original, example, share=True))
         scratch = self._scratches[id(original)]
+        if partial := self._partial_steps(scratch, job):
+            return train_client(partial, job)
         if not self._shrink or not job.mask or (job.options and job.options.whole):
             return train_job(self._stepper(scratch, job), job)
         if scratch.shrinker is None:
@@ -80,6 +85,15 @@ class ClientTrainer:
         traced = self._traced and not any(isinstance(module, RECURRENT) for module in model.modules())
         scratch.steppers[key] = Stepper(model, scratch.stream, job.task.loss, traced)
         return scratch.steppers[key]
+
+    def _partial_steps(self, scratch: _Scratch, job: Job) -> PartialSteps | None:
+        """Return steps that train only a part of the whole model; None if they do not pay or do not know the job."""
+        if not job.mask or not job.options or not job.options.complement or not pays(scratch.model, job.mask):
+            return None
+        loss = job.task.loss
+        if id(loss) not in scratch.partial:
+            scratch.partial[id(loss)] = PartialModel(scratch.model, scratch.stream, loss)
+        return try_partial_steps(scratch.partial[id(loss)], job)
 
     def clear(self) -> None:
         """Release all scratch models."""

@@ -20,6 +20,7 @@ from fedcover.seeding import generator_states, seeded
 from fedcover.structure.attention import ExplicitAttention, attend, can_be_explicit
 from fedcover.structure.calls import call_model
 from fedcover.structure.dispatch import Watch
+from fedcover.structure.state import copy_with_same_parameters
 
 LOW = 0xFFFFFFFF
 GOLDEN = 0x9E3779B1
@@ -194,7 +195,9 @@ def _attention_arguments(
     return dropout_p, {"query": query, "key": key, "value": value, "attn_mask": attn_mask, **rest}
 
 
-def with_keyed_dropout(model: nn.Module, example: Inputs | None = None) -> tuple[nn.Module, Stream]:
+def with_keyed_dropout(
+    model: nn.Module, example: Inputs | None = None, share: bool = False
+) -> tuple[nn.Module, Stream]:
     """Return a copy of the model whose dropout draws from a stream, and that stream.
 
     This covers ``nn.Dropout``, the dropout of ``nn.MultiheadAttention`` and, for models that call them, ``F.dropout``
@@ -203,9 +206,10 @@ def with_keyed_dropout(model: nn.Module, example: Inputs | None = None) -> tuple
     Args:
         model: The model, which is not changed.
         example: A batch of inputs, by which functions that draw are noticed; without it they are not replaced.
+        share: Whether the copy has the model's own parameters; they must not be changed then.
     """
     stream = Stream()
-    scratch = copy.deepcopy(model)
+    scratch = copy_with_same_parameters(model) if share else copy.deepcopy(model)
     keyed: dict[nn.Module, KeyedDropout] = {}
     for parent in list(scratch.modules()):
         for name, child in list(parent._modules.items()):  # one layer may have several names
@@ -224,7 +228,7 @@ def draws(model: nn.Module, example: Inputs) -> bool:
     watch = _GeneratorWatch()
     with seeded(0, "look"), torch.no_grad(), watch:
         before = torch.default_generator.get_state(), generator_states()
-        call_model(copy.deepcopy(model).train(), copy_of(example))
+        call_model(copy_with_same_parameters(model).train(), copy_of(example))
         same = torch.equal(before[0], torch.default_generator.get_state())
         return watch.drawn or not same or before[1] != generator_states()
 

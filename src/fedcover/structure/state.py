@@ -39,6 +39,11 @@ def copy_model(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def copy_with_same_parameters(model: nn.Module) -> nn.Module:
+    """Return a copy of a model that has the model's own parameters, which take no more memory and must not change."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
 def moving_buffers(model: nn.Module, before: Mapping[str, Tensor], example: Inputs) -> tuple[str, ...]:
     """Return the buffers that forward passes in training mode change.
 

@@ -55,7 +55,7 @@ class TrainedClient(NamedTuple):
 
 
 class ClientSteps(Protocol):
-    """The steps of one client in one round; ``FastSteps`` and ``DefinedSteps`` take them."""
+    """The steps of one client in one round; ``FastSteps``, ``PartialSteps`` and ``DefinedSteps`` take them."""
 
     def epochs(self, inputs: Inputs, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
         """Take the steps of several epochs, each with its own order of the examples; return the losses of the last."""
@@ -218,5 +218,6 @@ def train_client(steps: ClientSteps, job: Job) -> ClientUpdate:
         sizes = (last - torch.arange(0, last, batch_size)).clamp(max=batch_size)
         train_loss = float((losses * sizes).sum()) / last
     theta, report, moments = steps.finish()
-    theta = prune(theta, mask) if job.options and job.options.complement else theta
+    for name in theta if job.options and job.options.complement else ():  # one by one: no second copy of the model
+        theta |= prune({name: theta[name]}, mask)
     return ClientUpdate(client, theta, mask, len(owned), train_loss, report=report, moments=moments)
