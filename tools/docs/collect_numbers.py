@@ -83,14 +83,14 @@ def studies() -> dict[str, Any]:
     from fedcover_experiments.studies import STUDIES
     from fedcover_experiments.studies.report import data_titles, rows
 
-    results = {name: load(STUDY / f"{name}.json") for name in STUDIES}
+    results = {name: load(path) for name in STUDIES if (path := STUDY / f"{name}.json").exists()}
     separate = {
         name: {
             _key(title): dict(sorted((row["policy"], _numbers(row)) for row in rows(study, results[name], title)))
             for title in data_titles(study, results[name])
         }
         for name, study in STUDIES.items()
-        if study.separate
+        if study.separate and name in results
     }
     return {
         "runs": {name: sum(entry["runs"] for entry in result.provenance) for name, result in results.items()},

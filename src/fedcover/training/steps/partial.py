@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedcover.data.inputs import Inputs
+from fedcover.errors import InputError
 from fedcover.params import Mask, Params
 from fedcover.seeding import seeded
 from fedcover.structure.calls import call_model
@@ -36,6 +37,7 @@ FEWEST_ENTRIES = 1 << 18
 FLOOR = 1e-3
 """The share of the largest gradient of all tensors relative to which smaller ones are compared: that of a bias before
 a batch norm is rounding only."""
+NO_REGROWTH = "clients that see the whole model cannot regrow their masks; use complement=fedcover.Zero()"
 
 
 def pays(model: nn.Module, mask: Mask) -> bool:
@@ -226,11 +228,11 @@ class PartialSteps:
 
     def values(self, inputs: Inputs, labels: Tensor) -> tuple[Params, Params]:
         """Refuse: only a readjustment of the mask needs it, which is not for clients that see the whole model."""
-        raise NotImplementedError("partial steps have no gradients outside the mask")
+        raise InputError(NO_REGROWTH)
 
     def remask(self, old: Mask, new: Mask) -> None:
         """Refuse, for the same reason."""
-        raise NotImplementedError("the mask of partial steps cannot change")
+        raise InputError(NO_REGROWTH)
 
     def finish(self) -> TrainedClient:
         """Return all parameters, with their complement, and kept moments; there is no gradient report."""
