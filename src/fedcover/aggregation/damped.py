@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from fedcover.aggregation.base import Aggregation, Aggregator, ClientUpdate, PlannedClient
-from fedcover.data import Population
+from fedcover.aggregation.wrapper import WrappingAggregator
 from fedcover.errors import check_number
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, Params
 
 
 @dataclass(frozen=True)
-class Damped(Aggregator):
+class Damped(WrappingAggregator):
     """An aggregator whose changes are scaled by (c_i / N)^damping.
 
     Args:
@@ -35,7 +35,6 @@ class Damped(Aggregator):
         InputError: If ``damping`` is out of range.
     """
 
-    aggregator: Aggregator
     damping: float
 
     def __post_init__(self) -> None:
@@ -45,29 +44,6 @@ class Damped(Aggregator):
     def averages(self) -> bool:  # type: ignore[override]
         """Whether equal updates of the whole model give that update."""
         return self.aggregator.averages
-
-    @property
-    def needs_labels(self) -> bool:  # type: ignore[override]
-        """Whether the aggregator needs the label counts of all clients."""
-        return self.aggregator.needs_labels
-
-    @property
-    def discounts(self) -> bool:  # type: ignore[override]
-        """Whether the aggregator follows the discount of updates."""
-        return self.aggregator.discounts
-
-    @property
-    def uses_examples(self) -> bool:  # type: ignore[override]
-        """Whether the aggregator may read the clients' numbers of examples."""
-        return self.aggregator.uses_examples
-
-    def weight_of(self, update: ClientUpdate) -> float:
-        """Return the weight of a client in the aggregator."""
-        return self.aggregator.weight_of(update)
-
-    def bind(self, clients: Population) -> "Damped":
-        """Return this aggregator bound to a population."""
-        return replace(self, aggregator=self.aggregator.bind(clients))
 
     def with_damping(self, damping: float) -> Aggregator:
         """Return the aggregator with another damping."""
@@ -80,10 +56,6 @@ class Damped(Aggregator):
     def start(self, theta: Params, plans: Sequence[PlannedClient], state: Mapping[str, Tensor]) -> Aggregation:
         """Return the running aggregation of a new round."""
         return DampedAggregation(self, theta, self.aggregator.start(theta, plans, state))
-
-    def tolerates(self, holders: int) -> int:
-        """Return how many malicious holders of an entry the aggregator tolerates."""
-        return self.aggregator.tolerates(holders)
 
     def beyond(self, examples: Sequence[int]) -> str | None:
         """Return why the convergence theorem does not cover a round of the aggregator."""

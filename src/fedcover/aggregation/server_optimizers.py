@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedcover.aggregation.base import Aggregation, Aggregator, ClientUpdate, PlannedClient
 from fedcover.aggregation.mean import mean
-from fedcover.data import Population
+from fedcover.aggregation.wrapper import WrappingAggregator
 from fedcover.errors import InputError, check_number, shown
 from fedcover.params import Params
 from fedcover.registry import Registry
@@ -47,7 +47,7 @@ def plain(aggregator: Aggregator) -> Aggregator:
 
 
 @dataclass(frozen=True)
-class ServerOptimizer(Aggregator):
+class ServerOptimizer(WrappingAggregator):
     """The base class of server optimizers; subclasses define ``moments`` and ``step``."""
 
     aggregator: Aggregator = field(default_factory=mean)
@@ -68,21 +68,6 @@ class ServerOptimizer(Aggregator):
         """Return the change of each entry and its new moments, from its Delta and its moments; all in float64."""
 
     @property
-    def needs_labels(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped aggregator needs the label counts of all clients."""
-        return self.aggregator.needs_labels
-
-    @property
-    def discounts(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped aggregator follows the discount of updates."""
-        return self.aggregator.discounts
-
-    @property
-    def uses_examples(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped aggregator may read the clients' numbers of examples."""
-        return self.aggregator.uses_examples
-
-    @property
     def damping(self) -> float | None:  # type: ignore[override]
         """The damping of the wrapped aggregator."""
         return self.aggregator.damping
@@ -90,18 +75,6 @@ class ServerOptimizer(Aggregator):
     def with_damping(self, damping: float) -> "ServerOptimizer":
         """Return this optimizer with the changes of its aggregator scaled."""
         return replace(self, aggregator=self.aggregator.with_damping(damping))
-
-    def weight_of(self, update: ClientUpdate) -> float:
-        """Return the weight of a client in the wrapped aggregator."""
-        return self.aggregator.weight_of(update)
-
-    def tolerates(self, holders: int) -> int:
-        """Return how many malicious holders of an entry the wrapped aggregator tolerates."""
-        return self.aggregator.tolerates(holders)
-
-    def bind(self, clients: Population) -> "ServerOptimizer":
-        """Return this optimizer with its aggregator bound."""
-        return replace(self, aggregator=self.aggregator.bind(clients))
 
     def initial_state(self, theta: Params) -> dict[str, Tensor]:
         """Return moments of 0."""
