@@ -115,7 +115,7 @@ def test_planning_for_devices_needs_no_model_for_each_client() -> None:
         state, _ = playing.play_round(playing.start())
         planned, seen = playing.begin_round(state, views=False), playing.begin_round(state)
         assert all(job.theta is planned.state.theta for job in planned.jobs)
-        assert planned.noise == seen.noise
+        assert planned.pruning.each == seen.pruning.each
         assert (len({id(job.theta) for job in seen.jobs}) == 1) == complement.exact
 
 
