@@ -10,7 +10,7 @@ from fedcover.federation.cohort import draw_budgets
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.params import count
-from fedcover.policies.base import is_built_in, shown_in
+from fedcover.policies.base import Policy, is_built_in, shown_in
 from fedcover.policies.plan_checks import over_budget
 from fedcover.seeding import Round
 from fedcover.theory import step_sentence, uncovered_sentence
@@ -65,8 +65,8 @@ class RunWarnings:
     def check(self, record: RoundRecord, state: State) -> None:
         """Warn about the first uncovered round, and the first step size beyond the theorem's limit."""
         self._check_shares(record)
-        # A policy with one pruned mask for all leaves the rest to no client on purpose, as does one that takes turns.
-        meant = shown_in(state.policy) or self._federation.policy.traits().needs_complement
+        # A policy with one pruned mask for all leaves the rest to no client on purpose, as do those that take turns.
+        meant = shown_in(state.policy) or _takes_turns(self._federation.policy)
         if record.uncovered > 0 and not meant and CoverageWarning not in self._warned:
             self._warned.add(CoverageWarning)
             shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
@@ -102,3 +102,9 @@ class RunWarnings:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(sentence, kind, stacklevel=STACKLEVEL + 1)
+
+
+def _takes_turns(policy: Policy) -> bool:
+    """Return whether a policy of this package trains parts of the whole model that move until all were trained."""
+    traits = policy.traits()
+    return is_built_in(policy) and traits.needs_complement and traits.moves

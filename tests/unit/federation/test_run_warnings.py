@@ -66,3 +66,28 @@ def test_a_policy_of_ones_own_that_exceeds_budgets_is_named_once(policy: fc.Poli
 )
 def test_policies_that_keep_to_budgets_or_declare_that_they_do_not_are_not_named(policy: fc.Policy, code: str) -> None:
     assert play(policy, code) == []
+
+
+class FirstLayer(fc.Policy):
+    """Trains the first layer, and nothing else, in every round."""
+
+    def traits(self) -> fc.Traits:
+        return fc.Traits(ignores_budgets=True, needs_complement=True)
+
+    def plan(self, theta, cohort, this_round, state):  # type: ignore[no-untyped-def]
+        mask = {name: torch.full_like(t, name.startswith("0."), dtype=torch.bool) for name, t in theta.items()}
+        return [fc.ClientPlan(client, mask) for client in cohort], state
+
+
+def test_parts_that_never_move_are_warned_of_and_turns_are_not() -> None:
+    def play(policy: fc.Policy, budgets: str) -> None:
+        fc.Federation(small_net(), CLIENTS, policy, budgets, fc.LocalSGD(1), cohort=2).run(2)
+
+    with pytest.warns(fc.CoverageWarning, match="is in nobody's model in round 1"):
+        play(FirstLayer(), "2x1")
+    with pytest.warns(fc.CoverageWarning, match="is in nobody's model in round 1"):
+        play(fc.fedplt(), "2x0.25")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        play(fc.fedpart(warmup=0), "2x1")
+        play(fc.depth_windows(), "2x0.25")
