@@ -111,6 +111,11 @@ class Browser:
         self.scheme(scheme)
         self.open(path)
         self.script("for (const folded of document.querySelectorAll('details')) folded.open = true")
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until the page is drawn anew, so that its observers have seen the sizes of what it shows."""
+        self.script("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def script(self, code: str, *arguments: Any) -> Any:
         """What the body of a function returns that runs in the page."""
