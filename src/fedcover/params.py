@@ -303,6 +303,23 @@ def device_of(theta: Mapping[str, Tensor]) -> torch.device:
     return next(iter(theta.values())).device
 
 
+def has_room(device: torch.device, share: float = 0.5) -> bool:
+    """Return whether this share of a GPU's memory is free, or in torch's hands but unused; False for a CPU."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > share * total
+
+
+def storage_of(theta: Mapping[str, Tensor]) -> torch.device:
+    """Return where tensors are kept for later rounds: beside theta while a quarter of a GPU is free, else on the CPU.
+
+    Values are the same in both places: they are computed entry by entry.
+    """
+    device = device_of(theta)
+    return device if has_room(device, 0.25) else torch.device("cpu")
+
+
 def all_finite(theta: Mapping[str, Tensor], mask: Mask = FULL) -> bool:
     """Return whether every entry that the mask keeps is finite."""
     return all(bool(torch.isfinite(t[mask[name]] if name in mask else t).all()) for name, t in theta.items())

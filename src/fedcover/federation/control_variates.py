@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
-from fedcover.params import Mask, Params
+from fedcover.params import Mask, Params, device_of, storage_of
 from fedcover.policies.base import ClientPlan
 from fedcover.training.options import PLAIN
 from fedcover.training.recipes import LocalSGD, Recipe
@@ -26,8 +26,6 @@ from fedcover.training.recipes import LocalSGD, Recipe
 if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
     from fedcover.federation.planned_round import PlannedRound
-
-CPU = torch.device("cpu")
 
 
 def uses_control_variates(recipe: Recipe) -> bool:
@@ -56,14 +54,16 @@ def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan
 
 def _means(state: State) -> Params:
     """Return c: for each entry the mean of c_n over the clients that have ever held it."""
-    names = [name for name in state.theta if f"sum/{name}" in state.clients]
-    return {name: state.clients[f"sum/{name}"] / state.clients[f"holders/{name}"].clamp_min(1) for name in names}
+    device, names = device_of(state.theta), [name for name in state.theta if f"sum/{name}" in state.clients]
+    sums, holders = ([state.clients[f"{kind}/{name}"].to(device) for name in names] for kind in ("sum", "holders"))
+    return {name: s / n.clamp_min(1) for name, s, n in zip(names, sums, holders, strict=True)}
 
 
 def _shift(state: State, plan: ClientPlan, name: str, mean: Tensor) -> Tensor:
     """Return c - c_n of one tensor, 0 where the client has never held an entry and outside its mask."""
-    trained, control = (state.clients[f"{kind}/{plan.client.id}/{name}"] for kind in ("trained", "control"))
-    shift = torch.where(trained, mean.to(control.dtype) - control, 0.0).to(state.theta[name].device)
+    of = f"{plan.client.id}/{name}"
+    trained, control = (state.clients[f"{kind}/{of}"].to(mean.device) for kind in ("trained", "control"))
+    shift = torch.where(trained, mean.to(control.dtype) - control, 0.0)
     return torch.where(plan.mask[name], shift, 0.0) if name in plan.mask else shift
 
 
@@ -89,24 +89,25 @@ class ControlUpdates:
         plan, recipe = self._plans[update.client], self._planned.recipes[update.client]
         scale = recipe.lr * total_weight(recipe.steps(update.examples), recipe.decay)
         shifts = plan.options.shifts if plan.options else {}
+        storage = storage_of(self._planned.state.theta)
         for name, before in self._planned.state.theta.items():
             if name in self._federation.structure.frozen:
                 continue
-            mean = ((before - update.theta[name].to(before)) / scale).to(CPU)
+            mean = (before - update.theta[name].to(before)) / scale
             if name in shifts:
-                mean = mean - shifts[name].to(CPU)
-            self._set(update.client, name, mean, _stays(plan.mask, update.mask, name, before))
+                mean = mean - shifts[name]
+            self._set(update.client, name, mean.to(storage), _stays(plan.mask, update.mask, mean, name).to(storage))
 
     def _set(self, client: int, name: str, mean: Tensor, inside: Tensor) -> None:
         """Set c_n of one tensor, and keep the sum and the number of holders of every entry."""
         state, key = self._state, f"{client}/{name}"
-        zeros = torch.zeros_like(mean)
-        control, trained = state.get(f"control/{key}", zeros), state.get(f"trained/{key}", torch.zeros_like(inside))
+
+        def stored(name: str, dtype: torch.dtype) -> Tensor:
+            return state[name].to(mean.device) if name in state else torch.zeros_like(mean, dtype=dtype)
+
+        control, trained = stored(f"control/{key}", mean.dtype), stored(f"trained/{key}", torch.bool)
+        total, holders = stored(f"sum/{name}", torch.double), stored(f"holders/{name}", torch.int32)
         new = torch.where(inside, mean, control)
-        total, holders = (
-            state.get(f"sum/{name}", zeros.double()),
-            state.get(f"holders/{name}", torch.zeros_like(inside, dtype=torch.int32)),
-        )
         state[f"sum/{name}"] = total + (new.double() - control.double())
         state[f"holders/{name}"] = holders + (inside & ~trained).to(torch.int32)
         state[f"control/{key}"], state[f"trained/{key}"] = new, trained | inside
@@ -116,10 +117,10 @@ class ControlUpdates:
         return self._state
 
 
-def _stays(planned: Mask, returned: Mask, name: str, like: Tensor) -> Tensor:
+def _stays(planned: Mask, returned: Mask, like: Tensor, name: str) -> Tensor:
     """Return the entries that a client held during the whole round; it may have readjusted its mask."""
-    inside = torch.ones(like.shape, dtype=torch.bool)
+    inside = torch.ones_like(like, dtype=torch.bool)
     for mask in (planned, returned):
         if name in mask:
-            inside = inside & mask[name].to(CPU)
+            inside = inside & mask[name].to(like.device)
     return inside
