@@ -162,6 +162,16 @@ def flat_values(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat(parts).to(dtype)
 
 
+def parts_of_flat(flat: Tensor, theta: Mapping[str, Tensor]) -> Params:
+    """Return one tensor over the entries of all parameters as views in their shapes.
+
+    >>> parts_of_flat(torch.arange(3), {"w": torch.zeros(1, 2), "b": torch.zeros(1)})
+    {'w': tensor([[0, 1]]), 'b': tensor([2])}
+    """
+    parts = flat.split([tensor.numel() for tensor in theta.values()])
+    return {name: part.view(theta[name].shape) for name, part in zip(theta, parts, strict=True)}
+
+
 def params_of(model: nn.Module) -> Params:
     """Return a detached copy of a module's parameters, by name.
 
