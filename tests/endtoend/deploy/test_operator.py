@@ -123,7 +123,7 @@ def test_status_fits_80_columns_and_shows_the_fleet(operated: Operated, cli: Cli
         node = operated.node(number)
         assert (node.state, node.client, node.capacity) == ("online", number, capacity)
         assert 400 < node.examples < 500
-        assert time.time() - node.last_seen < 10
+        assert time.time() - node.last_seen < 30
         assert node.received > 0
         assert node.up > 0
         assert node.seconds > 0
@@ -165,7 +165,7 @@ def test_metrics_are_read_by_the_parsers_of_prometheus(operated: Operated) -> No
     assert [old["fedcover_nodes", state] for state in ("online", "offline", "revoked")] == [3, 1, 1]
     assert old["fedcover_node_online", "node-0"] == 1
     assert old["fedcover_node_received_bytes_total", "node-0"] > 1000
-    assert abs(time.time() - old["fedcover_node_last_seen_timestamp_seconds", "node-1"]) < 10
+    assert abs(time.time() - old["fedcover_node_last_seen_timestamp_seconds", "node-1"]) < 30
     assert old["fedcover_superlink_restarts_total", ""] == 0
     run = operated.status().runs[0].id
     record = History.load(operated.out / "history.jsonl")[int(old["fedcover_run_round", run]) - 1]
