@@ -1,4 +1,4 @@
-"""Chains with pooled convolutions against autograd and ``Serial``: their kernels run in Triton's interpreter on a CPU."""
+"""Pooled convolutions against autograd and ``Serial``: their kernels run in Triton's interpreter on a CPU."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.engines.vectorized.chain_layers import chain_layers
 from fedcover.engines.vectorized.chain_stacks import ChainStacks, ChainTiles, Clients
 from fedcover.engines.vectorized.chain_step import ChainStep
-from fedcover.engines.vectorized.pooled_stacks import PooledTiles
+from fedcover.engines.vectorized.pooled_stacks import TILES, KernelTiles, PooledTiles
 from fedcover.models import LeNet
 from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import ambient
@@ -30,7 +30,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Triton either compiles kernels or interprets them, for the whole process."""
 EXAMPLES, STEPS, BATCH = 20, 3, 5
 LR = (0.1, 0.2, 0.05)
-SMALL = PooledTiles(places=64, inner=16, pixels=64, span=16, each=32, squares=64)
+SMALL = (PooledTiles(KernelTiles(64, 16), KernelTiles(16, 64), 32, KernelTiles(64, 4)),)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def expected(
     return losses, theta, velocity
 
 
-def stacks_of(model: nn.Module, x: Tensor, y: Tensor, tiles: PooledTiles) -> ChainStacks:
+def stacks_of(model: nn.Module, x: Tensor, y: Tensor, tiles: tuple[PooledTiles, ...]) -> ChainStacks:
     keyed, stream = with_keyed_dropout(model, x[:1])
     layers = chain_layers(find_layers(keyed.train(), stream, x[:1]) or [])
     assert layers is not None
@@ -97,9 +97,9 @@ def stacks_of(model: nn.Module, x: Tensor, y: Tensor, tiles: PooledTiles) -> Cha
     return ChainStacks(layers.linear, data, size, ChainTiles(pooled=tiles), layers.front)
 
 
-@pytest.mark.parametrize("tiles", [PooledTiles(), SMALL], ids=["default tiles", "small tiles"])
+@pytest.mark.parametrize("tiles", [TILES, SMALL], ids=["default tiles", "small tiles"])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_steps_are_those_of_autograd(network: str, tiles: PooledTiles) -> None:
+def test_steps_are_those_of_autograd(network: str, tiles: tuple[PooledTiles, ...]) -> None:
     """Clients with their own step size and mask; one has a short batch, and one finishes after one step."""
     build, shape = NETWORKS[network]
     with ambient(0, "pooled"):

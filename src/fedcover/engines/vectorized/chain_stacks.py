@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedcover.engines.vectorized.batch_table import to_device
-from fedcover.engines.vectorized.pooled_stacks import Batches, PooledConvolution, PooledStacks, PooledTiles
+from fedcover.engines.vectorized.pooled_stacks import TILES, Batches, PooledConvolution, PooledStacks, PooledTiles
 from fedcover.params import Params
 from fedcover.structure.dropout import LOW, DropoutCall, mix
 
@@ -77,7 +77,7 @@ class ChainTiles(NamedTuple):
     """The largest number of registers of a thread; None leaves it to the compiler."""
     head_columns: int = 64
     head_warps: int = 4
-    pooled: PooledTiles = PooledTiles()
+    pooled: tuple[PooledTiles, ...] = TILES
     """The tiles of convolutions."""
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedcover.engines.vectorized.launch import launch
 from fedcover.params import Params
 
 
@@ -48,24 +49,39 @@ class PooledConvolution(NamedTuple):
         return self.channels[0], *self.size, self.channels[1], *self.kernel, *self.pooled
 
 
-class PooledTiles(NamedTuple):
-    """The sizes of tiles; ``benchmarks/gpu_lenet.py`` compares them."""
+class KernelTiles(NamedTuple):
+    """The sizes of tiles of one kernel."""
 
-    places: int = 128
-    """Pooled places of a program in a forward pass."""
-    inner: int = 64
-    """Pixels of patches that are loaded at once."""
+    places: int
+    """Pooled places, or for gradients of images squares of 2 x 2 pixels, that a program computes with at once."""
+    pixels: int
+    """Pixels of a patch, in all channels, that are loaded at once."""
     warps: int = 4
-    pixels: int = 128
-    """Pixels of patches for which a program sums gradients of weights."""
-    span: int = 32
-    """Pooled places whose patches are loaded at once for these."""
+    stages: int = 1
+    """The number of tiles in shared memory; 1 to load into registers."""
+    registers: int | None = None
+    """The largest number of registers of a thread; None leaves it to the compiler."""
+
+    @property
+    def options(self) -> dict[str, int | None]:
+        """The options of a launch."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
+
+
+class PooledTiles(NamedTuple):
+    """The sizes of tiles of a convolution; ``benchmarks/gpu_lenet.py`` compares them."""
+
+    forward: KernelTiles = KernelTiles(128, 64)
+    sums: KernelTiles = KernelTiles(32, 128)
+    """Tiles of gradients of weights."""
     each: int = 512
-    """Pooled places over which a program sums at most."""
-    sum_warps: int = 4
-    squares: int = 128
-    """Squares of 2 x 2 pixels of a program that computes gradients of images."""
-    square_warps: int = 4
+    """Pooled places over which a program sums at most; a multiple of those that it computes with at once."""
+    images: KernelTiles = KernelTiles(128, 4)
+    """Tiles of gradients of images."""
+
+
+TILES = (PooledTiles(), PooledTiles(KernelTiles(128, 32), KernelTiles(32, 64)))
+"""The tiles of the first convolution, and of all others."""
 
 
 class Batches(NamedTuple):
@@ -89,7 +105,7 @@ class PooledStacks:
         stacks: Parameters and momenta; kernels change them in place.
         batches: The batches.
         ends: The outputs of the last convolution, (clients, 1, batch, features), and their gradients.
-        tiles: The sizes of tiles.
+        tiles: The sizes of tiles of each convolution; the last ones are those of all further convolutions.
     """
 
     def __init__(
@@ -98,9 +114,10 @@ class PooledStacks:
         stacks: tuple[Params, Params],
         batches: Batches,
         ends: tuple[Tensor, Tensor],
-        tiles: PooledTiles,
+        tiles: Sequence[PooledTiles],
     ) -> None:
-        self.convolutions, self.tiles = convolutions, tiles
+        self.convolutions = convolutions
+        self._tiles = [tiles[min(at, len(tiles) - 1)] for at in range(len(convolutions))]
         self._theta, self._velocity = stacks
         self._batches = batches
         self._clients, self._batch = batches.examples.shape[1:]
@@ -109,7 +126,7 @@ class PooledStacks:
         self._gradients = [*(self._empty(self._batch, *c.pooled, self._channels(at)) for at, c in below), ends[1]]
         self._codes = [torch.empty_like(d, dtype=torch.int8) for d in self._gradients]
         self._sums = [
-            self._empty(self._parts(c), c.pixels + 1, 4, self._channels(at)) for at, c in enumerate(convolutions)
+            self._empty(self._parts(at), c.pixels + 1, 4, self._channels(at)) for at, c in enumerate(convolutions)
         ]
 
     def _empty(self, *shape: int) -> Tensor:
@@ -132,37 +149,40 @@ class PooledStacks:
         """Compute pooled outputs and codes of one convolution."""
         from fedcover.engines.vectorized import pooled_kernels  # here, since it needs Triton
 
-        conv, tiles = self.convolutions[at], self.tiles
+        conv, tiles = self.convolutions[at], self._tiles[at].forward
         theta, bias = self._theta[conv.weight], self._theta[conv.bias or conv.weight]
-        pooled_kernels.forward[(self._clients * _blocks(self._places(conv), tiles.places),)](
+        launch(
+            pooled_kernels.forward, (self._clients * _blocks(self._places(conv), tiles.places),),
             self._input(at), theta, bias, self._outputs[at], self._codes[at], *self._step(offset), *self._sizes(at),
             self._is_last(at), bool(conv.bias), at == 0, self._side, self._channels(at), tiles.places,
-            min(tiles.inner, _side(conv.pixels)), num_warps=tiles.warps, num_stages=1,
+            min(tiles.pixels, _side(conv.pixels)), **tiles.options,
         )  # fmt: skip
 
     def sum_gradients(self, at: int, offset: int) -> None:
         """Compute the parts of the gradients of one convolution's weights and bias."""
         from fedcover.engines.vectorized import pooled_kernels
 
-        conv, tiles = self.convolutions[at], self.tiles
+        conv, tiles = self.convolutions[at], self._tiles[at].sums
         pixels = min(tiles.pixels, _side(conv.pixels))
-        programs = self._clients * self._parts(conv) * _blocks(conv.pixels, pixels)
-        pooled_kernels.weight_gradient[(programs,)](
+        programs = self._clients * self._parts(at) * _blocks(conv.pixels, pixels)
+        launch(
+            pooled_kernels.weight_gradient, (programs,),
             self._input(at), self._gradients[at], self._codes[at], self._sums[at], *self._step(offset),
-            *self._sizes(at), self._is_last(at), at == 0, tiles.each, self._side, self._channels(at), pixels,
-            tiles.span, num_warps=tiles.sum_warps, num_stages=1,
+            *self._sizes(at), self._is_last(at), at == 0, self._tiles[at].each, self._side, self._channels(at), pixels,
+            tiles.places, **tiles.options,
         )  # fmt: skip
 
     def input_gradient(self, at: int, offset: int) -> None:
         """Compute the gradients of the pooled outputs of the convolution below."""
         from fedcover.engines.vectorized import pooled_kernels
 
-        conv, tiles = self.convolutions[at], self.tiles
+        conv, tiles = self.convolutions[at], self._tiles[at].images
         squares = self._batch * prod((side + 1) // 2 for side in conv.size)
-        pooled_kernels.input_gradient[(self._clients * _blocks(squares, tiles.squares),)](
+        launch(
+            pooled_kernels.input_gradient, (self._clients * _blocks(squares, tiles.places),),
             self._gradients[at], self._codes[at], self._theta[conv.weight], self._gradients[at - 1],
             *self._step(offset), *self._sizes(at), self._is_last(at), self._side, self._channels(at),
-            self._channels(at - 1), tiles.squares, num_warps=tiles.square_warps, num_stages=1,
+            self._channels(at - 1), tiles.places, **tiles.options,
         )  # fmt: skip
 
     def update(self, at: int, offset: int, momentum: float) -> None:
@@ -171,10 +191,11 @@ class PooledStacks:
 
         conv, block = self.convolutions[at], 512
         bias = conv.bias or conv.weight
-        pooled_kernels.update[(self._clients * _blocks(prod(conv.shape), block),)](
+        launch(
+            pooled_kernels.update, (self._clients * _blocks(prod(conv.shape), block),),
             self._theta[conv.weight], self._velocity[conv.weight], self._theta[bias], self._velocity[bias],
             self._sums[at], *self._step(offset), self._batches.lr, momentum, self._batch, *conv.channels,
-            *conv.kernel, bool(conv.bias), self._parts(conv), self._side, self._channels(at), block, num_warps=4,
+            *conv.kernel, bool(conv.bias), self._parts(at), self._side, self._channels(at), block, num_warps=4,
         )  # fmt: skip
 
     @property
@@ -202,8 +223,8 @@ class PooledStacks:
     def _places(self, convolution: PooledConvolution) -> int:
         return self._batch * prod(convolution.pooled)
 
-    def _parts(self, convolution: PooledConvolution) -> int:
-        return _blocks(self._places(convolution), self.tiles.each)
+    def _parts(self, at: int) -> int:
+        return _blocks(self._places(self.convolutions[at]), self._tiles[at].each)
 
 
 def _side(size: int) -> int:
