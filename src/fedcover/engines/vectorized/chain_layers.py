@@ -52,8 +52,8 @@ def _front(layers: Sequence[Layer]) -> Front | None:
     layers = layers[:-1] if drop else layers
     groups = [layers[start : start + 3] for start in range(0, len(layers), 3)]
     convolutions = [_pooled_convolution(group) for group in groups]
-    known = [convolution for convolution in convolutions if convolution is not None]
-    return Front(known, drop) if known and len(known) == len(groups) else None
+    plain = [convolution for convolution in convolutions if convolution is not None]
+    return Front(plain, drop) if plain and len(plain) == len(groups) else None
 
 
 def _pooled_convolution(layers: Sequence[Layer]) -> PooledConvolution | None:
