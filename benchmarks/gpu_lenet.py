@@ -11,8 +11,10 @@ import argparse
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -26,7 +28,6 @@ from fedcover.engines.vectorized import layers as choices
 from fedcover.engines.vectorized.chain_layers import ChainLayers, chain_layers
 from fedcover.engines.vectorized.chain_stacks import ChainStacks, ChainTiles, Clients
 from fedcover.engines.vectorized.engine import Vectorized
-from fedcover.engines.vectorized.launch import compile_kernels
 from fedcover.engines.vectorized.pooled_stacks import TILES, KernelTiles, PooledTiles
 from fedcover.models import build
 from fedcover.structure.dropout import with_keyed_dropout
@@ -35,6 +36,8 @@ from fedcover.training.steps.chains import find_layers
 NAME = "gpu-lenet.json"
 PARTS = ("tiles", "step", "kernels")
 EXAMPLES = 10_000
+PROCESSES = 8
+"""The number of processes that compile."""
 PATHS = {"compiled by torch": (False, TILES), "kernels": (True, TILES)}
 """For each path, whether it uses the kernels for pooled convolutions, and their tiles."""
 FORWARD = [
@@ -50,19 +53,17 @@ FORWARD = [
     KernelTiles(256, 64, warps=8),
 ]
 SUMS = [
-    (KernelTiles(places, pixels, warps, stages, registers), each)
-    for each in (256, 512, 1024)
-    for places, pixels, warps, stages, registers in (
-        (32, 128, 4, 1, None),
-        (32, 128, 4, 2, None),
-        (32, 128, 4, 1, 168),
-        (32, 128, 8, 1, 128),
-        (32, 64, 4, 1, None),
-        (16, 64, 4, 1, None),
-        (32, 256, 8, 1, None),
-        (64, 128, 8, 1, None),
-    )
+    KernelTiles(32, 128),
+    KernelTiles(32, 128, stages=2),
+    KernelTiles(32, 128, registers=168),
+    KernelTiles(32, 128, warps=8, registers=128),
+    KernelTiles(32, 64),
+    KernelTiles(16, 64),
+    KernelTiles(32, 256, warps=8),
+    KernelTiles(64, 128, warps=8),
 ]
+EACH = ((256, 512, 1024), (128, 256))
+"""For each convolution, the places that a program sums over."""
 IMAGES = [
     KernelTiles(128, 4),
     KernelTiles(128, 4, registers=168),
@@ -101,7 +102,7 @@ def tile_choices(at: int) -> Iterator[tuple[str, PooledTiles]]:
     """Yield the name of a kernel of a convolution, and tiles of which only those of that kernel vary."""
     now = TILES[at]
     yield from (("forward", now._replace(forward=tiles)) for tiles in FORWARD)
-    yield from (("sums", now._replace(sums=tiles, each=each)) for tiles, each in SUMS)
+    yield from (("sums", now._replace(sums=tiles, each=each)) for each in EACH[at] for tiles in SUMS)
     yield from (("images", now._replace(images=tiles)) for tiles in IMAGES if at)
 
 
@@ -118,12 +119,19 @@ def launch_of(
     }[kernel]
 
 
+def compile_tiles(arguments: tuple[Any, ...]) -> None:
+    """Compile a kernel into the cache that all processes share."""
+    with suppress(Exception):  # of tiles that cannot be compiled
+        launch_of(*arguments)()
+
+
 def tile_rows(layers: ChainLayers, models: int) -> Iterator[dict[str, Any]]:
     """Yield the microseconds of every kernel with every choice of tiles, from the fastest to the slowest."""
     from triton.testing import do_bench_cudagraph  # type: ignore[import-not-found,unused-ignore]
 
-    with suppress(Exception):  # of tiles that cannot be compiled
-        compile_kernels([launch_of(layers, 4, at, *choice) for at in range(2) for choice in tile_choices(at)])
+    work = [(layers, 1, at, *choice) for at in range(2) for choice in tile_choices(at)]
+    with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
+        list(pool.map(compile_tiles, work))
     for at in range(2):
         rows: dict[str, list[tuple[float, PooledTiles]]] = defaultdict(list)
         for kernel, tiles in tile_choices(at):

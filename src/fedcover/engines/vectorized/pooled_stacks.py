@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedcover.engines.vectorized.launch import launch
 from fedcover.params import Params
 
 
@@ -151,8 +150,7 @@ class PooledStacks:
 
         conv, tiles = self.convolutions[at], self._tiles[at].forward
         theta, bias = self._theta[conv.weight], self._theta[conv.bias or conv.weight]
-        launch(
-            pooled_kernels.forward, (self._clients * _blocks(self._places(conv), tiles.places),),
+        pooled_kernels.forward[(self._clients * _blocks(self._places(conv), tiles.places),)](
             self._input(at), theta, bias, self._outputs[at], self._codes[at], *self._step(offset), *self._sizes(at),
             self._is_last(at), bool(conv.bias), at == 0, self._side, self._channels(at), tiles.places,
             min(tiles.pixels, _side(conv.pixels)), **tiles.options,
@@ -165,8 +163,7 @@ class PooledStacks:
         conv, tiles = self.convolutions[at], self._tiles[at].sums
         pixels = min(tiles.pixels, _side(conv.pixels))
         programs = self._clients * self._parts(at) * _blocks(conv.pixels, pixels)
-        launch(
-            pooled_kernels.weight_gradient, (programs,),
+        pooled_kernels.weight_gradient[(programs,)](
             self._input(at), self._gradients[at], self._codes[at], self._sums[at], *self._step(offset),
             *self._sizes(at), self._is_last(at), at == 0, self._tiles[at].each, self._side, self._channels(at), pixels,
             tiles.places, **tiles.options,
@@ -178,8 +175,7 @@ class PooledStacks:
 
         conv, tiles = self.convolutions[at], self._tiles[at].images
         squares = self._batch * prod((side + 1) // 2 for side in conv.size)
-        launch(
-            pooled_kernels.input_gradient, (self._clients * _blocks(squares, tiles.places),),
+        pooled_kernels.input_gradient[(self._clients * _blocks(squares, tiles.places),)](
             self._gradients[at], self._codes[at], self._theta[conv.weight], self._gradients[at - 1],
             *self._step(offset), *self._sizes(at), self._is_last(at), self._side, self._channels(at),
             self._channels(at - 1), tiles.places, **tiles.options,
@@ -191,8 +187,7 @@ class PooledStacks:
 
         conv, block = self.convolutions[at], 512
         bias = conv.bias or conv.weight
-        launch(
-            pooled_kernels.update, (self._clients * _blocks(prod(conv.shape), block),),
+        pooled_kernels.update[(self._clients * _blocks(prod(conv.shape), block),)](
             self._theta[conv.weight], self._velocity[conv.weight], self._theta[bias], self._velocity[bias],
             self._sums[at], *self._step(offset), self._batches.lr, momentum, self._batch, *conv.channels,
             *conv.kernel, bool(conv.bias), self._parts(at), self._side, self._channels(at), block, num_warps=4,
