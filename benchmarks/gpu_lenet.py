@@ -18,10 +18,10 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from benchmarks.gpu import BATCH, WORK, bandwidth, jobs_of, measure
-from benchmarks.gpu_profile import read_profile, start_profiler
+from benchmarks.gpu_profile import activities_on, read_profile, start_profiler
 from benchmarks.output import add_out, result_path, save_result
 from fedcover.engines.vectorized import chain_step
 from fedcover.engines.vectorized import layers as choices
@@ -161,8 +161,10 @@ def fastest(rows: list[dict[str, Any]]) -> tuple[PooledTiles, ...]:
 
 def use(path: tuple[bool, tuple[PooledTiles, ...]]) -> None:
     """Choose the path of further steps."""
-    choices.POOLED_KERNELS = path[0]
-    chain_step.TILES = ChainTiles(pooled=path[1])
+    choices.POOLED_KERNELS, tiles = path
+    chain_step.TILES = ChainTiles(pooled=tiles)
+    if choices.POOLED_KERNELS:  # errors are shown here; an engine would take the other path
+        stacks_of(layers_of(), 4, tiles).take_steps(1, 0.9)
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -172,7 +174,7 @@ def kernel_rows(name: str, models: int) -> Iterator[dict[str, Any]]:
     engine, jobs = Vectorized("cuda", most=models), jobs_of("lenet", models, 0.75)
     list(engine.train(jobs))
     step, steps = engine._steps[-1][1], 20
-    with profile(activities=[ProfilerActivity.CUDA]) as done:
+    with profile(activities=activities_on("cuda")) as done:
         step.replay(steps)
         torch.cuda.synchronize()
     times: dict[str, list[float]] = defaultdict(list)
@@ -201,20 +203,23 @@ def main() -> None:
         print(f"{part}: {row}", flush=True)
         save_result(path, result)
 
-    start_profiler("cuda")  # before any graph is captured
     if "tiles" in args.parts:
         for row in tile_rows(layers_of(), args.models[0]):
             add("tiles", row)
         paths["kernels, fastest tiles"] = (True, fastest(result.get("tiles", [])))
-    for name, how in paths.items():
+    for name, how in paths.items() if "step" in args.parts else ():
         use(how)
-        if how[0]:  # errors are shown here; an engine would take the other path
-            stacks_of(layers_of(), args.models[0], how[1]).take_steps(1, 0.9)
-        for models in args.models if "step" in args.parts else ():
+        for models in args.models:
             add("step", {"path": name, **measure("lenet", models, True, speed)})
-        for row in kernel_rows(name, args.models[0]) if "kernels" in args.parts else ():
+    if "kernels" in args.parts:
+        start_profiler("cuda")  # before the graphs are captured that it is to see
+    for name, how in paths.items() if "kernels" in args.parts else ():
+        use(how)
+        for row in kernel_rows(name, args.models[0]):
             add("kernels", row)
-    print(f"tiles of the last path: {paths[name][1]}\nresult: {path}", flush=True)
+    for row in result.get("step", []):
+        print(f"{row['path']:<24}{row['models']:>6}{row['client_steps_per_second']:>12,} client-steps/s  {row['step']}")
+    print(f"tiles of {list(paths)[-1]}: {paths[list(paths)[-1]][1]}\nresult: {path}", flush=True)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,9 @@ SMALL = (PooledTiles(KernelTiles(64, 16), KernelTiles(16, 64), 32, KernelTiles(6
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the kernels, on a CPU too."""
+    """Run the kernels, on a CPU too, without steps beyond the last one, which take long in the interpreter."""
     monkeypatch.setattr(chain_step, "has_kernels", lambda device: True)
+    monkeypatch.setattr(chain_step, "AHEAD", 1)
     monkeypatch.setattr(choices, "POOLED_KERNELS", True)
 
 
