@@ -20,11 +20,7 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
 from fedcover.engines.vectorized.chain_kernels import _examples, _update, jit
-from fedcover.engines.vectorized.convolution_kernels import _high, _product
-
-LANES_RUN_LAST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7))
-"""Whether the compiler lets lanes run along the last axis of a tile whose pointers are not consecutive; before Triton
-3.7 it was the first one."""
+from fedcover.engines.vectorized.convolution_kernels import LANES_RUN_LAST, _high, _product
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
