@@ -95,6 +95,28 @@ def test_clients_at_once_agree_with_each_by_itself(case: str, device: str) -> No
             assert float((actual - wanted).norm() / wanted.norm()) < 2e-6
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels do not read constants again")
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("case", ["padded", "uneven"])
+def test_patches_are_the_same_along_either_axis_of_lanes(
+    case: str, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's interpreter runs the kernels, with the axis of lanes of older and of newer compilers."""
+    kernels = pytest.importorskip("fedcover.engines.vectorized.convolution_kernels")
+    language = pytest.importorskip("triton.language")
+    monkeypatch.setattr(kernels, "LANES_RUN_LAST", language.constexpr(last))
+    (conv, size), rng = CASES[case], torch.Generator().manual_seed(0)
+    how = [*conv.stride, *map(int, conv.padding), *conv.dilation]
+    x = torch.randn(2, 3, conv.in_channels, *size, generator=rng)
+    weight = torch.randn(2, *conv.weight.shape, generator=rng)
+    bias = torch.randn(2, conv.out_channels, generator=rng)
+    out = kernels.forward(x, weight, bias, how)
+    torch.testing.assert_close(out, convolutions.convolution(x, weight, bias, how), atol=1e-5, rtol=1e-5)
+    d, kernel = torch.randn(out.shape, generator=rng), conv.kernel_size
+    expected = convolutions.weight_gradient(d, x, kernel, how)
+    torch.testing.assert_close(kernels.weight_gradient(d, x, kernel, how), expected, atol=1e-4, rtol=1e-5)
+
+
 def test_clients_that_share_images() -> None:
     conv = DirectConv2d(nn.Conv2d(2, 3, 3))
     theta = {"weight": torch.randn(4, 3, 2, 3, 3), "bias": torch.randn(4, 3)}

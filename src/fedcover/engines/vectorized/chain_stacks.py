@@ -1,4 +1,4 @@
-"""Stacks of many clients whose model is a chain of linear layers, and the kernels that take their steps."""
+"""Stacks of many clients whose model is a chain of layers, and the kernels that take their steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedcover.engines.vectorized.batch_table import to_device
+from fedcover.engines.vectorized.pooled_stacks import TILES, Batches, PooledConvolution, PooledStacks, PooledTiles
 from fedcover.params import Params
 from fedcover.structure.dropout import LOW, DropoutCall, mix
 
@@ -76,41 +77,69 @@ class ChainTiles(NamedTuple):
     """The largest number of registers of a thread; None leaves it to the compiler."""
     head_columns: int = 64
     head_warps: int = 4
+    pooled: tuple[PooledTiles, ...] = TILES
+    """The tiles of convolutions."""
+
+
+class Front(NamedTuple):
+    """The layers before the linear layers of a chain."""
+
+    convolutions: Sequence[PooledConvolution]
+    drop: DropoutCall | None = None
+    """The dropout that follows."""
 
 
 class ChainStacks:
     """The stacks of clients that are trained together; the first axis is the client.
 
     Args:
-        layers: The layers, from first to last.
+        layers: The linear layers, from first to last.
         data: Inputs, one row for each example, and labels.
         size: The largest number of steps, of clients, and of examples of a batch.
         tiles: The sizes of tiles.
+        front: The layers before the linear layers, if there are any.
     """
 
     def __init__(
-        self, layers: Sequence[Linear], data: tuple[Tensor, Tensor], size: tuple[int, int, int], tiles: ChainTiles
+        self,
+        layers: Sequence[Linear],
+        data: tuple[Tensor, Tensor],
+        size: tuple[int, int, int],
+        tiles: ChainTiles,
+        front: Front | None = None,
     ) -> None:
-        self.layers, self._tiles = layers, tiles
+        self.layers, self._tiles = list(layers), tiles
         self._x, self._labels = data
         steps, self._clients, self._batch = size
         self._device = self._x.device
         self.theta: Params = {}
         self.velocity: Params = {}
         """Momenta; -0.0 marks a pruned entry."""
+        for convolution in front.convolutions if front else ():
+            self._add(convolution.weight, *convolution.shape)
+            if convolution.bias:
+                self._add(convolution.bias, convolution.channels[1])
         for layer in layers:
             self._add(layer.weight, layer.outputs, layer.inputs)
             if layer.bias:
                 self._add(layer.bias, layer.outputs)
+        if front:  # for the kernels of linear layers, it is a layer without bias and ReLU
+            last = front.convolutions[-1]
+            self.layers.insert(0, Linear(last.weight, "", last.pixels, layers[0].inputs, drop=front.drop))
         self.index = torch.full((steps + AHEAD + 1, *size[1:]), -1, dtype=torch.int32, device=self._device)
         self.losses = torch.zeros((steps + AHEAD, self._clients), device=self._device)
         self._lr = torch.zeros(self._clients, device=self._device)
         self._keys = torch.zeros(self._clients, dtype=torch.int32, device=self._device)
         self._base = torch.zeros((), dtype=torch.long, device=self._device)
         """The number of steps that were taken before the present group of steps."""
-        parts = [tiles.parts, *[1] * (len(layers) - 1)]
-        self._h = [self._zeros(part, self._batch, layer.outputs) for part, layer in zip(parts, layers, strict=True)]
-        self._d = [self._zeros(self._batch, layer.outputs) for layer in layers]
+        parts = [1 if front else tiles.parts, *[1] * (len(self.layers) - 1)]
+        self._h = [self._zeros(p, self._batch, layer.outputs) for p, layer in zip(parts, self.layers, strict=True)]
+        self._d = [self._zeros(self._batch, layer.outputs) for layer in self.layers]
+        self.pooled: PooledStacks | None = None
+        """The convolutions, if there are any."""
+        if front:
+            batches, ends = Batches(self._x, self.index, self._base, self._lr), (self._h[0], self._d[0])
+            self.pooled = PooledStacks(front.convolutions, (self.theta, self.velocity), batches, ends, tiles.pooled)
 
     def _add(self, name: str, *shape: int) -> None:
         self.theta[name], self.velocity[name] = self._zeros(*shape), self._zeros(*shape)
@@ -119,7 +148,7 @@ class ChainStacks:
         return torch.zeros((self._clients, *shape), device=self._device)
 
     def start(self, clients: Clients, first: int = 0) -> None:
-        """Set clients to theta o m, or theta, with momenta of 0; compute the first layer's outputs for first batches.
+        """Set clients to theta o m, or theta, with momenta of 0; compute outputs of a linear first layer.
 
         Args:
             clients: The clients; fewer than the stacks are for leave the other rows as they are.
@@ -150,7 +179,8 @@ class ChainStacks:
         self._lr[: len(clients.lr)].copy_(to_device(clients.lr, self._device, torch.float32))
         self._keys[: len(clients.keys)].copy_(to_device([_hash(key) for key in clients.keys], self._device))
         self._base.fill_(first)
-        self._first_layer(-1, 0.0, update=False)
+        if self.pooled is None:
+            self._first_layer(-1, 0.0, update=False)
 
     def pruned(self) -> Params:
         """Return which entries of each stack are outside the masks, as their momenta mark them."""
@@ -164,12 +194,17 @@ class ChainStacks:
         """Take the next steps of all clients that have not finished; at most ``AHEAD`` at once."""
         assert number <= AHEAD, number
         for offset in range(number):
+            if self.pooled is not None:
+                self.pooled.forward(offset)
             for at in range(1, len(self.layers) - 1):
                 self._inner_forward(at, offset)
             self._head(offset, momentum)
             for at in range(len(self.layers) - 2, 0, -1):
                 self._inner_backward(at, offset, momentum)
-            self._first_layer(offset, momentum)
+            if self.pooled is None:
+                self._first_layer(offset, momentum)
+            else:
+                self.pooled.backward(offset, momentum)
         self._base.add_(number)
 
     @property

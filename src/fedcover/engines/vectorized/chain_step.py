@@ -1,7 +1,8 @@
-"""A fast path on a GPU: steps of many clients whose model is a chain of linear layers, in kernels of their own.
+"""A fast path on a GPU: steps of many clients whose model is a chain of layers, in kernels of their own.
 
-Nothing is vmapped, traced or compiled by torch, and each weight is read and written once per step. Anything else than
-float32, plain SGD with momentum, cross-entropy and data in memory is left to ``BatchedStep``.
+A chain has linear layers, and before them convolutions that are each followed by ReLU and max-pooling of 2 x 2. Nothing
+is vmapped, traced or compiled by torch, and each weight is written once per step. Anything else than float32, plain SGD
+with momentum, cross-entropy and data in memory is left to ``BatchedStep``.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcover.engines.vectorized import layers as choices
 from fedcover.engines.vectorized.batch_data import BatchData, WholeData
 from fedcover.engines.vectorized.batch_table import BatchTable, to_device
 from fedcover.engines.vectorized.batched_step import StepKind, TrainedStacks
-from fedcover.engines.vectorized.chain_stacks import AHEAD, ChainStacks, ChainTiles, Clients, Linear
+from fedcover.engines.vectorized.chain_layers import ChainLayers, chain_layers
+from fedcover.engines.vectorized.chain_stacks import AHEAD, ChainStacks, ChainTiles, Clients
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.side_stream import behind
 from fedcover.engines.vectorized.stacks import StackResults, distinct, first_rows, prune_stacks
@@ -24,7 +27,7 @@ from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.steps.agreement import RECIPE, STEP, agree, defined_steps
-from fedcover.training.steps.chains import DROPOUT, LINEAR, RELU, Layer, find_layers, random_values
+from fedcover.training.steps.chains import find_layers, random_values
 
 MOST_EXAMPLES = 64
 """The largest batch: tiles have a row for each example."""
@@ -58,9 +61,9 @@ def try_chain(
     if jobs[0].task.loss is not F.cross_entropy or (tensors := _tensors(data)) is None:
         return None
     layers = _agreeing_layers(model, jobs[0], batch_size, device)
-    if layers is None or not _are_classes(tensors[1], layers[-1].outputs):
+    if layers is None or not _are_classes(tensors[1], layers.linear[-1].outputs):
         return None
-    stacks = ChainStacks(layers, tensors, (kind.steps, kind.clients, batch_size), TILES)
+    stacks = ChainStacks(layers.linear, tensors, (kind.steps, kind.clients, batch_size), TILES, layers.front)
     return ChainStep(stacks, kind, recipe.momentum)
 
 
@@ -91,43 +94,30 @@ def _are_classes(labels: Tensor, classes: int) -> bool:
     return len(labels) > 0 and bool(((labels >= 0) & (labels < classes)).all())
 
 
-def _agreeing_layers(model: nn.Module, job: Job, batch_size: int, device: torch.device) -> list[Linear] | None:
+def _agreeing_layers(model: nn.Module, job: Job, batch_size: int, device: torch.device) -> ChainLayers | None:
     """Return the layers of a chain whose steps agree with the definition; None if there is any doubt."""
     example = job.population.examples.example()
     if not isinstance(example, Tensor):
         return None
     keyed, stream = with_keyed_dropout(model, example)
-    layers = _linear_layers(find_layers(keyed.train(), stream, example.cpu()) or [])
-    if not layers or layers[-1].outputs > MOST_CLASSES:
+    layers = chain_layers(find_layers(keyed.train(), stream, example.cpu()) or [])
+    if layers is None or layers.linear[-1].outputs > MOST_CLASSES:
+        return None
+    if layers.front is not None and not choices.POOLED_KERNELS:
         return None
     return layers if _agrees(layers, keyed, stream, example.shape[1:], batch_size, device) else None
 
 
-def _linear_layers(layers: Sequence[Layer]) -> list[Linear]:
-    """Return the linear layers with what follows each; empty if other layers, or the same twice, are between them."""
-    linear: list[Linear] = []
-    for layer in layers:
-        if layer.kind == LINEAR:
-            linear.append(Linear(layer.weight, layer.bias, layer.inputs, layer.outputs))
-        elif layer.kind == RELU and linear and not linear[-1].relu:
-            linear[-1] = linear[-1]._replace(relu=True)
-        elif layer.kind == DROPOUT and linear and not linear[-1].drop:
-            linear[-1] = linear[-1]._replace(drop=layer.call)
-        else:
-            return []
-    return [] if linear and (linear[-1].relu or linear[-1].drop) else linear
-
-
 def _agrees(
-    layers: Sequence[Linear], model: nn.Module, stream: Stream, shape: torch.Size, rows: int, device: torch.device
+    layers: ChainLayers, model: nn.Module, stream: Stream, shape: torch.Size, rows: int, device: torch.device
 ) -> bool:
     """Return whether two steps of the kernels, on a full and on a short batch, agree with the definition."""
-    short = -(-rows // 2)
+    short, classes = -(-rows // 2), layers.linear[-1].outputs
 
     def fast(seed: int) -> list[Tensor]:
-        theta, x, y = random_values(model, shape, rows + short, layers[-1].outputs, seed)
+        theta, x, y = random_values(model, shape, rows + short, classes, seed)
         data = x.flatten(1).to(device), y.to(device)
-        stacks = ChainStacks(layers, data, (STEP + 2, 1, rows), TILES)
+        stacks = ChainStacks(layers.linear, data, (STEP + 2, 1, rows), TILES, layers.front)
         stacks.index[STEP, 0].copy_(torch.arange(rows))
         stacks.index[STEP + 1, 0, :short].copy_(torch.arange(rows, rows + short))
         zero = torch.zeros(1, dtype=torch.long, device=device)
@@ -137,7 +127,7 @@ def _agrees(
         return [stacks.losses[STEP : STEP + 2, 0].cpu(), *trained]
 
     def defined(seed: int) -> Sequence[Tensor]:
-        theta, x, y = random_values(model, shape, rows + short, layers[-1].outputs, seed)
+        theta, x, y = random_values(model, shape, rows + short, classes, seed)
         stream.key = seed
         return defined_steps(model, stream, F.cross_entropy, theta, [(x[:rows], y[:rows]), (x[rows:], y[rows:])])
 

@@ -5,8 +5,8 @@ is b, images are (n, b, C, H, W) and weights (n, OC, C, KH, KW). A place is a po
 client's batch, numbered through the whole batch. ``forward`` sums over a patch, ``weight_gradient`` over all
 places of a client, and ``input_gradient`` over the places whose patches contain an entry of an image.
 Sizes are constants when a kernel is compiled, so that an entry of a patch costs one load at a fixed offset.
-Neighbouring lanes take neighbouring places, since by default the compiler lets lanes run along the first axis
-of a tile.
+Neighbouring lanes take neighbouring places: patches are loaded with places along the axis along which the compiler
+lets lanes run.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,9 @@ from fedcover.engines.vectorized.convolutions import output_size
 
 PROGRAMS = 2048
 """The approximate number of programs that keeps a large GPU busy."""
+LANES_RUN_LAST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7))
+"""Whether the compiler lets lanes run along the last axis of a tile whose pointers are not consecutive; before Triton
+3.7 it was the first one."""
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -49,12 +52,19 @@ def _patches(  # type: ignore[no-untyped-def]
     top, left = p // OW % OH * SY - PY, p % OW * SX - PX
     down, right = tap // KW * DY, tap % KW * DX
     at = x + (p // (OH * OW) * (C * H * W) + top * W + left)
-    at = at[:, None] + (down * W + right)[None, :]
-    inside = (tap < KH * KW)[None, :]
+    if LANES_RUN_LAST:
+        at, top, left = at[None, :], top[None, :], left[None, :]
+        tap, down, right = tap[:, None], down[:, None], right[:, None]
+    else:
+        at, top, left = at[:, None], top[:, None], left[:, None]
+        tap, down, right = tap[None, :], down[None, :], right[None, :]
+    at = at + (down * W + right)
+    inside = tap < KH * KW
     if PY > 0 or PX > 0:
-        row, column = top[:, None] + down[None, :], left[:, None] + right[None, :]
+        row, column = top + down, left + right
         inside = inside & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-    return tl.load(at, mask=inside, other=tl.where(tap == KH * KW, 1.0, 0.0)[None, :])
+    tile = tl.load(at, mask=inside, other=tl.where(tap == KH * KW, 1.0, 0.0))
+    return tl.trans(tile) if LANES_RUN_LAST else tile
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
