@@ -80,6 +80,11 @@ def costs_together(sub_models: Sequence[tuple[ModelStructure, Mask]]) -> list[Co
     return [one.cost for one in _measured(sub_models)]
 
 
+def kept_entries(sub_models: Sequence[tuple[ModelStructure, Mask]]) -> list[Mapping[str, int]]:
+    """Return for each mask the number of kept entries of its tensors, with at most one synchronisation."""
+    return [one.kept for one in _measured(sub_models)]
+
+
 class _Measured(NamedTuple):
     """What is stored with a mask."""
 
