@@ -15,6 +15,8 @@ import fedcover as fc
 from fedcover.engines.vectorized import engine as vectorized
 from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.engines.vectorized.fused_sgd import FusedSGD
+from fedcover.engines.vectorized.kernel_sgd import try_kernel_sgd
+from fedcover.engines.vectorized.stacks import option_kinds
 from fedcover.engines.vectorized.untrained import untrained_tensors
 from fedcover.params import Params
 from fedcover.training.client import Job
@@ -150,3 +152,21 @@ def test_momenta_that_were_kept_of_other_tensors_are_skipped() -> None:
     for a, b in zip(serial().train(jobs), fc.Vectorized("cpu").train(jobs), strict=True):
         distances: list[Tensor] = pytree.tree_leaves({n: (t - b.theta[n]).abs().max() for n, t in a.theta.items()})
         assert max(map(float, distances)) < TOLERANCE
+
+
+def test_passes_in_fewer_bits_read_copies_of_tensors_that_stand_still() -> None:
+    """Otherwise each step would copy them again."""
+    theta = {"trained": torch.zeros(2, 3, 4), "still": torch.zeros(2, 4, 5), "bias": torch.zeros(2, 5)}
+    sgd = try_kernel_sgd(fc.LocalSGD(1), option_kinds(jobs_of(is_bias))[0], theta, {}, ["trained"], refused)
+    assert sgd is not None
+    sgd.use_copies(torch.bfloat16)
+    sgd.theta["still"].fill_(3.0)
+    sgd.sync()
+    assert {name: copied.dtype for name, copied in sgd._copies.items()} == dict.fromkeys(
+        ("trained", "still"), torch.bfloat16
+    )
+    assert bool((sgd._copies["still"] == 3.0).all())
+
+
+def refused(*_: Any) -> Any:
+    raise AssertionError

@@ -161,7 +161,7 @@ def training_batch(job: Job, rows: Tensor, step: int) -> tuple[Inputs, Tensor]:
     if augment is None:
         return inputs, labels
     if isinstance(augment, Views):
-        positions = torch.arange(len(rows))
+        positions = torch.arange(len(rows), device=labels.device)
         inputs = augment.source(inputs)(positions, view_numbers(augment, augmentation_key(job), step, positions))
     else:
         inputs = augment(inputs, this_round.generator("augment", job.client.id, step))

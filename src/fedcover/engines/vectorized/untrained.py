@@ -26,12 +26,14 @@ def untrained_tensors(jobs: Sequence[Job], compiled: bool) -> frozenset[str]:
     """
     if not all(map(_sees_whole, jobs)):
         return frozenset()
-    structures = [job.task.structure(job.population.examples.example()) for job in jobs]
-    if compiled and structures[0].work < sub_models.WORTHWHILE:
+    first = {id(job.task): job for job in jobs}.values()
+    structures = {id(job.task): job.task.structure(job.population.examples.example()) for job in first}
+    one = structures[id(jobs[0].task)]
+    if compiled and one.work < sub_models.WORTHWHILE:
         return frozenset()
-    kept = kept_entries([(structure, job.mask) for structure, job in zip(structures, jobs, strict=True)])
-    untrained = frozenset.intersection(*(frozenset(n for n, count in one.items() if not count) for one in kept))
-    return untrained if _saved(structures[0], untrained) >= LEAST_SAVED else frozenset()
+    kept = kept_entries([(structures[id(job.task)], job.mask) for job in jobs])
+    untrained = frozenset.intersection(*(frozenset(n for n, count in each.items() if not count) for each in kept))
+    return untrained if _saved(one, untrained) >= LEAST_SAVED else frozenset()
 
 
 def _sees_whole(job: Job) -> bool:

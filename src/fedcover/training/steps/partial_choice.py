@@ -55,7 +55,7 @@ def pays_on_gpu(mask: Mask, work: Callable[[], float]) -> bool:
     """Return whether partial steps pay on a GPU: they have fewer launches, or arithmetic takes longer than launches."""
     facts: list[Tensor] = [fact for kept in mask.values() for fact in (kept.any(), kept.all())]
     flags = iter(numbers(facts))  # one transfer from the GPU
-    kinds = [(next(flags), next(flags)) for _ in mask]
+    kinds: list[tuple[bool, bool]] = [(next(flags), next(flags)) for _ in mask]
     more = CUT_LAUNCHES * sum(some and not every for some, every in kinds)
     less = UNTRAINED_LAUNCHES * sum(not some for some, _ in kinds)
     return more <= less or work() >= LAUNCH_WORK * (more - less)
