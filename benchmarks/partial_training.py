@@ -9,6 +9,12 @@ Every contender is a process of its own. In each repeat, all contenders train on
 processor time of an epoch, after a first one. Memory is the peak of the resident memory in the first epoch, minus what
 was resident before it, when the model, theta, the mask, the data and the libraries were there: a batch has passed
 through the model (VmHWM after a reset, minus VmRSS).
+
+PYTHONPATH=src python -m benchmarks.partial_training --device cuda: the same on a GPU, in batches of 10 and of 128, all
+contenders in one process. Seconds are the least of an epoch, after a first one, with a synchronisation before and after
+it. Memory is the peak of what torch has allocated in the first epoch, minus what was allocated before it. A GPU takes
+small steps in the time of their launches, so parts and masked gradients are both measured, and each row tells which of
+the two the library chooses (``chosen``).
 """
 
 import argparse
@@ -19,99 +25,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
-import fedcover as fc
 from benchmarks import machine
+from benchmarks.gpu_report import device_name, synchronize
 from benchmarks.output import add_out, result_path, write_result
-from fedcover.engines import client_trainer
-from fedcover.engines.client_trainer import ClientTrainer
+from benchmarks.partial_clients import (
+    CONTENDERS,
+    MODEL,
+    Player,
+    counted,
+    make_masks,
+    random_images,
+    small_models,
+)
 from fedcover.models import default_model
-from fedcover.params import Mask, Params, count, entries_of, params_of
-from fedcover.policies.federated_dropout import random_submodels
-from fedcover.training.client import Job
-from fedcover.training.complements import Frozen
-from fedcover.training.options import TrainingOptions
-from fedcover.training.steps.partial import trained_parts
+from fedcover.params import Mask, Params, entries_of, params_of
 
-MODEL, KEEP, BATCH = "resnet18_gn", 0.25, 10
-TENSOR = 4
-"""The bytes of a value."""
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One way to train a client."""
-
-    title: str
-    mask: str | None
-    frozen: bool = False
-    """Whether the client sees the whole model."""
-    dense: bool = False
-    """Whether gradients and moments are of the whole model, and masked."""
-    small: bool = False
-    """Whether the client trains a smaller model, which has been cut before."""
-
-
-CONTENDERS = {
-    "full": Contender("the whole model", None),
-    "units": Contender("a quarter of the units of each layer; the rest is frozen", "units", frozen=True),
-    "half": Contender("half of the units of each layer, a quarter of the weights; the rest is frozen", "half", True),
-    "weights": Contender("a quarter of the single weights; the rest is frozen", "weights", frozen=True),
-    "window": Contender("the last layers, at most a quarter of the weights; the rest is frozen", "window", frozen=True),
-    "masked_units": Contender("as 'units', by masks over gradients and moments of the whole", "units", True, True),
-    "masked_weights": Contender(
-        "as 'weights', by masks over gradients and moments of the whole", "weights", True, True
-    ),
-    "pruned_units": Contender("a quarter of the units, as a smaller model", "units", small=True),
-    "pruned_half": Contender("half of the units, as a smaller model", "half", small=True),
-    "pruned_weights": Contender("a quarter of the single weights; the rest is 0", "weights", dense=True),
-}
-
-
-def make_masks(theta: Params) -> dict[str, Mask]:
-    """Return the masks by name."""
-    model, example = default_model(MODEL)
-    policy = random_submodels().bind(fc.trace(model, example))
-    masks: dict[str, Mask] = {}
-    for name, keep in (("units", KEEP), ("half", 0.5)):
-        (plan,), _ = policy.plan(theta, [fc.Client(0, 0, fc.Budget(keep))], fc.Round(1, 0), policy.start())
-        masks[name] = dict(plan.mask)
-    rng = torch.Generator().manual_seed(0)
-    masks["weights"] = {n: torch.rand(t.shape, generator=rng) < KEEP for n, t in theta.items() if t.ndim > 1}
-    names, left = list(theta), KEEP * entries_of(theta)
-    while theta[names[-1]].numel() <= left:
-        left -= theta[names.pop()].numel()
-    masks["window"] = {name: torch.zeros(theta[name].shape, dtype=torch.bool) for name in names}
-    return masks
-
-
-def counted(theta: Params, mask: Mask, one: Contender) -> dict[str, float]:
-    """Return the megabytes of gradients, moments and indices of a step, and of messages."""
-    model, example = default_model(MODEL)
-    structure = fc.trace(model, example)
-    cost = fc.cost_of(structure, mask)
-    down = cost.bytes_down
-    if one.frozen:
-        down += sum(Frozen().bytes_down(kept.shape, int((~kept).sum())) for kept in mask.values())
-    trained = entries_of(theta) if one.dense else count(theta, mask)
-    index = 0
-    if one.frozen and not one.dense:
-        parts = trained_parts(list(theta), mask, theta).values()
-        indices = [t for part in parts for t in (part.rows, part.columns, part.entries) if t is not None]
-        index = sum(t.nbytes for t in indices)
-    return {
-        "trained": count(theta, mask),
-        "gradients_mb": round(TENSOR * trained / 1e6, 2),
-        "moments_mb": round(TENSOR * trained / 1e6, 2),
-        "indices_mb": round(index / 1e6, 2),
-        "down_mb": round(down / 1e6, 2),
-        "up_mb": round(cost.bytes_up / 1e6, 2),
-    }
+BATCH, GPU_BATCHES = 10, (10, 128)
+NAME, GPU_NAME = "partial-training.json", "gpu-partial-training.json"
 
 
 def memory(kind: str) -> int:
@@ -124,25 +60,16 @@ def play(name: str, folder: Path, steps: int) -> None:
     """Train an epoch for every line of the input, and print what was measured."""
     torch.set_num_threads(1)
     one = CONTENDERS[name]
-    if one.dense:
-        client_trainer.pays = lambda model, mask: False
     model = torch.load(folder / f"small-{one.mask}.pt", weights_only=False) if one.small else default_model(MODEL)[0]
-    rng = torch.Generator().manual_seed(0)
-    size = steps * BATCH
-    images = torch.randn(size, 3, 32, 32, generator=rng), torch.randint(10, (size,), generator=rng)
-    clients = fc.data.from_parts(images, [torch.arange(size)])
-    mask = torch.load(folder / f"{one.mask}.pt") if one.mask and not one.small else {}
-    options = TrainingOptions(complement=True) if one.frozen else None
-    client, recipe = fc.Client(0, 0, fc.Budget(KEEP)), fc.LocalSGD(1, BATCH, 0.01)
-    job = Job(fc.Task(model), clients, client, params_of(model), mask, recipe, fc.Round(1, 0), options)
-    trainer = ClientTrainer(shrink=False)
+    examples = random_images(BATCH, steps)
+    player = Player(one, model, torch.load(folder / f"{one.mask}.pt") if one.mask else {}, examples, BATCH)
     with torch.no_grad():
-        model(images[0][:BATCH])
+        model(examples.tensors()[0][:BATCH])
     gc.collect()
     for _ in sys.stdin:
         Path("/proc/self/clear_refs").write_text("5")
         before, start = memory("VmRSS"), time.process_time()
-        loss = trainer.train(job).train_loss
+        loss = player.epoch()
         seconds = time.process_time() - start
         row = {"seconds": seconds, "before": before, "peak": memory("VmHWM") - before, "loss": loss}
         print(json.dumps(row), flush=True)
@@ -165,50 +92,108 @@ def compete(folder: Path, names: list[str], steps: int, repeats: int) -> dict[st
         for process in running.values():
             process.kill()
             process.wait()
+    return {name: summary(several) for name, several in rows.items()}
+
+
+def summary(epochs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the least seconds of all epochs but the first, the memory of the first, and the loss of the last."""
     return {
-        name: {
-            "seconds": round(min(row["seconds"] for row in several[1:]), 3),
-            "peak_mb": round(several[0]["peak"] / 1e6, 1),
-            "resident_before_mb": round(several[0]["before"] / 1e6, 1),
-            "train_loss": round(several[-1]["loss"], 4),
-        }
-        for name, several in rows.items()
+        "seconds": round(min(epoch["seconds"] for epoch in epochs[1:]), 4),
+        "peak_mb": round(epochs[0]["peak"] / 1e6, 1),
+        "resident_before_mb": round(epochs[0]["before"] / 1e6, 1),
+        "train_loss": round(epochs[-1]["loss"], 4),
     }
+
+
+def compete_on_gpu(
+    masks: dict[str, Mask], names: list[str], batch: int, steps: int, repeats: int, device: str
+) -> dict[str, dict[str, Any]]:
+    """Return what each contender needs on a GPU, with all epochs in turn."""
+    examples = random_images(batch, steps).on_device(torch.device(device))
+    small = small_models(masks) if any(CONTENDERS[name].small for name in names) else {}
+    players = {}
+    for name in names:
+        one = CONTENDERS[name]
+        model = small[one.mask or ""] if one.small else default_model(MODEL)[0]
+        players[name] = Player(one, model, masks.get(one.mask or "", {}), examples, batch)
+    warm_up(examples.tensors()[0][:batch])
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for number in range(repeats + 1):
+        for name, player in players.items():
+            rows[name].append(gpu_epoch(player, device))
+            print(batch, number, name, rows[name][-1], file=sys.stderr, flush=True)
+    return {name: summary(several) | {"chosen": players[name].chosen()} for name, several in rows.items()}
+
+
+def warm_up(inputs: torch.Tensor) -> None:
+    """Let the libraries of a GPU allocate what they keep, by a forward and a backward pass."""
+    model = default_model(MODEL)[0].to(inputs.device)
+    model(inputs).sum().backward()
+
+
+def gpu_epoch(player: Player, device: str) -> dict[str, Any]:
+    """Return the seconds and the memory of an epoch; without a GPU, memory is 0."""
+    gc.collect()
+    synchronize(device)
+    on_gpu = torch.device(device).type == "cuda"
+    before = torch.cuda.memory_allocated() if on_gpu else 0
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    loss = player.epoch()
+    synchronize(device)
+    seconds = time.perf_counter() - start
+    peak = torch.cuda.max_memory_allocated() - before if on_gpu else 0
+    return {"seconds": seconds, "before": before, "peak": peak, "loss": loss}
+
+
+def rows_of(
+    measured: Mapping[str, dict[str, Any]], theta: Params, masks: Mapping[str, Mask], **facts: Any
+) -> list[dict[str, Any]]:
+    """Return the rows of the result, with ratios to full training."""
+    rows = []
+    for name, numbers in measured.items():
+        one = CONTENDERS[name]
+        row = {**facts, "contender": name, "what": one.title, **numbers}
+        row |= counted(theta, masks.get(one.mask or "", {}), one)
+        if "full" in measured:
+            row["seconds_ratio"] = round(numbers["seconds"] / measured["full"]["seconds"], 3)
+            row["peak_ratio"] = round(numbers["peak_mb"] / max(measured["full"]["peak_mb"], 1e-9), 3)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
 
 
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.partial_training", description=__doc__)
+    parser.add_argument("--device", help="cuda: measure on a GPU; 'cpu' only tests that script")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=50, help="the steps of an epoch")
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--quick", action="store_true", help="3 steps, once")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--play", choices=list(CONTENDERS), help=argparse.SUPPRESS)
-    add_out(parser, "partial-training.json")
+    add_out(parser, NAME)
     args = parser.parse_args()
-    steps, repeats = (3, 1) if args.quick else (args.steps, args.repeats)
     if args.play:
         play(args.play, args.folder, args.steps)
         return
-    model, example = default_model(MODEL)
-    theta = params_of(model)
-    masks = make_masks(theta)
+    theta = params_of(default_model(MODEL)[0])
+    (measure_on_gpu if args.device else measure_on_cpu)(parser, args, theta, make_masks(theta))
+
+
+def measure_on_cpu(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, theta: Params, masks: dict[str, Mask]
+) -> None:
+    """Measure processes of one thread."""
+    steps, repeats = (3, 1) if args.quick else (args.steps, args.repeats)
     with tempfile.TemporaryDirectory() as home:
         for name, mask in masks.items():
             torch.save(mask, Path(home) / f"{name}.pt")
-            if name in ("units", "half"):
-                torch.save(fc.shrink(model, mask, example).model, Path(home) / f"small-{name}.pt")
+        for name, model in small_models(masks).items():
+            torch.save(model, Path(home) / f"small-{name}.pt")
         measured = compete(Path(home), args.contenders, steps, repeats)
-    rows = []
-    for name, numbers in measured.items():
-        one = CONTENDERS[name]
-        row = {"contender": name, "what": one.title, **numbers, **counted(theta, masks.get(one.mask or "", {}), one)}
-        if "full" in measured:
-            row["seconds_ratio"] = round(numbers["seconds"] / measured["full"]["seconds"], 3)
-            row["peak_ratio"] = round(numbers["peak_mb"] / measured["full"]["peak_mb"], 3)
-        rows.append(row)
-        print(json.dumps(row), flush=True)
     result = {
         "command": f"python -m benchmarks.partial_training --repeats {repeats} --steps {steps}",
         "machine": machine.facts(),
@@ -217,9 +202,33 @@ def main() -> None:
         "parameters": entries_of(theta),
         "batch": BATCH,
         "steps": steps,
+        "rows": rows_of(measured, theta, masks),
+    }
+    write_result(result_path(parser, args, NAME), result)
+
+
+def measure_on_gpu(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, theta: Params, masks: dict[str, Mask]
+) -> None:
+    """Measure contenders in this process."""
+    steps, repeats = (3, 1) if args.quick else (args.steps, args.repeats)
+    rows = []
+    for batch in GPU_BATCHES[:1] if args.quick else GPU_BATCHES:
+        measured = compete_on_gpu(masks, args.contenders, batch, steps, repeats, args.device)
+        rows += rows_of(measured, theta, masks, batch=batch)
+    result = {
+        "command": f"PYTHONPATH=src python -m benchmarks.partial_training --device {args.device}",
+        "device": device_name(args.device),
+        "torch": torch.__version__,
+        "conv_tf32": torch.backends.cudnn.allow_tf32,
+        "model": MODEL,
+        "parameters": entries_of(theta),
+        "steps": steps,
+        "repeats": repeats,
         "rows": rows,
     }
-    write_result(result_path(parser, args, "partial-training.json"), result)
+    usual = argparse.Namespace(**{**vars(args), "device": None if args.device == "cuda" else args.device})
+    write_result(result_path(parser, usual, GPU_NAME), result)
 
 
 if __name__ == "__main__":

@@ -332,7 +332,7 @@ def storage_of(theta: Mapping[str, Tensor]) -> torch.device:
 
 def all_finite(theta: Mapping[str, Tensor], mask: Mask = FULL) -> bool:
     """Return whether every entry that the mask keeps is finite."""
-    return all(bool(torch.isfinite(t[mask[name]] if name in mask else t).all()) for name, t in theta.items())
+    return all(numbers([torch.isfinite(t[mask[name]] if name in mask else t).all() for name, t in theta.items()]))
 
 
 def check_mask(mask: object, theta: Mapping[str, Tensor], whose: str, any_device: bool = False) -> None:

@@ -9,9 +9,10 @@ import torch
 import fedcover as fc
 from fedcover.engines.processes.pool import Processes
 from fedcover.engines.vectorized.engine import Vectorized
-from fedcover.federation.complements import copy_of, error_of, seen_by
+from fedcover.federation.complements import copy_of, seen_by
 from fedcover.params import prune
 from fedcover.policies import POLICIES
+from fedcover.theory import complement_error
 from fedcover.training.complements import COMPLEMENTS, Complement
 from tests.conftest import small_data
 from tests.contracts.federations import DEVICES, TOLERANCE, federation, furthest, images, serial
@@ -132,7 +133,7 @@ def test_a_federation_of_kept_copies() -> None:
     one = with_complement(federation(serial(), "FedRolex"), fc.Kept())
     state = one.start()
     planned = one.begin_round(state)
-    assert all(error_of(state.theta, plan.mask, view) == 0 for plan, view in _views(one, state, planned.plans))
+    assert all(complement_error(state.theta, plan.mask, view) == 0 for plan, view in _views(one, state, planned.plans))
     updates = {update.client: update for update in serial().train(planned.jobs)}
     after, _ = one.end_round(planned, updates.values())
     for client in range(len(one.clients)):
@@ -144,7 +145,7 @@ def test_a_federation_of_kept_copies() -> None:
                 expected = torch.where(kept, updates[client].theta[name], start)
             assert torch.equal(copy[name], expected)
     later = one.begin_round(after)
-    errors = [error_of(after.theta, plan.mask, view) for plan, view in _views(one, after, later.plans)]
+    errors = [complement_error(after.theta, plan.mask, view) for plan, view in _views(one, after, later.plans)]
     assert max(errors) > 0
     assert later.pruning.each == pytest.approx([error / later.pruning.norm2 for error in errors])
 

@@ -1,6 +1,7 @@
 """The layers that models get on a GPU, with kernels in an interpreter: odd models against the serial engine."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from fedcover.params import params_of
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.client import Job
+from fedcover.training.options import TrainingOptions
 from tests.contracts.federations import TOLERANCE, serial
 
 pytest.importorskip("triton")
@@ -153,3 +155,26 @@ def test_only_weights_with_one_gradient_are_used_once() -> None:
     assert id(net.same.weight) not in used
     net = Net(lambda net, x: net.block(x) * net.conv.weight.sum())
     assert id(net.conv.weight) not in weights_used_once(net, x)
+
+
+def test_convolutions_that_nobody_trains_have_no_gradient_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcover.engines.vectorized import patch_products
+
+    shapes: list[list[int]] = []
+    real = patch_products.weight_gradient
+
+    def counted(*arguments: Any) -> Tensor:
+        result: Tensor = real(*arguments)
+        shapes.append(list(result.shape[1:]))
+        return result
+
+    monkeypatch.setattr(patch_products, "weight_gradient", counted)
+    jobs = jobs_of(ODD["plain"], fc.LocalSGD(1, 4, 0.1, 0.5), sizes=(4, 4))
+    mask = {name: torch.full(t.shape, name == "conv.weight") for name, t in jobs[0].theta.items()}
+    jobs = [replace(job, mask=mask, options=TrainingOptions(complement=True)) for job in jobs]
+    engine = fc.Vectorized(DEVICE, compile=False)
+    for a, b in zip(serial().train(jobs), engine.train(jobs), strict=True):
+        for name, tensor in a.theta.items():
+            assert float((tensor - b.theta[name].cpu()).abs().max()) < TOLERANCE, name
+    assert shapes
+    assert {tuple(shape) for shape in shapes} == {(8, 3, 3, 2)}

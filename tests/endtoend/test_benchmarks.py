@@ -223,3 +223,13 @@ def test_the_benchmark_of_partial_training_runs(tmp_path: Path) -> None:
     full, window = json.loads(out.read_text())["rows"]
     assert window["peak_mb"] < full["peak_mb"]
     assert window["moments_mb"] < full["moments_mb"] / 4
+
+
+def test_the_benchmark_of_partial_training_on_a_gpu_runs(tmp_path: Path) -> None:
+    out = tmp_path / "partial.json"
+    options = ("--device", "cpu", "--quick", "--contenders", "window", "masked_window", "--out", str(out))
+    done = python("-m", "benchmarks.partial_training", *options)
+    assert done.returncode == 0, done.stderr
+    window, masked = json.loads(out.read_text())["rows"]
+    assert window["chosen"]
+    assert window["train_loss"] == pytest.approx(masked["train_loss"], rel=1e-3)

@@ -109,7 +109,9 @@ class Examples:
             chosen = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
             return self.inputs.read(chosen)
         assert self.labels is not None
-        labels = self.labels[rows] if isinstance(rows, slice) else self.labels.index_select(0, rows)
+        labels = (
+            self.labels[rows] if isinstance(rows, slice) else self.labels.index_select(0, rows.to(self.labels.device))
+        )
         return take(self.inputs, rows), labels
 
     def augmented(self, augment: Augmentation | None) -> "Examples":

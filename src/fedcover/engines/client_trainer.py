@@ -15,7 +15,8 @@ from fedcover.training.client import Job, train_client
 from fedcover.training.options import TrainingOptions
 from fedcover.training.steps.defined import DefinedSteps
 from fedcover.training.steps.fast import try_fast_steps
-from fedcover.training.steps.partial import PartialModel, PartialSteps, pays, try_partial_steps
+from fedcover.training.steps.partial import PartialModel, PartialSteps, try_partial_steps
+from fedcover.training.steps.partial_choice import pays
 from fedcover.training.steps.stepper import Stepper
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -88,7 +89,9 @@ class ClientTrainer:
 
     def _partial_steps(self, scratch: _Scratch, job: Job) -> PartialSteps | None:
         """Return steps that train only a part of the whole model; None if they do not pay or do not know the job."""
-        if not job.mask or not job.options or not job.options.complement or not pays(scratch.model, job.mask):
+        if not job.mask or not job.options or not job.options.complement:
+            return None
+        if not pays(scratch.model, job.mask, lambda: step_work(job)):
             return None
         loss = job.task.loss
         if id(loss) not in scratch.partial:
@@ -98,6 +101,11 @@ class ClientTrainer:
     def clear(self) -> None:
         """Release all scratch models."""
         self._scratches.clear()
+
+
+def step_work(job: Job) -> float:
+    """Return the multiply-adds of the forward pass of a client's step."""
+    return job.task.structure(job.population.examples.example()).work * job.recipe.batch_size
 
 
 def cut_options(sub: SubModel, options: TrainingOptions) -> TrainingOptions:

@@ -1,7 +1,9 @@
 """What the clients of a round see of the global model, and their copies of it (``training/complements.py``)."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +13,10 @@ from fedcover.aggregation.base import Aggregator, ClientUpdate
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
 from fedcover.masks.noise import PruningNoise
-from fedcover.params import FULL, Mask, Params, storage_of
+from fedcover.params import FULL, HostCopy, Mask, Params, device_of, storage_of, to_device
 from fedcover.policies.base import ClientPlan, Policy, shown_in
-from fedcover.theory import Scheme, complement_error
+from fedcover.theory import Scheme
+from fedcover.theory.scheme import complement_squares
 from fedcover.training.complements import Complement, Frozen, Zero, seen
 from fedcover.training.options import PLAIN
 
@@ -93,8 +96,14 @@ def outside_of(federation: "Federation", state: State, plans: Sequence[ClientPla
     if not complement.sees:
         return [theta] * len(plans)
     if complement.keeps_copies:
-        return [complement.values(theta, copy_of(federation, state, plan.client.id)) for plan in plans]
+        copies = (copy_of(federation, state, plan.client.id) for plan in plans)
+        return [_on_device(complement.values(theta, copy), device_of(theta)) for copy in copies]
     return [complement.values(theta, {})] * len(plans)
+
+
+def _on_device(tensors: Params, device: torch.device) -> Params:
+    """Return tensors on a device, without waiting for it."""
+    return {n: t if t.device == device else to_device(t, device) for n, t in tensors.items()}
 
 
 def views_of(theta: Params, plans: Sequence[ClientPlan], outside: Sequence[Params]) -> list[Params]:
@@ -117,19 +126,33 @@ def copy_of(federation: "Federation", state: State, client: int) -> Params:
     return {name: state.clients.get(f"{COPY}/{client}/{name}", start) for name, start in federation.theta0.items()}
 
 
-def error_of(theta: Params, mask: Mask, outside: Params) -> float:
-    """Return the squared distance of what a client sees from theta."""
-    return 0.0 if outside is theta else complement_error(theta, mask, outside)
-
-
 def noise_of(
     federation: "Federation", theta: Params, plans: Sequence[ClientPlan], outside: Sequence[Params]
 ) -> PruningNoise:
     """Return ||theta||^2, and for each client ||theta - theta_n||^2 / ||theta||^2, where theta_n is what it sees."""
+    masks = [plan.mask for plan in plans]
     if not federation.complement.sees:
-        return PruningNoise(theta, [plan.mask for plan in plans])
-    errors = [error_of(theta, plan.mask, values) for plan, values in zip(plans, outside, strict=True)]
-    return PruningNoise(theta, [FULL] * len(plans), errors)
+        return PruningNoise(theta, masks)
+    return PruningNoise(theta, [FULL] * len(plans), _queued_errors(theta, masks, outside))
+
+
+def _queued_errors(theta: Params, masks: Sequence[Mask], outside: Sequence[Params]) -> Callable[[], list[float]]:
+    """Start to compute the errors of complements, and return a function that waits for all of them at once."""
+    pairs = [(id(mask), id(values)) for mask, values in zip(masks, outside, strict=True)]
+    squares: dict[tuple[int, int], list[Tensor]] = {}
+    for pair, mask, values in zip(pairs, masks, outside, strict=True):
+        if pair not in squares:
+            squares[pair] = [] if values is theta else complement_squares(theta, mask, values)
+    each = [square for some in squares.values() for square in some]
+    copy = HostCopy(torch.stack(each)) if each else None
+    sizes = {pair: len(some) for pair, some in squares.items()}
+
+    def read() -> list[float]:
+        numbers = iter(copy.tolist() if copy else [])
+        errors = {pair: math.fsum(islice(numbers, size)) for pair, size in sizes.items()}
+        return [errors[pair] for pair in pairs]
+
+    return read
 
 
 def scheme_of(federation: "Federation") -> Scheme:

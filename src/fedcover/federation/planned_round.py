@@ -14,7 +14,7 @@ from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
 from fedcover.federation.extras import extras_of_plan
 from fedcover.federation.layer_coverage import LayerCounts, layer_counts
-from fedcover.masks.cost import Cost, costs_of, with_complement, with_extras
+from fedcover.masks.cost import Cost, costs_of, with_extras
 from fedcover.masks.coverage import coverage_of
 from fedcover.masks.noise import PruningNoise
 from fedcover.params import Mask, Params, prune
@@ -122,17 +122,15 @@ def costs_of_plans(
 ) -> list[Cost]:
     """Return the cost of each client; raise InputError if a mask keeps nothing, or nothing of a needed layer."""
     distinct = {id(plan.mask): plan for plan in plans}
-    costs = costs_of(federation.structure, [plan.mask for plan in distinct.values()])
+    complement = federation.complement
+    outside = complement.bytes_down if complement.sees else None
+    costs = costs_of(federation.structure, [plan.mask for plan in distinct.values()], outside)
     cost_of_mask = dict(zip(distinct, costs, strict=True))
-    if federation.complement.sees:
-        bytes_down = federation.complement.bytes_down
-        for key, plan in distinct.items():
-            cost_of_mask[key] = with_complement(federation.structure, plan.mask, cost_of_mask[key], bytes_down)
     for key, plan in distinct.items():
         whose = f"the mask of policy {federation.policy} for client {plan.client.number} in round {this_round.index}"
         if cost_of_mask[key].parameters == 0:
             raise InputError(f"{whose} keeps nothing; keep at least one entry")
-        if federation.complement.sees:  # nothing is missing where a mask is empty
+        if complement.sees:  # nothing is missing where a mask is empty
             continue
         if (empty := cost_of_mask[key].emptied) and not carries(federation.structure, prune(theta, plan.mask)):
             raise InputError(

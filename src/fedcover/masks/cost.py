@@ -3,14 +3,17 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from fedcover.masks.encoding import packed_size_of_product, packed_sizes
-from fedcover.params import FixedMask, Mask, axes_of, numbers
+from fedcover.params import FixedMask, Mask, axes_of
 from fedcover.structure.trace import ModelStructure
 
 BYTES_PER_VALUE = 4
+BytesOutside = Callable[[torch.Size, int], int]
+"""The bytes that are sent for entries outside a mask, from the shape of a tensor and their number."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +60,51 @@ def cost_of(structure: ModelStructure, mask: Mask) -> Cost:
     return costs_of(structure, [mask])[0]
 
 
-def costs_of(structure: ModelStructure, masks: Sequence[Mask]) -> list[Cost]:
-    """Return the costs of several sub-models, with a single synchronisation if the masks are on a GPU."""
-    return costs_together([(structure, mask) for mask in masks])
+def costs_of(structure: ModelStructure, masks: Sequence[Mask], outside: BytesOutside | None = None) -> list[Cost]:
+    """Return the costs of several sub-models, with a single synchronisation if the masks are on a GPU.
+
+    Args:
+        structure: The traced model.
+        masks: One mask for each sub-model.
+        outside: For clients that see the whole model and train what their mask keeps: the bytes that are sent for the
+            entries outside the mask, from a tensor's shape and their number.
+    """
+    measured = _measured([(structure, mask) for mask in masks])
+    if outside is None:
+        return [one.cost for one in measured]
+    return [_with_complement(structure, one, outside) for one in measured]
 
 
 def costs_together(sub_models: Sequence[tuple[ModelStructure, Mask]]) -> list[Cost]:
     """Return the costs of sub-models of several models; masks that do not change store theirs for later calls."""
-    costs: dict[tuple[int, int], Cost] = {}
+    return [one.cost for one in _measured(sub_models)]
+
+
+def kept_entries(sub_models: Sequence[tuple[ModelStructure, Mask]]) -> list[Mapping[str, int]]:
+    """Return for each mask the number of kept entries of its tensors, with at most one synchronisation."""
+    return [one.kept for one in _measured(sub_models)]
+
+
+class _Measured(NamedTuple):
+    """What is stored with a mask."""
+
+    structure: ModelStructure
+    """A reference, so that its id is not reused."""
+    cost: Cost
+    kept: Mapping[str, int]
+    """The number of kept entries of each tensor in the mask."""
+
+
+def _measured(sub_models: Sequence[tuple[ModelStructure, Mask]]) -> list[_Measured]:
+    """Measure the masks of sub-models, as far as they have not stored it."""
+    measured: dict[tuple[int, int], _Measured] = {}
     new: dict[tuple[int, int], tuple[ModelStructure, Mask]] = {}
     for structure, mask in sub_models:
         stored = mask.stored(("cost", id(structure))) if isinstance(mask, FixedMask) else None
         if stored is None:
             new[id(structure), id(mask)] = structure, mask
         else:
-            costs[id(structure), id(mask)] = stored[1]
+            measured[id(structure), id(mask)] = stored
     masks = [mask for _, mask in new.values()]
     others = iter(packed_sizes([kept for mask in masks for name, kept in mask.items() if name not in axes_of(mask)]))
     for key, (structure, mask) in new.items():
@@ -80,10 +113,11 @@ def costs_together(sub_models: Sequence[tuple[ModelStructure, Mask]]) -> list[Co
             name: packed_size_of_product(structure.shapes[name], axes[name]) if name in axes else next(others)
             for name in mask
         }
-        costs[key] = _cost(structure, sizes)
-        if isinstance(mask, FixedMask):  # with the structure, so that its id is not reused
-            mask.keep(("cost", id(structure)), (structure, costs[key]))
-    return [costs[id(structure), id(mask)] for structure, mask in sub_models]
+        kept = {name: count for name, (count, _) in sizes.items()}
+        measured[key] = _Measured(structure, _cost(structure, sizes), kept)
+        if isinstance(mask, FixedMask):
+            mask.keep(("cost", id(structure)), measured[key])
+    return [measured[id(structure), id(mask)] for structure, mask in sub_models]
 
 
 @dataclass(frozen=True)
@@ -127,28 +161,19 @@ def with_extras(cost: Cost, full: Cost, extras: Extras) -> Cost:
     return replace(cost, bytes_down=cost.bytes_down + down, bytes_up=cost.bytes_up + up)
 
 
-def with_complement(
-    structure: ModelStructure, mask: Mask, cost: Cost, bytes_down: Callable[[torch.Size, int], int]
-) -> Cost:
+def _with_complement(structure: ModelStructure, measured: _Measured, outside: BytesOutside) -> Cost:
     """Return the cost of a client that sees the whole model, and trains what its mask keeps.
 
     Forward passes are those of the whole model, and so are gradients towards inputs, down to the lowest layer of which
     anything is trained. Gradients of weights are those of the trained entries.
-
-    Args:
-        structure: The traced model.
-        mask: The client's mask.
-        cost: The cost of the sub-model that the mask keeps.
-        bytes_down: Returns the bytes that are sent for the entries outside the mask, from a tensor's shape and their
-            number.
     """
-    kept = dict(zip(mask, numbers([mask[name].sum() for name in mask]), strict=True))  # one transfer from a GPU
+    cost, kept = measured.cost, measured.kept
     sizes = {name: math.prod(shape) for name, shape in structure.shapes.items()}
     first = structure.first_without(frozenset(name for name, count in kept.items() if not count))
     down, flops = 0, 0.0
     for name, size in sizes.items():
         count, trained = kept.get(name, size), name not in structure.frozen
-        down += bytes_down(torch.Size(structure.shapes[name]), size - count) if trained else 0
+        down += outside(torch.Size(structure.shapes[name]), size - count) if trained else 0
         flops += 2 * structure.macs[name] * (size + count * trained + size * (name not in first))
     return replace(cost, macs=structure.work, bytes_down=cost.bytes_down + down, flops_per_example=flops)
 

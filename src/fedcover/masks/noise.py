@@ -41,15 +41,17 @@ class PruningNoise:
     Args:
         theta: The parameters.
         masks: One mask per client.
-        errors: For clients that see something else than theta outside their masks, its squared distance from theta, in
-            place of what masks remove.
+        errors: For clients that see other values than theta outside their masks: a function that waits for their
+            squared distances from theta, which take the place of what masks remove.
 
     >>> noise = PruningNoise({"w": torch.tensor([3.0, 4.0])}, [{}, {"w": torch.tensor([False, True])}])
     >>> noise.norm2, noise.each
     (25.0, [0.0, 0.36])
     """
 
-    def __init__(self, theta: Params, masks: Sequence[Mask], errors: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, theta: Params, masks: Sequence[Mask], errors: Callable[[], Sequence[float]] | None = None
+    ) -> None:
         self.theta, self._clients, self._distinct, self._errors = theta, len(masks), distinct_masks(masks), errors
         self.pruned = [mask for mask, _ in self._distinct if mask]
         """The distinct masks that remove something."""
@@ -81,7 +83,7 @@ class PruningNoise:
         squared, removed = self._read()
         total = float(sum(squared.values()))
         if self._errors is not None:
-            return total, [error / total if total else 0.0 for error in self._errors]
+            return total, [error / total if total else 0.0 for error in self._errors()]
         error = {id(mask): sum(row[name] for name in mask) for mask, row in zip(self.pruned, removed, strict=True)}
         noise = [0.0] * self._clients
         for mask, positions in self._distinct:

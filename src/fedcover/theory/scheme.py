@@ -76,12 +76,17 @@ def complement_error(theta: Params, mask: Mask, values: Mapping[str, Tensor]) ->
     >>> complement_error(theta, mask, {}), complement_error(theta, mask, {"w": torch.tensor([0.0, 3.5])})
     (16.0, 0.25)
     """
+    return math.fsum(numbers(complement_squares(theta, mask, values)))
+
+
+def complement_squares(theta: Params, mask: Mask, values: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return for each tensor in a mask its share of ``complement_error``, without waiting for a GPU."""
     squares = []
     for name, kept in mask.items():
         tensor = theta[name].double()
         away = tensor - values[name].to(tensor.device).double() if name in values else tensor
         squares.append(torch.where(kept.to(tensor.device), 0.0, away).square().sum())
-    return math.fsum(numbers(squares)) if squares else 0.0
+    return squares
 
 
 def quantization_error(theta: Params, mask: Mask, bits: int) -> float:

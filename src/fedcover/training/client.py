@@ -136,6 +136,7 @@ def epoch_orders(job: Job, owned: Tensor) -> list[Tensor]:
 
 def batches_of(inputs: Inputs, labels: Tensor, order: Tensor, size: int) -> Iterator[tuple[Inputs, Tensor]]:
     """Yield the batches of one epoch, with the examples in an order."""
+    order = order.to(labels.device)
     inputs, labels = take(inputs, order), labels.index_select(0, order)
     for start in range(0, len(order), size):
         rows = slice(start, start + size)
@@ -160,7 +161,7 @@ def training_batch(job: Job, rows: Tensor, step: int) -> tuple[Inputs, Tensor]:
     if augment is None:
         return inputs, labels
     if isinstance(augment, Views):
-        positions = torch.arange(len(rows))
+        positions = torch.arange(len(rows), device=labels.device)
         inputs = augment.source(inputs)(positions, view_numbers(augment, augmentation_key(job), step, positions))
     else:
         inputs = augment(inputs, this_round.generator("augment", job.client.id, step))
@@ -215,7 +216,7 @@ def train_client(steps: ClientSteps, job: Job) -> ClientUpdate:
             if first < len(epochs):
                 losses = _take_epochs(steps, job, epochs, range(first, len(epochs)))
         last = len(epochs[-1])
-        sizes = (last - torch.arange(0, last, batch_size)).clamp(max=batch_size)
+        sizes = (last - torch.arange(0, last, batch_size, device=losses.device)).clamp(max=batch_size)
         train_loss = float((losses * sizes).sum()) / last
     theta, report, moments = steps.finish()
     for name in theta if job.options and job.options.complement else ():  # one by one: no second copy of the model

@@ -140,7 +140,10 @@ class Kept(Complement):
         return dict(copy)
 
     def bytes_down(self, shape: torch.Size, sent: int) -> int:
-        """Return 0: nothing but its part is sent to a device that has its copy."""
+        """Return 0: nothing but its part is sent to a device that has its copy.
+
+        A node without the copy, as at first contact, receives it once; ``wire`` of a deployment's records counts that.
+        """
         return 0
 
 

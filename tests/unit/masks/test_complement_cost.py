@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedcover as fc
-from fedcover.masks.cost import Cost, cost_of, with_complement
+from fedcover.masks.cost import Cost, cost_of, costs_of
 from fedcover.models import MLP
 from fedcover.params import Mask
 from fedcover.structure.trace import trace
@@ -15,7 +15,7 @@ FIRST, SECOND = STRUCTURE.weights
 
 
 def cost(mask: Mask, complement: fc.Complement) -> Cost:
-    return with_complement(STRUCTURE, mask, cost_of(STRUCTURE, mask), complement.bytes_down)
+    return costs_of(STRUCTURE, [mask], complement.bytes_down)[0]
 
 
 def half(name: str) -> torch.Tensor:

@@ -56,6 +56,8 @@ class StepKind(NamedTuple):
     """The largest number of clients."""
     steps: int
     """The largest number of steps of a client."""
+    untrained: frozenset[str] = frozenset()
+    """The tensors that stand still: they have neither gradients nor moments."""
 
     def serves(self, wanted: "StepKind", most: int = 0) -> bool:
         """Return whether a step of this kind can train jobs of another.
@@ -65,7 +67,7 @@ class StepKind(NamedTuple):
             most: The largest number of clients of a step for these jobs; a third more than theirs are never too many.
         """
         return (
-            (self.options, self.full) == (wanted.options, wanted.full)
+            (self.options, self.untrained, self.full) == (wanted.options, wanted.untrained, wanted.full)
             and self.masked >= wanted.masked
             and self.steps >= wanted.steps
             and wanted.clients <= self.clients <= max(most, wanted.clients * 4 // 3)
@@ -105,7 +107,8 @@ class BatchedStep:
         layers = choose_layers(keyed, example, arithmetic)
         self._data, self.kind = data, kind
         self._channels_last, self.has_kernels = layers.channels_last, layers.kernels
-        self._trained = tuple(name for name, p in self._parameters.items() if p.requires_grad)
+        trained = (name for name, p in self._parameters.items() if p.requires_grad)
+        self._trained = tuple(name for name in trained if name not in kind.untrained)
         size = (kind.steps, kind.clients, table.index.shape[2])
         self._index = torch.full(size, -1, dtype=torch.long, device=self._device)
         self._losses = torch.zeros(size[:2], device=self._device)

@@ -67,16 +67,22 @@ def _product(x: Tensor, weight: Tensor, layer: "PatchConv2d", moments: bool) -> 
 
 
 @over_stacks
-def _product_gradients(d: Tensor, call: "_Call", of_images: bool, *operands: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients of the weights and, if they are wanted, of the images."""
+def _product_gradients(
+    d: Tensor, call: "_Call", of_images: bool, of_weights: bool, *operands: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the gradients of the images and of the weights, as far as they are wanted."""
     from fedcover.engines.vectorized.patch_products import input_gradient, weight_gradient
 
     layer = call.layer
     images, weights = layer.operands(operands)
     gradient = operand(d.contiguous(), layer.numbers)
-    with nullcontext() if call.side is None else call.side.fork(*gradient, *images):
-        of_weights = weight_gradient(gradient, images, call.kernel, layer.how)
-    return (of_weights, input_gradient(gradient, weights, call.size, layer.how)) if of_images else (of_weights,)
+    results: list[Tensor] = []
+    if of_weights:
+        with nullcontext() if call.side is None else call.side.fork(*gradient, *images):
+            results.append(weight_gradient(gradient, images, call.kernel, layer.how))
+    if of_images:
+        results.insert(0, input_gradient(gradient, weights, call.size, layer.how))
+    return tuple(results)
 
 
 @over_stacks
@@ -131,10 +137,10 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d: Tensor, *_: Any) -> Any:
-        of_images = ctx.needs_input_grad[0]
+        wanted = ctx.needs_input_grad[:2]
         with torch.no_grad():  # second derivatives are not needed
-            gradients = _product_gradients(d, ctx.call, of_images, *ctx.saved_tensors)
-        return gradients[1] if of_images else None, gradients[0], None, None, None
+            gradients = iter(_product_gradients(d, ctx.call, *wanted, *ctx.saved_tensors))
+        return *(next(gradients) if one else None for one in wanted), None, None, None
 
 
 class _Normalise(torch.autograd.Function):

@@ -118,6 +118,8 @@ class _Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         with torch.no_grad():  # second derivatives are not needed
             of_x = input_gradient(d, weight, x.shape[-2:], ctx.how) if ctx.needs_input_grad[0] else None
+            if not any(ctx.needs_input_grad[1:3]):
+                return of_x, None, None, None
             both = weight_gradient(d, x, weight.shape[-2:], ctx.how)
         return of_x, both[:, :-1].view(weight.shape), both[:, -1] if ctx.biased else None, None
 

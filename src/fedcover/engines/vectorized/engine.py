@@ -6,7 +6,7 @@ rounding a client's result does not depend on the clients that are trained with 
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -30,9 +30,10 @@ from fedcover.engines.vectorized.launch import compile_kernels
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.precision import Precision
 from fedcover.engines.vectorized.refusals import only_together
-from fedcover.engines.vectorized.stacks import option_kinds
+from fedcover.engines.vectorized.stacks import OptionsKind, option_kinds
 from fedcover.engines.vectorized.sub_models import Part, SubModels, restored, rows_of
 from fedcover.engines.vectorized.task_keys import task_key
+from fedcover.engines.vectorized.untrained import untrained_tensors
 from fedcover.errors import InputError
 from fedcover.params import Params, has_room, most_entries
 from fedcover.training.client import Job
@@ -49,11 +50,25 @@ _Started = tuple[list[int], Callable[[], list[ClientUpdate]]]
 """The numbers of jobs that are being trained, and a function that waits for their updates."""
 
 
+class _Key(NamedTuple):
+    """What jobs share that are trained together."""
+
+    options: OptionsKind
+    task: Any
+    shapes: Any
+    """The shapes of their sub-models; None for the whole model."""
+    recipe: Recipe
+    """Its template. The step size is not part of it: a schedule changes it in every round, and a new step would have
+    to be compiled. Nor is the number of steps: a client that has finished stays as it is."""
+    data: Any
+    untrained: frozenset[str] = frozenset()
+    """The tensors of which none of them trains an entry."""
+
+
 class _Batch(NamedTuple):
     """Jobs that are trained together."""
 
-    key: Any
-    """What they share."""
+    key: _Key
     numbers: list[int]
     """Their numbers among all jobs."""
 
@@ -143,15 +158,16 @@ class Vectorized(Engine):
             if id(job.task) not in task_keys:
                 task_keys[id(job.task)] = (job.task, task_key(job.task))  # with the task, whose id is not reused
         templates = {key: recipe.template for key, recipe in {id(job.recipe): job.recipe for job in jobs}.items()}
-        groups: dict[Any, list[int]] = {}
+        groups: dict[_Key, list[int]] = {}
         for number, (part, kind) in enumerate(zip(parts, option_kinds(jobs), strict=True)):
-            key = (kind, task_keys[id(part.job.task)][1], part.shape_key, *_job_key(part.job, templates))
+            job, task = part.job, task_keys[id(part.job.task)][1]
+            key = _Key(kind, task, part.shape_key, templates[id(job.recipe)], _data_key(job.population.examples))
             groups.setdefault(key, []).append(number)
-        batches = [
-            _Batch(key, numbers[start : start + self._most])
-            for key, numbers in groups.items()
-            for start in range(0, len(numbers), self._most)
-        ]
+        batches = []
+        for key, numbers in groups.items():
+            untrained = untrained_tensors([jobs[n] for n in numbers], self._arithmetic.compiled)
+            for start in range(0, len(numbers), self._most):
+                batches.append(_Batch(key._replace(untrained=untrained), numbers[start : start + self._most]))
         self._compile_together(parts, batches)
         return self._in_order(parts, batches, self._start_together(parts, batches))
 
@@ -220,7 +236,7 @@ class Vectorized(Engine):
         self._indices.clear()
         self._steps.clear()
 
-    def _queue(self, key: Any, parts: Sequence[Part]) -> Callable[[], list[ClientUpdate]]:
+    def _queue(self, key: _Key, parts: Sequence[Part]) -> Callable[[], list[ClientUpdate]]:
         """Queue the training of a batch of jobs; return a function that waits for their updates."""
         if self.device.type != "cuda":
             return lambda: _updates(parts, self._named_run(key, parts))
@@ -236,7 +252,7 @@ class Vectorized(Engine):
 
         return finish
 
-    def _named_run(self, key: Any, parts: Sequence[Part]) -> _Trained:
+    def _named_run(self, key: _Key, parts: Sequence[Part]) -> _Trained:
         """Call ``_run``; name the first of the clients in errors, any of which may be the cause."""
         jobs = [part.job for part in parts]
         try:
@@ -250,7 +266,7 @@ class Vectorized(Engine):
             others = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
             raise failure(jobs[0], f"{str(error) or type(error).__name__}{others}") from error
 
-    def _run(self, key: Any, model: Callable[[], nn.Module], jobs: Sequence[Job]) -> _Trained:
+    def _run(self, key: _Key, model: Callable[[], nn.Module], jobs: Sequence[Job]) -> _Trained:
         """Train jobs, on a GPU in the stream of their step, which is the last of ``_steps`` then."""
         table = batch_table(jobs, self._indices)
         batched_step = self._batched_step(key, model, jobs, table)
@@ -267,24 +283,24 @@ class Vectorized(Engine):
             stacks = stacks._replace(results=stacks.results._replace(theta=parts_of_rows(flat, stacks.results.theta)))
         return _Trained(stacks, flat, numbers, table)
 
-    def _flat_rows(self, key: Any, stacks: Params) -> Tensor | None:
+    def _flat_rows(self, key: _Key, stacks: Params) -> Tensor | None:
         """Return trained values as one row for each client; None if they are averaged tensor by tensor.
 
         These are parameters of several types, and whole models that are too large to be processed at once.
         """
-        whole = key[2] is None  # the shapes of sub-models
         large = sum(stack[0].numel() for stack in stacks.values()) > most_entries(self.device)
-        return None if whole and large else flat_rows(stacks)
+        return None if key.shapes is None and large else flat_rows(stacks)
 
     def _batched_step(
-        self, key: Any, model: Callable[[], nn.Module], jobs: Sequence[Job], table: BatchTable
+        self, key: _Key, model: Callable[[], nn.Module], jobs: Sequence[Job], table: BatchTable
     ) -> BatchedStep | ChainStep:
         """Return a cached step that the jobs fit into without much waste, or a new one."""
         steps, clients, batch_size = table.index.shape
-        wanted = StepKind(key[0], any(job.mask for job in jobs), table.full, clients, steps)
-        key = (key, batch_size)
+        wanted = StepKind(key.options, any(job.mask for job in jobs), table.full, clients, steps, key.untrained)
         room = self._room_for(clients)
-        fitting = [(k, step) for k, step in self._steps if k == key and step.kind.serves(wanted, max(room))]
+        fitting = [
+            (k, step) for k, step in self._steps if k == (key, batch_size) and step.kind.serves(wanted, max(room))
+        ]
         if not takes(jobs):
             fitting = [(k, step) for k, step in fitting if not isinstance(step, ChainStep)]
         if fitting:
@@ -295,7 +311,7 @@ class Vectorized(Engine):
             kind = wanted._replace(clients=min(room), steps=1 << (steps - 1).bit_length())
             data = self._data_of(jobs[0].population.examples, kind.steps * kind.clients * batch_size)
             chain = try_chain(model(), jobs, kind, data, self._arithmetic)
-            best = (key, chain or BatchedStep(model(), jobs, table, kind, data, self._arithmetic))
+            best = ((key, batch_size), chain or BatchedStep(model(), jobs, table, kind, data, self._arithmetic))
         self._steps.append(best)
         return best[1]
 
@@ -334,19 +350,6 @@ def _without_batching_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", NO_BATCHING_RULE)
         yield
-
-
-def _job_key(job: Job, templates: Mapping[int, Recipe]) -> Any:
-    """Return what jobs must share, apart from their tasks, to be trained as one batch.
-
-    The step size is not part of it: a schedule changes it in every round, and a new step would have to be compiled.
-    Nor is the number of steps: a client that has finished stays as it is.
-
-    Args:
-        job: The job.
-        templates: The templates of recipes, by the recipe's id.
-    """
-    return templates[id(job.recipe)], _data_key(job.population.examples)
 
 
 def _data_key(examples: Examples) -> Any:

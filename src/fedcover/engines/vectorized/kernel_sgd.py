@@ -151,13 +151,15 @@ class KernelSGD:
         return _Tensors(theta, velocity, mask, None, torch.ones_like(theta) if gains else None, pack.owner)
 
     def use_copies(self, dtype: torch.dtype) -> None:
-        """Let passes compute with copies of matrices and kernels in another type."""
+        """Let passes compute with copies of matrices and kernels in another type, also of those that stand still."""
         for number, pack in enumerate(self._packs):
             if self.theta[pack.names[0]].ndim > 2:
                 line, copies = pack.zeros(dtype)
                 self._packed[number] = self._packed[number]._replace(copy=line)
                 self._copies |= copies
-        self._copies |= {name: self.theta[name].to(dtype) for name in self._large if self.theta[name].ndim > 2}
+        packed = {name for pack in self._packs for name in pack.names}
+        others = {name: stack for name, stack in self.theta.items() if name not in packed and stack.ndim > 2}
+        self._copies |= {name: stack.to(dtype) for name, stack in others.items() if stack.dtype == torch.float32}
 
     def sync(self) -> None:
         """Copy the weights that passes compute with."""
@@ -182,9 +184,9 @@ class KernelSGD:
 
     def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
         """Take one step: v <- momentum v + (g + decay theta) o m, theta <- theta - lr v."""
-        parameters = {name: self._copies.get(name, self.theta[name]) for name in self._trained}
-        fixed = {name: stack for name, stack in self.theta.items() if name not in parameters}
-        grads, losses = self._gradients(parameters, fixed, *batch, keys, step)
+        shown = {**self.theta, **self._copies}
+        parameters = {name: shown.pop(name) for name in self._trained}
+        grads, losses = self._gradients(parameters, shown, *batch, keys, step)
         due = [(self._tensors(name), grads[name]) for name in self._large]
         due = [(one, _laid_out_as(grad, one.theta)) for one, grad in due]
         due += [(packed, pack.line(grads)) for pack, packed in zip(self._packs, self._packed, strict=True)]

@@ -83,8 +83,8 @@ class MappedSteps:
                 row.copy_(one.shifts[name]) if name in one.shifts else row.zero_()
         for row, one in enumerate(options):
             for moment, tensors in one.moments.items():
-                for name, tensor in tensors.items():
-                    self._state.moments[name][moment][row].copy_(tensor)
+                for name in tensors.keys() & self._state.moments.keys():
+                    self._state.moments[name][moment][row].copy_(tensors[name])
         self._load_widths(jobs)
 
     def sync(self) -> None:

@@ -63,7 +63,7 @@ class SubModels:
     def of(self, jobs: Sequence[Job]) -> list[Part]:
         """Return the part of each job; jobs with the same theta and mask share one cut."""
         masks = {id(job.mask): fixed(job.mask) for job in jobs}
-        _note_removed_units([masks[id(job.mask)] for job in jobs if job.mask and self._shrinker(job)])
+        _note_removed_units([masks[id(job.mask)] for job in jobs if self._may_shrink(job)])
         hosts = self._hosts(jobs, masks)
         flat: dict[int, Tensor] = {}
         thetas: dict[tuple[int, int], Params] = {}
@@ -71,7 +71,7 @@ class SubModels:
         for job in jobs:
             mask = masks[id(job.mask)]
             sub, host = self._sub_model(job, mask), hosts.get((id(job.task.model), id(mask)))
-            if sub is None or (job.options and job.options.whole):
+            if sub is None:
                 parts.append(Part(job, job))
                 continue
             positions, small_mask = _positions(sub, job.theta, mask), sub.mask
@@ -92,7 +92,7 @@ class SubModels:
         for job in jobs:
             mask = masks[id(job.mask)]
             sub = self._sub_model(job, mask)
-            if sub is not None and isinstance(mask, FixedMask) and not (job.options and job.options.whole):
+            if sub is not None and isinstance(mask, FixedMask):
                 key = (id(job.task.model), id(mask))
                 examples[key] += job.recipe.batch_size
                 first[key] = (job, mask, sub)
@@ -119,7 +119,7 @@ class SubModels:
 
     def _sub_model(self, job: Job, mask: Mask) -> SubModel | None:
         """Return the sub-model of a job's mask; None if nothing can be cut."""
-        shrinker = self._shrinker(job) if mask else None
+        shrinker = self._shrinker(job) if self._may_shrink(job) else None
         if shrinker is None or not isinstance(mask, FixedMask):
             return None
         key = ("sub-model", shrinker)
@@ -128,6 +128,11 @@ class SubModels:
             mask.keep(key, (sub if sub and sub.cuts else None,))
         sub_model: SubModel | None = mask.stored(key)[0]
         return sub_model
+
+    def _may_shrink(self, job: Job) -> bool:
+        """Return whether a job has a mask, trains only what is inside it, and has a model that is large enough."""
+        whole = job.options is not None and job.options.whole
+        return bool(job.mask) and not whole and self._shrinker(job) is not None
 
     def _shrinker(self, job: Job) -> Shrinker | None:
         """Return the shrinker of a job's model; None if smaller models would not be faster."""

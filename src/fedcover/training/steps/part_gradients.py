@@ -6,6 +6,7 @@ convolutions are products of the kept rows of the output's gradient and the kept
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,9 +34,15 @@ def cut_gradient(whole: Tensor, part: TrainedPart, take: Callable[[Tensor], None
 
     def hook(grad: Tensor) -> Tensor:
         take(part.cut(grad))
-        return grad.new_zeros(1).expand_as(grad)
+        return _zero(grad.dtype, grad.device).expand_as(grad)
 
     whole.register_hook(hook)
+
+
+@cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return one 0 for all gradients that are cut: another for each of them would be a launch on a GPU."""
+    return torch.zeros(1, dtype=dtype, device=device)
 
 
 class PartLinear(torch.autograd.Function):

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fedcover.data.inputs import Inputs
 from fedcover.errors import InputError
-from fedcover.params import Mask, Params
+from fedcover.params import FixedMask, Mask, Params, device_of
 from fedcover.seeding import seeded
 from fedcover.structure.calls import call_model
 from fedcover.structure.dropout import Stream
@@ -25,34 +25,16 @@ from fedcover.training.options import PLAIN, TrainingOptions
 from fedcover.training.recipes import moment_dtype
 from fedcover.training.step import StepData, StepState, reads_start, start_state, take_step
 from fedcover.training.steps.agreement import STEP, agree, repeats
-from fedcover.training.steps.native.layers import MOST_WEIGHTS
 from fedcover.training.steps.part_gradients import PartGradients, cut_gradient
 from fedcover.training.steps.parts import TrainedPart, part_of
-from fedcover.training.steps.stepper import MOST_TENSORS, Loss
+from fedcover.training.steps.stepper import Loss
 
 KNOWN = ("complement", "shifts", "moments", "thresholds")
 """The options that these steps know."""
-FEWEST_ENTRIES = 1 << 18
-"""The number of trained entries from which smaller products save more time than the further calls take."""
 FLOOR = 1e-3
 """The share of the largest gradient of all tensors relative to which smaller ones are compared: that of a bias before
 a batch norm is rounding only."""
 NO_REGROWTH = "clients that see the whole model cannot regrow their masks; use complement=fedcover.Zero()"
-
-
-def pays(model: nn.Module, mask: Mask) -> bool:
-    """Return whether partial steps take less time than other fast paths, or about as much and less memory.
-
-    Models of few tensors are traced, and the C library trains chains of them, in less time than autograd takes to call
-    operations. Neither helps models of more tensors or with large convolutions. Of these, small ones gain only if
-    whole tensors are not trained, so that the backward pass is shorter.
-    """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    convolves = any(tensor.ndim > 2 and tensor.numel() > MOST_WEIGHTS for tensor in trained)
-    if len(trained) <= MOST_TENSORS and not convolves:
-        return False
-    large = sum(tensor.numel() for tensor in trained) >= FEWEST_ENTRIES
-    return large or not all(bool(kept.any()) for kept in mask.values())
 
 
 def try_partial_steps(model: "PartialModel", job: Job) -> "PartialSteps | None":
@@ -68,8 +50,25 @@ def try_partial_steps(model: "PartialModel", job: Job) -> "PartialSteps | None":
 
 def trained_parts(trained: Sequence[str], mask: Mask, theta: Params) -> dict[str, TrainedPart]:
     """Return the part of each trained tensor that a mask keeps; tensors of which it keeps nothing are left out."""
-    parts = {name: part_of(mask[name]) if name in mask else TrainedPart(None, None, None) for name in trained}
+    masked = _masked_parts(mask, device_of(theta))
+    parts = {name: masked[name] if name in masked else TrainedPart(None, None, None) for name in trained}
     return {name: part for name, part in parts.items() if part is not None and theta[name].numel()}
+
+
+def _masked_parts(mask: Mask, device: torch.device) -> Mapping[str, TrainedPart | None]:
+    """Return the part of each tensor in a mask, with indices on a device.
+
+    Those on a GPU are computed on the CPU, since each index would be one more wait for the GPU, and a mask that does
+    not change stores them.
+    """
+    if device.type == "cpu":
+        return {name: part_of(kept) for name, kept in mask.items()}
+    key = ("parts", device)
+    stored: dict[str, TrainedPart | None] | None = mask.stored(key) if isinstance(mask, FixedMask) else None
+    if stored is None:
+        parts = {name: part_of(kept.cpu()) for name, kept in mask.items()}
+        stored = {name: part and part.on_device(device) for name, part in parts.items()}
+    return mask.keep(key, stored) if isinstance(mask, FixedMask) else stored
 
 
 class PartialModel:

@@ -31,6 +31,11 @@ class TrainedPart:
         """Whether no entry of some rows or columns is kept, so that products for the gradient are smaller."""
         return self.rows is not None or self.columns is not None
 
+    def on_device(self, device: torch.device) -> "TrainedPart":
+        """Return the part with its indices on a device."""
+        indices = (self.rows, self.columns, self.entries)
+        return TrainedPart(*(None if index is None else index.to(device) for index in indices))
+
     def cut(self, tensor: Tensor) -> Tensor:
         """Return the kept entries of a tensor; the tensor itself if all are kept."""
         return self.kept_of(take_rows(take_columns(tensor, self.columns), self.rows))
