@@ -163,10 +163,11 @@ def study(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(STUDIES)}.")],
     seeds: SeedsOption = STUDY_SEEDS,
     rounds: RoundsOption = ROUNDS,
-    on: Annotated[str, typer.Option(help="Only this data set, such as mnist.")] = "",
+    on: Annotated[str, typer.Option(help="Only this data set, such as mnist, or split, such as mnist/iid.")] = "",
     only: Annotated[
         str, typer.Option(help="Only these policies, such as HeteroFL,FjORD; in `methods` also FILE.py:NAME.")
     ] = "",
+    budgets: Annotated[str, typer.Option(help="Only this code of budgets, such as 10x0.25.")] = "",
     engine: EngineOption = "auto",
     results: Annotated[Path | None, typer.Option(help="Report on these results instead of running.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder of results, tables and figure.")] = Path("runs/study"),
@@ -184,7 +185,7 @@ def study(
     check_whole("seeds", seeds, 1 if chosen.separate else 2)
     check_whole("rounds", rounds, 1)
     if results is None:
-        selection = StudySelection(name, seeds, rounds, on=on, only=only)
+        selection = StudySelection(name, seeds, rounds, on=on, only=only, budgets=budgets)
         count = len(selection.runs)
         with BatchProgress(f"{count} runs", count * rounds, quiet) as progress:
             home = folder / "runs" / name / f"{rounds}-rounds"

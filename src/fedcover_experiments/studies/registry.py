@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedcover_experiments.runner import Experiment, FederationFactory
-from fedcover_experiments.studies import complements, coverage, labels, methods, recipes
+from fedcover_experiments.studies import complements, costs, coverage, labels, methods, recipes
 
 SEEDS = 5
 
@@ -91,4 +91,14 @@ STUDIES = {
     "complements": _complements(complements.LENET),
     "complements-cnn": _complements(complements.CNN),
     "complements-resnet": _complements(complements.RESNET),
+    "costs": Study(
+        "What is scarce at the clients?",
+        costs.experiments,
+        costs.federation_of,
+        costs.FULL,
+        "random_weights-zero",
+        costs.BUDGETS,
+        {description: (code,) for code, description in costs.BUDGETS.items()},
+        separate=True,
+    ),
 }
