@@ -13,8 +13,10 @@ kept        as frozen, with the client's own copy outside the mask
 from collections.abc import Mapping
 from typing import Any
 
+from fedcover.budgets import parse_code
 from fedcover.config.choices import COMPLEMENT, POLICY, Product, Section, choose
 from fedcover.federation.federation import Federation
+from fedcover.policies.base import Policy
 from fedcover_experiments.runner import Experiment, ExperimentRun
 
 DATA, MODEL = "cifar10", "lenet"
@@ -25,15 +27,13 @@ BUDGETS = {WHOLE: "full models", **{f"10x{keep}": f"all at {keep:.0%}" for keep 
 ZERO, FROZEN = "zero", "frozen"
 
 
+NAMED = (
+    "full", "random_weights", "WP", "random_submodels", "FedRolex", "HeteroFL", "disjoint_units", "depth_windows",
+    "FedPLT", "FedPart",
+)  # fmt: skip
 MASKS: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name in NAMED},
     "ordered_widths": {"name": "HeteroFL", "label_aware": False, "scaler": False},
-    **{
-        name: {"name": name}
-        for name in (
-            "full", "random_weights", "WP", "random_submodels", "FedRolex", "HeteroFL", "disjoint_units",
-            "depth_windows", "FedPLT", "FedPart",
-        )  # fmt: skip
-    },
 }
 """The settings of the policy by the name of its masks. Ordered widths are HeteroFL without its output rows and its
 scaler."""
@@ -55,11 +55,9 @@ GRID: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
 
 def experiments() -> list[Experiment]:
     """Return all experiments of the study; full models first."""
-    cells = [
-        (FULL, WHOLE),
-        *((f"{masks}-{kind}", f"10x{keep}") for kind, (some, keeps) in GRID.items() for masks in some for keep in keeps),
-        ("FedPart-frozen", WHOLE),
-    ]
+    cells = [(FULL, WHOLE), ("FedPart-frozen", WHOLE)]
+    for kind, (names, keeps) in GRID.items():
+        cells += [(f"{masks}-{kind}", f"10x{keep}") for masks in names for keep in keeps]
     return [Experiment(DATA, split, policy, code) for split in SPLITS for policy, code in cells]
 
 
@@ -73,6 +71,11 @@ def parts_of(experiment: Experiment) -> tuple[str, str]:
     return masks, complement or ZERO
 
 
+def keep_of(experiment: Experiment) -> float:
+    """Return what every client of an experiment keeps."""
+    return parse_code(experiment.code)[0].keep
+
+
 def options_of(experiment: Experiment) -> dict[str, Any]:
     """Return the settings with which ``fedcover run`` plays an experiment's masks, complement and budgets."""
     masks, complement = parts_of(experiment)
@@ -83,9 +86,12 @@ def options_of(experiment: Experiment) -> dict[str, Any]:
 def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """Return the federation of a run."""
     masks, complement = parts_of(run.experiment)
-    return Federation(
-        policy=_build(POLICY, MASKS[masks]), complement=_build(COMPLEMENT, COMPLEMENTS[complement]), **settings
-    )
+    return Federation(policy=policy_of(masks), complement=_build(COMPLEMENT, COMPLEMENTS[complement]), **settings)
+
+
+def policy_of(masks: str) -> Policy:
+    """Return the policy of some masks."""
+    return _build(POLICY, MASKS[masks])
 
 
 def _build(section: Section[Product], settings: Mapping[str, Any]) -> Product:
