@@ -25,8 +25,8 @@ def cost_map_figure(costs: CostMap, titles: Mapping[str, str]) -> Figure:
         titles: The titles of splits.
     """
     splits = list(costs.full)
-    figure = Figure(figsize=(WIDTH * len(splits), HEIGHT * len(RESOURCES)), layout="constrained")
-    panels = figure.subplots(len(RESOURCES), len(splits), squeeze=False, sharey="col")
+    figure = Figure(figsize=(WIDTH * max(1, len(splits)), HEIGHT * len(RESOURCES)), layout="constrained")
+    panels = figure.subplots(len(RESOURCES), max(1, len(splits)), squeeze=False, sharey="col")
     for column, split in enumerate(splits):
         for axes, resource in zip(panels[:, column], RESOURCES, strict=True):
             _draw(axes, costs, split, resource)

@@ -21,17 +21,15 @@ DIGITS = 4
 
 
 def cost_map(results: Results) -> CostMap:
-    """Return the map of costs; settings without a full client on the same split to compare with are left out."""
-    settings, full = [], {}
+    """Return the map of costs; a split on which full FedAvg was not run is left out."""
     outcomes = {experiment: results.of(experiment) for experiment in costs.experiments()}
-    bases = {e.split: several for e, several in outcomes.items() if e.policy == costs.FULL and several}
-    for experiment, several in outcomes.items():
-        if not several or experiment.split not in bases:
-            continue
-        if experiment.policy == costs.FULL:
-            full[experiment.split] = _accuracies(several)
-            continue
-        settings.append(_setting(experiment, several, bases[experiment.split]))
+    full = {e.split: several for e, several in outcomes.items() if e.policy == costs.FULL and several}
+    settings = [
+        _setting(experiment, several, full[experiment.split])
+        for experiment, several in outcomes.items()
+        if several and experiment.split in full and experiment.policy != costs.FULL
+    ]
+    splits = {setting.split for setting in settings}
     seeds = {outcome.seed for several in outcomes.values() for outcome in several}
     study = {
         "data": DATA[costs.DATA],
@@ -42,7 +40,7 @@ def cost_map(results: Results) -> CostMap:
         "seeds": len(seeds),
         "runs": sum(len(several) for several in outcomes.values()),
     }
-    return CostMap(study, full, settings)
+    return CostMap(study, {split: _accuracies(full[split]) for split in full if split in splits}, settings)
 
 
 def _setting(experiment: Experiment, outcomes: Sequence[Outcome], full: Sequence[Outcome]) -> MappedSetting:
@@ -100,8 +98,9 @@ def _row(setting: MappedSetting, resource: str) -> dict[str, Any]:
 
 
 def findings(results: Results) -> list[str]:
-    """Return the three sentences of the report."""
-    return sentences(cost_map(results))
+    """Return the three sentences of the report; none if only full FedAvg was run."""
+    mapped = cost_map(results)
+    return sentences(mapped) if mapped.settings else []
 
 
 def figure(results: Results) -> "Figure":

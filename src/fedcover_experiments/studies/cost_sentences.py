@@ -108,6 +108,8 @@ def _failure(costs: CostMap) -> str:
     """Return where complements lose most to pruned models at equal cost, and what they cost at least."""
     pairs = comparisons(costs)
     seeing = [setting for split in costs.full for setting in _seeing(costs, split)]
+    if not seeing:
+        return "No complement was run that pruned models could be compared with."
     least = {resource: rough_percent(min(s.costs[resource] for s in seeing)) for resource in RESOURCES}
     floor = "complements cost at least " + ", ".join(f"{share} of {name}" for name, share in least.items())
     if not pairs or pairs[0].loss <= 0:
