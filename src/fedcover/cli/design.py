@@ -33,8 +33,8 @@ STEPS = 300
 @friendly
 def design(
     budgets: Annotated[
-        str, typer.Option(help="What each client can keep: 1,1,0.75,0.5, or 4x1,6x0.75, or a code.")
-    ] = "",
+        str | None, typer.Option(help="What each client can keep: 1,1,0.75,0.5, or 4x1,6x0.75, or a code.")
+    ] = None,
     gamma: Annotated[
         int | None, typer.Option(help="Require this least coverage (with --whole-units, of units).")
     ] = None,
@@ -99,7 +99,7 @@ def design(
             raise InputError("--scarce looks settings up in a study; it takes only --split, --model and --json")
         design_for_scarce(scarce, split, model, as_json)
         return
-    if not budgets or split:
+    if budgets is None or split:
         raise InputError("give --budgets, what each client can keep, or --scarce, what is scarce at the clients")
     bound = _bound(constants, lr, steps)
     if steps is not None and bound is None and budget_unit != "seconds":

@@ -102,8 +102,8 @@ class TrainingCosts:
     ) -> TrainingCost:
         entries = sum(size for name, size in trained.items() if name not in self._structure.frozen)
         gradients = BYTES_PER_VALUE * entries
-        held = BYTES_PER_VALUE * sum(sizes.values())
-        return TrainingCost(flops, held, gradients, self._moments * gradients, activations)
+        parameters = BYTES_PER_VALUE * sum(sizes.values())
+        return TrainingCost(flops, parameters, gradients, self._moments * gradients, activations)
 
     def _saved(self, model: nn.Module, untrained: frozenset[str]) -> int:
         """Return the bytes that autograd saves of a batch if some tensors are not trained."""

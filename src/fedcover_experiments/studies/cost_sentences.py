@@ -18,7 +18,7 @@ BY_LABELS = ("HeteroFL",)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CostComparison:
     """A pruned setting, and the most accurate one with a complement that costs at most as much of one resource."""
 
     resource: str
@@ -36,7 +36,7 @@ class Comparison:
         return asdict(self)
 
 
-def comparisons(costs: CostMap) -> list[Comparison]:
+def comparisons(costs: CostMap) -> list[CostComparison]:
     """Return all comparisons of pruning with complements at equal cost, the largest loss of a complement first.
 
     For every split and resource, each setting on the front of pruned models is compared with the most accurate setting
@@ -68,11 +68,11 @@ def _best_within(settings: Sequence[MappedSetting], resource: str, share: float)
     return max(affordable, key=lambda setting: setting.accuracy, default=None)
 
 
-def _compared(resource: str, pruned: MappedSetting, other: MappedSetting) -> Comparison:
+def _compared(resource: str, pruned: MappedSetting, other: MappedSetting) -> CostComparison:
     seeds = sorted(pruned.accuracies.keys() & other.accuracies.keys(), key=int)
     first, second = ([setting.accuracies[seed] for seed in seeds] for setting in (pruned, other))
     test = paired(first, second) if len(seeds) > 1 else None
-    return Comparison(resource, pruned, other, pruned.accuracy - other.accuracy, test)
+    return CostComparison(resource, pruned, other, pruned.accuracy - other.accuracy, test)
 
 
 def sentences(costs: CostMap) -> list[str]:
@@ -123,7 +123,7 @@ def _failure(costs: CostMap) -> str:
     )
 
 
-def _significance(worst: Comparison, number: int) -> str:
+def _significance(worst: CostComparison, number: int) -> str:
     if worst.test is None:
         return f"{worst.loss:.1f} points less, the largest of {number} differences, without a test for a single seed"
     low, high = signed(worst.test.low, 1), signed(worst.test.high, 1)
