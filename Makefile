@@ -45,10 +45,11 @@ docs: setup
 	$(BIN)/python tools/docs/fill_tables.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# After new results in docs/study: write the reports on all studies, the numbers collected from them, and the pages again.
+# After new results in docs/study: write the reports on studies, the numbers collected from them, and the pages again.
+STUDIES ?= $(basename $(notdir $(wildcard docs/study/*.json)))
 results: setup
-	for file in docs/study/*.json; do \
-		$(BIN)/fedcover study $$(basename $$file .json) --results $$file --out docs/study -q || exit 1; done
+	for name in $(STUDIES); do \
+		$(BIN)/fedcover study $$name --results docs/study/$$name.json --out docs/study -q || exit 1; done
 	$(BIN)/python tools/docs/collect_numbers.py
 	$(BIN)/python tools/docs/fill_numbers.py
 	$(BIN)/python tools/docs/fill_tables.py

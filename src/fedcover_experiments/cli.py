@@ -174,7 +174,9 @@ def study(
     data: DataOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Run a study and report on it: the effect of `coverage`, of weights by `labels`, or published `methods` compared.
+    """Run a study and report on it: the effect of `coverage`, of weights by `labels`, published `methods` compared.
+
+    `complements` compares what clients see outside their masks, and `costs` what masks and complements cost.
 
     Policies are compared by seed, with 95 % intervals and Holm's correction. A study takes minutes on a GPU and hours
     on two cores. Its runs are kept in `runs/` under --out, and the same command continues an interrupted study.

@@ -113,21 +113,25 @@ def _failure(costs: CostMap) -> str:
     least = {resource: rough_percent(min(s.costs[resource] for s in seeing)) for resource in RESOURCES}
     floor = "complements cost at least " + ", ".join(f"{share} of {name}" for name, share in least.items())
     if not pairs or pairs[0].loss <= 0:
-        return f"Complements lose to pruned models at equal cost in none of {len(pairs)} comparisons; {floor}."
+        return f"Complements lose to pruned models at equal cost in none of {_number(pairs)}; {floor}."
     worst = pairs[0]
     split, share = SPLIT_TITLES[worst.pruned.split], rough_percent(worst.pruned.costs[worst.resource])
     return (
         f"Complements lose most where {worst.resource} is scarce ({split}): with {share} of a full client's,"
         f" {worst.pruned.title} reaches {worst.pruned.accuracy:.1f} %, and the best complement that costs no more,"
-        f" {worst.other.title}, {worst.other.accuracy:.1f} %, {_significance(worst, len(pairs))}; {floor}."
+        f" {worst.other.title}, {worst.other.accuracy:.1f} %, {_significance(worst, _number(pairs))}; {floor}."
     )
 
 
-def _significance(worst: CostComparison, number: int) -> str:
+def _number(pairs: Sequence[CostComparison]) -> str:
+    return "1 comparison" if len(pairs) == 1 else f"{len(pairs)} comparisons"
+
+
+def _significance(worst: CostComparison, number: str) -> str:
     if worst.test is None:
-        return f"{worst.loss:.1f} points less, the largest of {number} differences, without a test for a single seed"
+        return f"{worst.loss:.1f} points less, the most of {number}, without a test for a single seed"
     low, high = signed(worst.test.low, 1), signed(worst.test.high, 1)
     return (
         f"{worst.loss:.1f} points less, 95 % interval [{low}, {high}], p = {worst.p:.2g} after Holm's correction over"
-        f" {number} comparisons"
+        f" {number}"
     )
