@@ -56,7 +56,7 @@ class CostMap:
     """All settings of a study of costs."""
 
     study: Mapping[str, Any]
-    """What was run: data, network, clients, cohort, rounds, seeds and runs."""
+    """What was run: data, network, clients, cohort, splits, keeps, rounds, seeds and runs."""
     full: Mapping[str, Mapping[str, float]]
     """The accuracy of full FedAvg in percent, by split and seed."""
     settings: Sequence[MappedSetting]

@@ -71,8 +71,8 @@ def _tables(costs: CostMap, split: str, limits: Mapping[str, float | None]) -> d
 def _show_study(study: Mapping[str, Any]) -> None:
     seeds = "1 seed" if study["seeds"] == 1 else f"{study['seeds']} seeds"
     out.print(
-        f"`fedcover study costs`: {study['network']} on {study['data']}, {study['clients']} clients, {study['cohort']}"
-        f" per round, {study['rounds']} rounds, {seeds}",
+        f"`fedcover study costs`: {study['network']} on {study['data']} {study['splits']}, {study['clients']} clients,"
+        f" {study['cohort']} per round, {study['rounds']} rounds, {seeds}, keeps {study['keeps']}",
         style="bold",
     )
     out.print(

@@ -44,11 +44,10 @@ def cost_map_figure(costs: CostMap, titles: Mapping[str, str]) -> Figure:
 
 def _draw(axes: Axes, costs: CostMap, split: str, resource: str) -> None:
     """Draw all settings as marks, their front as steps, and full FedAvg as a line."""
-    for setting in costs.of_split(split):
-        axes.plot(
-            [100 * setting.costs[resource]], [setting.accuracy], _marker(setting.complement), markersize=4,
-            color=_colour(setting.complement), alpha=0.8,
-        )  # fmt: skip
+    for kind in COMPLEMENTS:
+        points = [(100 * s.costs[resource], s.accuracy) for s in costs.of_split(split) if s.complement == kind]
+        if points:
+            axes.plot(*zip(*points, strict=True), _marker(kind), markersize=4, color=_colour(kind), alpha=0.8)
     front = costs.front(split, resource)
     shares = [100 * setting.costs[resource] for setting in front]
     axes.step([*shares, max(105, *shares)], [*(s.accuracy for s in front), front[-1].accuracy], where="post",

@@ -36,6 +36,8 @@ def cost_map(results: Results) -> CostMap:
         "network": "LeNet",
         "clients": CLIENTS,
         "cohort": COHORT,
+        "splits": " and ".join(SPLIT_TITLES[split] for split in costs.SPLITS if split in splits),
+        "keeps": ", ".join(f"{keep:g}" for keep in sorted({setting.keep for setting in settings if setting.keep < 1})),
         "rounds": results.rounds,
         "seeds": len(seeds),
         "runs": sum(len(several) for several in outcomes.values()),

@@ -11,7 +11,8 @@ from fedcover.errors import InputError
 from fedcover.policies.registry import POLICIES
 
 Cli = Callable[..., tuple[int, str, str]]
-STUDY = {"data": "CIFAR-10", "network": "LeNet", "clients": 100, "cohort": 10, "rounds": 7, "seeds": 2, "runs": 8}
+STUDY = {"data": "CIFAR-10", "network": "LeNet", "clients": 100, "cohort": 10, "rounds": 7, "seeds": 2, "runs": 8,
+         "splits": "IID", "keeps": "0.25"}  # fmt: skip
 
 
 def setting(masks: str, complement: str, accuracy: float, **costs: float) -> MappedSetting:
@@ -76,7 +77,7 @@ def test_limits_are_parsed() -> None:
 def test_design_shows_the_best_its_runners_up_and_the_study(cli: Cli) -> None:
     code, shown, err = cli("design", "--scarce", "uplink=0.25")
     assert code == 0, err
-    assert "LeNet on CIFAR-10, 100 clients, 10 per round, 7 rounds, 2 seeds" in shown
+    assert "LeNet on CIFAR-10 IID, 100 clients, 10 per round, 7 rounds, 2 seeds, keeps 0.25" in shown
     assert "full FedAvg reaches 54.5 %" in shown
     assert shown.index("random_weights") < shown.index("WP") < shown.index("random_submodels")
     assert "2.0 points below full FedAvg" in shown

@@ -125,7 +125,8 @@ def test_a_tiny_run_of_the_study_is_mapped(cli: Cli, tmp_path: Path, monkeypatch
     results = load(tmp_path / "costs.json")
     mapped = cost_map(results)
     assert mapped.study == {
-        "data": "CIFAR-10", "network": "LeNet", "clients": 100, "cohort": 10, "rounds": 1, "seeds": 1, "runs": 3,
+        "data": "CIFAR-10", "network": "LeNet", "clients": 100, "cohort": 10, "splits": "IID",
+        "keeps": "0.5", "rounds": 1, "seeds": 1, "runs": 3,
     }  # fmt: skip
     pruned, frozen = mapped.settings
     assert pruned.costs["uplink"] == pytest.approx(0.2567, abs=1e-4)
