@@ -100,8 +100,9 @@ def _members_of_fronts(costs: CostMap, split: str) -> str:
     parts = []
     for resource in RESOURCES:
         kinds = Counter(setting.complement for setting in costs.front(split, resource))
-        parts.append(f"{resource} " + " and ".join(f"{number} {kind}" for kind, number in kinds.items()))
-    return f"{SPLIT_TITLES[split]}, the fronts have for {', '.join(parts)}"
+        verb = " are" if resource == "compute" else ""
+        parts.append(f"{resource}{verb} " + " and ".join(f"{number} {kind}" for kind, number in kinds.items()))
+    return f"{SPLIT_TITLES[split]}, the settings on the front of {', of '.join(parts)}"
 
 
 def _failure(costs: CostMap) -> str:
