@@ -109,8 +109,8 @@ def test_sentences_name_the_best_at_a_quarter_and_the_members_of_fronts() -> Non
         " (41.0 %), of its memory none, of its downlink none, of its uplink WP, frozen, keep 0.5 (51.0 %)."
     )
     assert second == (
-        "IID, the settings on the front of compute are 1 zero and 1 frozen, of memory 1 frozen, of downlink 1 frozen, of"
-        " uplink 1 zero and 1 frozen."
+        "IID, the settings on the front of compute are 1 zero and 1 frozen, of memory 1 frozen, of downlink 1 frozen,"
+        " of uplink 1 zero and 1 frozen."
     )
 
 
