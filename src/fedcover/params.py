@@ -162,6 +162,16 @@ def flat_values(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat(parts).to(dtype)
 
 
+def parts_of_flat(flat: Tensor, theta: Mapping[str, Tensor]) -> Params:
+    """Return one tensor over the entries of all parameters as views in their shapes.
+
+    >>> parts_of_flat(torch.arange(3), {"w": torch.zeros(1, 2), "b": torch.zeros(1)})
+    {'w': tensor([[0, 1]]), 'b': tensor([2])}
+    """
+    parts = flat.split([tensor.numel() for tensor in theta.values()])
+    return {name: part.view(theta[name].shape) for name, part in zip(theta, parts, strict=True)}
+
+
 def params_of(model: nn.Module) -> Params:
     """Return a detached copy of a module's parameters, by name.
 
@@ -301,6 +311,23 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def device_of(theta: Mapping[str, Tensor]) -> torch.device:
     """Return the device of theta."""
     return next(iter(theta.values())).device
+
+
+def has_room(device: torch.device, share: float = 0.5) -> bool:
+    """Return whether this share of a GPU's memory is free, or in torch's hands but unused; False for a CPU."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > share * total
+
+
+def storage_of(theta: Mapping[str, Tensor]) -> torch.device:
+    """Return where tensors are kept for later rounds: beside theta while a quarter of a GPU is free, else on the CPU.
+
+    Values are the same in both places: they are computed entry by entry.
+    """
+    device = device_of(theta)
+    return device if has_room(device, 0.25) else torch.device("cpu")
 
 
 def all_finite(theta: Mapping[str, Tensor], mask: Mask = FULL) -> bool:

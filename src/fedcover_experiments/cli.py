@@ -169,6 +169,7 @@ def study(
     ] = "",
     budgets: Annotated[str, typer.Option(help="Only this code of budgets, such as 10x0.25.")] = "",
     engine: EngineOption = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16; the last two on engine vectorized.")] = "fp32",
     results: Annotated[Path | None, typer.Option(help="Report on these results instead of running.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder of results, tables and figure.")] = Path("runs/study"),
     data: DataOption = None,
@@ -187,7 +188,7 @@ def study(
     check_whole("seeds", seeds, 1 if chosen.separate else 2)
     check_whole("rounds", rounds, 1)
     if results is None:
-        selection = StudySelection(name, seeds, rounds, on=on, only=only, budgets=budgets)
+        selection = StudySelection(name, seeds, rounds, on=on, only=only, budgets=budgets, precision=precision)
         count = len(selection.runs)
         with BatchProgress(f"{count} runs", count * rounds, quiet) as progress:
             home = folder / "runs" / name / f"{rounds}-rounds"

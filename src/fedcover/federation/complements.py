@@ -11,7 +11,7 @@ from fedcover.aggregation.base import Aggregator, ClientUpdate
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
 from fedcover.masks.noise import PruningNoise
-from fedcover.params import FULL, Mask, Params
+from fedcover.params import FULL, Mask, Params, storage_of
 from fedcover.policies.base import ClientPlan, Policy, shown_in
 from fedcover.theory import Scheme, complement_error
 from fedcover.training.complements import Complement, Frozen, Zero, seen
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
     from fedcover.federation.planned_round import PlannedRound
 
-CPU = torch.device("cpu")
 COPY = "copy"
 """The first part of the keys of clients' copies in ``State.clients``."""
 
@@ -161,10 +160,11 @@ class CopyUpdates:
 
     def add(self, update: ClientUpdate) -> None:
         """Renew a client's copy where it trained."""
+        storage = storage_of(self._before.theta)
         for name, before in copy_of(self._federation, self._before, update.client).items():
-            new = update.theta[name].to(CPU, copy=True)
+            new = update.theta[name].to(storage, copy=True)
             if name in update.mask:
-                new = torch.where(update.mask[name].to(CPU), new, before.to(CPU))
+                new = torch.where(update.mask[name].to(storage), new, before.to(storage))
             self._state[f"{COPY}/{update.client}/{name}"] = new
 
     def state(self) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ outside it stays as it was. c is the mean over the clients that have ever held a
 trains for the first time is not corrected. The server keeps all c_n, so clients receive c - c_n and send nothing more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
-from fedcover.params import Mask, Params
+from fedcover.params import Mask, Params, flat_mask, parts_of_flat, spans_of, storage_of
 from fedcover.policies.base import ClientPlan
 from fedcover.training.options import PLAIN
 from fedcover.training.recipes import LocalSGD, Recipe
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
     from fedcover.federation.planned_round import PlannedRound
 
-CPU = torch.device("cpu")
+KINDS = {"sum": torch.double, "holders": torch.int32, "trained": torch.bool}
+"""The types of what is stored beside control variates, which have the type of the parameters."""
 
 
 def uses_control_variates(recipe: Recipe) -> bool:
@@ -37,7 +38,8 @@ def uses_control_variates(recipe: Recipe) -> bool:
 
 def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[ClientPlan]:
     """Return the plans, with c - c_n added to the clients' gradients."""
-    means, new = _means(state), []
+    spans, new = _spans(federation, state.theta), []
+    means = [_mean(state, span) for span in spans]
     for plan in plans:
         options = plan.options or PLAIN
         if options.has_beyond("regrow", "report", "complement"):
@@ -45,26 +47,56 @@ def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan
                 f"control variates need plain masked SGD, but policy {federation.policy} changes local training; use"
                 f" another policy, or control_variates=False"
             )
-        shifts = {
-            name: _shift(state, plan, name, mean)
-            for name, mean in means.items()
-            if f"control/{plan.client.id}/{name}" in state.clients
-        }
+        shifts: Params = {}
+        for span, mean in zip(spans, means, strict=True):
+            if f"control/{plan.client.id}/{next(iter(span))}" in state.clients:
+                shifts |= parts_of_flat(_shift(state, plan, span, mean), span)
         new.append(replace(plan, options=replace(options, shifts=shifts)) if shifts else plan)
     return new
 
 
-def _means(state: State) -> Params:
-    """Return c: for each entry the mean of c_n over the clients that have ever held it."""
-    names = [name for name in state.theta if f"sum/{name}" in state.clients]
-    return {name: state.clients[f"sum/{name}"] / state.clients[f"holders/{name}"].clamp_min(1) for name in names}
+def _spans(federation: "Federation", theta: Params) -> list[Params]:
+    """Return the tensors that are trained, in spans of one type that are processed at once."""
+    trained = {name: tensor for name, tensor in theta.items() if name not in federation.structure.frozen}
+    types = dict.fromkeys(tensor.dtype for tensor in trained.values())
+    return [span for dtype in types for span in spans_of({n: t for n, t in trained.items() if t.dtype == dtype})]
 
 
-def _shift(state: State, plan: ClientPlan, name: str, mean: Tensor) -> Tensor:
-    """Return c - c_n of one tensor, 0 where the client has never held an entry and outside its mask."""
-    trained, control = (state.clients[f"{kind}/{plan.client.id}/{name}"] for kind in ("trained", "control"))
-    shift = torch.where(trained, mean.to(control.dtype) - control, 0.0).to(state.theta[name].device)
-    return torch.where(plan.mask[name], shift, 0.0) if name in plan.mask else shift
+def _stored(clients: Mapping[str, Tensor], kind: str, span: Params, like: Tensor) -> Tensor:
+    """Return what is stored of the tensors of a span, as one tensor on the device of another; zeros at first."""
+    if f"{kind}/{next(iter(span))}" not in clients:
+        return torch.zeros_like(like, dtype=KINDS.get(kind.partition("/")[0], like.dtype))
+    return _joined([clients[f"{kind}/{name}"].to(like.device) for name in span])
+
+
+def _inside(mask: Mask, span: Params) -> Tensor:
+    """Return a mask over the entries of a span."""
+    return flat_mask({name: mask[name] for name in span if name in mask}, span)
+
+
+def _mean(state: State, span: Params) -> Tensor:
+    """Return c: for each entry of a span the mean of c_n over the clients that have ever held it."""
+    like = _flat(span, span)
+    return _stored(state.clients, "sum", span, like) / _stored(state.clients, "holders", span, like).clamp_min(1)
+
+
+def _shift(state: State, plan: ClientPlan, span: Params, mean: Tensor) -> Tensor:
+    """Return c - c_n of a span, 0 where the client has never held an entry and outside its mask."""
+    control, trained = (
+        _stored(state.clients, f"{kind}/{plan.client.id}", span, mean) for kind in ("control", "trained")
+    )
+    return torch.where(trained & _inside(plan.mask, span), mean.to(control.dtype) - control, 0.0)
+
+
+def _flat(tensors: Mapping[str, Tensor], span: Params) -> Tensor:
+    """Return the entries of tensors of a span as one tensor, on the span's device."""
+    return _joined([tensors[name].to(like) for name, like in span.items()])
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the entries of tensors as one tensor; that of a single one is not copied."""
+    parts = [tensor.reshape(-1) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def total_weight(steps: int, decay: float) -> float:
@@ -80,7 +112,7 @@ class ControlUpdates:
     """The control variates after a round, from its updates as they arrive."""
 
     def __init__(self, federation: "Federation", planned: "PlannedRound") -> None:
-        self._planned, self._federation = planned, federation
+        self._planned, self._spans = planned, _spans(federation, planned.state.theta)
         self._plans = {plan.client.id: plan for plan in planned.plans}
         self._state = dict(planned.state.clients)
 
@@ -89,37 +121,32 @@ class ControlUpdates:
         plan, recipe = self._plans[update.client], self._planned.recipes[update.client]
         scale = recipe.lr * total_weight(recipe.steps(update.examples), recipe.decay)
         shifts = plan.options.shifts if plan.options else {}
-        for name, before in self._planned.state.theta.items():
-            if name in self._federation.structure.frozen:
-                continue
-            mean = ((before - update.theta[name].to(before)) / scale).to(CPU)
-            if name in shifts:
-                mean = mean - shifts[name].to(CPU)
-            self._set(update.client, name, mean, _stays(plan.mask, update.mask, name, before))
+        storage = storage_of(self._planned.state.theta)
+        for span in self._spans:
+            mean = (_flat(span, span) - _flat(update.theta, span)) / scale
+            if shifts:
+                mean = mean - _flat(shifts, span)
+            inside = _inside(plan.mask, span)
+            if update.mask is not plan.mask:  # the client may have readjusted its mask
+                inside = inside & _inside(update.mask, span)
+            self._set(update.client, span, mean.to(storage), inside.to(storage))
 
-    def _set(self, client: int, name: str, mean: Tensor, inside: Tensor) -> None:
-        """Set c_n of one tensor, and keep the sum and the number of holders of every entry."""
-        state, key = self._state, f"{client}/{name}"
-        zeros = torch.zeros_like(mean)
-        control, trained = state.get(f"control/{key}", zeros), state.get(f"trained/{key}", torch.zeros_like(inside))
-        new = torch.where(inside, mean, control)
-        total, holders = (
-            state.get(f"sum/{name}", zeros.double()),
-            state.get(f"holders/{name}", torch.zeros_like(inside, dtype=torch.int32)),
+    def _set(self, client: int, span: Params, mean: Tensor, inside: Tensor) -> None:
+        """Set c_n of a span, and keep the sum and the number of holders of every entry."""
+        control, trained, total, holders = (
+            _stored(self._state, kind, span, mean)
+            for kind in (f"control/{client}", f"trained/{client}", "sum", "holders")
         )
-        state[f"sum/{name}"] = total + (new.double() - control.double())
-        state[f"holders/{name}"] = holders + (inside & ~trained).to(torch.int32)
-        state[f"control/{key}"], state[f"trained/{key}"] = new, trained | inside
+        new = torch.where(inside, mean, control)
+        after = {
+            f"control/{client}": new,
+            f"trained/{client}": trained | inside,
+            "sum": total + (new.double() - control.double()),
+            "holders": holders + (inside & ~trained).to(torch.int32),
+        }
+        for kind, flat in after.items():
+            self._state |= {f"{kind}/{name}": part for name, part in parts_of_flat(flat, span).items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of clients for the next round."""
         return self._state
-
-
-def _stays(planned: Mask, returned: Mask, name: str, like: Tensor) -> Tensor:
-    """Return the entries that a client held during the whole round; it may have readjusted its mask."""
-    inside = torch.ones(like.shape, dtype=torch.bool)
-    for mask in (planned, returned):
-        if name in mask:
-            inside = inside & mask[name].to(CPU)
-    return inside

@@ -14,12 +14,10 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.federation.checkpoint import State
 from fedcover.federation.planned_round import PlannedRound
-from fedcover.params import Params, prune
+from fedcover.params import Params, prune, storage_of
 from fedcover.policies.base import ClientPlan
 from fedcover.training.options import PLAIN
 from fedcover.training.recipes import Recipe
-
-CPU = torch.device("cpu")
 
 
 def with_moments(recipe: Recipe, state: State, plans: Sequence[ClientPlan]) -> list[ClientPlan]:
@@ -46,17 +44,18 @@ class MomentUpdates:
     """The moments of clients after a round, from its updates as they arrive."""
 
     def __init__(self, planned: PlannedRound) -> None:
-        self._state = dict(planned.state.clients)
+        self._theta, self._state = planned.state.theta, dict(planned.state.clients)
 
     def add(self, update: ClientUpdate) -> None:
         """Replace the client's moments inside its mask."""
+        storage = storage_of(self._theta)
         for moment, tensors in (update.moments or {}).items():
             for name, tensor in tensors.items():
                 key = _key(update.client, moment, name)
-                new = tensor.to(CPU, copy=True)  # not a view of a stack, which would keep the whole stack in memory
+                new = tensor.to(storage, copy=True)  # not a view of a stack, which would keep the whole stack in memory
                 if name in update.mask:
-                    before = self._state.get(key, torch.zeros_like(new))
-                    new = torch.where(update.mask[name].to(CPU), new, before)
+                    before = self._state.get(key, torch.zeros_like(new)).to(storage)
+                    new = torch.where(update.mask[name].to(storage), new, before)
                 self._state[key] = new
 
     def state(self) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """The study of complements: what clients see outside their masks, at equal budgets and without a full client.
 
-Every experiment is named MASKS-COMPLEMENT. The masks are the same in all of them:
+Every experiment is named MASKS-COMPLEMENT. The masks are
 
 random_weights     weights drawn for each client and round
 WP                 the largest weights
@@ -33,7 +33,6 @@ from fedcover_experiments.runner import Experiment, ExperimentRun
 
 WHOLE, QUARTER, HALF = "10x1", "10x0.25", "10x0.5"
 BUDGETS = {WHOLE: "full models", QUARTER: "none above 25 %", HALF: "none above 50 %"}
-MASKS = ("random_weights", "WP", "random_submodels")
 SPLITS = ("iid", "non-iid", "dirichlet")
 SETTINGS: dict[str, dict[str, Any]] = {
     "pruned": {"complement": Zero()},
@@ -45,6 +44,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedprox": {"complement": Frozen()},
 }
 """The settings of each complement."""
+COMPARED = ("pruned", "frozen_mean", "frozen")
+Grid = dict[tuple[str, str], tuple[str, ...]]
+"""The complements of each kind of masks at each code of budgets."""
+GRID: Grid = {
+    ("random_weights", QUARTER): tuple(SETTINGS),
+    ("random_weights", HALF): COMPARED,
+    ("WP", QUARTER): COMPARED,
+    ("random_submodels", QUARTER): COMPARED,
+    ("random_submodels", HALF): (*COMPARED, "scaffold"),
+}
+LARGE: Grid = {
+    ("random_weights", QUARTER): ("pruned", "frozen", "scaffold"),
+    ("random_submodels", QUARTER): ("pruned", "frozen"),
+}
+"""The grid of a large network."""
 PROXIMAL = 0.01
 SHAPE, CLASSES = (3, 32, 32), 10
 LOCAL = LocalSGD(epochs=1, batch_size=10, lr=0.01, momentum=0.9)
@@ -58,24 +72,19 @@ class ComplementStudy:
     Args:
         network: The network's name in the zoo.
         local: Its local training.
-        masks: The kinds of masks.
+        grid: Its masks and complements.
     """
 
     network: str
     local: LocalSGD
-    masks: tuple[str, ...] = MASKS
+    grid: Grid
 
     def experiments(self) -> list[Experiment]:
         """Return all experiments of the study."""
-        return [
-            Experiment("cifar10", split, policy, code)
-            for split in SPLITS
-            for policy, code in (
-                (BASE, WHOLE),
-                *((f"{masks}-{kind}", code) for code in (QUARTER, HALF) for masks in self.masks for kind in SETTINGS),
-                *((f"full-{kind}", WHOLE) for kind in ("scaffold", "fedprox")),
-            )
-        ]
+        parts = [(f"{masks}-{kind}", code) for (masks, code), kinds in self.grid.items() for kind in kinds]
+        recipes = sorted({"scaffold", "fedprox"} & {kind for kinds in self.grid.values() for kind in kinds})
+        whole = [(BASE, WHOLE), *((f"full-{kind}", WHOLE) for kind in recipes)]
+        return [Experiment("cifar10", split, policy, code) for split in SPLITS for policy, code in whole + parts]
 
     def federation_of(self, run: ExperimentRun, settings: dict[str, Any]) -> Federation:
         """Return the federation of a run."""
@@ -94,6 +103,6 @@ def _task_of(network: str, seed: int) -> Task:
     return Task(build(network, SHAPE, CLASSES, seed))
 
 
-LENET = ComplementStudy("lenet", LocalSGD())
-CNN = ComplementStudy("cnn", LOCAL)
-RESNET = ComplementStudy("resnet18", LOCAL, masks=("random_weights", "random_submodels"))
+LENET = ComplementStudy("lenet", LocalSGD(), GRID)
+CNN = ComplementStudy("cnn", LOCAL, GRID)
+RESNET = ComplementStudy("resnet18", LOCAL, LARGE)

@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcover.budgets import parse_code
-from fedcover.config.choices import COMPLEMENT, POLICY, Product, Section, choose
 from fedcover.federation.federation import Federation
 from fedcover.policies.base import Policy
+from fedcover.policies.registry import POLICIES
+from fedcover.registry import Product, Registry
+from fedcover.training.complements import COMPLEMENTS as REGISTRY
 from fedcover_experiments.runner import Experiment, ExperimentRun
 
 DATA, MODEL = "cifar10", "lenet"
@@ -86,14 +88,15 @@ def options_of(experiment: Experiment) -> dict[str, Any]:
 def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """Return the federation of a run."""
     masks, complement = parts_of(run.experiment)
-    return Federation(policy=policy_of(masks), complement=_build(COMPLEMENT, COMPLEMENTS[complement]), **settings)
+    return Federation(policy=policy_of(masks), complement=_build(REGISTRY, COMPLEMENTS[complement]), **settings)
 
 
 def policy_of(masks: str) -> Policy:
     """Return the policy of some masks."""
-    return _build(POLICY, MASKS[masks])
+    return _build(POLICIES, MASKS[masks])
 
 
-def _build(section: Section[Product], settings: Mapping[str, Any]) -> Product:
+def _build(registry: Registry[Product], settings: Mapping[str, Any]) -> Product:
     """Return the object that settings name."""
-    return choose(section, settings["name"], {key: value for key, value in settings.items() if key != "name"}).build()
+    _, make = registry.find(settings["name"])
+    return make(**{key: value for key, value in settings.items() if key != "name"})

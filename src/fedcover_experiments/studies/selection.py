@@ -25,6 +25,8 @@ class StudySelection:
     """The only policies, separated by commas, of which some may be ``FILE.py:NAME``; all of the study's if empty."""
     budgets: str = ""
     """The only code of budgets; all if empty."""
+    precision: str = "fp32"
+    """How passes compute."""
 
     def experiments(self) -> list[Experiment]:
         """Return the experiments of this selection.
@@ -59,6 +61,7 @@ class StudySelection:
     def options(self) -> str:
         """The options of the command that runs this selection."""
         options = {"on": self.on, "only": self.only, "budgets": self.budgets, "first": self.first}
+        options |= {"precision": self.precision} if self.precision != "fp32" else {}
         text = "".join(f" --{key} {value}" for key, value in options.items() if value)
         return f"{self.study}{text} --seeds {self.seeds} --rounds {self.rounds}"
 
@@ -86,7 +89,7 @@ def run_selection(
     study, total = STUDIES[selection.study], 0.0
     for batch in selection.batches():
         runs = batch.runs
-        with choose_engine(engine, cohort=COHORT * len(runs)) as chosen:
+        with choose_engine(engine, cohort=COHORT * len(runs), precision=selection.precision) as chosen:
             total += run_and_save(
                 path,
                 runs,

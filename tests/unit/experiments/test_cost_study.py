@@ -1,5 +1,7 @@
 """The study of costs: its grid, the sentences that follow from its map, and one tiny run of it."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,3 +137,21 @@ def test_a_tiny_run_of_the_study_is_mapped(cli: Cli, tmp_path: Path, monkeypatch
     assert all(f"- {text}" in report for text in map_as_dict(results)["sentences"])
     assert (tmp_path / "costs.svg").exists()
     assert "has no runs of cifar10/iid and 10x0.3; use some of" in cli(*command, "--budgets", "10x0.3")[2]
+
+
+def test_studies_need_only_torch_and_numpy() -> None:
+    """Machines with a GPU may have nothing else."""
+    script = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"pydantic", "typer", "rich", "matplotlib", "click", "PIL"}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Block())
+import fedcover_experiments.__main__
+from fedcover_experiments.studies.selection import StudySelection
+print(len(StudySelection("costs", seeds=3, rounds=100).runs))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 3 * len(costs.experiments())

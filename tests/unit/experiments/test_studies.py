@@ -20,7 +20,7 @@ from fedcover_experiments.runner import Experiment, ExperimentRun
 from fedcover_experiments.studies import STUDIES, coverage, methods
 from fedcover_experiments.studies.figures import study_figure
 from fedcover_experiments.studies.report import cells, data_titles, rows
-from fedcover_experiments.studies.selection import StudySelection
+from fedcover_experiments.studies.selection import StudySelection, run_selection
 
 DOCS = Path(__file__).parents[3] / "docs" / "study"
 Cli = Callable[..., tuple[int, str, str]]
@@ -172,3 +172,11 @@ def test_a_policy_of_ones_own_joins_the_study_of_methods(tmp_path: Path) -> None
     assert federation.policy.scaler is False
     with pytest.raises(InputError, match="the study 'coverage' has no runs of"):
         StudySelection("coverage", 1, 1, only=f"{mine}:half").experiments()
+
+
+def test_a_selection_states_its_precision() -> None:
+    selection = StudySelection("complements-resnet", 3, 100, only="full", precision="bf16")
+    assert selection.options == "complements-resnet --only full --precision bf16 --seeds 3 --rounds 100"
+    assert {batch.precision for batch in selection.batches()} == {"bf16"}
+    with pytest.raises(InputError, match="engine 'serial' computes in fp32 only"):
+        run_selection(selection, "fedcover study", Path("none.json"), "serial", None, runner.ignore_round)

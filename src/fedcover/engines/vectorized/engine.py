@@ -34,7 +34,7 @@ from fedcover.engines.vectorized.stacks import option_kinds
 from fedcover.engines.vectorized.sub_models import Part, SubModels, restored, rows_of
 from fedcover.engines.vectorized.task_keys import task_key
 from fedcover.errors import InputError
-from fedcover.params import Params, most_entries
+from fedcover.params import Params, has_room, most_entries
 from fedcover.training.client import Job
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
@@ -174,17 +174,10 @@ class Vectorized(Engine):
         """Start the first batch, and on a GPU all others that fit into memory beside it."""
         started: list[_Started] = []
         while batches and (not started or self.device.type == "cuda"):
-            if started and not self._has_room():
+            if started and not has_room(self.device):
                 break
             started.append(self._start(parts, batches, batches[0].numbers[0]))
         return started
-
-    def _has_room(self) -> bool:
-        """Return whether a GPU has half of its memory free, or in torch's hands but unused."""
-        if self.device.type != "cuda":
-            return False
-        free, total = torch.cuda.mem_get_info(self.device)
-        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device) > total // 2
 
     def _in_order(
         self, parts: Sequence[Part], batches: list[_Batch], started: list[_Started]
@@ -323,7 +316,7 @@ class Vectorized(Engine):
 
     def _make_room(self) -> None:
         """Drop the steps that were used least recently: each has stacks of whole models."""
-        while len(self._steps) >= (MOST_STEPS if self._has_room() else self.ahead):
+        while len(self._steps) >= (MOST_STEPS if has_room(self.device) else self.ahead):
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # their buffers may be in use
             del self._steps[0]
