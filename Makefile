@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow soak test-oldest check setup wheel clean bench docs
+.PHONY: demo test test-slow soak test-oldest check setup wheel clean bench docs results
 
 demo: setup
 	$(BIN)/fedcover demo
@@ -44,6 +44,15 @@ docs: setup
 	$(BIN)/python tools/docs/fill_numbers.py
 	$(BIN)/python tools/docs/fill_tables.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# After new results in docs/study: write the reports on studies, the numbers collected from them, and the pages again.
+STUDIES ?= $(basename $(notdir $(wildcard docs/study/*.json)))
+results: setup
+	for name in $(STUDIES); do \
+		$(BIN)/fedcover study $$name --results docs/study/$$name.json --out docs/study -q || exit 1; done
+	$(BIN)/python tools/docs/collect_numbers.py
+	$(BIN)/python tools/docs/fill_numbers.py
+	$(BIN)/python tools/docs/fill_tables.py
 
 setup: $(VENV)/.ready
 

@@ -62,7 +62,8 @@ def run_paper_departures(args: argparse.Namespace) -> None:
 
 def run_study(args: argparse.Namespace) -> None:
     """Run a study, or a selection of its runs."""
-    selection = StudySelection(args.study, args.seeds, args.rounds, args.first, args.on, args.only, args.precision)
+    options = {name: getattr(args, name) for name in ("first", "on", "only", "budgets", "precision")}
+    selection = StudySelection(args.study, args.seeds, args.rounds, **options)
     count = len(selection.runs)
     print(f"{count} runs", flush=True)
     progress = _progress(count * args.rounds)
@@ -80,8 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     paper.add_argument("--rows", default="", help="only these rows: codes or nicknames, separated by commas")
     study = commands.add_parser("study", help="one of the studies")
     study.add_argument("study", choices=list(STUDIES))
-    study.add_argument("--on", default="", help="only this data set, such as mnist")
+    study.add_argument("--on", default="", help="only this data set, such as mnist, or split, such as mnist/iid")
     study.add_argument("--only", default="", help="only these policies, such as HeteroFL,FjORD")
+    study.add_argument("--budgets", default="", help="only this code of budgets, such as 10x0.25")
     study.add_argument("--precision", default="fp32", choices=PRECISIONS, help="how passes compute")
     for command, run, seeds in ((paper, run_paper, SEEDS), (study, run_study, STUDY_SEEDS)):
         command.set_defaults(run=run)

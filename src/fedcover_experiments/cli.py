@@ -163,10 +163,11 @@ def study(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(STUDIES)}.")],
     seeds: SeedsOption = STUDY_SEEDS,
     rounds: RoundsOption = ROUNDS,
-    on: Annotated[str, typer.Option(help="Only this data set, such as mnist.")] = "",
+    on: Annotated[str, typer.Option(help="Only this data set, such as mnist, or split, such as mnist/iid.")] = "",
     only: Annotated[
         str, typer.Option(help="Only these policies, such as HeteroFL,FjORD; in `methods` also FILE.py:NAME.")
     ] = "",
+    budgets: Annotated[str, typer.Option(help="Only this code of budgets, such as 10x0.25.")] = "",
     engine: EngineOption = "auto",
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16; the last two on engine vectorized.")] = "fp32",
     results: Annotated[Path | None, typer.Option(help="Report on these results instead of running.")] = None,
@@ -174,7 +175,9 @@ def study(
     data: DataOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Run a study and report on it: the effect of `coverage`, of weights by `labels`, or published `methods` compared.
+    """Run a study and report on it: the effect of `coverage`, of weights by `labels`, published `methods` compared.
+
+    `complements` compares what clients see outside their masks, and `costs` what masks and complements cost.
 
     Policies are compared by seed, with 95 % intervals and Holm's correction. A study takes minutes on a GPU and hours
     on two cores. Its runs are kept in `runs/` under --out, and the same command continues an interrupted study.
@@ -185,7 +188,7 @@ def study(
     check_whole("seeds", seeds, 1 if chosen.separate else 2)
     check_whole("rounds", rounds, 1)
     if results is None:
-        selection = StudySelection(name, seeds, rounds, on=on, only=only, precision=precision)
+        selection = StudySelection(name, seeds, rounds, on=on, only=only, budgets=budgets, precision=precision)
         count = len(selection.runs)
         with BatchProgress(f"{count} runs", count * rounds, quiet) as progress:
             home = folder / "runs" / name / f"{rounds}-rounds"

@@ -31,7 +31,7 @@ def test_every_number_in_the_documents_is_that_of_its_source() -> None:
 
 @pytest.mark.parametrize("name", list(collect.FILES))
 def test_collected_numbers_are_what_the_results_give(name: str) -> None:
-    committed = json.loads((collect.FOLDER / name).read_text())
+    committed = json.loads(collect.path_of(name).read_text())
     assert flat(json.loads(collect.collected(name))) == pytest.approx(flat(committed), rel=1e-4)
 
 

@@ -1,7 +1,7 @@
 """Collect the numbers of studies, audits and designs into small JSON files, for ``fill_numbers.py``.
 
-``python tools/docs/collect_numbers.py`` writes ``docs/results/*.json`` again from the committed outcomes of runs and
-from commands that train nothing. ``mnist-iid.json`` in the same folder is measured, not collected.
+``python tools/docs/collect_numbers.py`` writes ``docs/results/*.json``, and the map of costs in the package, again from
+the committed outcomes of runs and from commands that train nothing. ``mnist-iid.json`` is measured, not collected.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def studies() -> dict[str, Any]:
             for title in data_titles(study, results[name])
         }
         for name, study in STUDIES.items()
-        if study.separate and name in results
+        if study.separate and name in results and not study.findings
     }
     return {
         "runs": {name: sum(entry["runs"] for entry in result.provenance) for name, result in results.items()},
@@ -199,6 +199,50 @@ def _verdicts(comparisons: Sequence[Any]) -> dict[str, int]:
     }
 
 
+def cost_map() -> dict[str, Any]:
+    """Return the map of the study of costs, which ships with the package."""
+    from fedcover_experiments.results import load
+    from fedcover_experiments.studies.cost_report import map_as_dict
+
+    return map_as_dict(load(STUDY / "costs.json"))
+
+
+def memory() -> dict[str, Any]:
+    """Return how far the model of training costs is from what was measured of one client of ResNet-18."""
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.partial_training import BATCH, CONTENDERS, MODEL, make_masks
+
+    from fedcover.masks.training_cost import TrainingCosts
+    from fedcover.models import default_model
+    from fedcover.params import params_of
+    from fedcover.structure.trace import trace
+
+    model, example = default_model(MODEL)
+    masks, costs = make_masks(params_of(model)), TrainingCosts(trace(model, example), BATCH)
+    full, rows = costs.of({}), []
+    for measured in json.loads((ROOT / "benchmarks/results/partial-training.json").read_text())["rows"]:
+        one = CONTENDERS[measured["contender"]]
+        if one.frozen and one.dense:
+            continue  # gradients of the whole model that are masked: not how clients train
+        cost = costs.of(masks[one.mask] if one.mask else {}, one.frozen)
+        rows.append(
+            {
+                "name": measured["contender"],
+                "what": measured["what"],
+                "memory": cost.memory / full.memory,
+                "measured_memory": measured["peak_ratio"],
+                "compute": cost.flops_per_example / full.flops_per_example,
+                "measured_seconds": measured["seconds_ratio"],
+            }
+        )
+    return {
+        "rows": rows,
+        "below": sum(row["memory"] < row["measured_memory"] for row in rows),
+        "off_memory": max(abs(row["memory"] - row["measured_memory"]) for row in rows),
+        "off_compute": max(abs(row["compute"] - row["measured_seconds"]) for row in rows),
+    }
+
+
 def rounded(value: Any) -> Any:
     """Return a JSON value whose numbers have six significant digits.
 
@@ -219,8 +263,15 @@ FILES: dict[str, Callable[[], dict[str, Any]]] = {
     "designs.json": designs,
     "studies.json": studies,
     "paper.json": paper,
+    "memory.json": memory,
+    "cost_map.json": cost_map,
 }
 """What each file is collected by."""
+
+
+def path_of(name: str) -> Path:
+    """Return where a file is: in ``docs/results``, but for the map of costs, which is a part of the package."""
+    return (ROOT / "src/fedcover/calibration" if name == "cost_map.json" else FOLDER) / name
 
 
 def collected(name: str) -> str:
@@ -233,8 +284,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", choices=[*FILES, []], help="some of the files; all if left out")
     for name in parser.parse_args().names or FILES:
-        (FOLDER / name).write_text(collected(name))
-        print(f"docs/results/{name}")
+        path_of(name).write_text(collected(name))
+        print(path_of(name).relative_to(ROOT))
 
 
 if __name__ == "__main__":

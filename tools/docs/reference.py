@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cost_tables import cost_tables
 from repository import ROOT
 
 SOURCE = ROOT / "src"
@@ -173,5 +174,6 @@ PARTS = {
     "callbacks": partial(named_table, "callbacks", "callbacks.NAME"),
     "models": partial(named_table, "models", "model"),
     "codes": codes_table,
+    "cost-map": cost_tables,
 }
 """What a page gets in place of ``<!-- generated: NAME -->``; the command line is in ``command_line.py``."""

@@ -12,8 +12,10 @@ from fedcover.audit.design import WINDOW, DesignReport, design_report
 from fedcover.audit.window import WindowCoverage
 from fedcover.budgets import parse_code
 from fedcover.calibration import BudgetUnit
+from fedcover.calibration.cost_map import RESOURCES
 from fedcover.cli.console import friendly, out, show_table
 from fedcover.cli.options import BudgetUnitOption, CalibrationOption, JsonOption
+from fedcover.cli.scarce import design_for_scarce
 from fedcover.config.task_and_data import model_and_example
 from fedcover.data import Inputs
 from fedcover.errors import InputError, check_extra
@@ -30,7 +32,9 @@ STEPS = 300
 
 @friendly
 def design(
-    budgets: Annotated[str, typer.Option(help="What each client can keep: 1,1,0.75,0.5, or 4x1,6x0.75, or a code.")],
+    budgets: Annotated[
+        str | None, typer.Option(help="What each client can keep: 1,1,0.75,0.5, or 4x1,6x0.75, or a code.")
+    ] = None,
     gamma: Annotated[
         int | None, typer.Option(help="Require this least coverage (with --whole-units, of units).")
     ] = None,
@@ -63,6 +67,15 @@ def design(
         Path | None, typer.Option("--run", help="Use the weights of this run (needs --model).", metavar="DIR")
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Write a figure here: .svg, .png or .pdf.")] = None,
+    scarce: Annotated[
+        str,
+        typer.Option(
+            metavar="RESOURCE[=SHARE],...",
+            help=f"Instead of --budgets: what is scarce at the clients ({', '.join(RESOURCES)}), with the share of a"
+            " full client's cost that they can afford.",
+        ),
+    ] = "",
+    split: Annotated[str, typer.Option(help="For --scarce: how data are split, iid or non-iid; default: both.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show the frontier between coverage Γ and pruning noise for budgets, its best point, and what each client holds.
@@ -76,7 +89,18 @@ def design(
     With `--whole-units`, Γ is the coverage of units, and δ² and the coverage of weights are measured on the masks of a
     round. A weight between two hidden layers is held only by clients that hold both of its units. Therefore masks are
     also planned over a window of rounds, to show how often weights are held.
+
+    With `--scarce`, no budgets are needed: the command shows which masks and which complement were most accurate in a
+    study of costs, `fedcover study costs`, within the shares that clients can afford.
     """
+    if scarce:
+        others = (budgets, gamma, noise, constants, lr, whole_units, window, calibration, steps, folder, figure)
+        if any(other not in (None, "", False) for other in others) or budget_unit != "fraction":
+            raise InputError("--scarce looks settings up in a study; it takes only --split, --model and --json")
+        design_for_scarce(scarce, split, model, as_json)
+        return
+    if budgets is None or split:
+        raise InputError("give --budgets, what each client can keep, or --scarce, what is scarce at the clients")
     bound = _bound(constants, lr, steps)
     if steps is not None and bound is None and budget_unit != "seconds":
         raise InputError("--steps is for --constants and for budgets in seconds; give one of them, or leave it out")

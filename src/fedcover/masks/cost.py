@@ -168,14 +168,28 @@ def _with_complement(structure: ModelStructure, measured: _Measured, outside: By
     anything is trained. Gradients of weights are those of the trained entries.
     """
     cost, kept = measured.cost, measured.kept
-    sizes = {name: math.prod(shape) for name, shape in structure.shapes.items()}
-    first = structure.first_without(frozenset(name for name, count in kept.items() if not count))
-    down, flops = 0, 0.0
-    for name, size in sizes.items():
-        count, trained = kept.get(name, size), name not in structure.frozen
-        down += outside(torch.Size(structure.shapes[name]), size - count) if trained else 0
-        flops += 2 * structure.macs[name] * (size + count * trained + size * (name not in first))
+    down = 0
+    for name, shape in structure.shapes.items():
+        if name in kept and name not in structure.frozen:
+            down += outside(torch.Size(shape), math.prod(shape) - kept[name])
+    flops = flops_with_complement(structure, kept)
     return replace(cost, macs=structure.work, bytes_down=cost.bytes_down + down, flops_per_example=flops)
+
+
+def flops_with_complement(structure: ModelStructure, trained: Mapping[str, int]) -> float:
+    """Return the FLOPs of one example's share of a training step of a client that sees the whole model.
+
+    Args:
+        structure: The traced model.
+        trained: The entries of each tensor whose gradients are computed; all of a tensor that is left out.
+    """
+    first = structure.first_without(frozenset(name for name, count in trained.items() if not count))
+    flops = 0.0
+    for name, shape in structure.shapes.items():
+        size = math.prod(shape)
+        own = 0 if name in structure.frozen else trained.get(name, size)
+        flops += 2 * structure.macs[name] * (size + own + size * (name not in first))
+    return flops
 
 
 def _cost(structure: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> Cost:
@@ -187,7 +201,13 @@ def _cost(structure: ModelStructure, masked: Mapping[str, tuple[int, int]]) -> C
         parameters += size
         sent += size * trained
         macs += size * structure.macs[name]
-        flops += 2 * size * structure.macs[name] * (1 + trained + (name not in structure.first))
+        flops += flops_of_tensor(structure, name, size)
     values = BYTES_PER_VALUE * sent
     emptied = tuple(name for name in structure.weights if masked.get(name, (1, 0))[0] == 0)
     return Cost(parameters, macs, values + sum(length for _, length in masked.values()), values, flops, emptied)
+
+
+def flops_of_tensor(structure: ModelStructure, name: str, size: int) -> float:
+    """Return the FLOPs of one example's share of a training step that some entries of a tensor take part in."""
+    passes = 1 + (name not in structure.frozen) + (name not in structure.first)
+    return 2 * size * structure.macs[name] * passes

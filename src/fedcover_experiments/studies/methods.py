@@ -9,9 +9,9 @@ and a run has 100 rounds; HeteroFL's authors train five epochs in 200 rounds on 
 from functools import cache
 from typing import Any
 
-from fedcover.config.choices import POLICY, choose
 from fedcover.federation.federation import Federation
 from fedcover.models import build
+from fedcover.policies.base import Policy
 from fedcover.policies.registry import POLICIES, named_policy
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.task import Task
@@ -56,8 +56,15 @@ def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """Return the federation of a run, with HeteroFL's model and recipe in place of the paper's."""
     replaced = {"task": task_of(run.experiment.data, run.seed), "local": LOCAL}
     name = run.experiment.policy
-    policy = choose(POLICY, name).build() if ":" in name else named_policy(name)
+    policy = _own_policy(name) if ":" in name else named_policy(name)
     return Federation(policy=policy, **{**settings, **replaced})
+
+
+def _own_policy(name: str) -> Policy:
+    """Return a policy of one's own; only this needs what reads settings."""
+    from fedcover.config.choices import POLICY, choose
+
+    return choose(POLICY, name).build()
 
 
 def own_experiments(policy: str) -> list[Experiment]:

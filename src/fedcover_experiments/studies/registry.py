@@ -2,9 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from fedcover_experiments.results import Results
 from fedcover_experiments.runner import Experiment, FederationFactory
-from fedcover_experiments.studies import complements, coverage, labels, methods, recipes
+from fedcover_experiments.studies import complements, cost_report, costs, coverage, labels, methods, recipes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SEEDS = 5
 
@@ -29,6 +34,10 @@ class Study:
     separate: bool = False
     """True if each policy is run in a batch of its own, so that its time can be measured, and if policies are compared
     across codes."""
+    findings: Callable[[Results], list[str]] | None = None
+    """Returns sentences for the head of the report, which follow from the results."""
+    figure: "Callable[[Results], Figure] | None" = None
+    """Draws the figure of the report, if it is not that of all studies."""
 
 
 def _complements(of: complements.ComplementStudy) -> Study:
@@ -91,4 +100,16 @@ STUDIES = {
     "complements": _complements(complements.LENET),
     "complements-cnn": _complements(complements.CNN),
     "complements-resnet": _complements(complements.RESNET),
+    "costs": Study(
+        "What is scarce at the clients?",
+        costs.experiments,
+        costs.federation_of,
+        costs.FULL,
+        "random_weights-zero",
+        costs.BUDGETS,
+        {description: (code,) for code, description in costs.BUDGETS.items()},
+        separate=True,
+        findings=cost_report.findings,
+        figure=cost_report.figure,
+    ),
 }

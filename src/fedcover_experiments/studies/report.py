@@ -163,7 +163,8 @@ def as_markdown(name: str, results: Results) -> str:
     """Return the report on a study as Markdown; its figure is a file beside it."""
     study = STUDIES[name]
     caption = "Accuracies" if study.separate else f"Gains over {study.base}"
-    parts = [f"# {study.question}", f"![{caption}]({name}.svg)", HOW]
+    sentences = study.findings(results) if study.findings else []
+    parts = [f"# {study.question}", f"![{caption}]({name}.svg)", *("- " + text for text in sentences), HOW]
     for heading, table in study_tables(study, results).items():
         parts += [f"## {heading}", markdown_table(table)]
     commands = [f"`{entry['command']}` in {entry['seconds']} s on {entry['device']}" for entry in results.provenance]
@@ -179,7 +180,8 @@ def write_study_report(name: str, results: Results, folder: Path) -> list[Path]:
     from fedcover.report.svg import file_bytes
     from fedcover_experiments.studies.figures import study_figure
 
-    figure = study_figure(STUDIES[name], results)
+    draw = STUDIES[name].figure
+    figure = draw(results) if draw else study_figure(STUDIES[name], results)
     return [
         write_atomically(folder / f"{name}.md", as_markdown(name, results).encode()),
         *(write_atomically(folder / f"{name}.{kind}", file_bytes(figure, kind)) for kind in ("svg", "png")),

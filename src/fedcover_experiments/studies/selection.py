@@ -20,9 +20,11 @@ class StudySelection:
     first: int = 0
     """The first seed."""
     on: str = ""
-    """The only data set; all if empty."""
+    """The only data set, such as ``mnist``, or data set and split, such as ``mnist/iid``; all if empty."""
     only: str = ""
     """The only policies, separated by commas, of which some may be ``FILE.py:NAME``; all of the study's if empty."""
+    budgets: str = ""
+    """The only code of budgets; all if empty."""
     precision: str = "fp32"
     """How passes compute."""
 
@@ -30,7 +32,7 @@ class StudySelection:
         """Return the experiments of this selection.
 
         Raises:
-            InputError: The study has none on this data set or of these policies.
+            InputError: The study has none on this data set, of these policies or with these budgets.
         """
         available = STUDIES[self.study].experiments()
         own_experiments = STUDIES[self.study].own_experiments
@@ -38,10 +40,14 @@ class StudySelection:
             available += own_experiments(name) if own_experiments and ":" in name else []
         policies = {e.policy for e in available}
         wanted = set(self.only.split(",")) if self.only else policies
-        chosen = [e for e in available if self.on in ("", e.data) and e.policy in wanted]
+        chosen = [
+            e
+            for e in available
+            if self.on in ("", e.data, f"{e.data}/{e.split}") and e.policy in wanted and self.budgets in ("", e.code)
+        ]
         if not chosen or wanted - policies:
-            requested = " and ".join(filter(None, (self.on, self.only)))
-            names = ", ".join(dict.fromkeys(name for e in available for name in (e.data, e.policy)))
+            requested = " and ".join(filter(None, (self.on, self.only, self.budgets)))
+            names = ", ".join(dict.fromkeys(name for e in available for name in (e.data, e.policy, e.code)))
             raise InputError(f"the study '{self.study}' has no runs of {requested}; use some of {names}")
         return chosen
 
@@ -54,7 +60,7 @@ class StudySelection:
     @property
     def options(self) -> str:
         """The options of the command that runs this selection."""
-        options = {"on": self.on, "only": self.only, "first": self.first}
+        options = {"on": self.on, "only": self.only, "budgets": self.budgets, "first": self.first}
         options |= {"precision": self.precision} if self.precision != "fp32" else {}
         text = "".join(f" --{key} {value}" for key, value in options.items() if value)
         return f"{self.study}{text} --seeds {self.seeds} --rounds {self.rounds}"
@@ -64,7 +70,7 @@ class StudySelection:
         if not STUDIES[self.study].separate:
             return [self]
         pairs = dict.fromkeys((e.data, e.policy) for e in self.experiments())
-        return [replace(self, on=data, only=policy) for data, policy in pairs]
+        return [replace(self, on=self.on or data, only=policy) for data, policy in pairs]
 
 
 def run_selection(
