@@ -137,8 +137,10 @@ def test_steps_are_those_of_autograd(
                 assert not stacks.theta[name][client].cpu()[~masks[client][name]].any(), name
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="no GPU")
 @pytest.mark.usefixtures("kernels")
-def test_federations_agree_with_serial() -> None:
+def test_federations_agree_with_serial_cuda() -> None:
     """Unequal clients and short batches, in rounds of different clients."""
     expected = images(serial(), "lenet", "WP", shared=True).run(1)
     with fc.Vectorized(DEVICE) as engine:
