@@ -35,7 +35,7 @@ def resolve_complement(federation: "Federation") -> tuple[Complement, Aggregator
     Raises:
         InputError: If the policy and the complement do not fit together.
     """
-    complement, aggregator = _checked(federation.complement, federation.policy), federation.aggregator
+    complement, aggregator = complement_of(federation.complement, federation.policy), federation.aggregator
     damps = complement.sees and aggregator.damping is None
     return complement, aggregator.with_damping(1.0) if damps else aggregator
 
@@ -45,7 +45,7 @@ def described(complement: Complement) -> dict[str, Complement]:
     return {"complement": complement} if complement.sees else {}
 
 
-def _checked(complement: Complement | None, policy: Policy) -> Complement:
+def complement_of(complement: Complement | None, policy: Policy) -> Complement:
     """Return the complement, or the one that a policy needs; raise InputError if they do not fit together."""
     needs = policy.traits().needs_complement
     if complement is None:
