@@ -95,6 +95,8 @@ class Traits:
     needs_complement: bool = False
     """Whether clients must see the values outside their masks, as with fedcover.Frozen(): masks may leave out whole
     layers."""
+    needs_zeros: str = ""
+    """What of it needs zeros outside masks, such as "its scaler"; empty if clients may see values there."""
     reports: bool = False
     """Whether clients report gradients of the whole model in some rounds."""
     regrows: bool = False

@@ -37,7 +37,7 @@ FEWEST_ENTRIES = 1 << 18
 FLOOR = 1e-3
 """The share of the largest gradient of all tensors relative to which smaller ones are compared: that of a bias before
 a batch norm is rounding only."""
-NO_REGROWTH = "clients that see the whole model cannot regrow their masks; use complement=fedcover.Zero()"
+NO_REGROWTH = "clients that see the whole model cannot regrow their masks; use complement 'zero'"
 
 
 def pays(model: nn.Module, mask: Mask) -> bool:
