@@ -91,7 +91,7 @@ def choices(draw: st.DrawFn) -> tuple[str, Complement | None]:
     return name, None if pruned_only else draw(st.sampled_from([None, *SEEN]))
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     st.sampled_from(list(NETWORKS)), choices(), st.sampled_from(["parameters", "macs", "bytes", "seconds"]),
     st.floats(0.02, 1.2), st.sampled_from([*[RECIPES[0]] * 8, *RECIPES[1:]]),
