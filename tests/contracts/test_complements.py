@@ -20,12 +20,15 @@ from tests.laws.strategies import same
 
 SEEN: dict[str, Complement] = {"frozen": fc.Frozen(), "quantized": fc.Quantized(4), "kept": fc.Kept()}
 REFUSED = {
-    "HeteroFL": "gains are for clients that see zeros",
-    "FjORD": "widths are for clients that see zeros",
+    "HeteroFL": "needs clients that see zeros outside their masks, for its scaler",
+    "FjORD": "needs clients that see zeros outside their masks, for its widths",
     "FedDST": "prunes the global model itself",
     "PruneFL": "prunes the global model itself",
 }
 """The policies for which values outside the mask have no meaning, and the beginning of the reason."""
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:complement Kept:fedcover.CoverageWarning")
 
 
 def with_complement(one: fc.Federation, complement: Complement) -> fc.Federation:

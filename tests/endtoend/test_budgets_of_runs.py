@@ -64,6 +64,19 @@ def test_no_client_gets_more_than_its_budget(policy: str, unit: str) -> None:
     assert federation.resolved_budgets[0].full
 
 
+@pytest.mark.parametrize(("policy", "complement"), [("WP", "frozen"), ("FedPLT", ""), ("NP", "quantized")])
+def test_bytes_pay_for_what_clients_see_outside_their_masks(policy: str, complement: str) -> None:
+    settings = {
+        "cohort": 3, "data": {"name": "digits", "clients": 3}, "policy": {"name": policy}, "engine": "serial",
+        "budgets": {"code": "3x90000", "unit": "bytes"}, "local": {"epochs": 1},
+        **({"complement": {"name": complement}} if complement else {}),
+    }  # fmt: skip
+    federation, _ = build_federation(check_config(settings))
+    assert federation.complement.sees
+    costs = federation.begin_round(federation.start()).costs
+    assert all(0.9 * 90_000 < cost.bytes_down + cost.bytes_up <= 90_000 for cost in costs)
+
+
 RECIPES = {
     "SGD": {"name": "SGD"},
     "kept SGD": {"name": "SGD", "keep_moments": True},
@@ -184,6 +197,18 @@ def test_seconds_count_the_steps_of_the_clients_that_have_the_budget(device: Pat
             "none.json cannot be",
         ),
         (["--budget-unit", "macs", "--set", "budgets.code=3x1e9"], "3 slots"),
+        (
+            ["--budget-unit", "macs", "--set", "budgets.code=4x9000", "--set", "complement.name=frozen"],
+            "forward pass is that of the whole model, whatever a client trains; give at least 14800",
+        ),
+        (
+            ["--budget-unit", "bytes", "--set", "budgets.code=4x9000", "--set", "complement.name=frozen"],
+            "its smallest part with complement Frozen(), one weight in each hidden layer, takes more",
+        ),
+        (
+            ["--budget-unit", "bytes", "--set", "budgets.code=4x9000", "--set", "policy.name=S-GaP"],
+            "holds whole layers in addition to a budget",
+        ),
         (
             ["--budget-unit", "parameters", "--set", f"budgets.code=4x{HALF}", "--set", "policy.name=full"],
             "policy full",

@@ -81,11 +81,11 @@ def test_a_search_finds_a_step_size_and_prunes_bad_trials(cli: Cli, config: Path
 
 
 def test_a_killed_search_resumes_to_the_same_trials(config: Path, tmp_path: Path) -> None:
-    run = [sys.executable, "-m", "fedcover", "sweep", str(config), "--trials", "7", "--resume", "--json", "--out"]
+    run = [sys.executable, "-m", "fedcover", "sweep", str(config), "--trials", "5", "--resume", "--json", "--out"]
     start = time.monotonic()
     whole = subprocess.run([*run, str(tmp_path / "whole")], check=True, timeout=300, capture_output=True, text=True)
     seconds, rng = time.monotonic() - start, random.Random(5)
-    for _ in range(3):
+    for _ in range(2):
         process = subprocess.Popen([*run, str(tmp_path / "killed")], env=dict(os.environ), stdout=subprocess.DEVNULL)
         time.sleep(rng.uniform(0.5 * seconds, 0.9 * seconds))
         process.send_signal(signal.SIGKILL)

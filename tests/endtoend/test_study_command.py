@@ -12,11 +12,12 @@ import pytest
 
 from fedcover_experiments.results import load
 
-STUDY = ["study", "labels", "--on", "mnist", "--seeds", "2", "--rounds", "3", "--engine", "serial"]
+STUDY = ["study", "labels", "--on", "mnist", "--only", "uniform", "--seeds", "2", "--rounds", "3"]
+RUNS = 8
 
 
 def command(out: Path) -> list[str]:
-    return [sys.executable, "-m", "fedcover", *STUDY, "--out", str(out)]
+    return [sys.executable, "-m", "fedcover", *STUDY, "--engine", "serial", "--out", str(out)]
 
 
 @pytest.mark.usefixtures("mnist_folder")
@@ -36,11 +37,11 @@ def test_progress_and_interruption_of_the_real_command(tmp_path: Path) -> None:
     assert "interrupted; runs have a checkpoint every 25 rounds: repeat the command to continue from there" in rest
     assert "--resume" not in rest
     played = len(list(runs.rglob("history.jsonl")))
-    assert played == 20
+    assert played == RUNS
     again = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=240)
     assert again.returncode == 0, again.stderr
     results = load(tmp_path / "labels.json")
-    assert len(results.outcomes) == 20
+    assert len(results.outcomes) == RUNS
     assert all(outcome.is_sound(3) for outcome in results.outcomes.values())
 
 

@@ -43,7 +43,7 @@ def test_certificates_name_the_uncovered_layer_and_share(first: int, second: int
     facts = measure(theta, [mask] * clients, round=7)
     found = certificate(facts, Steps(5, 0.01), Constants(1.0, 1.0, 1.0, 1.0))
     name, share = max([("fc1.weight", first / 100), ("fc2.weight", second / 20)], key=lambda pair: pair[1])
-    assert found.sentence.startswith(f"{share * 100:.0f} % of {name} is in nobody's model in round 7")
+    assert found.sentence.startswith(f"{share * 100:.0f} % of {name} is in nobody's mask in round 7")
     assert "give one client the whole model" in found.sentence
     assert found.uncovered[name] == pytest.approx(share)
     assert ("fc2.weight" in found.uncovered) == (second > 0)

@@ -113,7 +113,7 @@ def test_leak_starts_pruned_models_from_the_previous_code() -> None:
 @pytest.fixture
 def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A study of three codes on random images."""
-    inputs = torch.randn(1000, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(500, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     examples = fc.Examples(inputs, inputs.flatten(1)[:, :10].argmax(1), classes=10)
     monkeypatch.setattr(authors_script, "load", lambda name, folder: Split(examples, examples))
     monkeypatch.setattr(authors_script, "CHAIN", ("1111111111", "1111114444"))

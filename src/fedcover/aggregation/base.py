@@ -116,6 +116,8 @@ class Aggregator(ABC):
     """Whether it may read the clients' numbers of examples, which screening then caps."""
     discounts: bool = False
     """Whether it follows the ``discount`` of updates."""
+    pads_zeros: bool = False
+    """Whether an entry that a client does not hold counts as 0, which is wrong if the client sees another value."""
     damping: float | None = 0.0
     """The power of c_i / N by which its changes are scaled, see ``damped``; None to follow the complement: 1 if clients
     see values outside their masks, else 0."""

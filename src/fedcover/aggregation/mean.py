@@ -52,6 +52,7 @@ class ZeroPaddedMean(Aggregator):
     by_examples: bool = False
 
     discounts = True
+    pads_zeros = True
 
     @property
     def uses_examples(self) -> bool:  # type: ignore[override]

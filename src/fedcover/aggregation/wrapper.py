@@ -28,6 +28,11 @@ class WrappingAggregator(Aggregator):
         """Whether the wrapped aggregator may read the clients' numbers of examples."""
         return self.aggregator.uses_examples
 
+    @property
+    def pads_zeros(self) -> bool:  # type: ignore[override]
+        """Whether the wrapped aggregator counts entries that a client does not hold as 0."""
+        return self.aggregator.pads_zeros
+
     def weight_of(self, update: ClientUpdate) -> float:
         """Return the weight of a client in the wrapped aggregator."""
         return self.aggregator.weight_of(update)

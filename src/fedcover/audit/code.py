@@ -12,7 +12,8 @@ from fedcover.budgets import Budget, parse_code
 from fedcover.clients import cohort_of
 from fedcover.config.choices import POLICY, choose
 from fedcover.errors import InputError
-from fedcover.masks.cost import Cost, cost_of
+from fedcover.federation.complements import complement_of, error_of
+from fedcover.masks.cost import Cost, cost_of, with_complement
 from fedcover.masks.coverage import coverage_of, gamma_min, regions, uncovered
 from fedcover.masks.holders import distinct_masks
 from fedcover.masks.noise import pruning_noise
@@ -20,6 +21,7 @@ from fedcover.params import Mask, Params, params_of
 from fedcover.policies.base import Policy
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
+from fedcover.training.complements import Complement
 
 MOST_BANDS = 64
 """The most bands for which coverage is listed; quarters are used beyond it."""
@@ -40,7 +42,7 @@ class PatternCost:
     macs: float
     """Multiply-adds of one example's forward pass."""
     bytes_down: int
-    """Bytes that a client downloads: kept values and the cheapest encoding of its mask."""
+    """Bytes that a client downloads: kept values, the cheapest encoding of its mask, and what it sees outside it."""
     bytes_up: int
     """Bytes that a client uploads: kept values."""
     flops_of_step: float
@@ -91,7 +93,7 @@ class Audit:
     macs_ratio: float
     """The same as a share of the full model's."""
     bytes: float
-    """Bytes that a client downloads: kept values and the cheapest encoding of its mask."""
+    """Bytes that a client downloads: kept values, the cheapest encoding of its mask, and what it sees outside it."""
     bytes_up: float
     """Bytes that a client uploads: kept values."""
     bytes_ratio: float
@@ -104,6 +106,8 @@ class Audit:
     """The cost of each distinct item of the code."""
     regions: list[RegionFact]
     """The regions into which the masks divide the model, those with the most holders first."""
+    complement: str = ""
+    """What clients see outside their masks; empty for zeros."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return this audit as plain data, for JSON."""
@@ -116,6 +120,7 @@ def audit_code(
     model: str = "mlp",
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
+    complement: Complement | None = None,
 ) -> Audit:
     """Return the audit of a code for a policy on a model.
 
@@ -125,6 +130,7 @@ def audit_code(
         model: The name of a model.
         seed: The seed of the model's initialisation and of the round.
         settings: Settings of the policy.
+        complement: What clients see outside their masks; by default what the policy needs.
 
     >>> audit_code("1111223344").gamma_min, audit_code("1111444444").gamma_min
     (8, 4)
@@ -132,6 +138,7 @@ def audit_code(
     structure = named_structure(model, seed)
     choice = choose(POLICY, policy, settings)
     bound = choice.build().bind(structure)
+    seen = complement_of(complement, bound)
     budgets = parse_code(code, bound.codebook)
     theta = params_of(structure.model)
     cohort = cohort_of(range(len(budgets)), [1] * len(budgets), budgets, "slot")
@@ -140,9 +147,9 @@ def audit_code(
         raise InputError(f"{choice.name} lets clients sit out, so one round is not enough; use `fedcover audit rounds`")
     masks = [plan.mask for plan in plans]
     counts = coverage_of(masks, theta)
-    noise = pruning_noise(theta, masks)
+    noise = _noise(theta, masks, seen)
     full = cost_of(structure, {})
-    costs = _costs(structure, masks)
+    costs = _costs(structure, masks, seen)
     mean = {
         key: sum(getattr(cost, key) for cost in costs) / len(costs)
         for key in ("parameters", "macs", "bytes_down", "bytes_up")
@@ -175,13 +182,25 @@ def audit_code(
             RegionFact(len(r.holders), list(r.holders), r.size, r.size / full.parameters, dict(r.tensors))
             for r in regions(masks, theta)
         ],
+        complement=str(seen) if seen.sees else "",
     )
 
 
-def _costs(structure: ModelStructure, masks: Sequence[Mask]) -> list[Cost]:
+def _costs(structure: ModelStructure, masks: Sequence[Mask], complement: Complement) -> list[Cost]:
     """Return the cost of each mask; masks that are the same object are measured once."""
     costs = {id(mask): cost_of(structure, mask) for mask, _ in distinct_masks(masks)}
+    if complement.sees:
+        for mask, _ in distinct_masks(masks):
+            costs[id(mask)] = with_complement(structure, mask, costs[id(mask)], complement.bytes_down)
     return [costs[id(mask)] for mask in masks]
+
+
+def _noise(theta: Params, masks: Sequence[Mask], complement: Complement) -> list[float]:
+    """Return delta^2 of each mask: the squared distance of what its client sees from theta, relative to theta."""
+    if not complement.sees:
+        return pruning_noise(theta, masks)
+    outside, whole = complement.values(theta, theta), sum(float(t.double().square().sum()) for t in theta.values())
+    return [error_of(theta, mask, outside) / whole for mask in masks]
 
 
 def _pattern_cost(name: str, slots: list[int], budget: Budget, cost: Cost, noise: float) -> PatternCost:

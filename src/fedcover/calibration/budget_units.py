@@ -7,8 +7,6 @@ from fedcover.budgets import MOST_CLIENTS, Budget, parse_code
 from fedcover.calibration.calibration import Calibration
 from fedcover.calibration.cost_model import UNITS, CostModel
 from fedcover.errors import InputError
-from fedcover.masks.cost import NO_EXTRAS, Extras
-from fedcover.structure.trace import ModelStructure
 
 StepsOf = Callable[[int, int], int]
 """A function of i and n that returns the most local steps in a round of a client with the i-th of n budgets."""
@@ -39,24 +37,14 @@ class BudgetUnit:
         """Whether budgets are fractions or codes, which do not depend on the model."""
         return self.unit == "fraction"
 
-    def budgets(
-        self,
-        text: str,
-        structure: ModelStructure,
-        steps_of: StepsOf,
-        batch: int | None = None,
-        units: bool = False,
-        extras: Extras = NO_EXTRAS,
-    ) -> tuple[Budget, ...]:
+    def budgets(self, text: str, costs: CostModel, steps_of: StepsOf, batch: int | None = None) -> tuple[Budget, ...]:
         """Return the budgets of a text as fractions of a model.
 
         Args:
             text: Amounts such as ``159010,3x80000``, or a code if the unit is a fraction.
-            structure: The traced model.
+            costs: The costs of the model's parts, such as ``cost_model_of`` returns.
             steps_of: The local steps of each client in a round, for seconds.
             batch: The clients' batch size, which must be that of the calibration; None if unknown.
-            units: Whether whole units are pruned instead of single weights.
-            extras: What clients exchange in addition to their values.
         """
         if self.plain:
             return parse_code(text)
@@ -66,7 +54,7 @@ class BudgetUnit:
                 f"{self.calibration} timed batches of {device.batch}, and these clients train on batches of {batch};"
                 f" create another with `fedcover calibrate steps --batch {batch}`"
             )
-        costs, values = CostModel(structure, units, extras), amounts(text)
+        values = amounts(text)
         distinct: dict[tuple[float, int | None], Budget] = {}
         budgets = []
         for index, amount in enumerate(values):

@@ -73,10 +73,13 @@ class Calibration:
     """Bytes per second from the device; None if the link was not measured."""
     spread: float = 0.0
     """The median absolute deviation of repeated timings, in seconds, at the keep where it is largest."""
+    complement: bool = False
+    """Whether the whole model was seen, of which a keep was trained, or only that part of it."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.device, str) or not isinstance(self.model, str) or not isinstance(self.units, bool):
-            raise InputError("a calibration's device and model must be strings, and units true or false")
+        flags = isinstance(self.units, bool) and isinstance(self.complement, bool)
+        if not isinstance(self.device, str) or not isinstance(self.model, str) or not flags:
+            raise InputError("a calibration's device and model must be strings, units and complement true or false")
         check_whole("parameters", self.parameters, 1)
         check_whole("batch", self.batch, 1)
         for name, rate in (("down", self.down), ("up", self.up)):
@@ -105,16 +108,17 @@ class Calibration:
 
     @property
     def finding(self) -> str:
-        """One sentence on whether pruning makes this device faster."""
-        line, pruned, least = self.line, "whole units" if self.units else "weights", self.points[0][0]
+        """One sentence on whether smaller parts make this device faster."""
+        line, least = self.line, self.points[0][0]
+        pruned = f"{'leaving out' if self.complement else 'pruning'} {'whole units' if self.units else 'weights'}"
         if not line.slope:
             constant = f"a step takes {line.base * 1e3:.3g} ms at every keep, and only bytes are saved"
-            return f"pruning {pruned} does not make this device faster: {constant}"
+            return f"{pruned} does not make this device faster: {constant}"
         saved = 1 - line.at(least) / line.at(1)
         # Two points are always on their line, so noise is judged by the spread of the repeats too.
         if line.slope * (1 - least) <= 2 * max(line.residual, self.spread) or saved < 0.05:
-            return f"pruning {pruned} hardly makes this device faster: keep {least:g} saves {saved:.0%}, noise included"
-        return f"pruning {pruned} makes this device faster: keep {least:g} saves {saved:.0%} of the time of a step"
+            return f"{pruned} hardly makes this device faster: keep {least:g} saves {saved:.0%}, noise included"
+        return f"{pruned} makes this device faster: keep {least:g} saves {saved:.0%} of the time of a step"
 
     def to_json(self) -> str:
         """Return this calibration as JSON; floats are read back bit-identical."""
@@ -125,7 +129,7 @@ class Calibration:
         """Return the calibration that ``to_json`` wrote; ``where`` names the source in error messages."""
         try:
             raw: dict[str, Any] = json.loads(text)
-            raw.setdefault("spread", 0.0)  # older files do not have it
+            raw = {"spread": 0.0, "complement": False, **raw}  # older files do not have them
             if wrong := set(raw) ^ {"format", "line", *(f.name for f in fields(cls))}:
                 raise InputError(f"missing or unknown: {', '.join(sorted(wrong))}")
             if raw.pop("format") != FORMAT:

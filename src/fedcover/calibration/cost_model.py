@@ -1,15 +1,16 @@
 """The cost of sub-models as a function of keep, and the largest keep for a budget."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedcover.budgets import Budget, share
+from fedcover.budgets import Budget
 from fedcover.calibration.calibration import REMEDY, Calibration
 from fedcover.errors import InputError, check_number, check_whole
 from fedcover.masks.cost import BYTES_PER_VALUE, NO_EXTRAS, Extras
+from fedcover.masks.part_sizes import PartSizes, nothing, sizes_of_units, sizes_of_weights
 from fedcover.structure.trace import ModelStructure
-from fedcover.structure.units import find_groups
+from fedcover.training.complements import Complement, Zero
 
 UNITS = ("fraction", "parameters", "macs", "bytes", "seconds")
 
@@ -37,53 +38,38 @@ class CostModel:
         structure: The traced model.
         units: Whether whole units are pruned instead of single weights.
         extras: What clients exchange in addition to their values, such as the moments that a recipe keeps.
+        parts: What clients hold at most, if it is a share of something else than hidden weights or units.
+        complement: What clients see outside their masks. If these are not zeros, their forward passes are those of the
+            whole model, and what they see is sent to them.
     """
 
-    def __init__(self, structure: ModelStructure, units: bool = False, extras: Extras = NO_EXTRAS) -> None:
-        self._structure, self._units, self._extras = structure, units, extras
-        trained = structure.shapes.keys() - structure.frozen
-        self._full = BYTES_PER_VALUE * sum(math.prod(structure.shapes[name]) for name in trained)
-        # For each tensor and axis: the lists that decide, and the number of indices of their first 1, 2, ... items.
-        self._owned: dict[str, dict[int, list[tuple[int, Sequence[int]]]]] = {}
-        sizes: list[int] = []
-        for group in find_groups(structure) if units else ():
-            for member in group.members:
-                # If units own unequal parts, the largest are taken: no choice of units costs more.
-                each = member.counts(group.size).sort(descending=True).values
-                lists = self._owned.setdefault(member.tensor, {}).setdefault(member.axis, [])
-                lists.append((len(sizes), each.cumsum(0).tolist()))
-            sizes.append(group.size)
-        for name in () if units else structure.hidden:
-            size = math.prod(structure.shapes[name])
-            if size:
-                self._owned[name] = {-1: [(len(sizes), range(1, size + 1))]}
-                sizes.append(size)
-        self.sizes = tuple(sizes)
+    def __init__(
+        self,
+        structure: ModelStructure,
+        units: bool = False,
+        extras: Extras = NO_EXTRAS,
+        parts: PartSizes | None = None,
+        complement: Complement | None = None,
+    ) -> None:
+        self._structure, self._extras = structure, extras
+        self._parts = parts or (sizes_of_units(structure) if units else sizes_of_weights(structure))
+        self._complement = complement or Zero()
+        self._full = BYTES_PER_VALUE * self._parts.at(1.0).trained
+        self.sizes = self._parts.sizes
         """The number of items of each list."""
 
     def counts(self, keep: float) -> tuple[int, ...]:
         """Return the number of kept items of each list."""
-        return tuple(max(1, share(keep, size)) for size in self.sizes)
+        return self._parts.counts(keep)
 
     def at(self, keep: float) -> SubmodelCost:
         """Return the cost at a keep."""
-        counts, parameters, sent, macs, masks = self.counts(keep), 0, 0, 0.0, 0
-        for name, shape in self._structure.shapes.items():
-            left = math.prod(shape)
-            if name in self._owned and counts != self.sizes:
-                axes = self._owned[name]
-                left = 1 if -1 in axes else math.prod(n for axis, n in enumerate(shape) if axis not in axes)
-                for axis, lists in axes.items():
-                    whole = math.prod(shape) if axis < 0 else shape[axis]  # of which some may belong to no list
-                    removed = sum(indices[-1] - indices[counts[which] - 1] for which, indices in lists)
-                    left *= whole - removed
-                masks += _longest_encoding(left, shape, product=self._units)
-            parameters += left
-            sent += left * (name not in self._structure.frozen)
-            macs += left * self._structure.macs[name]
-        values = BYTES_PER_VALUE * sent
-        down, up = self._extras.bytes_of(values, masks, self._full)
-        return SubmodelCost(parameters, macs, values + masks + down, values + up)
+        sees = self._complement.sees
+        part = self._parts.at(keep, self._complement.bytes_down if sees else nothing)
+        values = BYTES_PER_VALUE * part.trained
+        down, up = self._extras.bytes_of(values, part.masks, self._full)
+        macs = self._structure.work if sees else part.macs
+        return SubmodelCost(part.parameters, macs, part.down + down, values + up)
 
     def keep_for(
         self, unit: str, amount: float, calibration: Calibration | None = None, steps: int | None = None
@@ -94,18 +80,12 @@ class CostModel:
         if unit == "fraction":
             return float(Budget(amount).keep)
         check_number(unit, amount, 0, math.inf, "a positive number")
-        cost, model = self._measure(unit, calibration, steps), type(self._structure.model).__name__
+        cost = self._measure(unit, calibration, steps)
         if cost(1.0) <= amount:
             return 1.0
         low, high = 1 / max(self.sizes, default=1), 1.0
         if (least := cost(low)) > amount:
-            enough = f"{least * 1.01:.3g}" if unit == "seconds" else str(math.ceil(least))
-            why = f"; {calibration.finding}" if calibration and unit == "seconds" else ""
-            item = "unit" if self._units else "weight"
-            raise InputError(
-                f"{amount:.12g} {unit} cannot be met by {model}: its smallest sub-model, one {item} in each hidden"
-                f" layer, takes more; give at least {enough}{why}"
-            )
+            raise InputError(self._too_little(unit, amount, least, calibration))
         while low < (middle := (low + high) / 2) < high:
             low, high = (middle, high) if cost(middle) <= amount else (low, middle)
         # Prefer the exact fraction n / size over the bisection result if both fit the budget.
@@ -113,20 +93,31 @@ class CostModel:
         exact = min((n / size for n, size in counts if n < size), default=low)
         return exact if cost(exact) <= amount else low
 
+    def _too_little(self, unit: str, amount: float, least: float, calibration: Calibration | None) -> str:
+        """Return the message for an amount that is below the least cost."""
+        enough = f"{least * 1.01:.3g}" if unit == "seconds" else str(math.ceil(least))
+        start = f"{amount:.12g} {unit} cannot be met by {type(self._structure.model).__name__}"
+        if self._complement.sees and unit == "macs":
+            return (
+                f"{start}: with complement {self._complement} the forward pass is that of the whole model, whatever a"
+                f" client trains; give at least {enough}, or budgets in parameters, bytes or seconds"
+            )
+        why = f"; {calibration.finding}" if calibration and unit == "seconds" else ""
+        item, part = "unit" if self._parts.units else "weight", "sub-model"
+        if self._complement.sees:
+            part = f"part with complement {self._complement}"
+        return f"{start}: its smallest {part}, one {item} in each hidden layer, takes more; give at least {enough}{why}"
+
     def _measure(self, unit: str, calibration: Calibration | None, steps: int | None) -> Callable[[float], float]:
         """Return the function that maps a keep to its cost in a unit."""
         if unit != "seconds":
             return lambda keep: float(getattr(self.at(keep), unit))
         if calibration is None:
-            raise InputError(f"a budget in seconds needs a calibration of the device; {REMEDY}")
+            raise InputError(f"a budget in seconds needs a calibration of the device; {self._remedy}")
         if steps is None:
             raise InputError("a budget in seconds needs the steps of a round; give steps=LocalSGD().steps(examples)")
         check_whole("steps", steps, 1)
-        if calibration.units != self._units:
-            kind = "whole units" if calibration.units else "weights"
-            raise InputError(f"the calibration is for pruning {kind}, and the budget is not; {REMEDY} for it")
-        if calibration.parameters != self.at(1.0).parameters:
-            raise InputError(f"the calibration is for {calibration.model}, a model of another size; {REMEDY} for it")
+        self._check_calibration(calibration)
 
         def seconds(keep: float) -> float:
             submodel = self.at(keep)
@@ -134,19 +125,32 @@ class CostModel:
 
         return seconds
 
+    @property
+    def _remedy(self) -> str:
+        """How to create a calibration for these clients."""
+        options = " --whole-units" * self._parts.units + " --complement" * self._complement.sees
+        return REMEDY.replace("calibrate steps", f"calibrate steps{options}")
 
-def _longest_encoding(kept: int, shape: Sequence[int], product: bool) -> int:
-    """Return the largest length of ``encoding.pack`` over all masks that keep this many entries of a tensor.
-
-    A list of gaps takes one byte for each gap, and one more for each power 2^7, 2^14, ... that a gap reaches. The gaps
-    sum to at most the number of entries that are not listed, which limits the number of long gaps.
-    """
-    size = math.prod(shape)
-    if kept >= size:
-        return 1
-    lists = [gaps + sum(min(gaps, (size - gaps) >> 7 * k) for k in range(1, 9)) for gaps in (kept, size - kept)]
-    products = [sum(-(-n // 8) for n in shape)] if product and len(shape) > 1 else []
-    return 1 + min(-(-size // 8), *lists, *products)
+    def _check_calibration(self, calibration: Calibration) -> None:
+        """Raise InputError if a calibration cannot predict the seconds of these clients."""
+        if not self._parts.predictable:
+            raise InputError(
+                "seconds cannot be predicted for a policy whose clients train different layers, since these take"
+                " different times; give budgets in parameters or bytes"
+            )
+        if calibration.complement != self._complement.sees:
+            timed, these = ("the whole model", "zeros") if calibration.complement else ("zeros", "values")
+            raise InputError(
+                f"the calibration is for clients that see {timed} outside their masks, and these see {these};"
+                f" {self._remedy} for it"
+            )
+        if calibration.units != self._parts.units:
+            kind = "whole units" if calibration.units else "weights"
+            raise InputError(f"the calibration is for pruning {kind}, and the budget is not; {self._remedy} for it")
+        if calibration.parameters != self.at(1.0).parameters:
+            raise InputError(
+                f"the calibration is for {calibration.model}, a model of another size; {self._remedy} for it"
+            )
 
 
 def keep_for(
@@ -160,8 +164,8 @@ def keep_for(
 ) -> float:
     """Return the largest keep in (0, 1] whose sub-model costs at most ``amount``.
 
-    For many budgets of one model create a ``CostModel`` once. A policy that prunes coarser items than single weights,
-    as WP does with the kernels of the paper's LeNet, rounds up and may cost more.
+    For many budgets of one model create a ``CostModel`` once, and for the masks of a policy one with its
+    ``part_sizes``.
 
     Args:
         structure: The traced model.

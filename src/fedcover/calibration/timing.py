@@ -20,13 +20,16 @@ from fedcover.data.inputs import copy_of, map_inputs, parts_of
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError, check_whole
 from fedcover.params import params_of
+from fedcover.policies.base import Policy
 from fedcover.policies.neuron_pruning import neuron_pruning
+from fedcover.policies.random_parts import random_units, random_weights
 from fedcover.policies.weight_pruning import weight_pruning
 from fedcover.seeding import Round, generator
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training.client import Job
+from fedcover.training.options import TrainingOptions
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.task import Task
 
@@ -43,6 +46,7 @@ def calibrate(
     name: str = "",
     repeats: int = 7,
     link: tuple[float, float] | None = None,
+    complement: bool = False,
 ) -> Calibration:
     """Calibrate this device: time training steps of the engine ``Serial`` on one thread and synthetic data.
 
@@ -58,6 +62,7 @@ def calibrate(
         name: The name of the model in the calibration; by default that of its class.
         repeats: The number of timings of each keep.
         link: Bytes per second down and up, as ``fedcover.deploy.bandwidth.measure`` returns them.
+        complement: Whether clients see the whole model, and train a part of it.
 
     Returns:
         The calibration, from which budgets in seconds are computed; see ``keep_for``.
@@ -68,13 +73,14 @@ def calibrate(
     if len(budgets) < 2:
         raise InputError(f"keeps must be two or more different numbers, to fit a line; got {list(keeps)}")
     structure = training_structure(model, example)
-    policy = (neuron_pruning() if units else weight_pruning()).bind(structure)
+    policy = _policy(units, complement).bind(structure)
     theta = params_of(structure.model)
     cohort = [Client(0, slot, budget) for slot, budget in enumerate(budgets)]
     plans, _ = policy.plan(theta, cohort, Round(1, 0), policy.start())
     (task, clients), engine = synthetic_task(structure, batch), Serial(shrink=True)
     recipe = LocalSGD(1, batch, lr=1e-4)
-    jobs = [Job(task, clients, cohort[0], theta, plan.mask, recipe, Round(1, 0)) for plan in plans]
+    options = TrainingOptions(complement=True) if complement else None
+    jobs = [Job(task, clients, cohort[0], theta, plan.mask, recipe, Round(1, 0), options) for plan in plans]
     times = timed(engine, jobs, repeats)
     medians = [statistics.median(timings) for timings in times]
     deviations = [
@@ -92,7 +98,15 @@ def calibrate(
         down,
         up,
         max(deviations),
+        complement,
     )
+
+
+def _policy(units: bool, complement: bool) -> Policy:
+    """Return the policy whose masks are timed."""
+    if complement:
+        return random_units() if units else random_weights()
+    return neuron_pruning() if units else weight_pruning()
 
 
 def this_device() -> str:

@@ -9,9 +9,11 @@ import typer
 from fedcover.audit import Audit, RoundsAudit, audit_code, audit_rounds
 from fedcover.cli.console import friendly, out, settings_line, show_table
 from fedcover.cli.options import JsonOption, ModelOption
-from fedcover.config.choices import POLICY, Typed
+from fedcover.config.choices import COMPLEMENT, POLICY, Typed
+from fedcover.config.schema import read_config
 from fedcover.errors import InputError
 from fedcover.report.format import percent_down
+from fedcover.training.complements import Complement
 
 ROUNDS = 100
 
@@ -25,6 +27,14 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting of the policy, such as policy.kappa=2.", metavar="KEY=VALUE"),
 ]
+CodeSetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="A setting of the policy or of the complement, such as policy.kappa=2 or complement.name=frozen.",
+        metavar="KEY=VALUE",
+    ),
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of the initial model and of the policy's draws.")]
 
 
@@ -34,7 +44,7 @@ def code(
     code: Annotated[str, typer.Argument(help="One digit per client, or items such as 4x1,3x0.75,3x1010.")],
     policy: PolicyOption = "WP",
     model: ModelOption = "mlp",
-    set_: SetOption = None,
+    set_: CodeSetOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,7 +54,9 @@ def code(
     4 S1 S2 S3, 5 S1 S4, 6 S1 S3, 7 S1 S2. In a list with commas an item may be a digit, a pattern of any
     number of bands (11011000), or a fraction (0.4); 6x0.75 repeats an item.
     """
-    audit = audit_code(code, policy, model, seed, _policy_settings(set_ or []))
+    outside = [change for change in set_ or [] if change.strip().startswith(f"{COMPLEMENT.key}.")]
+    others = [change for change in set_ or [] if change not in outside]
+    audit = audit_code(code, policy, model, seed, _policy_settings(others), _complement(outside))
     if as_json:
         out.print_json(json.dumps(audit.as_dict()))
     else:
@@ -92,6 +104,12 @@ def _policy_settings(changes: Sequence[str]) -> dict[str, Typed]:
     return settings
 
 
+def _complement(changes: Sequence[str]) -> Complement | None:
+    """Return the complement that settings describe; None if there are none."""
+    complement: Complement = read_config(None, changes).complement.choice.build()
+    return complement if changes else None
+
+
 def _title(text: str, settings: Mapping[str, Any]) -> None:
     out.print(f"{text}, with {settings_line(settings)}" if settings else text, style="bold")
 
@@ -122,6 +140,8 @@ def _show_code(a: Audit) -> None:
     bands = "  ".join(f"S{i} {times}" for i, times in enumerate(a.coverage, start=1))
     holds = "holds: every parameter is trained by a client" if a.condition_holds else "FAILS: see coverage 0 below"
     _title(f"{a.policy} {a.code} on {a.model}, {a.clients} clients", a.settings)
+    if a.complement:
+        out.print(f"outside their masks clients see the model: complement {a.complement}")
     out.print(f"Γmin {a.gamma_min}   the paper's condition Γmin ≥ 1 {holds}")
     out.print(f"coverage  {bands}{'   ' if bands else ''}uncovered {a.uncovered:.2%}")
     out.print(

@@ -41,6 +41,9 @@ def steps(
     whole_units: Annotated[
         bool, typer.Option("--whole-units", help="Prune whole units, which are cut out of the model.")
     ] = False,
+    complement: Annotated[
+        bool, typer.Option("--complement", help="Let clients see the whole model, and train the fraction of it.")
+    ] = False,
     keeps: KeepsOption = KEEPS,
     batch: BatchOption = 10,
     out_file: Annotated[Path | None, typer.Option("--out", help="Write the calibration here, as JSON.")] = None,
@@ -52,7 +55,9 @@ def steps(
     """
     if out_file is not None:
         check_writable(out_file)  # before minutes of timing
-    calibration = time_steps(*model_and_example(model), _fractions(keeps), batch, whole_units, model)
+    calibration = time_steps(
+        *model_and_example(model), _fractions(keeps), batch, whole_units, model, complement=complement
+    )
     _deliver(calibration, out_file, as_json)
 
 
@@ -169,6 +174,8 @@ def _fractions(text: str) -> list[float]:
 
 def _show(calibration: Calibration) -> None:
     kind = "whole units cut out" if calibration.units else "weights masked"
+    if calibration.complement:
+        kind = f"a share of the {'units' if calibration.units else 'weights'} trained, the whole model seen"
     out.print(f"{calibration.model}, {kind}, batches of {calibration.batch}", style="bold")
     out.print(calibration.device)
     line = calibration.line

@@ -11,7 +11,7 @@ from fedcover._files import write_atomically
 from fedcover.audit.design import WINDOW, DesignReport, design_report
 from fedcover.audit.window import WindowCoverage
 from fedcover.budgets import parse_code
-from fedcover.calibration import BudgetUnit
+from fedcover.calibration import BudgetUnit, CostModel
 from fedcover.calibration.cost_map import RESOURCES
 from fedcover.cli.console import friendly, out, show_table
 from fedcover.cli.options import BudgetUnitOption, CalibrationOption, JsonOption
@@ -113,8 +113,8 @@ def design(
     else:
         module, example = _module(model, folder)
         local_steps = STEPS if steps is None else steps
-        structure = trace(module, example)
-        resolved = unit.budgets(budgets, structure, lambda index, count: local_steps, units=whole_units)
+        costs = CostModel(trace(module, example), whole_units)
+        resolved = unit.budgets(budgets, costs, lambda index, count: local_steps)
         weights = f"{'units of ' if whole_units else ''}{model}, {folder or 'new'}"
         report = design_report(resolved, gamma, noise, module, example, weights, whole_units, rounds, bound)
     if figure is not None:

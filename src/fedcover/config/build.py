@@ -15,6 +15,7 @@ from fedcover.budgets import Budget, Budgets, BudgetSpec
 from fedcover.calibration import BudgetUnit, amounts
 from fedcover.calibration.budget_units import StepsOf
 from fedcover.calibration.fleet_budgets import budgets_of_fleet, cohort_of_fleet, num_budgets_of_fleet
+from fedcover.calibration.policy_costs import cost_model_of
 from fedcover.config.choices import choose_callbacks
 from fedcover.config.schema import KEEPS, Config
 from fedcover.config.task_and_data import Load, build_task, load_data, population
@@ -24,13 +25,14 @@ from fedcover.engines.choose import choose_engine
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
 from fedcover.federation.callbacks import Callback
-from fedcover.federation.extras import extras_of_recipe
+from fedcover.federation.complements import complement_of
 from fedcover.federation.federation import Federation
 from fedcover.federation.run_folder import read_settings
 from fedcover.federation.runs import RunSchedule
 from fedcover.policies.base import Policy
 from fedcover.structure.trace import trace
 from fedcover.toml import Settings
+from fedcover.training.complements import Complement
 from fedcover.training.recipes import Recipe
 from fedcover.training.schedules import constant_factor
 
@@ -57,6 +59,7 @@ def build_federation(
         InputError: If settings contradict each other, the data or the devices.
     """
     policy, aggregator = config.policy.choice.build(), build_aggregator(config)
+    complement = build_complement(config, policy)
     unit = BudgetUnit(config.budgets.unit, config.budgets.calibration)
     loaded = load_data(config, folder, load)
     task = build_task(config, loaded.train)
@@ -90,7 +93,7 @@ def build_federation(
         sampling=config.sampling.choice.build(),
         screening=screening,
         require_robustness=config.require_robustness,
-        **({"complement": config.complement.choice.build()} if config.complement.model_fields_set else {}),
+        complement=complement,
     )
     if federation.by == "slot":  # every cohort has these budgets
         federation.policy.check_budgets(federation.theta0, federation.resolved_budgets)
@@ -117,6 +120,11 @@ def build_aggregator(config: Config) -> Aggregator:
     """Return the aggregation rule, inside the server optimizer."""
     aggregator: Aggregator = config.server.choice.build(aggregator=config.aggregation.choice.build())
     return aggregator
+
+
+def build_complement(config: Config, policy: Policy) -> Complement:
+    """Return what clients see outside their masks, by default the complement that the policy needs."""
+    return complement_of(config.complement.choice.build() if config.complement.model_fields_set else None, policy)
 
 
 def build_recipe(config: Config) -> Recipe:
@@ -197,9 +205,8 @@ def _resolved(
 ) -> tuple[Budget, ...]:
     """Return the budgets that the code's amounts in a budget unit buy."""
     structure = trace(model, clients.examples.example())
-    units, structure = policy.bind(structure).traits().units, policy.prunable(structure)
-    steps_of = _most_steps(clients, local, config.budgets.by)
-    return unit.budgets(config.budgets.code, structure, steps_of, local.batch_size, units, extras_of_recipe(local))
+    costs = cost_model_of(policy, structure, local, build_complement(config, policy))
+    return unit.budgets(config.budgets.code, costs, _most_steps(clients, local, config.budgets.by), local.batch_size)
 
 
 def _most_steps(clients: Population, local: Recipe, by: str) -> StepsOf:

@@ -287,6 +287,8 @@ class Config(StrictSection):
         code = code if self.budgets.unit == "fraction" else f"{code}-{self.budgets.unit}"
         policy = self.policy.name.rpartition(":")[2]
         start = f"{policy}-{code}" if policy.lower() != "full" else policy
+        if self.complement.name != "zero":
+            start += f"-{self.complement.name.rpartition(':')[2]}"
         title = f"{start}-{self.data.name.rpartition(':')[2]}-{self.data.partition}-seed{self.seed}"
         return "".join(c if c.isalnum() or c in ".-" else "_" for c in title)
 

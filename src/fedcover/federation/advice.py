@@ -11,6 +11,7 @@ from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import cuts_of_units, find_groups, shape_after, unit_structure
 
 DESIGN = "design masks of single weights with the policy 'optimal'"
+DEAL = "deal the model out with the policy 'disjoint_weights'"
 EXCESS, EXCESS_PARAMETERS = 0.05, 10_000
 """A client that keeps more than it is asked to is worth a warning if it is more by both of these: a share of the model,
 and a number of parameters, since budgets of tiny models do not matter."""
@@ -18,7 +19,9 @@ MOST_NAMES = 4
 """Layers that are named for one reason; the others are counted."""
 
 
-def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], by: str) -> str:
+def remedy(
+    policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], by: str, complement: bool = False
+) -> str:
     """Return what to change so that every entry is held.
 
     Designed masks of single weights cover the model as soon as the budgets add up to one model. A client with the whole
@@ -29,23 +32,24 @@ def remedy(policy: Policy, cohort: Sequence[Budget], budgets: Sequence[Budget], 
         cohort: The budgets of the round's clients.
         budgets: All budgets of the federation.
         by: Whether budgets belong to a ``slot`` or to a ``client``.
+        complement: Whether clients see the whole model, and train their part of it.
 
     >>> from fedcover.policies import optimal_masks
     >>> remedy(optimal_masks(), [Budget(0.25)] * 3, [Budget(0.25)] * 3, "slot")[:70]
     'the budgets add up to 0.75 models: raise them (budgets.code) to 1 or m'
     """
     total = sum(budget.keep for budget in cohort)
-    designed = policy.traits().designs_coverage
-    design = "" if designed else f", or {DESIGN}"
+    designed, masks = policy.traits().designs_coverage, DEAL if complement else DESIGN
+    design = "" if designed else f", or {masks}"
     if total < 1 - 1e-9:
-        also = "" if designed else f", and {DESIGN}"
+        also = "" if designed else f", and {masks}"
         return (
             f"the budgets add up to {total:.3g} models: raise them (budgets.code) to 1 or more, or make the cohort"
             f" larger (cohort){also}"
         )
     if any(budget.full for budget in cohort):
         lost = "lower local.lr, if clients that could hold it diverged and were rejected"
-        return lost if designed else f"the policy leaves it out for all budgets: {DESIGN}; {lost}"
+        return lost if designed else f"the policy leaves it out for all budgets: {masks}; {lost}"
     if by == "client" and any(budget.full for budget in budgets):
         return f"no client with the whole model was drawn: make the cohort larger (cohort){design}"
     if designed:

@@ -35,9 +35,14 @@ def resolve_complement(federation: "Federation") -> tuple[Complement, Aggregator
     the cohort if clients see values outside their masks.
 
     Raises:
-        InputError: If the policy and the complement do not fit together.
+        InputError: If the policy, the aggregator and the complement do not fit together.
     """
-    complement, aggregator = _checked(federation.complement, federation.policy), federation.aggregator
+    complement, aggregator = complement_of(federation.complement, federation.policy), federation.aggregator
+    if complement.sees and aggregator.pads_zeros:
+        raise InputError(
+            f"{aggregator} counts entries outside masks as 0, and clients see the values of {complement} there; use"
+            f" aggregation.name=mean, which divides changes by the cohort"
+        )
     damps = complement.sees and aggregator.damping is None
     return complement, aggregator.with_damping(1.0) if damps else aggregator
 
@@ -47,18 +52,23 @@ def described(complement: Complement) -> dict[str, Complement]:
     return {"complement": complement} if complement.sees else {}
 
 
-def _checked(complement: Complement | None, policy: Policy) -> Complement:
+def complement_of(complement: Complement | None, policy: Policy) -> Complement:
     """Return the complement, or the one that a policy needs; raise InputError if they do not fit together."""
     needs = policy.traits().needs_complement
     if complement is None:
         return Frozen() if needs else Zero()
     if needs and not complement.sees:
         raise InputError(
-            f"policy {policy} lets clients train parts of the whole model, which they must see; use"
-            f" complement=fedcover.Frozen()"
+            f"policy {policy} lets clients train parts of the whole model, which they must see; use complement"
+            f" 'frozen', 'quantized' or 'kept', or leave it out"
         )
     if complement.sees:
         _check_whole(policy, policy.traits().prunes_global_model)
+        if reason := policy.traits().needs_zeros:
+            raise InputError(
+                f"policy {policy} needs clients that see zeros outside their masks, for {reason}; use complement"
+                f" 'zero', or another policy"
+            )
     return complement
 
 
@@ -66,8 +76,8 @@ def _check_whole(policy: Policy, prunes: object) -> None:
     """Raise InputError if a policy prunes the global model."""
     if prunes:
         raise InputError(
-            f"policy {policy} prunes the global model itself, so nothing is outside its mask; use"
-            f" complement=fedcover.Zero(), or another policy"
+            f"policy {policy} prunes the global model itself, so nothing is outside its mask; use complement 'zero', or"
+            f" another policy"
         )
 
 

@@ -194,7 +194,7 @@ class Federation:
     def remedy(self, index: int) -> str:
         """Return what to change if the masks of a round leave part of the model to no client."""
         cohort = draw_budgets(self, Round(index, self.seed))
-        return remedy(self.policy, cohort, self.resolved_budgets, self.by)
+        return remedy(self.policy, cohort, self.resolved_budgets, self.by, self.complement.sees)
 
     def test_set(self, data: Any) -> Examples | None:
         """Return a test set in the form of the training set; by default the clients' own, None without any."""

@@ -10,7 +10,7 @@ from fedcover.federation.cohort import draw_budgets
 from fedcover.federation.history import RoundRecord
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.params import count
-from fedcover.policies.base import Policy, is_built_in, shown_in
+from fedcover.policies.base import is_built_in, shown_in
 from fedcover.policies.plan_checks import over_budget
 from fedcover.seeding import Round
 from fedcover.theory import step_sentence, uncovered_sentence
@@ -27,6 +27,19 @@ def warn_of_whole_layers(federation: "Federation") -> None:
     message = whole_sentence(federation.policy, federation.structure, federation.resolved_budgets)
     if message:  # the warning points at the caller of Federation.run or run_many
         warnings.warn(message, WholeLayersWarning, stacklevel=5)
+
+
+def warn_of_old_copies(federation: "Federation") -> None:
+    """Warn if clients keep copies of the model, most of which their masks never renew."""
+    pruned = not all(budget.full for budget in federation.resolved_budgets)
+    if federation.complement.keeps_copies and pruned and not federation.policy.traits().moves:
+        warnings.warn(
+            f"complement {federation.complement} shows each client its own copy of the model, which is renewed only"
+            f" where it trains, and the masks of policy {federation.policy} do not move: most of every copy stays as it"
+            f" was at the start; use a policy whose masks move, such as random_weights, or complement 'frozen'",
+            CoverageWarning,
+            stacklevel=5,
+        )
 
 
 class RunWarnings:
@@ -66,7 +79,7 @@ class RunWarnings:
         """Warn about the first uncovered round, and the first step size beyond the theorem's limit."""
         self._check_shares(record)
         # A policy with one pruned mask for all leaves the rest to no client on purpose, as do those that take turns.
-        meant = shown_in(state.policy) or _takes_turns(self._federation.policy)
+        meant = shown_in(state.policy) or _takes_turns(self._federation)
         if record.uncovered > 0 and not meant and CoverageWarning not in self._warned:
             self._warned.add(CoverageWarning)
             shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
@@ -104,7 +117,11 @@ class RunWarnings:
             warnings.warn(sentence, kind, stacklevel=STACKLEVEL + 1)
 
 
-def _takes_turns(policy: Policy) -> bool:
-    """Return whether a policy of this package trains parts of the whole model that move until all were trained."""
-    traits = policy.traits()
-    return is_built_in(policy) and traits.needs_complement and traits.moves
+def _takes_turns(federation: "Federation") -> bool:
+    """Return whether clients train parts of the whole model that a policy of this package moves without end.
+
+    Masks that depend on theta may move too, but nothing ensures that they move to every entry.
+    """
+    traits = federation.policy.traits()
+    moves = traits.moves and not traits.reads_theta
+    return is_built_in(federation.policy) and federation.complement.sees and moves

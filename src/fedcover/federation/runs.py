@@ -24,7 +24,7 @@ from fedcover.federation.round import queue_round, settle_round
 from fedcover.federation.run_description import describe, describe_data, digests
 from fedcover.federation.run_folder import RunFolder
 from fedcover.federation.run_summary import summary
-from fedcover.federation.run_warnings import RunWarnings, warn_of_whole_layers
+from fedcover.federation.run_warnings import RunWarnings, warn_of_old_copies, warn_of_whole_layers
 from fedcover.federation.scores import Evaluation, score_fields
 from fedcover.params import on_device, prune
 from fedcover.policies.base import ClientPlan, shown_in
@@ -137,11 +137,12 @@ class Run:
         return self._callbacks.stopped is not None
 
     def check(self, engine: Engine) -> None:
-        """Raise InputError if the engine cannot train for the policy; warn about layers that are never pruned."""
+        """Raise InputError if the engine cannot train for the policy; warn about masks that do not fit the model."""
         policy = self.federation.policy
         if policy.traits().one_by_one and not engine.trains_one_by_one:
             raise InputError(f"policy {policy} needs clients trained one by one; use engine=processes or engine=serial")
         warn_of_whole_layers(self.federation)
+        warn_of_old_copies(self.federation)
 
     def open(self, schedule: RunSchedule, engine: Engine) -> None:
         """Lock the folder, if there is one, restore the run that it holds, and start the callbacks."""

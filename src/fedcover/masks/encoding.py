@@ -12,7 +12,7 @@ dropped the flat indices of dropped entries, in the same form
 
 A client downloads its kept values and these bytes. It uploads only kept values, since the server has the mask.
 
-The lengths are also computed by ``packed_sizes``, and bounded by ``_longest_encoding`` in calibration/cost_model.py and
+The lengths are also computed by ``packed_sizes``, and bounded by ``longest_encoding`` in masks/part_sizes.py and
 ``max_mask_bytes`` in deploy/wire/tensors.py; change them together, and raise ``VERSION`` in deploy/wire/frame.py.
 """
 

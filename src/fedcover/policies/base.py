@@ -9,6 +9,7 @@ from torch import Tensor
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError, check_arguments
+from fedcover.masks.part_sizes import PartSizes, sizes_of_units, sizes_of_weights
 from fedcover.params import FULL, Mask, Params
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
@@ -94,6 +95,12 @@ class Traits:
     needs_complement: bool = False
     """Whether clients must see the values outside their masks, as with fedcover.Frozen(): masks may leave out whole
     layers."""
+    needs_zeros: str = ""
+    """What of it needs zeros outside masks, such as "its scaler"; empty if clients may see values there."""
+    reports: bool = False
+    """Whether clients report gradients of the whole model in some rounds."""
+    regrows: bool = False
+    """Whether clients return a new mask in some rounds."""
     one_by_one: bool = False
     """Whether its training options need an engine that trains clients one by one, such as serial or processes."""
     hold: UnitChooser | None = None
@@ -137,6 +144,17 @@ class Policy(ABC):
     def bind(self, structure: ModelStructure) -> "Policy":
         """Return this policy bound to one model."""
         return self
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most, for budgets in other units than fractions.
+
+        Args:
+            structure: The structure that ``prunable`` returned; the policy is bound to it.
+
+        Raises:
+            InputError: If clients may hold more than their budgets.
+        """
+        return sizes_of_units(structure) if self.traits().units else sizes_of_weights(structure)
 
     def check_budgets(self, theta: Params, budgets: Sequence[Budget]) -> None:
         """Raise InputError if what the policy was asked for is out of reach of cohorts with these budgets."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedcover.clients import Client
 from fedcover.masks.design import Share, deal_around, even_amounts
 from fedcover.masks.design.dealing import GOLDEN
+from fedcover.masks.part_sizes import PartSizes, PooledSizes
 from fedcover.params import FULL, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
 from fedcover.policies.registry import register
@@ -44,6 +45,10 @@ class DepthWindows(Policy):
     def bind(self, structure: ModelStructure) -> Self:
         """Return this policy with the parameters of the model's layers."""
         return replace(self, tensors=tuple(name for one in layers_of(structure, self) for name in one.tensors))
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most: a window, which cuts through two parameters."""
+        return PooledSizes(structure, self.tensors, cut=2)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.masks.design import deal_around, even_amounts
+from fedcover.masks.part_sizes import PartSizes, sizes_of_items
 from fedcover.params import FULL, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
 from fedcover.policies.layer_items import LayerItems, entries_of_layers, kept_items, outputs_of_layers
@@ -48,6 +49,11 @@ class DisjointParts(Policy):
         if self.outputs:
             return replace(self, lists=outputs_of_layers(structure, "disjoint_units"))
         return replace(self, lists=entries_of_layers(structure, "disjoint_weights", self.all_tensors))
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most: shares that are rounded up or down."""
+        lists = [(items.size, items.tensors) for items in self.lists]
+        return sizes_of_items(structure, lists, units=self.outputs, uneven=True)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.errors import check_number, check_whole
+from fedcover.masks.part_sizes import PartSizes, PooledSizes
 from fedcover.params import Params
 from fedcover.policies.base import ClientPlan, Policy, RoundFeedback, State, Traits, check_bound, shown_in
 from fedcover.policies.registry import register
@@ -46,11 +47,15 @@ class FedDst(Policy):
 
     def traits(self) -> Traits:
         """Declare that ``plan`` works on any device, and that the mask is that of the global model too."""
-        return Traits(any_device=True, prunes_global_model=True)
+        return Traits(any_device=True, prunes_global_model=True, regrows=True)
 
     def bind(self, structure: ModelStructure) -> "FedDst":
         """Return this policy with the model's hidden weight tensors."""
         return replace(self, shapes={name: structure.shapes[name] for name in hidden_weights(structure, "FedDST")})
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most: a share of all hidden weights together."""
+        return PooledSizes(structure, list(self.shapes))
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

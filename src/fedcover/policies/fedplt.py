@@ -18,6 +18,7 @@ from torch import Tensor
 from fedcover.clients import Client
 from fedcover.errors import check_whole
 from fedcover.masks.design.dealing import GOLDEN
+from fedcover.masks.part_sizes import PartSizes, sizes_of_items
 from fedcover.params import FULL, Mask, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
 from fedcover.policies.layer_items import LayerItems, kept_items, outputs_of_layers
@@ -59,6 +60,11 @@ class FedPLT(Policy):
             "starts": torch.zeros(0, dtype=torch.float64),
             "next": torch.zeros((), dtype=torch.float64),
         }
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most: arcs that are rounded up or down."""
+        lists = [(items.size, items.tensors) for items in self.lists]
+        return sizes_of_items(structure, lists, units=True, uneven=True)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fedcover.clients import Client
+from fedcover.masks.part_sizes import PartSizes, PooledSizes
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.policies.registry import register
@@ -35,6 +36,10 @@ class Fiarse(Policy):
     def bind(self, structure: ModelStructure) -> "Fiarse":
         """Return this policy with the model's hidden weight tensors."""
         return replace(self, layers=hidden_weights(structure, "FIARSE"))
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most: a share of all hidden weights together."""
+        return PooledSizes(structure, self.layers)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

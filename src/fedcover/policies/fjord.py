@@ -42,7 +42,10 @@ class Fjord(Policy):
 
     def traits(self) -> Traits:
         """Declare prefixes of units; distillation needs two passes per step, and so clients one by one."""
-        return Traits(units=True, any_device=True, reads_theta=False, moves=False, one_by_one=self.distil > 0)
+        return Traits(
+            units=True, any_device=True, reads_theta=False, moves=False, one_by_one=self.distil > 0,
+            needs_zeros="its widths",
+        )  # fmt: skip
 
     def bind(self, structure: ModelStructure) -> "Fjord":
         """Return this policy with the model's units."""

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedcover.budgets import Budget
 from fedcover.clients import Client
-from fedcover.errors import check_whole
+from fedcover.errors import InputError, check_whole
+from fedcover.masks.part_sizes import PartSizes
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.policies.ranked import rank
@@ -51,6 +52,13 @@ class GrowAndPrune(Policy):
     def bind(self, structure: ModelStructure) -> "GrowAndPrune":
         """Return this policy with the model's hidden weight tensors."""
         return replace(self, layers=hidden_weights(structure, self))
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Refuse: what clients hold dense is not part of their budgets."""
+        raise InputError(
+            f"{self} holds whole layers in addition to a budget, so clients would exceed budgets in other units than"
+            f" fractions; give fractions, or use another policy, such as WP"
+        )
 
     def partition(self, layer: str) -> int:
         """Return the partition of a layer; neighbours share one. With fewer layers than kappa some are empty."""

@@ -62,7 +62,8 @@ class HeteroFL(UnitPolicy):
     def traits(self) -> Traits:
         """Declare that widths change if they are drawn, and that output rows follow the classes of a client."""
         traits = replace(super().traits(), reads_theta=False, hold=self.hold)
-        return replace(traits, moves=self.dynamic, wants_classes=self.label_aware)
+        scaler = "its scaler, which policy.scaler = false turns off" if self.scaler else ""
+        return replace(traits, moves=self.dynamic, wants_classes=self.label_aware, needs_zeros=scaler)
 
     def bind(self, structure: ModelStructure) -> Self:
         """Return this policy with the model's groups of units and its output layer.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.errors import InputError, check_number, check_whole
+from fedcover.masks.part_sizes import PartSizes, PooledSizes
 from fedcover.params import FULL, Mask, Params
 from fedcover.policies.base import ClientPlan, Policy, RoundFeedback, State, Traits, check_bound, shown_in
 from fedcover.policies.registry import register
@@ -56,7 +57,7 @@ class PruneFl(Policy):
 
     def traits(self) -> Traits:
         """Declare that ``plan`` works on any device, and that the mask is that of the global model too."""
-        return Traits(any_device=True, prunes_global_model=True)
+        return Traits(any_device=True, prunes_global_model=True, reports=True)
 
     def bind(self, structure: ModelStructure) -> "PruneFl":
         """Return this policy with the model's hidden weight tensors, and their multiply-adds if seconds are unknown."""
@@ -71,6 +72,10 @@ class PruneFl(Policy):
         for name, value in self.seconds.items():
             check_number(f"the seconds of '{name}'", value, -1e-300, math.inf, "0 or more, and finite")
         return replace(self, layers=layers)
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most: a share of all hidden weights together."""
+        return PooledSizes(structure, self.layers)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

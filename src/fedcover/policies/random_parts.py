@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedcover.budgets import share
 from fedcover.clients import Client
+from fedcover.masks.part_sizes import PartSizes, sizes_of_items
 from fedcover.params import FULL, Mask, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.policies.layer_items import LayerItems, entries_of_layers, outputs_of_layers
@@ -43,6 +44,11 @@ class RandomParts(Policy):
         if self.outputs:
             return replace(self, lists=outputs_of_layers(structure, "random_units"))
         return replace(self, lists=entries_of_layers(structure, "random_weights", self.all_tensors))
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most: shares that are rounded up."""
+        lists = [(items.size, items.tensors) for items in self.lists]
+        return sizes_of_items(structure, lists, units=self.outputs)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State

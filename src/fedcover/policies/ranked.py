@@ -4,6 +4,7 @@ An item is a weight, a kernel or a whole unit; a block is a list of items that a
 largest score, ties by index.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from torch import Tensor
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError
+from fedcover.masks.part_sizes import PartSizes, sizes_of_items, sizes_of_units
 from fedcover.params import FULL, Mask, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
 from fedcover.policies.mask_store import MaskStore
@@ -167,6 +169,17 @@ class Ranked(Policy):
         blocks, codebook = self.find(structure)
         return replace(self, blocks=blocks, codebook=codebook)
 
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most: shares of every block that are rounded up."""
+        if self.traits().units:
+            return sizes_of_units(structure)
+        kernels = {block.name: isinstance(block, Kernels) for block in self.blocks}
+        shapes = {name: structure.shapes[name] for name in kernels}
+        return sizes_of_items(
+            structure,
+            [(shape[0], [(n, 0)]) if kernels[n] else (math.prod(shape), [(n, None)]) for n, shape in shapes.items()],
+        )
+
     def ranks(self, theta: Params) -> Ranks:
         """Return the rank of every item of every block."""
         check_bound(self.blocks, self.name)
@@ -251,6 +264,10 @@ class FixedRanks(Policy):
     def traits(self) -> Traits:
         """Return the traits of the inner policy."""
         return self.inner.traits()
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most, as the inner policy does."""
+        return self.inner.part_sizes(structure)
 
     def item_ranks(self, theta: Params) -> Ranks:
         """Return the ranks of a first round."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedcover.budgets import Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError
+from fedcover.masks.part_sizes import PartSizes
 from fedcover.params import FULL, Params
 from fedcover.policies.base import ClientPlan, Policy, RoundFeedback, State, Traits
 from fedcover.seeding import Round
@@ -69,6 +70,10 @@ class Selected(Policy):
         selected = self.prunable(structure)
         whole = frozenset(name for name in structure.shapes if not selected.selects(name))
         return replace(self, inner=self.inner.bind(selected), whole=whole)
+
+    def part_sizes(self, structure: ModelStructure) -> PartSizes:
+        """Return what clients hold at most, as the inner policy does."""
+        return self.inner.part_sizes(structure)
 
     def server_step(self, this_round: Round) -> float:
         """Return the step of the inner policy."""

@@ -109,7 +109,7 @@ def certificate(
 
     >>> uncovered = certificate(Facts(1, 4, 0, 0.5, {"fc1.weight": 0.21, "fc2.weight": 0.1}), Steps(5, 0.01))
     >>> uncovered.sentence[:45]
-    "21 % of fc1.weight is in nobody's model in ro"
+    "21 % of fc1.weight is in nobody's mask in rou"
     >>> constants, frozen = Constants(1.0, 1.0, 1.0, 1.0), Scheme("frozen", damping=1.0)
     >>> sorted(certificate(Facts(1, 4, 2, 0.0, {}), Steps(5, 0.01), constants, scheme=frozen).terms)
     ['drift', 'start', 'variance']

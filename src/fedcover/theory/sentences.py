@@ -27,7 +27,7 @@ def uncovered_sentence(shares: Mapping[str, float], round: int, remedy: Remedy =
     """Return a sentence on the tensor with the largest uncovered share in a round, and what to do about it.
 
     >>> uncovered_sentence({"fc1.weight": 0.25}, 3)[:60]
-    "25 % of fc1.weight is in nobody's model in round 3 and stays"
+    "25 % of fc1.weight is in nobody's mask in round 3 and stays"
     """
     return worst_sentence({name: (share, round) for name, share in shares.items()}, remedy)
 
@@ -41,7 +41,7 @@ def worst_sentence(worst: Mapping[str, tuple[float, int]], remedy: Remedy, windo
         window: The number of rounds, up to the last, that together cover every entry; None if no number does.
     """
     name, (share, when) = max(worst.items(), key=lambda item: item[1][0])
-    hole = f"{percent(share)} of {name} is in nobody's model in round {when}"
+    hole = f"{percent(share)} of {name} is in nobody's mask in round {when}"
     if window is None:
         return f"{hole} and stays as it is: {remedy(when)}"
     last = "the last round" if window == 1 else f"the last {window} rounds together"

@@ -100,8 +100,8 @@ class TrainingOptions:
             raise InputError("widths and regrow cannot be combined; give only one of them")
         if self.complement and (clash := next((name for name in PRUNED_ONLY if getattr(self, name)), None)):
             raise InputError(
-                f"{clash} are for clients that see zeros outside their masks, and these see values; use"
-                f" complement=fedcover.Zero(), or a policy without {clash}"
+                f"{clash} are for clients that see zeros outside their masks, and these see values; use complement"
+                f" 'zero', or a policy without {clash}"
             )
 
     @property

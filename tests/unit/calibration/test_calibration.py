@@ -82,6 +82,14 @@ def test_damaged_json_is_refused(text: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_of_an_older_version_is_for_clients_without_a_complement() -> None:
+    new = Calibration("a test", "mlp", 159010, False, 10, ((0.5, 0.5), (1.0, 1.0)), None, None, 0.0, complement=True)
+    raw = json.loads(new.to_json())
+    assert Calibration.from_json(json.dumps(raw)) == new
+    del raw["complement"]
+    assert not Calibration.from_json(json.dumps(raw)).complement
+
+
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         Calibration.load(tmp_path / "none.json")

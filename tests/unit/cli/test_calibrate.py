@@ -27,6 +27,26 @@ def test_steps_are_shown_and_written(cli: Cli, tmp_path: Path) -> None:
     code, shown, _ = cli("calibrate", "steps", "--keeps", "0.5,1", "--json")
     assert code == 0
     assert not Calibration.from_json(shown).units
+    assert not Calibration.from_json(shown).complement
+
+
+def test_steps_of_clients_that_see_the_whole_model_are_timed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Job] = []
+
+    def timed(engine: object, some: Sequence[Job], repeats: int) -> list[tuple[float, ...]]:
+        jobs.extend(some)
+        return [(1.0,), (2.0,)]
+
+    monkeypatch.setattr(timing, "timed", timed)
+    for units in ([], ["--whole-units"]):
+        code, shown, err = cli("calibrate", "steps", "--complement", *units, "--keeps", "0.5,1")
+        assert code == 0, err
+        line, kind = " ".join(shown.split()), "units" if units else "weights"
+        assert f"a share of the {kind} trained, the whole model seen" in line
+        assert f"leaving out {'whole units' if units else 'weights'} makes this device faster" in line
+    assert all(job.options is not None and job.options.complement for job in jobs)
+    rows = jobs[2].mask["fc1.weight"]
+    assert rows.all(1).equal(rows.any(1))
 
 
 def test_a_link_is_shown_and_added_to_a_calibration(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

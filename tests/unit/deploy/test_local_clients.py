@@ -64,6 +64,22 @@ def test_a_nodes_budget_in_bytes_pays_for_moments() -> None:
     assert registry.devices[0].capacity == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.parametrize("policy", ["random_weights", "FedPLT"])
+@pytest.mark.parametrize("complement", ["frozen", "quantized", "kept"])
+def test_a_nodes_budget_in_bytes_pays_for_what_it_sees(policy: str, complement: str) -> None:
+    text = f'[data]\nname = "digits"\nclients = 2\n[policy]\nname = "{policy}"\n[complement]\nname = "{complement}"'
+    client = local_client(text, None, 0)
+    whole = fc.cost_of(fc.trace(client.task.model, torch.zeros(2, 1, 8, 8)), {})
+    amount = 0.8 * (whole.bytes_down + whole.bytes_up)
+    grid = LoopGrid({0: stock_client}, {0: {"budget": amount, "budget-unit": "bytes"}}, {"settings": text})
+    keep = gathered(grid, 1)[0].devices[0].capacity
+    assert keep is not None
+    clients = fc.data.iid(client.examples, clients=1)
+    federation = fc.Federation(client.task, clients, policy, [fc.Budget(keep)], cohort=1, complement=complement)
+    (cost,) = federation.begin_round(federation.start()).costs
+    assert 0.9 * amount < cost.bytes_down + cost.bytes_up <= amount
+
+
 @pytest.mark.parametrize(
     ("options", "fragment"),
     [

@@ -146,6 +146,11 @@ def test_the_committed_study_of_methods_has_every_policy_on_all_data() -> None:
         assert all(float(row["s per round"]) > 0 for row in table)  # each policy was timed in a batch of its own
 
 
+def test_the_page_of_methods_names_the_policies_that_it_leaves_out() -> None:
+    page = (DOCS.parent / "results" / "methods.md").read_text()
+    assert not [name for name in POLICIES if name not in methods.METHODS and name not in page]
+
+
 def test_files_keep_their_key_for_the_policy(tmp_path: Path) -> None:
     """Committed results name the policy ``technique``, and so do files that are written now."""
     results = results_with({"star": 0.02})

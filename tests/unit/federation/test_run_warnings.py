@@ -83,9 +83,9 @@ def test_parts_that_never_move_are_warned_of_and_turns_are_not() -> None:
     def play(policy: fc.Policy, budgets: str) -> None:
         fc.Federation(small_net(), CLIENTS, policy, budgets, fc.LocalSGD(1), cohort=2).run(2)
 
-    with pytest.warns(fc.CoverageWarning, match="is in nobody's model in round 1"):
+    with pytest.warns(fc.CoverageWarning, match="is in nobody's mask in round 1"):
         play(FirstLayer(), "2x1")
-    with pytest.warns(fc.CoverageWarning, match="is in nobody's model in round 1"):
+    with pytest.warns(fc.CoverageWarning, match="is in nobody's mask in round 1"):
         play(fc.fedplt(), "2x0.25")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -54,6 +54,7 @@ def test_layers_below_the_lowest_trained_one_need_no_backward_pass() -> None:
     assert cost(none, fc.Frozen()).flops_per_example == 2 * (first + second) + 2 * second
 
 
+@pytest.mark.filterwarnings("ignore:complement Kept:fedcover.CoverageWarning")
 def test_records_have_the_costs_of_the_complement() -> None:
     train = fc.data.load("digits", None).train
 

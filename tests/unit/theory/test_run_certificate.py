@@ -118,7 +118,7 @@ def test_a_window_of_rounds_may_cover_what_single_rounds_do_not(small_federation
             if t.ndim > 1
         }
 
-    with pytest.warns(fc.CoverageWarning, match="is in nobody's model in round 1"):
+    with pytest.warns(fc.CoverageWarning, match="is in nobody's mask in round 1"):
         history = small_federation(policy=halves, certify=True).run(3)
     first, last = history[0].certificate, history.last.certificate
     assert first["gamma_min"] == last["gamma_min"] == 0
@@ -137,7 +137,7 @@ def test_a_hole_in_one_round_stays_in_the_certificates_of_later_ones(small_feder
         history = small_federation(policy=once, budgets=fc.by_slot("1111"), certify=True).run(4)
     certificates = [record.certificate or {} for record in history]
     assert [certificate["covered"] for certificate in certificates] == [True, False, False, False]
-    assert "50 % of 0.weight is in nobody's model in round 2" in certificates[3]["sentence"]
+    assert "50 % of 0.weight is in nobody's mask in round 2" in certificates[3]["sentence"]
 
 
 def test_rejected_clients_are_not_counted(small_federation: Make) -> None:
@@ -230,7 +230,7 @@ def test_a_weighting_does_not_hide_a_hole(small_federation: Make) -> None:
         None,
     )
     assert (
-        "is in nobody's model in round 1 and stays as it is: give one client the whole model" in certificate["sentence"]
+        "is in nobody's mask in round 1 and stays as it is: give one client the whole model" in certificate["sentence"]
     )
     assert certificate["sentence"].endswith("use aggregation.weighting=uniform")
 
@@ -283,7 +283,7 @@ def test_a_run_names_the_remedy_of_the_round_with_the_hole(small_federation: Mak
 def test_uncovered_masks_are_refused_before_training_if_asked(small_federation: Make) -> None:
     federation = small_federation(budgets=fc.by_slot("4777"), require_coverage=True)
     with pytest.raises(
-        fc.InputError, match=r"% of \d.weight is in nobody's model in round 1 .* give one client the whole"
+        fc.InputError, match=r"% of \d.weight is in nobody's mask in round 1 .* give one client the whole"
     ):
         federation.begin_round(federation.start())
     small_federation(budgets=fc.by_slot("1777"), require_coverage=True).run(1)
@@ -303,7 +303,7 @@ def test_with_budgets_by_client_a_run_ends_before_the_first_cohort_that_cannot_c
     assert [record.gamma_min > 0 for record in free] == covered
     first = covered.index(False)
     assert first > 0  # a covered round comes first, so that coverage fails during the run
-    with pytest.raises(fc.InputError, match=f"is in nobody's model in round {first + 1} "):
+    with pytest.raises(fc.InputError, match=f"is in nobody's mask in round {first + 1} "):
         make(require_coverage=True).run(6, out=tmp_path / "run")
     kept = fc.History.load(tmp_path / "run" / "history.jsonl")
     assert list(kept) == list(free[:first])
@@ -316,7 +316,7 @@ def test_a_run_warns_once_where_it_was_called(small_federation: Make, tmp_path: 
         small_federation(budgets=fc.by_slot("4777")).run(3)
     (warning,) = caught
     assert warning.filename == __file__
-    assert str(warning.message).startswith("25 % of 0.weight is in nobody's model in round 1 and stays as it is: give")
+    assert str(warning.message).startswith("25 % of 0.weight is in nobody's mask in round 1 and stays as it is: give")
     makes = [small_federation(budgets=fc.by_slot(code)) for code in ("4777", "1247", "7777")]
     with pytest.warns(fc.CoverageWarning) as caught:
         fc.run_many(makes, 2)
@@ -349,16 +349,15 @@ def test_the_command_warns_while_it_runs(cli: Cli, tmp_path: Path) -> None:
     code, shown, err = cli("run", *arguments, "--certify", "--out", str(tmp_path / "run"))
     assert code == 0
     assert (
-        err.count("warning: 25 % of fc1.weight is in nobody's model in round 1 and stays as it is: give one client")
-        == 1
+        err.count("warning: 25 % of fc1.weight is in nobody's mask in round 1 and stays as it is: give one client") == 1
     )
-    assert err.count("nobody's model") == 1
+    assert err.count("nobody's mask") == 1
     assert err.index("round 1/2") < err.index("warning") < err.index("round 2/2")
-    assert "certificate: 25 % of fc1.weight is in nobody's model" in shown
+    assert "certificate: 25 % of fc1.weight is in nobody's mask" in shown
     assert cli("run", *arguments, "--quiet", "--out", str(tmp_path / "quiet")) == (0, "", "")
     code, _, err = cli("run", *arguments, "--require-coverage", "--out", str(tmp_path / "none"))
     assert code == 2
-    assert "error: 25 % of fc1.weight is in nobody's model in round 1" in err
+    assert "error: 25 % of fc1.weight is in nobody's mask in round 1" in err
 
 
 def test_the_command_warns_once_if_steps_are_too_large(cli: Cli, tmp_path: Path) -> None:
@@ -381,7 +380,7 @@ def test_the_report_shows_the_certificate(small_federation: Make, tmp_path: Path
     small_federation().run(1, out=tmp_path / "plain")
     page = write_report([tmp_path / "bare", tmp_path / "plain"], out=tmp_path / "both.html").read_text()
     assert ">Certificate<" in page
-    assert "is in nobody&#x27;s model in round 1" in page
+    assert "is in nobody&#x27;s mask in round 1" in page
     assert ">Certificate<" not in write_report([tmp_path / "plain"]).read_text()
     for odd in ('"a word"', "{}", '{"sentence": "x", "terms": 3}'):  # a damaged summary must not fail
         summary = tmp_path / "plain" / "summary.json"

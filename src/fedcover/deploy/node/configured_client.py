@@ -10,7 +10,8 @@ import numpy as np
 
 from fedcover import data
 from fedcover.calibration import BudgetUnit
-from fedcover.config.build import build_recipe
+from fedcover.calibration.policy_costs import cost_model_of
+from fedcover.config.build import build_complement, build_recipe
 from fedcover.config.schema import Config, parse_client_config
 from fedcover.config.task_and_data import build_task, load_data, population
 from fedcover.data import Examples, Population, as_examples
@@ -19,7 +20,6 @@ from fedcover.deploy.node.local_client import LocalClient, client_facts, client_
 from fedcover.deploy.node.worker import COPY_FOLDER
 from fedcover.deploy.own_files import parse_digests, settings_of_node
 from fedcover.errors import InputError
-from fedcover.federation.extras import extras_of_recipe
 from fedcover.structure.trace import trace
 from fedcover.training.task import Task
 
@@ -60,9 +60,9 @@ def bought_capacity(run: RunConfig, node: NodeConfig) -> float | None:
     structure, recipe = trace(local.task.model, local.examples.example()), build_recipe(config)
     unit = BudgetUnit(str(node.get("budget-unit", "seconds")), str(node.get("calibration", "")))
     steps = recipe.most_steps(len(local.examples))  # a node does not know its index
-    policy, extras = config.policy.choice.build(), extras_of_recipe(recipe)
-    units, structure = policy.bind(structure).traits().units, policy.prunable(structure)
-    (budget,) = unit.budgets(f"{amount}", structure, lambda slot, count: steps, recipe.batch_size, units, extras)
+    policy = config.policy.choice.build()
+    costs = cost_model_of(policy, structure, recipe, build_complement(config, policy))
+    (budget,) = unit.budgets(f"{amount}", costs, lambda slot, count: steps, recipe.batch_size)
     return budget.keep
 
 

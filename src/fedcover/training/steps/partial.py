@@ -34,7 +34,7 @@ KNOWN = ("complement", "shifts", "moments", "thresholds")
 FLOOR = 1e-3
 """The share of the largest gradient of all tensors relative to which smaller ones are compared: that of a bias before
 a batch norm is rounding only."""
-NO_REGROWTH = "clients that see the whole model cannot regrow their masks; use complement=fedcover.Zero()"
+NO_REGROWTH = "clients that see the whole model cannot regrow their masks; use complement 'zero'"
 
 
 def try_partial_steps(model: "PartialModel", job: Job) -> "PartialSteps | None":
