@@ -12,15 +12,14 @@ from fedcover.budgets import Budget, parse_code
 from fedcover.clients import cohort_of
 from fedcover.config.choices import POLICY, choose
 from fedcover.errors import InputError
-from fedcover.federation.complements import complement_of, error_of
-from fedcover.masks.cost import Cost, cost_of, with_complement
+from fedcover.federation.complements import complement_of
+from fedcover.masks.cost import Cost, cost_of, costs_of
 from fedcover.masks.coverage import coverage_of, gamma_min, regions, uncovered
-from fedcover.masks.holders import distinct_masks
 from fedcover.masks.noise import pruning_noise
 from fedcover.params import Mask, Params, params_of
 from fedcover.policies.base import Policy
 from fedcover.seeding import Round
-from fedcover.structure.trace import ModelStructure
+from fedcover.theory import complement_error
 from fedcover.training.complements import Complement
 
 MOST_BANDS = 64
@@ -149,7 +148,7 @@ def audit_code(
     counts = coverage_of(masks, theta)
     noise = _noise(theta, masks, seen)
     full = cost_of(structure, {})
-    costs = _costs(structure, masks, seen)
+    costs = costs_of(structure, masks, seen.bytes_down if seen.sees else None)
     mean = {
         key: sum(getattr(cost, key) for cost in costs) / len(costs)
         for key in ("parameters", "macs", "bytes_down", "bytes_up")
@@ -186,21 +185,12 @@ def audit_code(
     )
 
 
-def _costs(structure: ModelStructure, masks: Sequence[Mask], complement: Complement) -> list[Cost]:
-    """Return the cost of each mask; masks that are the same object are measured once."""
-    costs = {id(mask): cost_of(structure, mask) for mask, _ in distinct_masks(masks)}
-    if complement.sees:
-        for mask, _ in distinct_masks(masks):
-            costs[id(mask)] = with_complement(structure, mask, costs[id(mask)], complement.bytes_down)
-    return [costs[id(mask)] for mask in masks]
-
-
 def _noise(theta: Params, masks: Sequence[Mask], complement: Complement) -> list[float]:
     """Return delta^2 of each mask: the squared distance of what its client sees from theta, relative to theta."""
     if not complement.sees:
         return pruning_noise(theta, masks)
     outside, whole = complement.values(theta, theta), sum(float(t.double().square().sum()) for t in theta.values())
-    return [error_of(theta, mask, outside) / whole for mask in masks]
+    return [complement_error(theta, mask, outside) / whole for mask in masks]
 
 
 def _pattern_cost(name: str, slots: list[int], budget: Budget, cost: Cost, noise: float) -> PatternCost:
