@@ -36,7 +36,7 @@ def read(source: Source, copy: Copy, provenance: str) -> Split:
     if source.text:
         text = TextSource(source.name, provenance, source.licence)
         return next_character(_texts(copy.layout.kind, files), text)
-    arrays = _images(copy.layout.kind, files)
+    arrays = _images(copy.layout.kind, files, source.classes)
     train, test = (image_examples(source, str(copy.location), provenance, *part) for part in (arrays[:2], arrays[2:]))
     return Split(train, test)
 
@@ -68,12 +68,12 @@ def read_writers(source: Source, copy: Copy, provenance: str, mnist: Split) -> S
     return Split(train.examples, test.examples, train, test)
 
 
-def _images(kind: str, files: list[File]) -> tuple[NDArray[Any], ...]:
+def _images(kind: str, files: list[File], classes: int) -> tuple[NDArray[Any], ...]:
     """Return training images, training labels, test images and test labels."""
     if kind == "digits":
         return digits.parse_digits(*files[0])
     if kind == "quickdraw":
-        return quickdraw.parse_drawings(*files[0])
+        return quickdraw.parse_drawings(*files[0], classes)
     if kind == "idx":
         return tuple(idx.parse_idx(*file) for file in files)
     parse = cifar.parse_binary if kind == "cifar binary" else cifar.parse_python

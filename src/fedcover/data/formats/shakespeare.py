@@ -14,7 +14,8 @@ from fedcover.errors import InputError
 LEAST = 1_000
 """Characters of the shortest role that is a client."""
 
-_DIRECTION = re.compile(r"[\[{][^\[\]{}]{0,600}[\]}]")
+_DIRECTION = re.compile(r"[\[{][^\[\]{}]{0,2000}[\]}]")
+_UNCLOSED = re.compile(r"\[[^\]]*?(?=\n\s*\n|\Z)")
 _START = re.compile(r"(the )?(act|prologue|induction)\b", re.IGNORECASE)
 _HEADING = re.compile(r"(the )?(act|scene|prologue|epilogue|induction|end)\b", re.IGNORECASE)
 _NAME = re.compile(r"(?:\d\.? ?)?[A-Z][A-Za-z',&. -]{0,38}")
@@ -35,7 +36,7 @@ def parse_plays(files: Mapping[str, str]) -> dict[str, str]:
     roles: dict[str, str] = {}
     for file, text in files.items():
         play = file.removesuffix("_gut.txt")
-        long = {f"{play}: {name}": said for name, said in speeches(text).items() if len(said) >= LEAST}
+        long = {f"{play}: {name}": words for name, words in speeches(text).items() if len(words) >= LEAST}
         if not long:
             raise InputError(f"{file} has no role with {LEAST} characters or more; {AGAIN}")
         roles |= long
@@ -66,11 +67,17 @@ def speeches(text: str) -> dict[str, str]:
 def _paragraphs(text: str) -> Iterator[Paragraph]:
     """Yield the paragraphs from the first act on, without stage directions; blanks in a line are single."""
     begun = False
-    for block in re.split(r"\n\s*\n", _DIRECTION.sub("", text)):
+    for block in re.split(r"\n\s*\n", _without_directions(text)):
         lines = [line for line in (" ".join(line.split()) for line in block.splitlines()) if line]
         begun = begun or bool(lines and _START.match(lines[0]))
         if begun and lines:
             yield lines
+
+
+def _without_directions(text: str) -> str:
+    """Return a text without stage directions; some are inside another, and one without an end ends its paragraph."""
+    inner = _DIRECTION.sub("", text)
+    return _UNCLOSED.sub("", _DIRECTION.sub("", inner))
 
 
 def _names(paragraphs: list[Paragraph]) -> set[str]:
