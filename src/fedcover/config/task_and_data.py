@@ -16,7 +16,7 @@ from fedcover.data.examples import Augmentation
 from fedcover.data.inputs import map_inputs
 from fedcover.data.tensors import as_input
 from fedcover.errors import InputError
-from fedcover.models import default_model
+from fedcover.models import INPUT_SHAPES, default_model
 from fedcover.seeding import ambient, seeded
 from fedcover.training.losses import LOSSES
 from fedcover.training.metrics import METRICS
@@ -97,6 +97,7 @@ def population(config: Config, loaded: LoadedData) -> Population:
 
 def build_task(config: Config, train: Examples) -> Task:
     """Return the model with its loss and metrics."""
+    _check_positions(config.model.name, train)
     metrics = [named_or_own(name, "metric", METRICS) for name in config.task.metrics]
     return Task(build_model(config, train), named_or_own(config.task.loss, "loss", LOSSES), metrics or None)
 
@@ -142,6 +143,17 @@ def model_and_example(name: str, seed: int = 0) -> tuple[nn.Module, Inputs]:
 def named_or_own(name: str, noun: str, registry: Any) -> Any:
     """Return the function of a registry, or that of ``FILE.py:NAME``."""
     return load_function(name, noun) if ":" in name else registry.find(name)[1]
+
+
+def _check_positions(model: str, train: Examples) -> None:
+    """Raise InputError for a named model of images on data with a class for every position."""
+    positions = train.has_classes and train.class_labels().ndim > 1
+    if positions and len(INPUT_SHAPES.get(model, ())) > 1:
+        texts = " or ".join(name for name, shape in INPUT_SHAPES.items() if len(shape) == 1)
+        raise InputError(
+            f"model {model} predicts one class for an example, and {train.name} has one for every position; set"
+            f" model.name to {texts}, or to your own"
+        )
 
 
 def _named(examples: object, name: str) -> Examples:

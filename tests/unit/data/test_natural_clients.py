@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fedcover.config.schema import read_config
-from fedcover.config.task_and_data import load_data, population
+from fedcover.config.task_and_data import build_task, load_data, population
 from fedcover.data import describe, get, load, loading
 from fedcover.data.catalogue import MNIST_WRITERS, QUICKDRAW, SHAKESPEARE, SOTU, Source
 from fedcover.data.verify import OFFICIAL
@@ -143,6 +143,12 @@ def test_settings_choose_natural_clients_or_another_partition() -> None:
         config = read_config(changes=[f"data.name={name}", "data.partition=natural"])
         with pytest.raises(InputError, match=f"{name} has no clients of its own; use the partition iid, shards"):
             population(config, load_data(config, load=lambda _: load("digits")))
+
+
+def test_a_model_of_images_is_refused_on_text() -> None:
+    config = read_config(changes=["data.name=stories", "model.name=mlp"])
+    with pytest.raises(InputError, match=r"stories has one for every position; set model.name to transformer or lstm"):
+        build_task(config, load("stories").train)
 
 
 def test_real_mnist_by_writer(data_folder: Path) -> None:
