@@ -202,10 +202,10 @@ def describe(name: str | Source, folder: Folder = None) -> Description:
     copy = None
     try:
         copy = locate(source, folder)
-        if copy is None:
-            raise InputError(_not_found(source, folder))
-        if source.needs and locate(needed := source_of(source.needs), folder) is None:
-            raise InputError(_not_found(needed, folder))
+        needed = source_of(source.needs or source)
+        if copy is None or locate(needed, folder) is None:
+            missing = needed if copy else source
+            raise InputError(f"{missing.name} was not found; run `fedcover data get {source.name}`")
         verdict = verify(source.name, copy)
         verified, note = verdict.verified, source.credit or verdict.provenance
     except InputError as error:
