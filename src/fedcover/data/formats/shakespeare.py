@@ -17,7 +17,7 @@ LEAST = 1_000
 _DIRECTION = re.compile(r"[\[{][^\[\]{}]{0,2000}[\]}]")
 _UNCLOSED = re.compile(r"\[[^\]]*?(?=\n\s*\n|\Z)")
 _START = re.compile(r"(the )?(act|prologue|induction)\b", re.IGNORECASE)
-_HEADING = re.compile(r"(the )?(act|scene|prologue|epilogue|induction|end)\b", re.IGNORECASE)
+_HEADING = re.compile(r"(THE )?(ACT|SCENE|PROLOGUE|EPILOGUE|INDUCTION|END)\b|(Act|Scene),? [IVX\d]")
 _NAME = re.compile(r"(?:\d\.? ?)?[A-Z][A-Za-z',&. -]{0,38}")
 _NO_NAME = re.compile(r"(act|scene|prologue|epilogue|induction|end|the|song)\b|[ivx]+\.?$", re.IGNORECASE)
 

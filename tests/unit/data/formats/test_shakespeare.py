@@ -73,8 +73,11 @@ def test_names_in_capitals() -> None:
 
 
 def test_short_names_must_occur_twice() -> None:
-    play = "Act 1.\n\nHam.\nWords.\n\nPol. and Ros.\nMy lord!\n\nAmen.\nSo be it.\n\nHam.\nNo.\n\nPol. and Ros.\nAy.\n"
-    assert speeches(play) == {"Ham": "Words.\nNo.\n", "Pol. and Ros": "My lord!\nAmen.\nSo be it.\nAy.\n"}
+    play = "Act 1.\n\nHam.\nWords.\n\nPol. and Ros.\nMy lord!\n\nAmen.\nSo be it.\n\nHam.\nNo.\n\n"
+    assert speeches(play + "Pol. and Ros.\nAy.\n\nAct now.\n") == {
+        "Ham": "Words.\nNo.\n",
+        "Pol. and Ros": "My lord!\nAmen.\nSo be it.\nAy.\nAct now.\n",
+    }
 
 
 def test_names_without_a_point_must_occur_twice() -> None:
