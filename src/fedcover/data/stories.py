@@ -108,6 +108,4 @@ def stories() -> Split:
         examples = Examples(x, y, len(ALPHABET), name="stories", provenance=CREDIT, licence=LICENCE)
         clients.append(Population(examples, torch.arange(len(x)).reshape(AUTHORS, -1), names))
     train, test = clients
-    return Split(
-        train.examples, test.examples, Population(train.examples, train.parts.reshape(AUTHORS, -1), names, test), test
-    )
+    return Split(train.examples, test.examples, train.with_tests(test), test)
