@@ -161,6 +161,28 @@ def codes_table() -> str:
     return table([[str(value) for value in row.values()] for row in listed("codes")], "digit", "keep", "quarters")
 
 
+def data_table() -> str:
+    """Return the table of the named data sets: sizes, natural clients, origin and licence."""
+    from fedcover.data.catalogue import SOURCES
+
+    rows = []
+    for source in SOURCES.values():
+        origins = ["public mirrors"] if any(layout.mirrors for layout in source.layouts) else []
+        origins += [f"npm `{source.npm[0]}`"] if source.npm else []
+        origins += [f"PyPI `{source.pypi}`"] if source.pypi else []
+        rows.append(
+            (
+                f"`{source.name}`",
+                " + ".join(f"{count:,}" for count in source.counts),
+                f"{' × '.join(map(str, source.shape))}, {source.classes} classes",
+                source.clients or "none",
+                " or ".join(origins) or "part of fedcover",
+                source.licence,
+            )
+        )
+    return table(rows, "name", "training + test examples", "shape", "natural clients", "from", "licence")
+
+
 PARTS = {
     "rooms": rooms_table,
     "settings": settings_tables,
@@ -172,6 +194,7 @@ PARTS = {
     "sampling": partial(named_table, "sampling", "sampling"),
     "complement": partial(named_table, "complement", "complement"),
     "callbacks": partial(named_table, "callbacks", "callbacks.NAME"),
+    "data": data_table,
     "models": partial(named_table, "models", "model"),
     "codes": codes_table,
     "cost-map": cost_tables,

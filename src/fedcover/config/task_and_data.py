@@ -16,7 +16,7 @@ from fedcover.data.examples import Augmentation
 from fedcover.data.inputs import map_inputs
 from fedcover.data.tensors import as_input
 from fedcover.errors import InputError
-from fedcover.models import default_model
+from fedcover.models import INPUT_SHAPES, default_model
 from fedcover.seeding import ambient, seeded
 from fedcover.training.losses import LOSSES
 from fedcover.training.metrics import METRICS
@@ -35,6 +35,8 @@ class LoadedData(NamedTuple):
     test: Examples | None
     clients: Population | None
     """The clients, if the data set itself divides the examples among them."""
+    named: bool = False
+    """Whether the data set is a named one, which other partitions may divide too."""
 
 
 def load_data(config: Config, folder: str | None = None, load: Load | None = None) -> LoadedData:
@@ -50,14 +52,14 @@ def load_data(config: Config, folder: str | None = None, load: Load | None = Non
     """
     if ":" not in config.data.name:
         split = load(config.data.name) if load else data.load(config.data.name, folder)
-        return _augmented(config, LoadedData(split.train, split.test, None))
+        return _augmented(config, LoadedData(split.train, split.test, split.clients, named=True))
     name = config.data.name
     with seeded(config.seed, "data", name):
         product = config.data.choice.build(folder=folder)
     if isinstance(product, Mapping):  # as Hugging Face's DatasetDict
         product = (product.get("train"), product.get("test", product.get("validation")))
     if isinstance(product, Split):
-        product = (product.train, product.test)
+        product = (product.clients or product.train, product.test)
     if isinstance(product, Population):
         product = (product, None)
     if not isinstance(product, tuple | list) or len(product) != 2 or product[0] is None:
@@ -72,13 +74,14 @@ def load_data(config: Config, folder: str | None = None, load: Load | None = Non
 def population(config: Config, loaded: LoadedData) -> Population:
     """Return the clients with their parts of the training set."""
     settings, train = config.data, loaded.train
-    if loaded.clients is not None:
-        if settings.partition != "natural":
-            raise InputError(f"{settings.name} has clients of its own; set data.partition=natural")
+    natural = settings.partition == "natural"
+    if loaded.clients is not None and not natural and not loaded.named:
+        raise InputError(f"{settings.name} has clients of its own; set data.partition=natural")
+    if loaded.clients is not None and natural:
         if "clients" in settings.model_fields_set and settings.clients != len(loaded.clients):
             raise InputError(f"data.clients must be left out: {settings.name} has {len(loaded.clients)} clients")
         clients = loaded.clients
-    elif settings.partition == "natural":
+    elif natural:
         raise InputError(f"{settings.name} has no clients of its own; use the partition iid, shards or dirichlet")
     elif settings.partition == "iid":
         clients = data.iid(train, settings.clients, seed=config.seed)
@@ -94,6 +97,7 @@ def population(config: Config, loaded: LoadedData) -> Population:
 
 def build_task(config: Config, train: Examples) -> Task:
     """Return the model with its loss and metrics."""
+    _check_positions(config.model.name, train)
     metrics = [named_or_own(name, "metric", METRICS) for name in config.task.metrics]
     return Task(build_model(config, train), named_or_own(config.task.loss, "loss", LOSSES), metrics or None)
 
@@ -141,6 +145,17 @@ def named_or_own(name: str, noun: str, registry: Any) -> Any:
     return load_function(name, noun) if ":" in name else registry.find(name)[1]
 
 
+def _check_positions(model: str, train: Examples) -> None:
+    """Raise InputError for a named model of images on data with a class for every position."""
+    positions = train.has_classes and train.class_labels().ndim > 1
+    if positions and len(INPUT_SHAPES.get(model, ())) > 1:
+        texts = " or ".join(name for name, shape in INPUT_SHAPES.items() if len(shape) == 1)
+        raise InputError(
+            f"model {model} predicts one class for an example, and {train.name} has one for every position; set"
+            f" model.name to {texts}, or to your own"
+        )
+
+
 def _named(examples: object, name: str) -> Examples:
     try:
         converted = as_examples(examples)
@@ -157,4 +172,4 @@ def _augmented(config: Config, loaded: LoadedData) -> LoadedData:
     if ":" not in name:
         augment = AUGMENTATIONS.find(name)[1]()
     clients = loaded.clients.augmented(augment) if loaded.clients is not None else None
-    return LoadedData(loaded.train.augmented(augment), loaded.test, clients)
+    return loaded._replace(train=loaded.train.augmented(augment), clients=clients)

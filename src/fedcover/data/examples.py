@@ -35,6 +35,7 @@ class Examples:
         classes: The number of classes, with class numbers in 0..classes-1; 0 if the targets are not class numbers.
         name: Name of the data set, for messages and records.
         provenance: Sentence on the origin of the data.
+        licence: The licence and its holders, for records.
         augment: A function that changes each batch of inputs in training, from addressed randomness.
 
     Raises:
@@ -50,6 +51,7 @@ class Examples:
     classes: int
     name: str = "examples"
     provenance: str = "given by the caller"
+    licence: str = ""
     augment: Augmentation | None = None
 
     def __post_init__(self) -> None:

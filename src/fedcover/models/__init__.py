@@ -1,16 +1,17 @@
-"""Models by name: the paper's two, HeteroFL's, a ResNet-18 and a small transformer, as plain modules."""
+"""Models by name: the paper's two, HeteroFL's, a ResNet-18, an LSTM and a small transformer, as plain modules."""
 
 import torch
 from torch import Tensor, nn
 
 from fedcover.models.cnn import CNN
+from fedcover.models.lstm import LSTM
 from fedcover.models.mlp_lenet import MLP, LeNet
 from fedcover.models.resnet import ResNet18, resnet18_gn
 from fedcover.models.transformer import Transformer
 from fedcover.registry import Registry
 from fedcover.seeding import ambient
 
-__all__ = ["CNN", "INPUT_SHAPES", "MLP", "MODELS", "LeNet", "ResNet18", "Transformer", "build", "default_model"]
+__all__ = ["CNN", "INPUT_SHAPES", "LSTM", "MLP", "MODELS", "LeNet", "ResNet18", "Transformer", "build", "default_model"]
 
 MODELS: Registry[nn.Module] = Registry("model")
 """The models by name; each takes the shape of an input and the number of classes."""
@@ -20,6 +21,7 @@ MODELS.register("cnn")(CNN)
 MODELS.register("resnet18")(ResNet18)
 MODELS.register("resnet18_gn")(resnet18_gn)
 MODELS.register("transformer")(Transformer)
+MODELS.register("lstm")(LSTM)
 
 INPUT_SHAPES: dict[str, tuple[int, ...]] = {
     "mlp": (1, 28, 28),
@@ -28,6 +30,7 @@ INPUT_SHAPES: dict[str, tuple[int, ...]] = {
     "resnet18": (3, 32, 32),
     "resnet18_gn": (3, 32, 32),
     "transformer": (64,),
+    "lstm": (80,),
 }
 """Shape of the inputs for which each model was designed."""
 CLASSES, CHARACTERS = 10, 32

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import os
 import struct
 import tarfile
@@ -121,5 +122,45 @@ def small_cifar10() -> Callable[..., Source]:
                 value = hashlib.sha256((folder / layout.archive).read_bytes()).hexdigest()
                 layouts[-1] = replace(layouts[-1], archive_digest=f"sha256:{value}")
         return replace(CIFAR10, layouts=tuple(layouts), counts=(10, 2))
+
+    return write
+
+
+@pytest.fixture
+def as_package() -> Callable[[dict[str, bytes]], bytes]:
+    """The bytes of a package of npm with some files."""
+
+    def pack(files: dict[str, bytes]) -> bytes:
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+            for name, content in files.items():
+                member = tarfile.TarInfo(f"package/{name}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+        return stream.getvalue()
+
+    return pack
+
+
+@pytest.fixture
+def as_label_file() -> Callable[[NDArray[np.int64]], bytes]:
+    """The bytes of a label file of QMNIST."""
+
+    def pack(table: NDArray[np.int64]) -> bytes:
+        return struct.pack(f">HBB{table.ndim}I", 0, 12, table.ndim, *table.shape) + table.astype(">i4").tobytes()
+
+    return pack
+
+
+@pytest.fixture
+def official() -> Callable[..., Source]:
+    """Writes files into a folder, and returns the Source to which those are official."""
+
+    def write(source: Source, folder: Path, contents: dict[str, bytes]) -> Source:
+        folder.mkdir(parents=True)
+        for file, content in contents.items():
+            (folder / file).write_bytes(content)
+        digests = {file: "sha256:" + hashlib.sha256(content).hexdigest() for file, content in contents.items()}
+        return replace(source, layouts=(replace(source.layouts[0], files=digests, mirrors=()),))
 
     return write

