@@ -70,6 +70,7 @@ def test_the_last_twenty_drawings_of_each_class_are_for_testing(as_package: Pack
         (drawings([0] * 784)[:-9], "class 'cat' of p.tgz cannot be read"),
         (gzip.compress(b"[1,\n"), "class 'cat' of p.tgz cannot be read"),
     ],
+    ids=["a drawing is missing", "too few pixels", "other values", "not numbers", "a broken file", "not JSON"],
 )
 def test_other_drawings_are_refused(as_package: Pack, content: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):
