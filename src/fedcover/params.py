@@ -314,7 +314,7 @@ def device_of(theta: Mapping[str, Tensor]) -> torch.device:
 
 
 def has_room(device: torch.device, share: float = 0.5) -> bool:
-    """Return whether this share of a GPU's memory is free, or in torch's hands but unused; False for a CPU."""
+    """Return whether this share of a GPU's memory is free, or reserved by torch and unused; False for a CPU."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)

@@ -114,7 +114,7 @@ class Browser:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until the page is drawn anew, so that its observers have seen the sizes of what it shows."""
+        """Wait until the page is drawn again, so that its observers have seen the sizes of what it shows."""
         self.script("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def script(self, code: str, *arguments: Any) -> Any:

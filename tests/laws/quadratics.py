@@ -1,7 +1,7 @@
 """Quadratic federations whose constants are known, and Algorithm 1 played on them exactly.
 
 F_n(theta) = 1/2 (theta - a_n)^T A (theta - a_n), with gradient noise of known variance, in double precision. Many
-copies are played at once that differ by noise alone; means over the copies stand for expectations. Clients may see the
+copies are played at once that differ only by noise; means over the copies stand for expectations. Clients may see the
 whole model, and averages may be damped, as a ``Scheme`` declares.
 """
 

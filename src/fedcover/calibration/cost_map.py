@@ -5,6 +5,7 @@ that trains the whole model. It is collected from the committed outcomes of the 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -21,6 +22,8 @@ RESOURCES = {
 }
 """What may be scarce at a client, with the quantity by which it is measured."""
 FILE = "cost_map.json"
+MOST = 2.0
+"""The largest share of a full client's cost that is asked for. Masks of single weights cost a little more than 1."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,8 @@ class CostMap:
             least = min(setting.costs[resource] for setting in settings)
             if least > share:
                 raise InputError(
-                    f"no setting of the study costs at most {share:.3g} of a full client's {resource}; the cheapest"
-                    f" costs {least:.3g}"
+                    f"no setting of the study costs at most {share:.3g} of a full client's {resource}; give at least"
+                    f" {math.ceil(1000 * least) / 1000:g}"
                 )
         fitting = [s for s in settings if all(s.costs[name] <= share for name, share in limits.items())]
         if not fitting:
@@ -141,6 +144,8 @@ def parse_limits(text: str) -> dict[str, float | None]:
     limits: dict[str, float | None] = {}
     for item in text.split(","):
         resource, separator, share = item.strip().partition("=")
+        if resource in limits:
+            raise InputError(f"{resource} is limited twice; give one share for each resource")
         try:
             limits[resource] = float(share) if separator else None
         except ValueError:
@@ -153,5 +158,8 @@ def _check_limit(resource: str, share: float | None) -> None:
     """Raise InputError if there is no such resource, or the share is not positive."""
     if resource not in RESOURCES:
         raise InputError(f"a scarce resource must be one of {', '.join(RESOURCES)}; got '{resource}'")
-    if share is None or not 0 < share < float("inf"):
-        raise InputError(f"a share of a full client's {resource} must be positive, such as 0.25; got {share}")
+    if share is None or not 0 < share <= MOST:
+        raise InputError(
+            f"a share of a full client's {resource} must be positive and at most {MOST:g}, such as 0.25 for a quarter;"
+            f" got {share}"
+        )

@@ -75,7 +75,9 @@ def design(
             " full client's cost that they can afford.",
         ),
     ] = "",
-    split: Annotated[str, typer.Option(help="For --scarce: how data are split, iid or non-iid; default: both.")] = "",
+    split: Annotated[
+        str, typer.Option(help="For --scarce: how data are split, such as iid; default: all splits of the study.")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show the frontier between coverage Γ and pruning noise for budgets, its best point, and what each client holds.

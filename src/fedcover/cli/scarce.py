@@ -44,7 +44,7 @@ def design_for_scarce(scarce: str, split: str, model: str, as_json: bool) -> Non
             show_table(rows, f"{name}, {title}; {full}")
             best = max(settings, key=lambda setting: setting.accuracy)
             out.print(f"the most accurate, {_distance(best.accuracy - costs.full_accuracy(name))} full FedAvg:")
-            out.print(f"fedcover run {_options(best.settings)}")
+            out.print(f"its settings, to be added to those of your run: {_options(best.settings)}")
 
 
 def _check_model(costs: CostMap, model: str) -> None:

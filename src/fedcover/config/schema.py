@@ -263,6 +263,8 @@ class Config(StrictSection):
         for key in ("augment", "small"):
             if key not in self.data.model_fields_set:
                 del settings["data"][key]
+        if self.data.partition == "natural" and "clients" not in self.data.model_fields_set:
+            del settings["data"]["clients"]  # the data set has its own number
         screened = self.engine == "flower" and self.screening.when == "deploy"
         settings["aggregation"] = {k: v for k, v in settings["aggregation"].items() if v is not None}
         for key in ("schedule", "sampling", "complement", "task", "claims", *(() if screened else ("screening",))):

@@ -59,7 +59,8 @@ def load_data(config: Config, folder: str | None = None, load: Load | None = Non
     if isinstance(product, Mapping):  # as Hugging Face's DatasetDict
         product = (product.get("train"), product.get("test", product.get("validation")))
     if isinstance(product, Split):
-        product = (product.clients or product.train, product.test)
+        train, test = _named(product.train, name), _named(product.test, name)
+        return _augmented(config, LoadedData(train, test, product.clients, named=True))
     if isinstance(product, Population):
         product = (product, None)
     if not isinstance(product, tuple | list) or len(product) != 2 or product[0] is None:
@@ -78,8 +79,6 @@ def population(config: Config, loaded: LoadedData) -> Population:
     if loaded.clients is not None and not natural and not loaded.named:
         raise InputError(f"{settings.name} has clients of its own; set data.partition=natural")
     if loaded.clients is not None and natural:
-        if "clients" in settings.model_fields_set and settings.clients != len(loaded.clients):
-            raise InputError(f"data.clients must be left out: {settings.name} has {len(loaded.clients)} clients")
         clients = loaded.clients
     elif natural:
         raise InputError(f"{settings.name} has no clients of its own; use the partition iid, shards or dirichlet")
@@ -89,10 +88,14 @@ def population(config: Config, loaded: LoadedData) -> Population:
         clients = data.shards(train, settings.clients, settings.shards_each, seed=config.seed)
     else:
         clients = data.dirichlet(train, settings.clients, settings.alpha, seed=config.seed)
-    if settings.small == "refuse":
-        return clients
-    batch_size = int(config.local.choice.settings.get("batch_size", 10))
-    return data.without_small_clients(clients, batch_size, settings.small)
+    whole = len(clients)
+    if settings.small != "refuse":
+        batch_size = int(config.local.choice.settings.get("batch_size", 10))
+        clients = data.without_small_clients(clients, batch_size, settings.small)
+    # Run folders have the number of those that are left.
+    if natural and "clients" in settings.model_fields_set and settings.clients not in (whole, len(clients)):
+        raise InputError(f"data.clients must be left out: {settings.name} has {whole} clients")
+    return clients
 
 
 def build_task(config: Config, train: Examples) -> Task:
@@ -147,7 +150,8 @@ def named_or_own(name: str, noun: str, registry: Any) -> Any:
 
 def _check_positions(model: str, train: Examples) -> None:
     """Raise InputError for a named model of images on data with a class for every position."""
-    positions = train.has_classes and train.class_labels().ndim > 1
+    labels = train.class_labels() if train.has_classes else None
+    positions = labels is not None and labels.shape[1:].numel() > 1 and len(train.input_shape) == 1
     if positions and len(INPUT_SHAPES.get(model, ())) > 1:
         texts = " or ".join(name for name, shape in INPUT_SHAPES.items() if len(shape) == 1)
         raise InputError(

@@ -26,13 +26,13 @@ class Source:
     """Channels, height and width of an image, or the characters of a row."""
     counts: tuple[int, int]
     """Number of training and of test examples."""
-    licence: str
-    """The licence, and who made the data."""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     top: float = 255.0
     """The value of the brightest pixel."""
     classes: int = 10
+    licence: str = "none stated"
+    """The licence, and who made the data."""
     clients: str = ""
     """The natural clients in words; empty if there are none."""
     needs: str = ""

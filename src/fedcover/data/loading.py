@@ -208,6 +208,8 @@ def describe(name: str | Source, folder: Folder = None) -> Description:
             raise InputError(f"{missing.name} was not found; run `fedcover data get {source.name}`")
         verdict = verify(source.name, copy)
         verified, note = verdict.verified, source.credit or verdict.provenance
+        if verified and needed.name != source.name and not (other := describe(needed, folder)).verified:
+            verified, note = False, f"{needed.name}: {other.provenance}"
     except InputError as error:
         verified, note = False, str(error)
     return Description(source.name, copy.location if copy else None, verified, note, source.licence, source.clients)

@@ -22,6 +22,8 @@ class Split:
     >>> train, test = load("digits")
     >>> len(train), len(test)
     (1437, 360)
+    >>> len(load("digits")[1])
+    360
     """
 
     train: Examples
@@ -31,6 +33,12 @@ class Split:
 
     def __iter__(self) -> Iterator[Examples]:
         return iter((self.train, self.test))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, number: int) -> Examples:
+        return (self.train, self.test)[number]
 
     @property
     def provenance(self) -> str:

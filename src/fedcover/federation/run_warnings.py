@@ -66,7 +66,7 @@ class RunWarnings:
             return
         distinct = {(id(plan.mask), plan.client.budget): plan for plan in reversed(planned.plans)}
         for plan in reversed(distinct.values()):
-            if reason := over_budget(plan, theta, hidden):
+            if reason := over_budget(plan, theta, hidden, whole_counts=traits.needs_complement):
                 self._warn_once(
                     BudgetWarning,
                     f"policy {policy} exceeds the budget of client {plan.client.number} in round {index}: {reason};"

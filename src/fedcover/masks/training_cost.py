@@ -58,7 +58,7 @@ class TrainingCosts:
     >>> costs = TrainingCosts(trace(MLP(), torch.zeros(2, 1, 28, 28)))
     >>> full = costs.of({})
     >>> full.parameters, full.gradients, full.memory
-    (636040, 636040, 1957880)
+    (636040, 636040, 1955480)
     >>> upper = costs.of({"fc1.weight": torch.zeros(200, 784, dtype=torch.bool)}, sees=True)
     >>> upper.parameters, upper.gradients
     (636040, 8840)

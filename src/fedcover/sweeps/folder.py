@@ -78,9 +78,11 @@ class SweepFolder:
             return False
         stored = read_settings(folder)
         stored.get("budgets", {}).pop(KEEPS, None)
+        wanted = tomllib.loads(to_toml(cell.config.complete()))
         if cell.config.data.partition == "natural":  # the run recorded how many clients the data have
-            stored.get("data", {})["clients"] = cell.config.data.clients
-        if changed := differences(stored, tomllib.loads(to_toml(cell.config.complete()))):
+            for settings in (stored, wanted):
+                settings.get("data", {}).pop("clients", None)
+        if changed := differences(stored, wanted):
             raise InputError(f"{folder} was started with other settings: {'; '.join(changed)}; name another folder")
         if (outcome := self.summary_of(cell)) is None:
             return False

@@ -26,7 +26,7 @@ def default_remedy(round: int) -> str:
 def uncovered_sentence(shares: Mapping[str, float], round: int, remedy: Remedy = default_remedy) -> str:
     """Return a sentence on the tensor with the largest uncovered share in a round, and what to do about it.
 
-    >>> uncovered_sentence({"fc1.weight": 0.25}, 3)[:60]
+    >>> uncovered_sentence({"fc1.weight": 0.25}, 3)[:59]
     "25 % of fc1.weight is in nobody's mask in round 3 and stays"
     """
     return worst_sentence({name: (share, round) for name, share in shares.items()}, remedy)

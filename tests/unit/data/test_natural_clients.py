@@ -145,6 +145,50 @@ def test_settings_choose_natural_clients_or_another_partition() -> None:
             population(config, load_data(config, load=lambda _: load("digits")))
 
 
+def own_data(tmp_path: Path, text: str) -> str:
+    """Write a function that returns data, and return its name in settings."""
+    (tmp_path / "own.py").write_text(f"import torch\nimport fedcover as fc\ndef own(folder=None):\n    {text}\n")
+    return f"data.name={tmp_path / 'own.py'}:own"
+
+
+def test_a_function_may_return_a_named_data_set(tmp_path: Path) -> None:
+    name = own_data(tmp_path, 'return fc.data.load("stories")')
+    for changes, number in ((["data.clients=7"], 7), (["data.partition=natural"], 100)):
+        config = read_config(changes=[name, *changes])
+        assert len(population(config, load_data(config))) == number
+
+
+SMALL = "return fc.data.from_parts((torch.randn(13, 4), torch.arange(13) % 2), torch.arange(13).split([6, 6, 1]))"
+
+
+def test_natural_clients_have_their_own_number(tmp_path: Path) -> None:
+    """Settings that are stored have none, or that of the clients that are left without small ones."""
+    name = own_data(tmp_path, SMALL)
+    config = read_config(changes=[name, "data.partition=natural", "data.small=skip"])
+    assert len(population(config, load_data(config))) == 2
+    assert "clients" not in config.complete()["data"]
+    for number in (2, 3):
+        config = read_config(changes=[name, "data.partition=natural", "data.small=skip", f"data.clients={number}"])
+        assert len(population(config, load_data(config))) == 2
+    config = read_config(changes=[name, "data.partition=natural", "data.clients=4"])
+    with pytest.raises(InputError, match=r"data.clients must be left out: .* has 3 clients"):
+        population(config, load_data(config))
+
+
+def test_labels_in_a_column_are_not_positions(tmp_path: Path) -> None:
+    text = "return (torch.randn(20, 1, 4, 4), (torch.arange(20) % 2)[:, None]), None"
+    config = read_config(changes=[own_data(tmp_path, text), "model.name=mlp"])
+    build_task(config, load_data(config).train)
+
+
+def test_corrupt_digits_are_not_verified_by_their_writers(tmp_path: Path, writers: Small) -> None:
+    source = writers()
+    assert describe(source, tmp_path).verified
+    file = next(path for path in sorted((tmp_path / "mnist").rglob("*")) if path.is_file())
+    file.write_bytes(b"other")
+    assert not describe(source, tmp_path).verified
+
+
 def test_a_model_of_images_is_refused_on_text() -> None:
     config = read_config(changes=["data.name=stories", "model.name=mlp"])
     with pytest.raises(InputError, match=r"stories has one for every position; set model.name to transformer or lstm"):

@@ -78,6 +78,14 @@ def test_a_simulation_on_ray_is_the_serial_engines_and_resumes(cli: Cli, tmp_pat
     assert History.load(tmp_path / "b" / "history.jsonl") == History.load(tmp_path / "a" / "history.jsonl")
 
 
+OWN_CLIENTS = """
+import fedcover as fc
+def own(folder=None):
+    train, test = fc.data.load("digits")
+    return fc.data.iid(train, clients=4, seed=0), test
+"""
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "complement",
@@ -88,9 +96,11 @@ def test_a_simulation_on_ray_is_the_serial_engines_and_resumes(cli: Cli, tmp_pat
     ],
 )
 def test_clients_on_ray_see_what_clients_of_the_serial_engine_see(complement: dict[str, Any], tmp_path: Path) -> None:
-    """Copies of the model stay on Flower's nodes between rounds, so they are sent once."""
+    """Copies of the model stay on Flower's nodes between rounds, so they are sent once. Clients are natural ones."""
+    (tmp_path / "own.py").write_text(OWN_CLIENTS)
     raw: dict[str, Any] = {"rounds": 2, "cohort": 4, "local": {"epochs": 1}, "policy": {"name": "FedRolex"}}
-    raw |= {"data": {"name": "digits", "clients": 4}, "budgets": {"code": "1,0.75,0.5,0.25"}}
+    raw |= {"data": {"name": f"{tmp_path / 'own.py'}:own", "partition": "natural"}}
+    raw |= {"model": {"name": "mlp"}, "budgets": {"code": "1,0.75,0.5,0.25"}}
     config = check_config({**raw, "complement": complement, "engine": "serial"})
     federation, test = build_federation(config)
     expected = federation.run(2, evaluate_on=test)

@@ -79,6 +79,19 @@ class FirstLayer(fc.Policy):
         return [fc.ClientPlan(client, mask) for client in cohort], state
 
 
+class WholeLayers(FirstLayer):
+    """The same, without regard for budgets that it has."""
+
+    def traits(self) -> fc.Traits:
+        return fc.Traits(needs_complement=True)
+
+
+@pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning")
+def test_whole_layers_count_in_budgets_of_parts() -> None:
+    (caught,) = play(WholeLayers(), "4x0.1")
+    assert re.match("policy .* exceeds the budget of client . in round 1: keep 0.1 got", caught), caught
+
+
 def test_parts_that_never_move_are_warned_of_and_turns_are_not() -> None:
     def play(policy: fc.Policy, budgets: str) -> None:
         fc.Federation(small_net(), CLIENTS, policy, budgets, fc.LocalSGD(1), cohort=2).run(2)

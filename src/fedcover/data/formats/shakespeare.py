@@ -46,8 +46,8 @@ def parse_plays(files: Mapping[str, str]) -> dict[str, str]:
 def speeches(text: str) -> dict[str, str]:
     """Return what each speaker of a play says, in order, with a line break after each paragraph.
 
-    >>> speeches("HAMLET\\n\\nACT I.\\n\\nHam.\\nTo be.\\n\\nOph. My lord?\\n\\nHam.\\n[Aside.] Words.\\n\\nOph.\\nO!")
-    {'Ham': 'To be.\\nWords.\\n', 'Oph': 'My lord?\\nO!\\n'}
+    >>> speeches("HAMLET\\n\\nACT I.\\n\\nHAM.\\nTo be.\\n\\nOPH. My lord?\\n\\nHAM.\\n[Aside.] Words.\\n\\nOPH.\\nO!")
+    {'HAM': 'To be.\\nWords.\\n', 'OPH': 'My lord?\\nO!\\n'}
     """
     paragraphs = list(_paragraphs(text))
     names = _names(paragraphs)

@@ -27,7 +27,7 @@ from fedcover.config.build import (
     settings_of,
 )
 from fedcover.config.schema import Config, parse_config
-from fedcover.config.task_and_data import build_task, load_data
+from fedcover.config.task_and_data import build_task, load_data, population
 from fedcover.data import Device, Examples
 from fedcover.deploy.flower.claims import ClaimLimits, ClientLimit
 from fedcover.deploy.flower.client import build_client_app
@@ -71,11 +71,13 @@ def play_config(
         return federation, test, settings_of(config, federation)
 
     schedule = schedule_of(config)
-    least = config.flower.clients or config.data.clients
+    loaded = load_data(config, folder)
+    natural = config.data.partition == "natural"
+    least = config.flower.clients or (len(population(config, loaded)) if natural else config.data.clients)
     items = code_items(config, config.policy.choice.build())
     if not resume:
         check_fleet(items, config.budgets.by, config.cohort, least)
-    check_device = device_check(config, load_data(config, folder).train)
+    check_device = device_check(config, loaded.train)
     rules = rules_from_config(config)
     enough = least if config.engine == "flower-sim" else max(rules.needed(least), least_fleet(items, config.budgets.by))
     history = play(

@@ -57,11 +57,6 @@ def simulate(
         folder: The folder of the data sets; None for the default.
         on_round: Called with the record of each round.
     """
-    if config.flower.clients not in (0, config.data.clients):
-        raise InputError(
-            f"flower.clients must be 0 or data.clients, which is {config.data.clients}, since a simulation has all"
-            f" clients from the start; got {config.flower.clients}; leave flower.clients out"
-        )
     if resume and (out / "config.toml").exists() and read_settings(out).get("engine") == "flower":
         raise InputError(
             f"{out} was started on devices with their own examples and budgets; continue it with"
@@ -71,7 +66,15 @@ def simulate(
     ray_on_network = bool(config.flower.ray_address) and _on_network(config.flower.ray_address)
     keeps = keeps_in(out) if resume else None
     # Report invalid settings before Ray starts.
-    build_federation(config.model_copy(update={"engine": "serial"}), folder, keeps)
+    federation, _ = build_federation(config.model_copy(update={"engine": "serial"}), folder, keeps)
+    num_clients = len(federation.clients)
+    if config.flower.clients not in (0, num_clients):
+        raise InputError(
+            f"flower.clients must be 0 or the number of clients, which is {num_clients}, since a simulation has all"
+            f" clients from the start; got {config.flower.clients}; leave flower.clients out"
+        )
+    if config.data.partition == "natural":  # processes of the simulation read the number from the settings
+        config = config.model_copy(update={"data": config.data.model_copy(update={"clients": num_clients})})
     order = {"settings": to_toml(config.complete()), "out": str(out), "resume": resume, "data": folder}
     with _deferred_signals() as stop, _home() as home:
         _run_process(order, home, process_environment(config, home, ray_on_network), stop, on_round)

@@ -168,7 +168,7 @@ def encode_complement(
 
 
 def decode_complement(field: object, theta: Params, request: RequestParts) -> Params:
-    """Return what a client sees: theta inside its mask, and outside it what the field of a request says.
+    """Return what a client sees: theta inside its mask, and outside it what the field of a request contains.
 
     Raises:
         InputError: If the field or its parts are not valid, or name a copy that the client does not have.

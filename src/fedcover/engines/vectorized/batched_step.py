@@ -130,7 +130,7 @@ class BatchedStep:
     def _chosen_stacks(
         self, recipe: Recipe, theta: Params, masks: Params, one_client: ClientGradients, layers: Layers
     ) -> Stacks:
-        """Return the stacks of the fastest path that knows the recipe and the options."""
+        """Return the stacks of the fastest path that supports the recipe and the options."""
         arguments = recipe, self.kind.options, theta, masks, self._trained
         if layers.kernels and (sgd := try_kernel_sgd(*arguments, self._gradients)):
             if self._precision.compute_dtype != torch.float32:

@@ -39,7 +39,7 @@ TILES = ChainTiles()
 def try_chain(
     model: nn.Module, jobs: Sequence[Job], kind: StepKind, data: BatchData, arithmetic: Arithmetic
 ) -> "ChainStep | None":
-    """Return the fast path for jobs; None if it does not know their model, data, recipe or options.
+    """Return the fast path for jobs; None if it does not support their model, data, recipe or options.
 
     Args:
         model: The model of these clients, which may be a sub-model.

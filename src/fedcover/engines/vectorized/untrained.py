@@ -10,7 +10,7 @@ from fedcover.engines.vectorized import sub_models
 from fedcover.masks.cost import kept_entries
 from fedcover.structure.trace import ModelStructure
 from fedcover.training.client import Job
-from fedcover.training.steps.partial import KNOWN
+from fedcover.training.steps.partial import SUPPORTED
 
 LEAST_SAVED = 0.25
 """The share of the parameters, or of the multiply-adds, from which a step of its own pays. Masks that leave out some
@@ -39,7 +39,7 @@ def untrained_tensors(jobs: Sequence[Job], compiled: bool) -> frozenset[str]:
 def _sees_whole(job: Job) -> bool:
     """Return whether a client sees the whole model, and nothing but its update needs gradients outside its mask."""
     options = job.options
-    return bool(options and options.complement and not options.has_beyond(*KNOWN) and not job.recipe.transforms)
+    return bool(options and options.complement and not options.has_beyond(*SUPPORTED) and not job.recipe.transforms)
 
 
 def _saved(structure: ModelStructure, untrained: frozenset[str]) -> float:

@@ -29,8 +29,8 @@ from fedcover.training.steps.part_gradients import PartGradients, cut_gradient
 from fedcover.training.steps.parts import TrainedPart, part_of
 from fedcover.training.steps.stepper import Loss
 
-KNOWN = ("complement", "shifts", "moments", "thresholds")
-"""The options that these steps know."""
+SUPPORTED = ("complement", "shifts", "moments", "thresholds")
+"""The options that these steps support."""
 FLOOR = 1e-3
 """The share of the largest gradient of all tensors relative to which smaller ones are compared: that of a bias before
 a batch norm is rounding only."""
@@ -40,7 +40,7 @@ NO_REGROWTH = "clients that see the whole model cannot regrow their masks; use c
 def try_partial_steps(model: "PartialModel", job: Job) -> "PartialSteps | None":
     """Return partial steps for a job; None if they do not know its recipe, its options or its model."""
     options = job.options or PLAIN
-    if not options.complement or options.has_beyond(*KNOWN) or job.recipe.transforms:
+    if not options.complement or options.has_beyond(*SUPPORTED) or job.recipe.transforms:
         return None
     parts = trained_parts(model.trained, job.mask, job.theta)
     if not parts or not model.agrees(job, parts):
