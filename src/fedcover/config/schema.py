@@ -260,11 +260,10 @@ class Config(StrictSection):
             settings["local"] = self.local.choice.build().settings()
         settings["model"] = {"name": self.model.name, **self.model.own}
         settings["data"] = {**self.model_dump()["data"], **self.data.own}
-        for key in ("augment", "small"):
+        # Natural clients have a number of their own.
+        for key in ("augment", "small", *(("clients",) if self.data.partition == "natural" else ())):
             if key not in self.data.model_fields_set:
                 del settings["data"][key]
-        if self.data.partition == "natural" and "clients" not in self.data.model_fields_set:
-            del settings["data"]["clients"]  # the data set has its own number
         screened = self.engine == "flower" and self.screening.when == "deploy"
         settings["aggregation"] = {k: v for k, v in settings["aggregation"].items() if v is not None}
         for key in ("schedule", "sampling", "complement", "task", "claims", *(() if screened else ("screening",))):
