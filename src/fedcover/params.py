@@ -88,9 +88,8 @@ class FixedMask(Mapping[str, Tensor]):
         if self._flat is None:
             self._flat, self._names = _flat(self._tensors, theta), tuple(theta)
             self._version = self._flat._version
-            sizes = [tensor.numel() for tensor in theta.values()]
-            parts = dict(zip(theta, self._flat.split(sizes), strict=True))
-            self._tensors = {name: parts[name].view(theta[name].shape) for name in self._tensors}
+            parts = parts_of_flat(self._flat, theta)
+            self._tensors = {name: parts[name] for name in self._tensors}
         fits = self._names == tuple(theta) and self._flat.device == device_of(theta)
         return self._flat if fits else _flat(self._tensors, theta)
 

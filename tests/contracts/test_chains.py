@@ -14,10 +14,10 @@ from fedcover.engines.vectorized import chain_step
 from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.engines.vectorized.chain_stacks import AHEAD, ChainStacks, ChainTiles, Clients, Linear
 from fedcover.engines.vectorized.chain_step import ChainStep
-from fedcover.params import Mask, Params, params_of
+from fedcover.params import Mask, Params
 from fedcover.seeding import ambient
 from fedcover.training.client import Job
-from fedcover.training.recipes import Recipe
+from tests.contracts.chain_jobs import assert_alike, jobs_of
 from tests.contracts.federations import TOLERANCE, furthest, images, serial
 
 triton, tl = pytest.importorskip("triton"), pytest.importorskip("triton.language")
@@ -183,34 +183,6 @@ def plain_net() -> nn.Module:
     return net(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3))
 
 
-def jobs_of(
-    model: nn.Module,
-    recipe: Recipe,
-    loss: Callable[..., Tensor] = F.cross_entropy,
-    change: Callable[[fc.Examples], fc.Examples] = lambda examples: examples,
-    options: fc.TrainingOptions | None = None,
-) -> list[Job]:
-    """Return jobs of three unequal clients with two masks and two models, on a model of two axes of inputs."""
-    rng = torch.Generator().manual_seed(0)
-    dtype = next(model.parameters()).dtype
-    x = torch.randn(30, 3, 4, generator=rng).to(dtype)
-    data = change(fc.Examples(x, torch.randint(3, (30,), generator=rng), classes=3))
-    clients = fc.data.from_parts(data, [torch.arange(12), torch.arange(12, 17), torch.arange(17, 30)])
-    theta, task = params_of(model), fc.Task(model, loss)
-    other = {name: tensor * 0.5 for name, tensor in theta.items()}
-    mask = {n: torch.rand(t.shape, generator=rng) < 0.5 for n, t in theta.items() if t.ndim > 1}
-    return [
-        Job(task, clients, fc.Client(i, i, fc.Budget()), which, kept, recipe, fc.Round(1, 0), options)
-        for i, (which, kept) in enumerate(((theta, mask), (other, {}), (other, mask)))
-    ]
-
-
-def assert_alike(engine: fc.Vectorized, jobs: Sequence[Job]) -> None:
-    for a, b in zip(serial().train(jobs), engine.train(jobs), strict=True):
-        assert max(float((a.theta[name] - b.theta[name].cpu()).abs().max()) for name in a.theta) < TOLERANCE
-        assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
-
-
 @pytest.mark.usefixtures("kernels")
 def test_one_step_serves_rounds_of_fewer_clients_with_other_step_sizes() -> None:
     engine, jobs = fc.Vectorized(DEVICE), jobs_of(plain_net(), fc.LocalSGD(3, 5, 0.1))
@@ -272,7 +244,7 @@ DECLINED: dict[str, Callable[[], list[Job]]] = {
     "many classes": lambda: jobs_of(net(nn.Flatten(), nn.Linear(12, 129)), SGD),
     "frozen layer": lambda: jobs_of(frozen(), SGD),
     "float64": lambda: jobs_of(plain_net().double(), SGD),
-    "other loss": lambda: jobs_of(plain_net(), SGD, smoothed),
+    "other loss": lambda: jobs_of(plain_net(), SGD, loss=smoothed),
     "augmented": lambda: jobs_of(plain_net(), SGD, change=lambda e: replace(e, augment=lambda x, rng: x + 1)),
     "Adam": lambda: jobs_of(plain_net(), fc.LocalAdam(2, 5, 0.01, eps=1e-3)),
     "weight decay": lambda: jobs_of(plain_net(), fc.LocalSGD(2, 5, 0.1, weight_decay=0.1)),

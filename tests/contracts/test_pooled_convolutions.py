@@ -20,9 +20,8 @@ from fedcover.models import LeNet
 from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import with_keyed_dropout
-from fedcover.training.client import Job
-from fedcover.training.recipes import Recipe
 from fedcover.training.steps.chains import find_layers
+from tests.contracts.chain_jobs import assert_alike, jobs_of
 from tests.contracts.federations import TOLERANCE, furthest, images, serial
 
 tl = pytest.importorskip("triton.language")
@@ -151,34 +150,15 @@ def test_federations_agree_with_serial_cuda() -> None:
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
 
 
-def jobs_of(model: nn.Module, recipe: Recipe, options: fc.TrainingOptions | None = None) -> list[Job]:
-    """Return jobs of three unequal clients with two masks and two models."""
-    rng = torch.Generator().manual_seed(0)
-    x = torch.randn(30, 2, 13, 18, generator=rng)
-    data = fc.Examples(x, torch.randint(3, (30,), generator=rng), classes=3)
-    clients = fc.data.from_parts(data, [torch.arange(12), torch.arange(12, 17), torch.arange(17, 30)])
-    theta, task = params_of(model), fc.Task(model)
-    other = {name: tensor * 0.5 for name, tensor in theta.items()}
-    mask = {n: torch.rand(t.shape, generator=rng) < 0.5 for n, t in theta.items() if t.ndim > 1}
-    return [
-        Job(task, clients, fc.Client(i, i, fc.Budget()), which, kept, recipe, fc.Round(1, 0), options)
-        for i, (which, kept) in enumerate(((theta, mask), (other, {}), (other, mask)))
-    ]
-
-
-def assert_alike(engine: fc.Vectorized, jobs: Sequence[Job]) -> None:
-    for a, b in zip(serial().train(jobs), engine.train(jobs), strict=True):
-        assert max(float((a.theta[name] - b.theta[name].cpu()).abs().max()) for name in a.theta) < TOLERANCE
-        assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
-
-
 SGD = fc.LocalSGD(2, 5, 0.1)
+IMAGE = (2, 13, 18)
+"""The shape of an image of the small networks."""
 
 
 @pytest.mark.usefixtures("kernels")
 def test_frozen_entries_stay_at_their_values() -> None:
     """The entries outside the masks are seen, and not trained."""
-    jobs = jobs_of(odd_net(), SGD)
+    jobs = jobs_of(odd_net(), SGD, IMAGE)
     jobs = [replace(job, options=fc.TrainingOptions(complement=True)) for job in jobs]
     engine = fc.Vectorized(DEVICE)
     assert_alike(engine, jobs)
@@ -190,7 +170,7 @@ def test_dropout_before_linear_layers_has_the_bits_of_serial_training() -> None:
     front = [*pooled(2, 5, 3), nn.Flatten(), nn.Dropout(0.4)]
     model = net(*front, nn.Linear(200, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))
     engine = fc.Vectorized(DEVICE)
-    assert_alike(engine, jobs_of(model, SGD))
+    assert_alike(engine, jobs_of(model, SGD, IMAGE))
     assert isinstance(engine._steps[-1][1], ChainStep)
 
 
@@ -198,7 +178,7 @@ def test_dropout_before_linear_layers_has_the_bits_of_serial_training() -> None:
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # Triton's interpreter computes with numpy
 def test_clients_that_diverge_are_reported() -> None:
     """Values that are not finite stay so, and only in the client that has them."""
-    engine, jobs = fc.Vectorized(DEVICE), jobs_of(odd_net(), SGD)
+    engine, jobs = fc.Vectorized(DEVICE), jobs_of(odd_net(), SGD, IMAGE)
     jobs[1] = replace(jobs[1], theta={name: tensor * 1e30 for name, tensor in jobs[1].theta.items()})
     assert [update.is_finite() for update in engine.train(jobs)] == [True, False, True]
     assert isinstance(engine._steps[-1][1], ChainStep)
@@ -225,6 +205,6 @@ DECLINED: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("case", DECLINED)
 def test_everything_else_is_declined(case: str) -> None:
-    engine, jobs = fc.Vectorized(DEVICE, compile=False), jobs_of(DECLINED[case](), fc.LocalSGD(1, 5, 0.1))
+    engine, jobs = fc.Vectorized(DEVICE, compile=False), jobs_of(DECLINED[case](), fc.LocalSGD(1, 5, 0.1), IMAGE)
     assert_alike(engine, jobs)
     assert isinstance(engine._steps[-1][1], BatchedStep)

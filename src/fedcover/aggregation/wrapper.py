@@ -9,28 +9,28 @@ from fedcover.data import Population
 
 @dataclass(frozen=True)
 class WrappingAggregator(Aggregator):
-    """The base class of aggregators that change the result of another one."""
+    """Change the result of another aggregator: the base class of aggregators that do."""
 
     aggregator: Aggregator
 
     @property
     def needs_labels(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped aggregator needs the label counts of all clients."""
+        """Return whether the wrapped aggregator needs the label counts of all clients."""
         return self.aggregator.needs_labels
 
     @property
     def discounts(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped aggregator follows the discount of updates."""
+        """Return whether the wrapped aggregator follows the discount of updates."""
         return self.aggregator.discounts
 
     @property
     def uses_examples(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped aggregator may read the clients' numbers of examples."""
+        """Return whether the wrapped aggregator may read the clients' numbers of examples."""
         return self.aggregator.uses_examples
 
     @property
     def pads_zeros(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped aggregator counts entries that a client does not hold as 0."""
+        """Return whether the wrapped aggregator counts entries that a client does not hold as 0."""
         return self.aggregator.pads_zeros
 
     def weight_of(self, update: ClientUpdate) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
-from fedcover.params import Mask, Params, flat_mask, parts_of_flat, spans_of, storage_of
+from fedcover.params import Mask, Params, flat_mask, flat_values, parts_of_flat, spans_of, storage_of
 from fedcover.policies.base import ClientPlan
 from fedcover.training.options import PLAIN
 from fedcover.training.recipes import LocalSGD, Recipe
@@ -64,9 +64,10 @@ def _spans(federation: "Federation", theta: Params) -> list[Params]:
 
 def _stored(clients: Mapping[str, Tensor], kind: str, span: Params, like: Tensor) -> Tensor:
     """Return what is stored of the tensors of a span, as one tensor on the device of another; zeros at first."""
+    dtype = KINDS.get(kind.partition("/")[0], next(iter(span.values())).dtype)
     if f"{kind}/{next(iter(span))}" not in clients:
-        return torch.zeros_like(like, dtype=KINDS.get(kind.partition("/")[0], like.dtype))
-    return _joined([clients[f"{kind}/{name}"].to(like.device) for name in span])
+        return torch.zeros_like(like, dtype=dtype)
+    return flat_values({name: clients[f"{kind}/{name}"].to(like.device) for name in span}, dtype)
 
 
 def _inside(mask: Mask, span: Params) -> Tensor:
@@ -90,13 +91,8 @@ def _shift(state: State, plan: ClientPlan, span: Params, mean: Tensor) -> Tensor
 
 def _flat(tensors: Mapping[str, Tensor], span: Params) -> Tensor:
     """Return the entries of tensors of a span as one tensor, on the span's device."""
-    return _joined([tensors[name].to(like) for name, like in span.items()])
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the entries of tensors as one tensor; that of a single one is not copied."""
-    parts = [tensor.reshape(-1) for tensor in tensors]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    dtype = next(iter(span.values())).dtype
+    return flat_values({name: tensors[name].to(like.device) for name, like in span.items()}, dtype)
 
 
 def total_weight(steps: int, decay: float) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcover.clients import Client
-from fedcover.params import Mask, Params
+from fedcover.params import Mask, Params, parts_of_flat
 from fedcover.policies.base import SHOWN, State
 from fedcover.policies.ranked import rank
 from fedcover.policies.unit_policy import width_of
@@ -46,8 +46,7 @@ def largest(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
             break
         flat = flat.index_fill(0, torch.tensor(tops, device=flat.device), math.inf)
         kept = rank(flat) < count
-    parts = kept.split(sizes)
-    return {name: part.view(score.shape) for (name, score), part in zip(scores.items(), parts, strict=True)}
+    return parts_of_flat(kept, scores)
 
 
 def magnitudes(theta: Params, layers: Sequence[str], where: Mask | None = None) -> dict[str, Tensor]:

@@ -46,20 +46,13 @@ def test_planning_waits_as_often_as_for_pruned_clients(complement: fc.Complement
 
 @pytest.mark.parametrize("complement", SEEN[1:], ids=repr)
 def test_errors_of_all_clients_are_read_at_once_and_after_training(
-    complement: fc.Complement, small_federation: Make, monkeypatch: pytest.MonkeyPatch
+    complement: fc.Complement, small_federation: Make, host_reads: list[HostCopy]
 ) -> None:
-    read: list[HostCopy] = []
-    tolist = HostCopy.tolist
-
-    def counted(copy: HostCopy) -> Any:
-        read.append(copy)
-        return tolist(copy)
-
     one = federation(small_federation, complement)
     state, _ = one.play_round(one.start())
-    monkeypatch.setattr(HostCopy, "tolist", counted)
+    host_reads.clear()
     planned = one.begin_round(state)
     updates = list(one.engine.train(planned.jobs))
-    assert not read
+    assert not host_reads
     one.end_round(planned, updates)
-    assert len(read) == 3  # the norm of the model, the errors of complements, and the coverage of layers
+    assert len(host_reads) == 3  # the norm of the model, the errors of complements, and the coverage of layers

@@ -32,24 +32,14 @@ def test_costs_of_all_runs_are_counted_at_once(small_federation: Make, monkeypat
         assert list(one) == list(other)
 
 
-def test_numbers_of_planning_are_read_only_after_training(
-    small_federation: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_of_planning_are_read_only_after_training(small_federation: Make, host_reads: list[HostCopy]) -> None:
     """Otherwise the host would wait for a GPU before it has queued what follows."""
-    read: list[HostCopy] = []
-    tolist = HostCopy.tolist
-
-    def counted(copy: HostCopy) -> Any:
-        read.append(copy)
-        return tolist(copy)
-
-    monkeypatch.setattr(HostCopy, "tolist", counted)
     federation = small_federation()
     planned = federation.begin_round(federation.start())
     updates = list(federation.engine.train(planned.jobs))
-    assert not read
+    assert not host_reads
     federation.end_round(planned, updates)
-    assert len(read) == 2  # the pruning noise, and the coverage of layers
+    assert len(host_reads) == 2  # the pruning noise, and the coverage of layers
 
 
 def test_coverage_of_planned_layers_is_used_again(small_federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
