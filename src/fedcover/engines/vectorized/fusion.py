@@ -97,7 +97,8 @@ def _fuse(traced: fx.GraphModule, modules: dict[str, nn.Module], node: Any, norm
         return 0
     if any(_changes(other, modules) for other in _between(before, sequence[-1]) if other not in sequence):
         return 0  # the sequence is computed where its last layer was
-    traced.add_submodule(name, NormSequence(fused_conv, norm, relu))
+    modules[name] = NormSequence(fused_conv, norm, relu)  # which later sequences may be added to
+    traced.add_submodule(name, modules[name])
     source = before.args[0] if fused_conv is not None else before
     with traced.graph.inserting_before(sequence[-1]):
         new = traced.graph.call_module(name, (source,) if added is None else (source, added))
