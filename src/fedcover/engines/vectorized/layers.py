@@ -18,7 +18,7 @@ from fedcover.engines.vectorized.fusion import fuse_norms, trace_layers
 from fedcover.engines.vectorized.precision import Precision
 from fedcover.engines.vectorized.side_stream import SideStream, SideWork, weights_used_once
 
-POOLED_KERNELS = False
+POOLED_KERNELS = True
 """Whether chains with pooled convolutions, as LeNet, are trained by ``pooled_kernels.py`` and not compiled by torch."""
 
 
