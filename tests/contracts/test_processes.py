@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,20 @@ def test_one_engine_serves_several_federations_one_after_another() -> None:
     with Processes(2, shrink=False) as engine:
         for policy in ("WP", "NP", "WP"):
             assert federation(engine, policy).run(2) == federation(Serial(shrink=False), policy).run(2)
+
+
+def test_pythons_warning_about_forks_of_threads_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 and newer warn as this fork does; here warnings are errors."""
+    fork = os.fork
+
+    def warning_fork() -> int:
+        text = f"This process (pid={os.getpid()}) is multi-threaded, use of fork() may lead to deadlocks in the child."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", warning_fork)
+    with Processes(2, shrink=False) as engine:
+        assert federation(engine).run(1) == federation(Serial(shrink=False)).run(1)
 
 
 def test_counts_of_half_precision_stay_whole_in_shared_memory() -> None:

@@ -7,7 +7,9 @@ so results are bit-identical to those of ``Serial`` for any number of workers.
 
 import multiprocessing
 import signal
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -35,6 +37,9 @@ from fedcover.training.client import Job
 from fedcover.training.options import levels_of
 from fedcover.training.recipes import LocalSGD, Recipe
 from fedcover.training.steps.native import library
+
+FORK_WARNING = r"This process \(pid=\d+\) is multi-threaded"
+"""The beginning of a warning of Python."""
 
 
 class Processes(Engine):
@@ -100,6 +105,17 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods()
 
 
+@contextmanager
+def _without_fork_warnings() -> Iterator[None]:
+    """Ignore the warning of Python 3.12 about forks of a process with threads, such as torch's.
+
+    A worker uses none of their locks: it calls torch with one thread, and no GPU.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", FORK_WARNING, DeprecationWarning)
+        yield
+
+
 @dataclass
 class _Worker:
     """A worker process, as its parent sees it."""
@@ -133,7 +149,8 @@ class _Pool:
             unused = [parent_end, *(worker.pipe for worker in self._workers)]
             inherited = (worker_end, unused, self._sites, self._layouts, self._thetas, buffers, trainer)
             process = context.Process(target=work, args=inherited, daemon=True)
-            process.start()
+            with _without_fork_warnings():
+                process.start()
             worker_end.close()
             self._workers.append(_Worker(process, parent_end, buffers))
 

@@ -26,7 +26,7 @@ from fedcover.engines.vectorized.batch_table import BatchTable, batch_table
 from fedcover.engines.vectorized.batched_step import BatchedStep, StepKind, TrainedStacks
 from fedcover.engines.vectorized.chain_step import ChainStep, takes, try_chain
 from fedcover.engines.vectorized.client_indices import ClientIndices
-from fedcover.engines.vectorized.launch import compile_kernels
+from fedcover.engines.vectorized.launch import compile_kernels, prepare_in_background
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.precision import Precision
 from fedcover.engines.vectorized.refusals import only_together
@@ -129,6 +129,7 @@ class Vectorized(Engine):
         self._steps: list[tuple[Any, BatchedStep | ChainStep]] = []  # the most recently used is the last
         if self.device.type == "cuda":
             self.together, self.ahead = 16, 2
+            prepare_in_background()
 
     def __repr__(self) -> str:
         return f"vectorized on {self.device}" + (f" in {self.precision}" if self.precision != "fp32" else "")

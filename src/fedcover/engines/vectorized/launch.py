@@ -3,8 +3,10 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import RLock
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from threading import RLock, Thread
 from typing import Any
 
 import torch
@@ -12,13 +14,13 @@ from torch import Tensor
 
 from fedcover.errors import InputError
 
-_Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""A kernel, the kinds of its arguments, and options."""
-_wanted: dict[Any, _Launch] | None = None
-"""The launches of steps that are run without kernels; None otherwise. Backward passes run in threads of their own."""
+_compiler: "_Compiler | None" = None
+"""What compiles the kernels of steps that are run without kernels; None otherwise."""
+_preparation: Thread | None = None
+"""The thread of ``prepare_in_background``."""
 MOST_ENTRIES = 1 << 31
 LAUNCHING = RLock()
-"""The lock that a thread holds while it runs steps, so that no other thread's launches are only taken note of."""
+"""The lock that a thread holds while it runs steps, so that no other thread's launches are only compiled."""
 
 
 def check_entries(shape: Sequence[int]) -> None:
@@ -31,13 +33,12 @@ def check_entries(shape: Sequence[int]) -> None:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Launch a kernel, or only take note of it inside ``compile_kernels``."""
-    if _wanted is None:
+    """Launch a kernel, or only have it compiled inside ``compile_kernels``."""
+    if _compiler is None:
         kernel[grid](*arguments, **options)
-        return
-    if all(not isinstance(value, Tensor) or value.data_ptr() % 16 == 0 for value in arguments):
+    elif all(not isinstance(value, Tensor) or value.data_ptr() % 16 == 0 for value in arguments):
         kinds = tuple(value.dtype if isinstance(value, Tensor) else value for value in arguments)
-        _wanted[kernel, kinds, tuple(options.items())] = kernel, kinds, options
+        _compiler.start(kernel, kinds, options)
 
 
 def compile_kernels(steps: Iterable[Callable[[], object]]) -> None:
@@ -46,35 +47,87 @@ def compile_kernels(steps: Iterable[Callable[[], object]]) -> None:
     Args:
         steps: Functions that launch their kernels by ``launch`` and change nothing that matters.
     """
-    global _wanted
+    global _compiler
     with LAUNCHING:
-        _wanted = {}
+        _compiler = compiler = _Compiler()
         try:
             for step in steps:
                 step()
-            launches = list(_wanted.values())
         finally:
-            _wanted = None
-    if launches:
-        _compile(launches)
+            _compiler = None
+            compiler.finish()
 
 
-def _compile(launches: Sequence[_Launch]) -> None:
-    """Compile kernels and load them, in several threads."""
-    from triton.runtime._async_compile import AsyncCompileMode  # here, since it needs Triton
+class _Compiler:
+    """Compiles kernels in threads while the steps that launch them are still being run without them."""
 
-    device = torch.cuda.current_device()
-    threads = ThreadPoolExecutor(max(4, os.cpu_count() or 1), initializer=torch.cuda.set_device, initargs=(device,))
-    with threads:
-        with AsyncCompileMode(threads):
-            compiled = [kernel.warmup(*kinds, grid=(1,), **options) for kernel, kinds, options in launches]
-        for _ in threads.map(_load, {id(kernel): kernel for kernel in compiled}.values()):
-            pass
+    def __init__(self) -> None:
+        from triton.runtime._async_compile import AsyncCompileMode  # here, since it needs Triton
+
+        if _preparation is not None:
+            _preparation.join()
+        device = torch.cuda.current_device()
+        count = max(4, os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(count, initializer=torch.cuda.set_device, initargs=(device,))
+        self._mode = AsyncCompileMode(_Loading(self._threads))
+        # Triton looks for its mode in the context of the calling thread. Backward passes have threads of their own.
+        self._context = copy_context()
+        self._context.run(self._mode.__enter__)
+        self._started: set[Any] = set()
+
+    def start(self, kernel: Any, kinds: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Start to compile a kernel for arguments of some kinds, unless that was done before."""
+        key = (kernel, kinds, tuple(options.items()))
+        if key not in self._started:
+            self._started.add(key)
+            self._context.run(lambda: kernel.warmup(*kinds, grid=(1,), **options))
+
+    def finish(self) -> None:
+        """Wait until all kernels are compiled and loaded."""
+        with self._threads:
+            self._context.run(self._mode.__exit__, None, None, None)
 
 
-def _load(kernel: Any) -> None:
-    """Load a compiled kernel onto the device, as its first launch would do."""
-    torch.cuda.current_stream().query()  # a thread has no context before its first call
-    kernel = kernel.result() if hasattr(kernel, "result") else kernel
-    if load := getattr(kernel, "_init_handles", None):
-        load()
+class _Loading(Executor):
+    """An executor of compilations, which also loads each kernel onto the device, as its first launch would do.
+
+    Args:
+        threads: The threads.
+    """
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+
+    def submit(self, compilation: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        """Queue a compilation."""
+
+        def compile_and_load() -> Any:
+            kernel = compilation(*arguments, **options)
+            torch.cuda.current_stream().query()  # a thread has no context before its first call
+            if load := getattr(kernel, "_init_handles", None):
+                load()
+            return kernel
+
+        return self._threads.submit(compile_and_load)
+
+
+def prepare_in_background() -> None:
+    """Have a thread compute what Triton needs before it compiles a first kernel, once in a process.
+
+    That takes a second or two, in which a federation can be built.
+    """
+    global _preparation
+    if _preparation is None:
+        _preparation = Thread(target=_prepare, name="preparation of Triton", daemon=True)
+        _preparation.start()
+
+
+def _prepare() -> None:
+    """Compute the key of Triton's cache, and build the C library by which it calls the driver."""
+    with suppress(Exception):  # what fails here fails again where a kernel is compiled, and is reported there
+        from triton.compiler.compiler import make_backend
+        from triton.runtime import cache, driver
+
+        torch.cuda.current_device()  # a thread has no context before its first call
+        make_backend(driver.active.get_current_target()).hash()  # reads the version of the assembler
+        cache.triton_key()

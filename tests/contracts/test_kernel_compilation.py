@@ -1,0 +1,100 @@
+"""Compile all kernels of a network for a GPU that is not there: Triton's compiler needs none, only its driver does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+SCRIPT = """
+import torch
+from torch import nn
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+class Driver:
+    '''An H100 that loads kernels and launches none.'''
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+    def get_current_device(self):
+        return 0
+    def get_current_stream(self, device=None):
+        return 0
+    def launcher_cls(self, source, metadata):
+        return None
+    class utils:
+        def get_device_properties(device):
+            return {"max_shared_mem": 232448, "max_num_regs": 65536, "multiprocessor_count": 132, "warpSize": 32}
+        def load_binary(name, kernel, shared, device):
+            loaded.append(name)
+            return None, None, 32, 0, 1024
+
+class Stream:
+    query = lambda self: True
+
+loaded = []
+driver.set_active(Driver())
+torch.cuda.current_device, torch.cuda.set_device, torch.cuda.current_stream = (lambda: 0), (lambda device: None), Stream
+
+import fedcover as fc
+from fedcover.engines.vectorized import batched_step, launch
+from fedcover.engines.vectorized.batch_table import batch_table
+from fedcover.engines.vectorized.channels_last import use_channels_last
+from fedcover.engines.vectorized.fusion import fuse_norms, trace_layers
+from fedcover.engines.vectorized.layers import Arithmetic, Layers
+from fedcover.engines.vectorized.precision import Precision
+from fedcover.engines.vectorized.stacks import option_kinds
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.{norm}
+        self.down, self.down_norm = nn.Conv2d(32, 32, 3, stride=2, padding=1, bias=False), nn.{norm}
+        self.short, self.short_norm = nn.Conv2d(32, 32, 1, stride=2, bias=False), nn.{norm}
+        self.out = nn.Linear(32, 3)
+    def forward(self, x):
+        x = torch.relu(self.norm(self.conv(x)))
+        return self.out(torch.relu(self.down_norm(self.down(x)) + self.short_norm(self.short(x))).mean((2, 3)))
+
+precision = Precision("{precision}")
+def choose(model, example, arithmetic):
+    traced = trace_layers(model, example)
+    use_channels_last(traced, precision.compute_dtype, precision.numbers)
+    assert fuse_norms(traced) == 3
+    return Layers(traced, False, channels_last=True, kernels=True)
+batched_step.choose_layers = choose
+
+images, labels = torch.randn(16, 3, 8, 8), torch.arange(16) % 3
+clients = fc.data.iid((images, labels), clients=2, seed=0)
+recipe = fc.LocalSGD(1, 4, weight_decay=0.1, clip=1.0)
+federation = fc.Federation(fc.Task(Block()), clients, local=recipe, cohort=2)
+jobs = federation.begin_round(federation.start()).jobs
+engine = fc.Vectorized("cpu", precision="fp32")
+table = batch_table(jobs, engine._indices)
+kind = batched_step.StepKind(option_kinds(jobs)[0], False, True, 2, 2)
+data = engine._data_of(clients.examples, 16)
+step = batched_step.BatchedStep(
+    federation.task.model, jobs, table, kind, data, Arithmetic(torch.device("cpu"), precision, False)
+)
+launch.compile_kernels([step.try_kernels])
+print(*sorted(set(loaded)), len(loaded))
+"""
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
+@pytest.mark.parametrize("norm", ["BatchNorm2d(32)", "GroupNorm(4, 32)"])
+def test_all_kernels_of_a_step_compile_for_a_gpu(norm: str, precision: str, tmp_path: Path) -> None:
+    script = SCRIPT.replace("{norm}", norm).replace("{precision}", precision)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    *names, count = done.stdout.split()
+    wanted = {"forward", "input_gradient", "weight_gradient", "normalise", "norm_part_sums", "norm_gradient"}
+    wanted |= {"sgd_step", "sgd_square_sums"} | (set() if precision == "bf16" else {"operand_largest", "operand_split"})
+    assert wanted <= set(names), names
+    assert int(count) < 30  # each is compiled once, however many launches there are
