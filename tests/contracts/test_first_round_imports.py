@@ -30,7 +30,7 @@ for name in ("torch._dynamo", "sympy", "torch.fx.experimental.symbolic_shapes", 
         print(name)
 """
 KERNELS = """
-from fedcover.engines.vectorized import batched_step
+from fedcover.engines.vectorized import prepared_model
 from fedcover.engines.vectorized.channels_last import use_channels_last
 from fedcover.engines.vectorized.fusion import fuse_norms, trace_layers
 from fedcover.engines.vectorized.layers import Layers
@@ -39,7 +39,7 @@ def choose(model, example, arithmetic):
     use_channels_last(traced, torch.float32, 2)
     assert fuse_norms(traced)
     return Layers(traced, False, channels_last=True, kernels=True)
-batched_step.choose_layers = choose
+prepared_model.choose_layers = choose
 """
 """The layers of a GPU; the interpreter of Triton runs their kernels."""
 

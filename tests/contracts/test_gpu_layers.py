@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedcover as fc
-from fedcover.engines.vectorized import batched_step
+from fedcover.engines.vectorized import prepared_model
 from fedcover.engines.vectorized.channels_last import use_channels_last
 from fedcover.engines.vectorized.fusion import fuse_norms, trace_layers
 from fedcover.engines.vectorized.layers import Layers
@@ -38,7 +38,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             fuse_norms(traced)
         return Layers(traced or model, False, channels_last=True, kernels=True)
 
-    monkeypatch.setattr(batched_step, "choose_layers", choose)
+    monkeypatch.setattr(prepared_model, "choose_layers", choose)
 
 
 class Net(nn.Module):

@@ -39,7 +39,7 @@ driver.set_active(Driver())
 torch.cuda.current_device, torch.cuda.set_device, torch.cuda.current_stream = (lambda: 0), (lambda device: None), Stream
 
 import fedcover as fc
-from fedcover.engines.vectorized import batched_step, launch
+from fedcover.engines.vectorized import batched_step, launch, prepared_model
 from fedcover.engines.vectorized.batch_table import batch_table
 from fedcover.engines.vectorized.channels_last import use_channels_last
 from fedcover.engines.vectorized.fusion import fuse_norms, trace_layers
@@ -64,7 +64,7 @@ def choose(model, example, arithmetic):
     use_channels_last(traced, precision.compute_dtype, precision.numbers)
     assert fuse_norms(traced) == 3
     return Layers(traced, False, channels_last=True, kernels=True)
-batched_step.choose_layers = choose
+prepared_model.choose_layers = choose
 
 images, labels = torch.randn(16, 3, 8, 8), torch.arange(16) % 3
 clients = fc.data.iid((images, labels), clients=2, seed=0)
@@ -75,9 +75,9 @@ engine = fc.Vectorized("cpu", precision="fp32")
 table = batch_table(jobs, engine._indices)
 kind = batched_step.StepKind(option_kinds(jobs)[0], False, True, 2, 2)
 data = engine._data_of(clients.examples, 16)
-step = batched_step.BatchedStep(
-    federation.task.model, jobs, table, kind, data, Arithmetic(torch.device("cpu"), precision, False)
-)
+arithmetic = Arithmetic(torch.device("cpu"), precision, False)
+prepared = prepared_model.prepare_model(federation.task.model, jobs[0], True, arithmetic)
+step = batched_step.BatchedStep(prepared, jobs, table, kind, data, arithmetic)
 launch.compile_kernels([step.try_kernels])
 print(*sorted(set(loaded)), len(loaded))
 """

@@ -31,9 +31,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Return a list that collects the clients and the parameters of each step that is built."""
     steps: list[tuple[int, int]] = []
 
-    def building(model, jobs, *rest):  # type: ignore[no-untyped-def]
-        steps.append((len(jobs), sum(p.numel() for p in model.parameters())))
-        return BatchedStep(model, jobs, *rest)
+    def building(prepared, jobs, *rest):  # type: ignore[no-untyped-def]
+        steps.append((len(jobs), sum(p.numel() for p in prepared.parameters.values())))
+        return BatchedStep(prepared, jobs, *rest)
 
     monkeypatch.setattr(vectorized, "BatchedStep", building)
     return steps

@@ -271,9 +271,9 @@ def count_batched_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that collects the number of clients of each BatchedStep that is built."""
     sizes: list[int] = []
 
-    def counting(model, jobs, *arguments):  # type: ignore[no-untyped-def]
+    def counting(prepared, jobs, *arguments):  # type: ignore[no-untyped-def]
         sizes.append(len(jobs))
-        return BatchedStep(model, jobs, *arguments)
+        return BatchedStep(prepared, jobs, *arguments)
 
     monkeypatch.setattr(vectorized, "BatchedStep", counting)
     return sizes

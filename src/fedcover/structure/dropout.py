@@ -80,6 +80,8 @@ class Stream:
         """Calls of the layers since this was last cleared."""
         self.prepared: Mapping[DropoutCall, Tensor] | None = None
         """Scales drawn in advance; if set, no hash is computed."""
+        self.of_functions = False
+        """Whether the model calls functions that draw, and these draw from the stream where they are dropout."""
 
     def __deepcopy__(self, memo: object) -> "Stream":
         return self  # copies of a model share the stream, so that setting it affects all of them
@@ -219,6 +221,7 @@ def with_keyed_dropout(
             ExplicitAttention.replace(parent)
             parent.keyed_dropout = keyed[parent] = KeyedDropout(parent.dropout, len(keyed), stream)
     if example is not None and draws(scratch, example):
+        stream.of_functions = True
         _enter_while_running(scratch, _KeyedFunctions(len(keyed), stream))
     return scratch, stream
 

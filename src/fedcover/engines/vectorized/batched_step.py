@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 
 from fedcover.data import Inputs
@@ -17,16 +17,16 @@ from fedcover.engines.vectorized.fused_sgd import try_fused
 from fedcover.engines.vectorized.gradients import grad_and_value
 from fedcover.engines.vectorized.kernel_sgd import try_kernel_sgd
 from fedcover.engines.vectorized.launch import LAUNCHING, compile_kernels
-from fedcover.engines.vectorized.layers import Arithmetic, Layers, choose_layers
+from fedcover.engines.vectorized.layers import Arithmetic, Layers
 from fedcover.engines.vectorized.mapped_steps import ClientGradients, MappedSteps
-from fedcover.engines.vectorized.refusals import refuse_joint_losses, refuse_randomness, refuse_short_batches
+from fedcover.engines.vectorized.prepared_model import PreparedModel
+from fedcover.engines.vectorized.refusals import refuse_short_batches
 from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, readjustments, regrow_rows
 from fedcover.engines.vectorized.side_stream import SideStream, behind
 from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks, distinct, prune_stacks
 from fedcover.params import Params
-from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.calls import call_with
-from fedcover.structure.dropout import Stream, with_keyed_dropout
+from fedcover.structure.dropout import Stream
 from fedcover.training.client import Job, dropout_key
 from fedcover.training.losses import batchable
 from fedcover.training.recipes import Recipe
@@ -78,7 +78,7 @@ class BatchedStep:
     """A step of many clients, captured once and replayed for all batches of clients that fit into its buffers.
 
     Args:
-        model: The model of these clients, which may be a sub-model.
+        prepared: The model of these clients, which may be a sub-model.
         jobs: The first jobs to be trained; later ones must be of the same kind.
         table: The batches of the jobs.
         kind: The kind of the jobs.
@@ -88,7 +88,7 @@ class BatchedStep:
 
     def __init__(
         self,
-        model: nn.Module,
+        prepared: PreparedModel,
         jobs: Sequence[Job],
         table: BatchTable,
         kind: StepKind,
@@ -96,15 +96,7 @@ class BatchedStep:
         arithmetic: Arithmetic,
     ) -> None:
         self._device, self._precision = arithmetic.device, arithmetic.precision
-        example = jobs[0].population.examples.example()
-        keyed, stream = with_keyed_dropout(model, example)
-        refuse_randomness(keyed.train(), jobs[0])
-        self._has_statistics = has_statistics(keyed) and not kind.full
-        if not kind.full:
-            refuse_joint_losses(keyed, jobs[0])
-        # In the model's order: a graph of its layers has them in the order in which they are used.
-        self._parameters = dict(keyed.named_parameters())
-        layers = choose_layers(keyed, example, arithmetic)
+        layers, stream, self._parameters, self._needs_full_batches = prepared
         self._data, self.kind = data, kind
         self._channels_last, self.has_kernels = layers.channels_last, layers.kernels
         trained = (name for name, p in self._parameters.items() if p.requires_grad)
@@ -123,6 +115,7 @@ class BatchedStep:
         self._stacks: Stacks = self._chosen_stacks(recipe, theta, masks, one_client, layers)
         self._update: Callable[..., Tensor] = self._stacks.update
         self._graph: Any = None
+        self._has_compiled = not self.has_kernels
         self.stream: Any = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         if layers.compiled:
             self._update = compile_step(self._update, self._arguments(), kernels=self._device.type == "cuda")
@@ -162,7 +155,7 @@ class BatchedStep:
         Raises:
             InputError: If a model with batch norm would be trained on a short batch.
         """
-        if self._has_statistics:
+        if self._needs_full_batches:
             refuse_short_batches(jobs[0], table)
         with nullcontext() if self.stream is None else LAUNCHING, self._precision.steps():
             self._load(jobs, table)
@@ -235,18 +228,19 @@ class BatchedStep:
 
     def try_kernels(self) -> None:
         """Take a step without results, so that ``compile_kernels`` sees the kernels; ``run`` resets the stacks."""
+        self._has_compiled = True
         with self._precision.steps(), self.queued():
             self._step_number.zero_()
             self._step()
 
     def _capture(self) -> None:
         """Capture a step as a CUDA graph, after a step on a side stream as a warm-up."""
-        if self.has_kernels:
-            compile_kernels([self.try_kernels])  # which takes no time if they are compiled already
+        if not self._has_compiled:
+            compile_kernels([self.try_kernels])
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):
+            for _ in range(1 if self.has_kernels else 2):  # the first call of what torch compiled compiles it
                 self._step_number.zero_()  # a round may have fewer steps than the warm-up
                 self._step()
         torch.cuda.current_stream().wait_stream(side)

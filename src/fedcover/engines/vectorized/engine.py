@@ -29,6 +29,7 @@ from fedcover.engines.vectorized.client_indices import ClientIndices
 from fedcover.engines.vectorized.launch import compile_kernels, prepare_in_background
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.precision import Precision
+from fedcover.engines.vectorized.prepared_model import PreparedModel, prepare_model
 from fedcover.engines.vectorized.refusals import only_together
 from fedcover.engines.vectorized.stacks import OptionsKind, option_kinds
 from fedcover.engines.vectorized.sub_models import Part, SubModels, restored, rows_of
@@ -126,6 +127,7 @@ class Vectorized(Engine):
         self._data: dict[Any, BatchData] = {}
         self._indices = ClientIndices(self.device)
         self._compiled: set[Any] = set()
+        self._models: dict[Any, PreparedModel] = {}
         self._steps: list[tuple[Any, BatchedStep | ChainStep]] = []  # the most recently used is the last
         if self.device.type == "cuda":
             self.together, self.ahead = 16, 2
@@ -236,6 +238,7 @@ class Vectorized(Engine):
         self._data.clear()
         self._indices.clear()
         self._steps.clear()
+        self._models.clear()
 
     def _queue(self, key: _Key, parts: Sequence[Part]) -> Callable[[], list[ClientUpdate]]:
         """Queue the training of a batch of jobs; return a function that waits for their updates."""
@@ -312,9 +315,21 @@ class Vectorized(Engine):
             kind = wanted._replace(clients=min(room), steps=1 << (steps - 1).bit_length())
             data = self._data_of(jobs[0].population.examples, kind.steps * kind.clients * batch_size)
             chain = try_chain(model(), jobs, kind, data, self._arithmetic)
-            best = ((key, batch_size), chain or BatchedStep(model(), jobs, table, kind, data, self._arithmetic))
+            best = ((key, batch_size), chain or self._new_step(key, model, jobs, table, kind, data))
         self._steps.append(best)
         return best[1]
+
+    def _new_step(
+        self, key: _Key, model: Callable[[], nn.Module], jobs: Sequence[Job], table: BatchTable, kind: StepKind,
+        data: BatchData,
+    ) -> BatchedStep:  # fmt: skip
+        """Return a new step, whose model steps for other numbers of clients share."""
+        shared = (key._replace(untrained=frozenset()), kind.full)
+        if shared not in self._models:
+            if len(self._models) >= MOST_STEPS:
+                del self._models[next(iter(self._models))]
+            self._models[shared] = prepare_model(model(), jobs[0], kind.full, self._arithmetic)
+        return BatchedStep(self._models[shared], jobs, table, kind, data, self._arithmetic)
 
     def _room_for(self, clients: int) -> tuple[int, int]:
         """Return the clients for which a new step has buffers, and the most that a step may have that is used again.

@@ -1,0 +1,45 @@
+"""A model as steps of many clients call it. Steps for other numbers of clients share it, since preparing it is slow."""
+
+from typing import NamedTuple
+
+from torch import nn
+
+from fedcover.engines.vectorized.layers import Arithmetic, Layers, choose_layers
+from fedcover.engines.vectorized.refusals import refuse_joint_losses, refuse_randomness
+from fedcover.structure.batch_norm import has_statistics
+from fedcover.structure.dropout import Stream, with_keyed_dropout
+from fedcover.training.client import Job
+
+
+class PreparedModel(NamedTuple):
+    """A model whose dropout draws from a stream, with the layers that were chosen for a device."""
+
+    layers: Layers
+    stream: Stream
+    parameters: dict[str, nn.Parameter]
+    """The parameters in the model's order: a graph of its layers has them in the order in which they are used."""
+    needs_full_batches: bool
+    """Whether batch norms would include padding in their statistics."""
+
+
+def prepare_model(model: nn.Module, job: Job, full: bool, arithmetic: Arithmetic) -> PreparedModel:
+    """Return a model for steps of many clients.
+
+    Args:
+        model: The model, which is not changed; it may be a sub-model.
+        job: A job that it is trained for.
+        full: Whether all batches are full.
+        arithmetic: Where and how steps are computed.
+
+    Raises:
+        InputError: If the model draws random numbers itself, or batches are short and the loss is not a mean.
+    """
+    example = job.population.examples.example()
+    keyed, stream = with_keyed_dropout(model, example)
+    keyed.train()
+    if stream.of_functions:
+        refuse_randomness(keyed, job)
+    if not full:
+        refuse_joint_losses(keyed, job)
+    parameters, statistics = dict(keyed.named_parameters()), has_statistics(keyed)
+    return PreparedModel(choose_layers(keyed, example, arithmetic), stream, parameters, statistics and not full)
