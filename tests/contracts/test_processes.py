@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_pythons_warning_about_forks_of_threads_is_ignored(monkeypatch: pytest.M
     monkeypatch.setattr(os, "fork", warning_fork)
     with Processes(2, shrink=False) as engine:
         assert federation(engine).run(1) == federation(Serial(shrink=False)).run(1)
+
+
+def test_a_fork_after_gradients_on_a_gpu_is_refused_with_the_reason() -> None:
+    """As torch's own error; there is no GPU here to cause it."""
+
+    def loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if multiprocessing.parent_process() is not None:
+            raise RuntimeError(
+                "Unable to handle autograd's threading in combination with fork-based multiprocessing. See"
+                " https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork"
+            )
+        return F.cross_entropy(scores, labels)
+
+    playing = federation(Processes(2, shrink=False))
+    playing = replace(playing, task=replace(playing.task, loss=loss))
+    with pytest.raises(fc.InputError, match="after gradients were computed on a GPU in it; start a new process"):
+        playing.run(1)
 
 
 def test_counts_of_half_precision_stay_whole_in_shared_memory() -> None:

@@ -44,6 +44,10 @@ class Engine(ABC):
     keep_open: bool = False
     """True inside a ``with`` block: runs then do not close the engine."""
 
+    def groups(self, clients: int) -> int:
+        """Return the number of groups in which runs are trained that have this many clients in a round together."""
+        return self.ahead
+
     def playing(self) -> AbstractContextManager[object]:
         """Return the context in which rounds are played with this engine."""
         return nullcontext()

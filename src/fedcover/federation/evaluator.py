@@ -20,7 +20,6 @@ from fedcover._threads import one_thread
 from fedcover.data import Examples, Inputs
 from fedcover.data.inputs import copy_of, count, take, to_device
 from fedcover.engines.vectorized.precision import Precision
-from fedcover.engines.vectorized.task_keys import task_key
 from fedcover.federation.evaluate import Score, ScoreSum, batch_on, measure, num_classes, read_test
 from fedcover.masks.content import content_keys
 from fedcover.params import FULL, Mask, Params, device_of, prune, put_params
@@ -132,7 +131,7 @@ class Evaluator:
     @cached_property
     def together_key(self) -> Any:
         """What evaluators must share for their models to be evaluated as one batch."""
-        return task_key(self.task), self.task.decision, self.precision
+        return self.task.key(), self.task.decision, self.precision
 
     def scratch(self, device: torch.device, slot: int = 0) -> nn.Module:
         """Return one of several copies of the model in evaluation mode, on a device, whose parameters do not matter."""

@@ -51,7 +51,7 @@ class RunOptions(ProgressOptions, total=False):
 def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -> list[History]:
     """Play runs in lockstep and return their histories: one call of the engine per round for all their clients.
 
-    An engine that works ahead gets the runs in ``engine.ahead`` groups, and trains one while the next is planned.
+    An engine that works ahead gets the runs in groups, and trains one while the next is planned.
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(noted_interrupts())
@@ -70,7 +70,7 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
         for run in runs:
             run.federation.evaluator.workers = engine.workers
             run.federation.evaluator.precision = engine.precision
-        size = -(-len(runs) // engine.ahead)
+        size = -(-len(runs) // engine.groups(sum(run.federation.cohort for run in runs)))
         groups = [runs[start : start + size] for start in range(0, len(runs), size)]
         in_training: deque[GroupRound] = deque()
         for index in range(min(run.state.round for run in runs) + 1, schedule.rounds + 1):

@@ -4,6 +4,8 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from fedcover.errors import InputError
 from fedcover.seeding import ambient, seeded
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.calls import call_output, scores_of
+from fedcover.structure.model_key import model_key
 from fedcover.structure.state import check_stateless
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training.metrics import Metric, default_metrics, named_metrics
@@ -50,6 +53,7 @@ class Task:
     metrics: "Sequence[Metric | str] | Mapping[str, Metric | str] | Metric | str | None" = None
     decision: Decision | None = field(default_factory=Decision, repr=False, kw_only=True)
     _structure: ModelStructure | None = field(default=None, init=False, repr=False, compare=False)
+    _fits: "list[_Fit]" = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -69,6 +73,10 @@ class Task:
         """Return the metrics by name."""
         return named_metrics(self.metrics or ())
 
+    def key(self) -> Any:
+        """Return what tasks must share for their clients to be trained, or their models evaluated, as one batch."""
+        return model_key(self.model), id(self.loss)
+
     def structure(self, example: Inputs) -> ModelStructure:
         """Return the structure of the model, which is traced once.
 
@@ -84,11 +92,22 @@ class Task:
         """Return the task as it is trained on examples.
 
         Batch norms normalise by the statistics of the batch and track none, the loss takes the examples' targets, and
-        metrics that the user left open are those that the targets ask for.
+        metrics that the user left open are those that the targets ask for. Federations with the same task and examples
+        share one fitted task, as long as the model stays as it is.
 
         Raises:
             InputError: If the model cannot run on the inputs, or the loss does not take the targets.
         """
+        key = model_key(self.model)
+        for fit in self._fits:
+            if fit.examples() is examples and fit.key == key and _same_values(fit.model, self.model):
+                return fit.task
+        task = self._fit(examples)
+        self._fits[:] = [_Fit(ref(examples), key, task.structure(examples.example()).model, task)]
+        return task
+
+    def _fit(self, examples: Examples) -> "Task":
+        """Check that the model can be trained on examples, and return the task as it is trained."""
         inputs, targets = _two_rows(examples)
         task = self.static(inputs)
         check_stateless(task.model, inputs)
@@ -119,6 +138,23 @@ class Task:
         """
         structure = trace(self.model, example)
         return replace(self, model=static_form(structure, self.model)) if structure.moving else self
+
+
+class _Fit(NamedTuple):
+    """A fitted task, and what it was fitted to."""
+
+    examples: Any
+    """A weak reference."""
+    key: Any
+    model: nn.Module
+    """A copy of the model, with its parameters."""
+    task: Task
+
+
+def _same_values(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether the parameters of two models with the same key are equal."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(a.detach().cpu(), b.detach().cpu()) for a, b in pairs)
 
 
 def _two_rows(examples: Examples) -> tuple[Inputs, Tensor]:

@@ -40,6 +40,8 @@ from fedcover.training.steps.native import library
 
 FORK_WARNING = r"This process \(pid=\d+\) is multi-threaded"
 """The beginning of a warning of Python."""
+AFTER_GPU = "autograd's threading in combination with fork"
+"""A part of torch's error in a process that was forked after it computed gradients on a GPU."""
 
 
 class Processes(Engine):
@@ -242,6 +244,11 @@ class _Pool:
         except (EOFError, OSError) as error:
             raise failure(job, _death(worker)) from error
         if reply.error is not None:
+            if AFTER_GPU in reply.error:
+                raise InputError(
+                    "engine=processes forks this process, which torch does not allow after gradients were computed on"
+                    " a GPU in it; start a new process, or use engine=serial or engine=vectorized"
+                )
             raise failure(job, reply.error)
         layout, buffers, mask, report = self._layouts[site], worker.buffers, job.mask, None
         if job.options is not None and job.options.regrow:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedcover.training.steps.chains import HOOKS
+from fedcover.structure.model_key import HOOKS
 
 LARGEST_KERNEL = 63
 """The largest number of kernel entries per channel that fits into a tile of patches."""

@@ -33,7 +33,6 @@ from fedcover.engines.vectorized.prepared_model import PreparedModel, prepare_mo
 from fedcover.engines.vectorized.refusals import only_together
 from fedcover.engines.vectorized.stacks import OptionsKind, option_kinds
 from fedcover.engines.vectorized.sub_models import Part, SubModels, restored, rows_of
-from fedcover.engines.vectorized.task_keys import task_key
 from fedcover.engines.vectorized.untrained import untrained_tensors
 from fedcover.errors import InputError
 from fedcover.params import Params, has_room, most_entries
@@ -45,6 +44,8 @@ NO_BATCHING_RULE = "There is a performance drop because we have not yet implemen
 """The beginning of a warning of torch."""
 MOST_STEPS = 32
 """The largest number of steps that are kept, each with its buffers."""
+MOST_GROUPS, ENOUGH_CLIENTS = 4, 512
+"""The most groups of runs on a GPU, and the number of clients from which a larger group is hardly faster."""
 FEW_CLIENTS = 4
 """On a GPU, a step for as many clients is used for fewer too."""
 _Started = tuple[list[int], Callable[[], list[ClientUpdate]]]
@@ -136,6 +137,10 @@ class Vectorized(Engine):
     def __repr__(self) -> str:
         return f"vectorized on {self.device}" + (f" in {self.precision}" if self.precision != "fp32" else "")
 
+    def groups(self, clients: int) -> int:
+        """Return more groups for many clients: a GPU then has work while several groups are planned and averaged."""
+        return max(self.ahead, min(MOST_GROUPS, clients // ENOUGH_CLIENTS)) if self.ahead > 1 else 1
+
     @contextmanager
     def playing(self) -> Iterator[None]:
         """Enter a context in which models do not change, apart from their parameters, and keys of tasks are kept.
@@ -159,7 +164,7 @@ class Vectorized(Engine):
         task_keys = {} if self._task_keys is None else self._task_keys
         for job in jobs:
             if id(job.task) not in task_keys:
-                task_keys[id(job.task)] = (job.task, task_key(job.task))  # with the task, whose id is not reused
+                task_keys[id(job.task)] = (job.task, job.task.key())  # with the task, whose id is not reused
         templates = {key: recipe.template for key, recipe in {id(job.recipe): job.recipe for job in jobs}.items()}
         groups: dict[_Key, list[int]] = {}
         for number, (part, kind) in enumerate(zip(parts, option_kinds(jobs), strict=True)):

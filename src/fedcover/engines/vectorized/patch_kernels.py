@@ -243,11 +243,15 @@ def weight_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["PARTS"])  # type: ignore[untyped-decorator,unused-ignore]
-def weight_gradient_sum(parts, out, SIZE, PARTS, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Add the parts (n, PARTS, SIZE) of a weight gradient."""
+def weight_gradient_sum(  # type: ignore[no-untyped-def]
+    parts, out, SIZE, PARTS, TOGETHER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the parts (n, PARTS, SIZE) of a weight gradient; TOGETHER of them are read at once."""
     client = tl.program_id(1).to(tl.int64)
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for part in range(0, PARTS):
-        total += tl.load(parts + (client * PARTS + part) * SIZE + entry, mask=entry < SIZE, other=0.0)
-    tl.store(out + client * SIZE + entry, total.to(out.dtype.element_ty), mask=entry < SIZE)
+    total = tl.zeros((TOGETHER, BLOCK), dtype=tl.float32)
+    for first in range(0, PARTS, TOGETHER):
+        part = first + tl.arange(0, TOGETHER)
+        inside = (part < PARTS)[:, None] & (entry < SIZE)[None, :]
+        total += tl.load(parts + (client * PARTS + part)[:, None] * SIZE + entry[None, :], mask=inside, other=0.0)
+    tl.store(out + client * SIZE + entry, tl.sum(total, 0).to(out.dtype.element_ty), mask=entry < SIZE)

@@ -30,7 +30,8 @@ FEW_BLOCKS = 16
 """With fewer programs for one tap, tiles of a weight gradient have fewer rows."""
 MOST_PARTS, FEWEST_PLACES = 32, 128
 """The largest number of parts, and the smallest part."""
-SUM_BLOCK = 1024
+SUM_BLOCK, SUMMED_AT_ONCE = 256, 8
+"""The entries of a program that adds parts, and the parts that it reads at once: it waits for memory."""
 
 
 class Tiles(NamedTuple):
@@ -173,7 +174,8 @@ def weight_gradient(
         return out[:, 0]
     total = torch.empty_like(out[:, 0], dtype=_result_dtype(d), memory_format=torch.contiguous_format)
     size = total[0].numel()
-    launch(kernels.weight_gradient_sum, (_ceil(size, SUM_BLOCK), n), out, total, size, parts, SUM_BLOCK)
+    grid = (_ceil(size, SUM_BLOCK), n)
+    launch(kernels.weight_gradient_sum, grid, out, total, size, parts, SUMMED_AT_ONCE, SUM_BLOCK)
     return total
 
 

@@ -11,6 +11,7 @@ from fedcover.params import Params
 from fedcover.seeding import ambient, generator
 from fedcover.structure.dispatch import Watch
 from fedcover.structure.dropout import DropoutCall, Stream
+from fedcover.structure.model_key import HOOKS
 from fedcover.training.steps.traced import dropout_calls
 
 aten = torch.ops.aten
@@ -18,7 +19,6 @@ aten = torch.ops.aten
 LINEAR, RELU, DROPOUT, CONV, MAX_POOL, MEAN_POOL = range(6)
 ROWS = 3
 """The number of examples in the batch of the watched pass."""
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Geometry(NamedTuple):

@@ -1,21 +1,24 @@
-"""What tasks must share so that their models can be computed as one batch."""
+"""What the forward passes of two models must share, apart from the values of parameters, to compute the same."""
 
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedcover.training.steps.chains import HOOKS
-from fedcover.training.task import Task
-
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""The attributes of modules that have hooks."""
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """The names of attributes that all modules have."""
 
 
-def task_key(task: Task) -> Any:
-    """Return what tasks must share for their clients to be trained as one batch."""
-    model = task.model
+def model_key(model: nn.Module) -> Any:
+    """Return a key that two models share if their forward passes are the same functions of their parameters.
+
+    >>> key = model_key(nn.Linear(2, 3))
+    >>> key == model_key(nn.Linear(2, 3)), key == model_key(nn.Linear(2, 4))
+    (True, False)
+    """
     shapes = tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in model.named_parameters())
-    return (repr(model), shapes, tuple(map(_module_key, model.modules())), id(task.loss))
+    return repr(model), shapes, tuple(map(_module_key, model.modules()))
 
 
 def _module_key(module: nn.Module) -> Any:
