@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-SCRIPT = """
+DRIVER = """
 import torch
 from torch import nn
 from triton.backends.compiler import GPUTarget
@@ -38,6 +38,8 @@ loaded = []
 driver.set_active(Driver())
 torch.cuda.current_device, torch.cuda.set_device, torch.cuda.current_stream = (lambda: 0), (lambda device: None), Stream
 
+"""
+IMAGES = """
 import fedcover as fc
 from fedcover.engines.vectorized import batched_step, launch, prepared_model
 from fedcover.engines.vectorized.batch_table import batch_table
@@ -81,20 +83,66 @@ step = batched_step.BatchedStep(prepared, jobs, table, kind, data, arithmetic)
 launch.compile_kernels([step.try_kernels])
 print(*sorted(set(loaded)), len(loaded))
 """
+CHAINS = """
+from fedcover.engines.vectorized import launch
+from fedcover.engines.vectorized.chain_layers import chain_layers
+from fedcover.engines.vectorized.chain_stacks import ChainStacks, ChainTiles, Clients
+from fedcover.models import build
+from fedcover.params import params_of
+from fedcover.structure.dropout import with_keyed_dropout
+from fedcover.training.steps.chains import find_layers
+
+shape = {shape}
+model = build("{network}", shape, 10, 0)
+keyed, stream = with_keyed_dropout(model, torch.zeros(1, *shape))
+layers = chain_layers(find_layers(keyed.train(), stream, torch.zeros(1, *shape)))
+data = torch.randn(20, *shape).flatten(1), torch.arange(20) % 10
+stacks = ChainStacks(layers.linear, data, (4, 2, 10), ChainTiles(), layers.front)
+zero = torch.zeros(2, dtype=torch.long)
+
+def steps():
+    stacks.start(Clients([params_of(model)], zero, [{}], zero, [0.1, 0.1], [0, 1]))
+    stacks.take_steps(2, 0.9)
+
+launch.compile_kernels([steps])
+print(*sorted(set(loaded)), len(loaded))
+"""
+
+
+def kernels_of(script: str, tmp_path: Path) -> tuple[set[str], int]:
+    """Return the names of the kernels that a script compiles, and their number, in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", DRIVER + script],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    *names, count = done.stdout.split()
+    return set(names), int(count)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
 @pytest.mark.parametrize("norm", ["BatchNorm2d(32)", "GroupNorm(4, 32)"])
 def test_all_kernels_of_a_step_compile_for_a_gpu(norm: str, precision: str, tmp_path: Path) -> None:
-    script = SCRIPT.replace("{norm}", norm).replace("{precision}", precision)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    *names, count = done.stdout.split()
+    names, count = kernels_of(IMAGES.replace("{norm}", norm).replace("{precision}", precision), tmp_path)
     wanted = {"forward", "input_gradient", "weight_gradient", "normalise", "norm_part_sums", "norm_gradient"}
     wanted |= {"sgd_step", "sgd_square_sums"} | (set() if precision == "bf16" else {"operand_largest", "operand_split"})
-    assert wanted <= set(names), names
-    assert int(count) < 30  # each is compiled once, however many launches there are
+    assert wanted <= names, names
+    assert count < 30  # each is compiled once, however many launches there are
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "wanted"),
+    [
+        ("mlp", (1, 28, 28), {"start", "first_layer", "head"}),
+        ("lenet", (3, 32, 32), {"start", "head", "inner_forward", "inner_backward", "forward", "weight_gradient",
+                                "input_gradient", "update"}),
+    ],
+)  # fmt: skip
+def test_all_kernels_of_a_chain_compile_for_a_gpu(
+    network: str, shape: tuple[int, ...], wanted: set[str], tmp_path: Path
+) -> None:
+    names, count = kernels_of(CHAINS.replace("{network}", network).replace("{shape}", str(shape)), tmp_path)
+    assert names == wanted
+    assert count < 20

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedcover.engines.vectorized.batch_table import to_device
+from fedcover.engines.vectorized.launch import launch
 from fedcover.engines.vectorized.pooled_stacks import TILES, Batches, PooledConvolution, PooledStacks, PooledTiles
 from fedcover.params import Params
 from fedcover.structure.dropout import LOW, DropoutCall, mix
@@ -164,7 +165,9 @@ class ChainStacks:
             if masked:
                 whole = torch.ones(stack.shape[1:], dtype=torch.bool, device=stack.device)
                 kept = torch.stack([mask[name].to(stack.device) if name in mask else whole for mask in clients.masks])
-            chain_kernels.start[(len(clients.lr) * -(-size // block),)](
+            launch(
+                chain_kernels.start,
+                (len(clients.lr) * -(-size // block),),
                 stack,
                 self.velocity[name],
                 values,
@@ -225,7 +228,8 @@ class ChainStacks:
         rows = max(16, min(tiles.rows, power_of_two(layer.outputs)))
         blocks = -(-layer.outputs // rows) * tiles.parts
         theta, velocity = self.theta[layer.weight], self.velocity[layer.weight]
-        chain_kernels.first_layer[(self._clients * blocks,)](
+        launch(
+            chain_kernels.first_layer, (self._clients * blocks,),
             theta, velocity, self._d[0], self._h[0], self._x, self.index, self._base, offset, self._clients, self._lr,
             momentum, self._batch, layer.outputs, layer.inputs, update, tiles.parts, span, self._side, rows,
             tiles.columns, tiles.stages, num_warps=max(1, tiles.warps * rows // tiles.rows), maxnreg=tiles.registers,
@@ -249,13 +253,15 @@ class ChainStacks:
         )
         bias = self._bias_of(len(self.layers) - 1)
         if len(self.layers) == 1:
-            chain_kernels.only_head[(self._clients,)](
+            launch(
+                chain_kernels.only_head, (self._clients,),
                 *bias, self._h[0], self._d[0], *ends, self._batch, last.outputs, self._tiles.parts, bool(last.bias),
                 self._side, scores, num_warps=self._tiles.head_warps,
             )  # fmt: skip
             return
         columns = max(16, min(power_of_two(last.inputs), self._tiles.head_columns * 16 // max(self._side, scores)))
-        chain_kernels.head[(self._clients,)](
+        launch(
+            chain_kernels.head, (self._clients,),
             self.theta[last.weight], self.velocity[last.weight], *bias, *self._bias_of(len(self.layers) - 2),
             self._h[-2], self._d[-2], *ends, *self._sizes(len(self.layers) - 1), bool(last.bias), self._side, scores,
             columns, num_warps=self._tiles.head_warps,
@@ -265,7 +271,8 @@ class ChainStacks:
         from fedcover.engines.vectorized import chain_kernels
 
         layer = self.layers[at]
-        chain_kernels.inner_forward[(self._clients * -(-layer.outputs // 32),)](
+        launch(
+            chain_kernels.inner_forward, (self._clients * -(-layer.outputs // 32),),
             self.theta[layer.weight], self._bias_of(at - 1)[0], self._h[at - 1], self._h[at], self.index, self._base,
             self._keys, offset, self._clients, *self._sizes(at), self._side, 32, self._columns, num_warps=2,
         )  # fmt: skip
@@ -274,7 +281,8 @@ class ChainStacks:
         from fedcover.engines.vectorized import chain_kernels
 
         layer = self.layers[at]
-        chain_kernels.inner_backward[(self._clients * -(-layer.inputs // self._columns),)](
+        launch(
+            chain_kernels.inner_backward, (self._clients * -(-layer.inputs // self._columns),),
             self.theta[layer.weight], self.velocity[layer.weight], *self._bias_of(at - 1), self._h[at - 1], self._d[at],
             self._d[at - 1], self.index, self._base, self._keys, offset, self._clients, self._lr, momentum,
             *self._sizes(at), self._side, 32, self._columns, num_warps=4,

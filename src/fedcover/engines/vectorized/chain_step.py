@@ -6,7 +6,7 @@ with momentum, cross-entropy and data in memory is left to ``BatchedStep``.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedcover.engines.vectorized.batch_table import BatchTable, to_device
 from fedcover.engines.vectorized.batched_step import StepKind, TrainedStacks
 from fedcover.engines.vectorized.chain_layers import ChainLayers, chain_layers
 from fedcover.engines.vectorized.chain_stacks import AHEAD, ChainStacks, ChainTiles, Clients
+from fedcover.engines.vectorized.launch import compile_kernels
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.side_stream import behind
 from fedcover.engines.vectorized.stacks import StackResults, distinct, first_rows, prune_stacks
@@ -131,6 +132,9 @@ def _agrees(
         stream.key = seed
         return defined_steps(model, stream, F.cross_entropy, theta, [(x[:rows], y[:rows]), (x[rows:], y[rows:])])
 
+    if device.type == "cuda":
+        with suppress(Exception):  # what fails here fails again below
+            compile_kernels([lambda: fast(0)])
     return agree(fast, defined)
 
 

@@ -1,12 +1,15 @@
 """Stacks of the convolutions of a chain, each followed by ReLU and max-pooling of 2 x 2, and calls of their kernels."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedcover.engines.vectorized.launch import launch
+from fedcover.engines.vectorized.side_stream import SideStream
 from fedcover.params import Params
 
 
@@ -80,7 +83,7 @@ class PooledTiles(NamedTuple):
 
 
 TILES = (
-    PooledTiles(KernelTiles(128, 64), KernelTiles(32, 128, registers=168), 256),
+    PooledTiles(KernelTiles(128, 64), KernelTiles(32, 128, registers=168), 512),
     PooledTiles(KernelTiles(64, 32), KernelTiles(32, 128, stages=2), 256, KernelTiles(128, 4, registers=168)),
 )
 """The tiles of the first convolution, and of all others: the fastest of LeNet's on an H200."""
@@ -123,6 +126,7 @@ class PooledStacks:
         self._theta, self._velocity = stacks
         self._batches = batches
         self._clients, self._batch = batches.examples.shape[1:]
+        self._side_stream = SideStream(batches.x.device, enabled=True) if batches.x.is_cuda else None
         below = list(enumerate(convolutions[:-1]))
         self._outputs = [*(self._empty(self._batch, c.channels[1], *c.pooled) for _, c in below), ends[0]]
         self._gradients = [*(self._empty(self._batch, *c.pooled, self._channels(at)) for at, c in below), ends[1]]
@@ -140,12 +144,24 @@ class PooledStacks:
             self.forward_one(at, offset)
 
     def backward(self, offset: int, momentum: float) -> None:
-        """Take the steps of all convolutions, from the gradients of the last one's outputs."""
-        for at in range(len(self.convolutions) - 1, -1, -1):
-            self.sum_gradients(at, offset)
-            if at:
-                self.input_gradient(at, offset)
-            self.update(at, offset, momentum)
+        """Take the steps of all convolutions, from the gradients of the last one's outputs.
+
+        On a GPU, the steps of the others go on while gradients reach the first one.
+        """
+        for at in range(len(self.convolutions) - 1, 0, -1):
+            with self._beside():
+                self.sum_gradients(at, offset)
+            self.input_gradient(at, offset)
+            with self._beside():  # behind the gradient of images, which reads the weights
+                self.update(at, offset, momentum)
+        self.sum_gradients(0, offset)
+        self.update(0, offset, momentum)
+        if self._side_stream is not None:
+            self._side_stream.join()
+
+    def _beside(self) -> AbstractContextManager[None]:
+        """Return a context whose kernels run beside those that follow it, on a GPU."""
+        return nullcontext() if self._side_stream is None else self._side_stream.fork()
 
     def forward_one(self, at: int, offset: int) -> None:
         """Compute pooled outputs and codes of one convolution."""
@@ -153,7 +169,8 @@ class PooledStacks:
 
         conv, tiles = self.convolutions[at], self._tiles[at].forward
         theta, bias = self._theta[conv.weight], self._theta[conv.bias or conv.weight]
-        pooled_kernels.forward[(self._clients * _blocks(self._places(conv), tiles.places),)](
+        launch(
+            pooled_kernels.forward, (self._clients * _blocks(self._places(conv), tiles.places),),
             self._input(at), theta, bias, self._outputs[at], self._codes[at], *self._step(offset), *self._sizes(at),
             self._is_last(at), bool(conv.bias), at == 0, self._side, self._channels(at), tiles.places,
             min(tiles.pixels, _side(conv.pixels)), **tiles.options,
@@ -166,7 +183,8 @@ class PooledStacks:
         conv, tiles = self.convolutions[at], self._tiles[at].sums
         pixels = min(tiles.pixels, _side(conv.pixels))
         programs = self._clients * self._parts(at) * _blocks(conv.pixels, pixels)
-        pooled_kernels.weight_gradient[(programs,)](
+        launch(
+            pooled_kernels.weight_gradient, (programs,),
             self._input(at), self._gradients[at], self._codes[at], self._sums[at], *self._step(offset),
             *self._sizes(at), self._is_last(at), at == 0, self._tiles[at].each, self._side, self._channels(at), pixels,
             tiles.places, **tiles.options,
@@ -178,7 +196,8 @@ class PooledStacks:
 
         conv, tiles = self.convolutions[at], self._tiles[at].images
         squares = self._batch * prod((side + 1) // 2 for side in conv.size)
-        pooled_kernels.input_gradient[(self._clients * _blocks(squares, tiles.places),)](
+        launch(
+            pooled_kernels.input_gradient, (self._clients * _blocks(squares, tiles.places),),
             self._gradients[at], self._codes[at], self._theta[conv.weight], self._gradients[at - 1],
             *self._step(offset), *self._sizes(at), self._is_last(at), self._side, self._channels(at),
             self._channels(at - 1), tiles.places, **tiles.options,
@@ -190,7 +209,8 @@ class PooledStacks:
 
         conv, block = self.convolutions[at], 512
         bias = conv.bias or conv.weight
-        pooled_kernels.update[(self._clients * _blocks(prod(conv.shape), block),)](
+        launch(
+            pooled_kernels.update, (self._clients * _blocks(prod(conv.shape), block),),
             self._theta[conv.weight], self._velocity[conv.weight], self._theta[bias], self._velocity[bias],
             self._sums[at], *self._step(offset), self._batches.lr, momentum, self._batch, *conv.channels,
             *conv.kernel, bool(conv.bias), self._parts(at), self._side, self._channels(at), block, num_warps=4,

@@ -47,9 +47,9 @@ def behind(stream: Any) -> Iterator[None]:
 class SideStream:
     """A stream beside the current one; captured into a CUDA graph, it is a branch of the graph."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, enabled: bool = False) -> None:
         self._stream = torch.cuda.Stream(device)
-        self.enabled = False
+        self.enabled = enabled
         """Whether work goes to the stream; only if somebody joins it before the results are read."""
         self._is_behind = False
 
