@@ -53,7 +53,7 @@ def test_layer_by_layer_agrees_with_serial(complement: str, device: str, steps: 
     expected, actual = (layer_by_layer(engine, complement).run(4) for engine in engines)
     assert furthest(expected, actual) < TOLERANCE
     assert sum(bool(step.kind.untrained) for step in steps) >= 2
-    assert not steps[-1].kind.untrained
+    assert any(not step.kind.untrained for step in steps)
 
 
 @pytest.mark.parametrize("recipe", ["clip", "SCAFFOLD", "kept moments"])

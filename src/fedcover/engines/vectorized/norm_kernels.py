@@ -5,15 +5,13 @@ norm, those of one image for group norm. SIZE is the number of neighbouring chan
 Rows are summed in parts. The parts are combined by the programs that need the result, or first by a kernel of their own
 (READY). Means and squared deviations of parts are combined, not sums of squares, which would cancel.
 
-What follows a norm is done in the same pass: with ADDED another tensor is added, and with RELU negative entries are set
-to 0. NaN stays. Both are arguments and not constants, so that few variants are compiled for a network: the tensor that
-is not added is not read either.
+What follows a norm is done in the same pass: ADDED adds another tensor, and RELU sets negative entries to 0. NaN stays.
 """
 
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
-SIZES = ["R", "PARTS", "SEGMENTS", "EACH", "SIZE", "SPAN", "ADDED", "RELU"]
+SIZES = ["R", "PARTS", "SEGMENTS", "EACH", "SIZE", "SPAN"]
 """Arguments whose values do not matter to the compiler."""
 
 
@@ -77,7 +75,8 @@ def _moments(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def normalise(  # type: ignore[no-untyped-def]
     x, added, y, weight, bias, means, squares, mean_out, scale_out, eps, R, C, PARTS, EACH, SEGMENTS, SPAN,
-    ADDED, RELU, READY: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    READY: tl.constexpr, PART: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Normalise SPAN rows of some channels."""
     segment = tl.program_id(2).to(tl.int64)
@@ -99,24 +98,32 @@ def normalise(  # type: ignore[no-untyped-def]
         at, inside = segment * (R * C) + r[:, None] * C + c[None, :], (r < R)[:, None] & (c < C)[None, :]
         tile = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
         tile = tile * gain[None, :] + shift[None, :]
-        tile += tl.load(added + at, mask=inside & (ADDED != 0), other=0.0).to(tl.float32)
-        tile = tl.where((RELU != 0) & (tile < 0.0), 0.0, tile)
+        if ADDED:
+            tile += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            tile = tl.where(tile < 0.0, 0.0, tile)
         tl.store(y + at, tile.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _gradient_of_result(d, y, at, inside, normal, gain, shift, ADDED, RELU):  # type: ignore[no-untyped-def]
+def _gradient_of_result(  # type: ignore[no-untyped-def]
+    d, y, at, inside, normal, gain, shift, ADDED: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
     """Return the gradient before the ReLU, which follows from the result or is computed again."""
     tile = tl.load(d + at, mask=inside, other=0.0).to(tl.float32)
-    result = tl.load(y + at, mask=inside & (ADDED != 0) & (RELU != 0), other=0.0).to(tl.float32)
-    result = tl.where(ADDED != 0, result, normal * gain[None, :] + shift[None, :])
-    return tl.where((RELU != 0) & (result <= 0.0), 0.0, tile)
+    if RELU:
+        if ADDED:
+            result = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        else:
+            result = normal * gain[None, :] + shift[None, :]
+        tile = tl.where(result <= 0.0, 0.0, tile)
+    return tile
 
 
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def norm_part_sums(  # type: ignore[no-untyped-def]
-    d, x, y, weight, bias, mean, scale, sums, products, R, C, PARTS, SEGMENTS, SPAN, ADDED, RELU,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    d, x, y, weight, bias, mean, scale, sums, products, R, C, PARTS, SEGMENTS, SPAN,
+    ADDED: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Sum over SPAN rows the gradient, and its products with the normalised entries."""
     segment, part = tl.program_id(2).to(tl.int64), tl.program_id(0)
@@ -175,8 +182,9 @@ def _sum_of_parts(parts, segment, c, C, PARTS, PART: tl.constexpr):  # type: ign
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def norm_gradient(  # type: ignore[no-untyped-def]
     d, x, y, out, added_out, weight, bias, mean, scale, sums, products, bias_out, weight_out, first_in, second_in,
-    R, C, PARTS, SEGMENTS, SPAN, ADDED, RELU,
-    READY: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    R, C, PARTS, SEGMENTS, SPAN,
+    READY: tl.constexpr, PART: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of SPAN rows of some channels, and of what was added if a ReLU lies between."""
     segment = tl.program_id(2).to(tl.int64)
@@ -202,7 +210,7 @@ def norm_gradient(  # type: ignore[no-untyped-def]
         at, inside = segment * (R * C) + r[:, None] * C + c[None, :], (r < R)[:, None] & (c < C)[None, :]
         normal = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - center[None, :]) * factor[None, :]
         tile = _gradient_of_result(d, y, at, inside, normal, gain, shift, ADDED, RELU)
-        kept = inside & (ADDED != 0) & (RELU != 0)
-        tl.store(added_out + at, tile.to(added_out.dtype.element_ty), mask=kept)
+        if ADDED and RELU:
+            tl.store(added_out + at, tile.to(added_out.dtype.element_ty), mask=inside)
         tile = (tile * gain[None, :] - one[None, :] - normal * two[None, :]) * factor[None, :]
         tl.store(out + at, tile.to(out.dtype.element_ty), mask=inside)

@@ -116,8 +116,8 @@ def forward(
         launch(kernels.norm_moments, grid, *moments, *statistics, norm.eps, *sizes, *tile)
     launch(
         kernels.normalise, at.grid, x, x if added is None else added, y, weight, bias, *moments, *statistics,
-        norm.eps, at.rows, at.channels, parts, each, at.segments, at.span, int(added is not None), int(norm.relu),
-        ready, _power(parts), *at.tile,
+        norm.eps, at.rows, at.channels, parts, each, at.segments, at.span,
+        ready, _power(parts), added is not None, norm.relu, *at.tile,
     )  # fmt: skip
     return y, statistics
 
@@ -166,9 +166,10 @@ def backward(d: Tensor, saved: Saved, norm: Norm, added: bool) -> NormGradients:
     of_added = torch.empty_like(d) if added and norm.relu else d
     sums, products = at.of_parts(x, at.parts), at.of_parts(x, at.parts)
     of_bias, of_weight = at.of_segments(x), at.of_segments(x)
-    sizes = at.rows, at.channels, at.parts, at.segments, at.span, int(added), int(norm.relu)
+    sizes = at.rows, at.channels, at.parts, at.segments, at.span
     launch(
-        kernels.norm_part_sums, at.grid, d, x, y, weight, bias, mean, scale, sums, products, *sizes, *at.tile
+        kernels.norm_part_sums, at.grid, d, x, y, weight, bias, mean, scale, sums, products, *sizes,
+        added, norm.relu, *at.tile,
     )  # fmt: skip
     ready = bool(norm.groups) or at.parts > MOST_PARTS
     first, second = (at.of_segments(x), at.of_segments(x)) if ready else (sums, products)
@@ -180,7 +181,7 @@ def backward(d: Tensor, saved: Saved, norm: Norm, added: bool) -> NormGradients:
         )  # fmt: skip
     launch(
         kernels.norm_gradient, at.grid, d, x, y, out, of_added, weight, bias, mean, scale, sums, products,
-        of_bias, of_weight, first, second, *sizes, ready, _power(at.parts), *at.tile,
+        of_bias, of_weight, first, second, *sizes, ready, _power(at.parts), added, norm.relu, *at.tile,
     )  # fmt: skip
     if at.segments == 1:
         return NormGradients(out, of_weight[:, 0], of_bias[:, 0], of_added)

@@ -14,9 +14,7 @@ few variants are compiled for a network.
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
-SIZES = [
-    "B", "H", "W", "OH", "OW", "SY", "SX", "PY", "PX", "DY", "DX", "KH", "KW", "HEIGHT", "WIDTH", "EACH", "PARTS",
-]  # fmt: skip
+SIZES = ["B", "H", "W", "OH", "OW", "SY", "SX", "PY", "PX", "DY", "DX", "HEIGHT", "WIDTH", "EACH", "PARTS"]
 """Arguments whose values do not matter to the compiler; of the others, it must know which are multiples of 16."""
 
 
@@ -43,7 +41,7 @@ def _unscaled(total, small, scale_a, scale_b, client, SCALED: tl.constexpr):  # 
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def forward(  # type: ignore[no-untyped-def]
     x, x_low, x_scale, w, w_low, w_scale, out, means, squares, B, C, H, W, OC, OH, OW, SY, SX, PY, PX, DY, DX,
-    KH, KW, FLAT: tl.constexpr, SCALED: tl.constexpr, MOMENTS: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, FLAT: tl.constexpr, SCALED: tl.constexpr, MOMENTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of the convolution, and with MOMENTS the mean and squared deviations of its columns."""
@@ -106,7 +104,7 @@ def forward(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def input_gradient(  # type: ignore[no-untyped-def]
     d, d_low, d_scale, w, w_low, w_scale, out, B, C, H, W, OC, OH, OW, SY, SX, PY, PX, DY, DX, HEIGHT, WIDTH,
-    KH, KW, DENSE: tl.constexpr, SCALED: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, DENSE: tl.constexpr, SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient at pixels of one phase: those with the same remainders by the strides meet the same taps.
@@ -171,7 +169,7 @@ def input_gradient(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def weight_gradient(  # type: ignore[no-untyped-def]
     d, d_low, d_scale, x, x_low, x_scale, out, B, C, H, W, OC, OH, OW, SY, SX, PY, PX, DY, DX, EACH, PARTS,
-    KH, KW, FLAT: tl.constexpr, THREE: tl.constexpr, SCALED: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, FLAT: tl.constexpr, THREE: tl.constexpr, SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Sum over a part of the places, EACH of them; the result is (n, PARTS, OC, KH, KW, C).

@@ -30,6 +30,8 @@ FEW_BLOCKS = 16
 """With fewer programs for one tap, tiles of a weight gradient have fewer rows."""
 MOST_PARTS, FEWEST_PLACES = 32, 128
 """The largest number of parts, and the smallest part."""
+SHORTCUT = 64
+"""The rows of tiles of convolutions of 1 x 1, which are few: all of them take the same, so that few are compiled."""
 SUM_BLOCK, SUMMED_AT_ONCE = 256, 8
 """The entries of a program that adds parts, and the parts that it reads at once: it waits for memory."""
 
@@ -114,6 +116,8 @@ def forward(
         check_entries(shape)
     out = torch.empty(n, b, oh, ow, oc, device=x.high.device, dtype=_result_dtype(x))
     flat = c < FEWEST_CHANNELS
+    if tiles is None and kh * kw == 1 and not flat:
+        tiles = Tiles(SHORTCUT, _side(oc, 128), _side(c, 64), stages=4).limited(x.kind)
     tiles = tiles or tiles_of(b * oh * ow, oc, kh * kw * c if flat else c, n).limited(x.kind)
     grid = (_ceil(b * oh * ow, tiles.rows), _ceil(oc, tiles.columns), n)
     means, squares = (torch.empty(n, grid[0] if moments else 0, oc, device=out.device) for _ in range(2))
@@ -138,6 +142,8 @@ def input_gradient(
         tiles = tiles_of(b * height * width, c, oc, n * sy * sx).limited(d.kind)
         if sy * sx > 1:
             tiles = tiles._replace(inner=min(tiles.inner, 32), stages=4)
+            if kh * kw == 1:
+                tiles = tiles._replace(rows=SHORTCUT, columns=_side(c, 128), warps=4)
     grid = (_ceil(b * height * width, tiles.rows), _ceil(c, tiles.columns), n * sy * sx)
     launch(
         kernels.input_gradient, grid, *d.pointers(), *weight.pointers(), out,
