@@ -19,7 +19,7 @@ from fedcover.engines.vectorized.precision import Precision
 from fedcover.engines.vectorized.side_stream import SideStream, SideWork, weights_used_once
 
 POOLED_KERNELS = True
-"""Whether chains with pooled convolutions, as LeNet, are trained by ``pooled_kernels.py`` and not compiled by torch."""
+"""Whether chains with pooled convolutions, as LeNet, are trained by ``pooled_kernels.py``; for comparisons."""
 
 
 class Arithmetic(NamedTuple):
