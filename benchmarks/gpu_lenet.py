@@ -3,8 +3,9 @@
 PYTHONPATH=src python -m benchmarks.gpu_lenet
 
 ``tiles`` measures every kernel of a convolution with several sizes of tiles. ``step`` measures whole steps: compiled by
-torch, by kernels with their default tiles, and by kernels with the fastest tiles. ``kernels`` lists the kernels of one
-step of each path with their microseconds.
+torch, by kernels with their default tiles, and by kernels with the fastest tiles. ``linear`` measures whole steps with
+several sizes of tiles of the linear layers. ``kernels`` lists the kernels of one step of each path with their
+microseconds.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.steps.chains import find_layers
 
 NAME = "gpu-lenet.json"
-PARTS = ("tiles", "step", "kernels")
+PARTS = ("tiles", "step", "linear", "kernels")
 EXAMPLES = 10_000
 PROCESSES = 8
 """The number of processes that compile."""
@@ -61,6 +62,11 @@ SUMS = [
     KernelTiles(16, 64),
     KernelTiles(32, 256, warps=8),
     KernelTiles(64, 128, warps=8),
+]
+LINEAR = [
+    ChainTiles(inner_rows=rows, inner_entries=entries, inner_warps=warps)
+    for rows, entries in ((32, 1024), (64, 1024), (32, 2048), (64, 2048), (128, 1024))
+    for warps in ((2, 4), (4, 4), (4, 8), (1, 2))
 ]
 EACH = ((256, 512, 1024), (128, 256))
 """For each convolution, the places that a program sums over."""
@@ -159,6 +165,16 @@ def fastest(rows: list[dict[str, Any]]) -> tuple[PooledTiles, ...]:
     return tuple(best)
 
 
+def linear_rows(models: int, speed: float) -> Iterator[dict[str, Any]]:
+    """Yield the speed of steps with every choice of tiles of the linear layers."""
+    for tiles in LINEAR:
+        choices.POOLED_KERNELS, chain_step.TILES = True, tiles
+        shape = {"rows": tiles.inner_rows, "entries": tiles.inner_entries, "warps": tiles.inner_warps}
+        yield {**shape, **measure("lenet", models, True, speed)}
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def use(path: tuple[bool, tuple[PooledTiles, ...]]) -> None:
     """Choose the path of further steps."""
     choices.POOLED_KERNELS, tiles = path
@@ -211,6 +227,8 @@ def main() -> None:
         use(how)
         for models in args.models:
             add("step", {"path": name, **measure("lenet", models, True, speed)})
+    for row in linear_rows(args.models[-1], speed) if "linear" in args.parts else ():
+        add("linear", row)
     if "kernels" in args.parts:
         start_profiler("cuda")  # before the graphs are captured that it is to see
     for name, how in paths.items() if "kernels" in args.parts else ():

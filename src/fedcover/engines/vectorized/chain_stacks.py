@@ -76,6 +76,12 @@ class ChainTiles(NamedTuple):
     """The number of tiles in shared memory; 1 to load into registers."""
     registers: int | None = None
     """The largest number of registers of a thread; None leaves it to the compiler."""
+    inner_rows: int = 32
+    """The rows of tiles of the layers between the first and the last."""
+    inner_entries: int = 1024
+    """Examples of a batch times columns of these tiles."""
+    inner_warps: tuple[int, int] = (2, 4)
+    """The warps of programs of these layers, forward and backward."""
     head_columns: int = 64
     head_warps: int = 4
     pooled: tuple[PooledTiles, ...] = TILES
@@ -218,7 +224,7 @@ class ChainStacks:
     @property
     def _columns(self) -> int:
         """The columns of a tile of a layer that is neither the first nor the last."""
-        return max(16, 1024 // self._side)
+        return max(16, self._tiles.inner_entries // self._side)
 
     def _first_layer(self, offset: int, momentum: float, update: bool = True) -> None:
         from fedcover.engines.vectorized import chain_kernels
@@ -270,22 +276,23 @@ class ChainStacks:
     def _inner_forward(self, at: int, offset: int) -> None:
         from fedcover.engines.vectorized import chain_kernels
 
-        layer = self.layers[at]
+        layer, tiles = self.layers[at], self._tiles
         launch(
-            chain_kernels.inner_forward, (self._clients * -(-layer.outputs // 32),),
+            chain_kernels.inner_forward, (self._clients * -(-layer.outputs // tiles.inner_rows),),
             self.theta[layer.weight], self._bias_of(at - 1)[0], self._h[at - 1], self._h[at], self.index, self._base,
-            self._keys, offset, self._clients, *self._sizes(at), self._side, 32, self._columns, num_warps=2,
+            self._keys, offset, self._clients, *self._sizes(at), self._side, tiles.inner_rows, self._columns,
+            num_warps=tiles.inner_warps[0],
         )  # fmt: skip
 
     def _inner_backward(self, at: int, offset: int, momentum: float) -> None:
         from fedcover.engines.vectorized import chain_kernels
 
-        layer = self.layers[at]
+        layer, tiles = self.layers[at], self._tiles
         launch(
             chain_kernels.inner_backward, (self._clients * -(-layer.inputs // self._columns),),
             self.theta[layer.weight], self.velocity[layer.weight], *self._bias_of(at - 1), self._h[at - 1], self._d[at],
             self._d[at - 1], self.index, self._base, self._keys, offset, self._clients, self._lr, momentum,
-            *self._sizes(at), self._side, 32, self._columns, num_warps=4,
+            *self._sizes(at), self._side, tiles.inner_rows, self._columns, num_warps=tiles.inner_warps[1],
         )  # fmt: skip
 
     def _sizes(self, at: int) -> tuple[Any, ...]:
