@@ -1,0 +1,140 @@
+"""Cells of the referee: one method in one setting with one seed and one step size, and the federation of each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from fedcover.budgets import by_client
+from fedcover.data import Population, Split, dirichlet, iid, shards
+from fedcover.data.augment import random_crop_flip
+from fedcover.data.population import without_small_clients
+from fedcover.engines.base import Engine
+from fedcover.errors import InputError
+from fedcover.federation.federation import Federation
+from fedcover.models import build
+from fedcover.training.metrics import accuracy
+from fedcover.training.task import Task
+from fedcover_experiments.referee.budgets import keeps_of
+from fedcover_experiments.referee.methods import Method
+from fedcover_experiments.referee.settings import CLIENTS, COHORT, HELD_OUT, SETTINGS, TUNING_SHARE, Setting
+
+WHOLE_TEST = "whole test set"
+"""The metric that is the accuracy of a client's sub-model on the whole test set."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one setting with one seed, one step size and a number of rounds."""
+
+    setting: Setting
+    method: Method
+    seed: int
+    lr: float
+    rounds: int
+
+    @property
+    def name(self) -> str:
+        """A unique name, which is also the folder of the run."""
+        return f"{self.setting.name}/{self.method.name}/{self.rounds}-rounds/lr-{self.lr:g}/seed-{self.seed}"
+
+    @property
+    def tuning(self) -> bool:
+        """Whether it only serves to choose the step size."""
+        return self.seed == HELD_OUT
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The cells that a command asks for."""
+
+    settings: Sequence[Setting]
+    methods: Sequence[Method]
+    seeds: int | None = None
+    """The number of seeds; by default that of each setting's problem."""
+    rounds: int | None = None
+    """The number of rounds, for reduced runs; by default that of each setting."""
+
+    def rounds_of(self, setting: Setting) -> int:
+        """Return the rounds of the cells of a setting."""
+        return self.rounds or setting.training.rounds
+
+    def tuning_cells(self) -> list[Cell]:
+        """Return the cells of the search for step sizes, without repeats."""
+        cells = {}
+        for setting in self.settings:
+            tuned = tuned_setting(setting)
+            rounds = max(1, round(TUNING_SHARE * self.rounds_of(setting)))
+            for method in self.methods:
+                for lr in setting.training.lrs:
+                    cell = Cell(tuned, method, HELD_OUT, lr, rounds)
+                    cells[cell.name] = cell
+        return list(cells.values())
+
+    def total_rounds(self, results_have: Callable[[Cell], bool] = lambda cell: False) -> int:
+        """Return the rounds of all cells, without those of the search that exist; for progress."""
+        tuning = sum(cell.rounds for cell in self.tuning_cells() if not results_have(cell))
+        seeds = sum((self.seeds or s.problem.seeds) * self.rounds_of(s) for s in self.settings)
+        return tuning + seeds * len(self.methods)
+
+    def cells(self, setting: Setting, method: Method, lr: float) -> list[Cell]:
+        """Return the cells of a method in a setting, one for each seed."""
+        seeds = range(self.seeds or setting.problem.seeds)
+        return [Cell(setting, method, seed, lr, self.rounds_of(setting)) for seed in seeds]
+
+
+def tuned_setting(setting: Setting) -> Setting:
+    """Return the setting at which the step sizes of a setting are tuned.
+
+    >>> tuned_setting(SETTINGS["mnist_writers-cnn/natural/nobody-full"]).mix
+    '25-25-25-25'
+    """
+    return SETTINGS[f"{setting.problem.name}/{setting.partition}/{setting.tuned_at}"]
+
+
+def population_of(setting: Setting, split: Split, seed: int) -> Population:
+    """Return the clients of a setting, which depend only on the partition and the seed."""
+    kind, _, value = setting.partition.partition("-")
+    if kind == "natural":
+        if split.clients is None:
+            raise InputError(f"{setting.problem.data} has no clients of its own; use another partition")
+        clients = split.clients
+    elif kind == "iid":
+        clients = iid(split.train, CLIENTS, seed)
+    elif kind == "shards":
+        clients = shards(split.train, CLIENTS, int(value), seed)
+    else:
+        clients = dirichlet(split.train, CLIENTS, float(value), seed, least=2)
+    clients = without_small_clients(clients, setting.training.batch_size)
+    return clients.augmented(random_crop_flip()) if setting.problem.crop_flip else clients
+
+
+def federations_of(cells: Sequence[Cell], split: Split, engine: Engine) -> list[Federation]:
+    """Return the federations of cells on one data set; clients and initial parameters are shared by seed."""
+
+    @cache
+    def task(network: str, seed: int) -> Task:
+        model = build(network, split.train.input_shape, split.train.classes, seed)
+        return Task(model, metrics={WHOLE_TEST: accuracy})
+
+    @cache
+    def clients(setting: Setting, seed: int) -> Population:
+        return population_of(setting, split, seed)
+
+    federations = []
+    for cell in cells:
+        setting, keeps = cell.setting, keeps_of(cell.method, cell.setting)
+        shared = tuned_setting(setting)  # all mixes have the same clients
+        federations.append(
+            Federation(
+                task=task(setting.problem.network, cell.seed),
+                clients=clients(shared, cell.seed),
+                policy=cell.method.build(setting.widths),
+                budgets=by_client([keeps[width] for width in setting.cycle]),
+                local=setting.training.recipe(cell.lr, cell.rounds),
+                cohort=COHORT,
+                seed=cell.seed,
+                engine=engine,
+                certify=True,
+            )
+        )
+    return federations
