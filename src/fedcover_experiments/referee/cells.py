@@ -1,6 +1,6 @@
 """Cells of the referee: one method in one setting with one seed and one step size, and the federation of each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,8 +15,16 @@ from fedcover.models import build
 from fedcover.training.metrics import accuracy
 from fedcover.training.task import Task
 from fedcover_experiments.referee.budgets import keeps_of
-from fedcover_experiments.referee.methods import Method
-from fedcover_experiments.referee.settings import CLIENTS, COHORT, HELD_OUT, SETTINGS, TUNING_SHARE, Setting
+from fedcover_experiments.referee.methods import Method, select_methods
+from fedcover_experiments.referee.settings import (
+    CLIENTS,
+    COHORT,
+    HELD_OUT,
+    SETTINGS,
+    TUNING_SHARE,
+    Setting,
+    select_settings,
+)
 
 WHOLE_TEST = "whole test set"
 """The metric that is the accuracy of a client's sub-model on the whole test set."""
@@ -54,6 +62,11 @@ class Selection:
     rounds: int | None = None
     """The number of rounds, for reduced runs; by default that of each setting."""
 
+    @classmethod
+    def of(cls, settings: str, methods: str, seeds: int, rounds: int) -> "Selection":
+        """Return the selection of a command; 0 seeds or rounds are those of each setting."""
+        return cls(select_settings(settings), select_methods(methods), seeds or None, rounds or None)
+
     def rounds_of(self, setting: Setting) -> int:
         """Return the rounds of the cells of a setting."""
         return self.rounds or setting.training.rounds
@@ -70,11 +83,20 @@ class Selection:
                     cells[cell.name] = cell
         return list(cells.values())
 
-    def total_rounds(self, results_have: Callable[[Cell], bool] = lambda cell: False) -> int:
-        """Return the rounds of all cells, without those of the search that exist; for progress."""
-        tuning = sum(cell.rounds for cell in self.tuning_cells() if not results_have(cell))
-        seeds = sum((self.seeds or s.problem.seeds) * self.rounds_of(s) for s in self.settings)
+    @property
+    def total_rounds(self) -> int:
+        """The rounds of all cells together."""
+        tuning = sum(cell.rounds for cell in self.tuning_cells())
+        seeds = sum((self.seeds or setting.problem.seeds) * self.rounds_of(setting) for setting in self.settings)
         return tuning + seeds * len(self.methods)
+
+    @property
+    def options(self) -> str:
+        """The options of the command that runs this selection."""
+        lists = {"methods": ",".join(m.name for m in self.methods), "settings": ",".join(s.name for s in self.settings)}
+        numbers = {"seeds": self.seeds, "rounds": self.rounds}
+        texts = [f'--{name} "{text}"' for name, text in lists.items()]
+        return " ".join([*texts, *(f"--{name} {value}" for name, value in numbers.items() if value)])
 
     def cells(self, setting: Setting, method: Method, lr: float) -> list[Cell]:
         """Return the cells of a method in a setting, one for each seed."""
