@@ -23,13 +23,14 @@ from fedcover_experiments.referee.tables import WORDS, entries_table, methods_ta
 
 TITLE = "The referee"
 ABOUT = (
-    "Methods of the field at the field's own settings, under one protocol that was fixed before the results. Accuracy "
-    "is that of the global model, the mean of the last five evaluations, ± one standard deviation over seeds. Gains are "
-    "in points, paired by seed, with 95 % intervals; p is corrected by Holm's method over the methods of a setting."
+    "Methods of the field at the field's own settings, under one protocol that was fixed before the results. "
+    "Accuracy is that of the global model, the mean of the last five evaluations, ± one standard deviation over seeds. "
+    "Gains are in points, paired by seed, with 95 % intervals; p is corrected by Holm's method over the methods of a "
+    "setting."
 )
 HOW = (
-    "Click on a heading to sort, and on a method to see the curves of its setting. The pointer on an accuracy shows its "
-    "seeds."
+    "Click on a heading to sort, and on a method to see the curves of its setting. The pointer on an accuracy shows "
+    "its seeds."
 )
 IN_MARKDOWN = ("method", "accuracy, %", "gain over HeteroFL", "p (Holm)", "gain over smallest", "worst level, %",
                "local, %", "Γmin", "uncovered", "MB per round", "note")  # fmt: skip
@@ -58,6 +59,7 @@ def as_html(results: RefereeResults, entries: Sequence[Entry]) -> str:
     board = table(marked.rows, "Leaderboard", marked.marks, WORDS, titles=marked.titles)
     parts = [
         f'<p class="over">{COMMAND}</p>\n<h1>{TITLE}</h1>\n<p class="verdict">{prose(ABOUT)}</p>',
+        *(f'<p class="notice">{prose(sentence)}</p>' for sentence in notices(entries)),
         *(f"<p>{prose(sentence)}</p>" for sentence in sentences(entries)),
         section_heading("Leaderboard"),
         f'<p class="about">{prose(HOW)}</p>\n<div class="leaderboard">{board}</div>',
@@ -73,6 +75,14 @@ def as_html(results: RefereeResults, entries: Sequence[Entry]) -> str:
         *(f'<p class="about">{prose(sentence)}</p>' for sentence in provenance(results)),
     ]
     return frame(TITLE, parts, script)
+
+
+def notices(entries: Sequence[Entry]) -> list[str]:
+    """Return a sentence on reduced runs, if there are some."""
+    lengths = dict.fromkeys(f"{e.rounds} of {e.whole_rounds} rounds" for e in entries if e.reduced)
+    shown = " or ".join(lengths)
+    sentence = f"Some of these runs are reduced, to {shown}: they show how the referee works, not which method is best."
+    return [sentence] if lengths else []
 
 
 def _by_setting(entries: Sequence[Entry]) -> list[list[Entry]]:
@@ -122,6 +132,7 @@ def as_markdown(results: RefereeResults, entries: Sequence[Entry]) -> str:
         f"[The leaderboard as a page]({PAGE}) that can be sorted and filtered; "
         "[the protocol](referee-protocol.md), which was fixed before the results.",
         ABOUT,
+        *(f"> {sentence}" for sentence in notices(entries)),
         "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences(entries), 1)),
     ]
     for group in _by_setting(entries):
