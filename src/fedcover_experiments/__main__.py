@@ -18,7 +18,7 @@ from fedcover.errors import InputError
 from fedcover.federation.history import RoundRecord
 from fedcover_experiments.paper.experiments import experiments
 from fedcover_experiments.referee.cells import Selection
-from fedcover_experiments.referee.rows import Row
+from fedcover_experiments.referee.rows import RefereeRow
 from fedcover_experiments.referee.running import Referee
 from fedcover_experiments.results import run_and_save
 from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, ExperimentRun, OnRound
@@ -85,7 +85,7 @@ def run_referee(args: argparse.Namespace) -> None:
     selection = Selection.of(args.on, args.only, args.seeds, args.rounds)
     start = time.perf_counter()
 
-    def show(rows: Sequence[Row], seconds: float) -> None:
+    def show(rows: Sequence[RefereeRow], seconds: float) -> None:
         row, elapsed = rows[0], time.perf_counter() - start
         print(f"{len(rows)} cells of {row.method}, {row.setting} in {seconds:.1f} s; {elapsed:.0f} s", flush=True)
 

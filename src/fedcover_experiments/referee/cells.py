@@ -31,7 +31,7 @@ WHOLE_TEST = "whole test set"
 
 
 @dataclass(frozen=True)
-class Cell:
+class RefereeCell:
     """One method in one setting with one seed, one step size and a number of rounds."""
 
     setting: Setting
@@ -71,7 +71,7 @@ class Selection:
         """Return the rounds of the cells of a setting."""
         return self.rounds or setting.training.rounds
 
-    def tuning_cells(self) -> list[Cell]:
+    def tuning_cells(self) -> list[RefereeCell]:
         """Return the cells of the search for step sizes, without repeats."""
         cells = {}
         for setting in self.settings:
@@ -79,7 +79,7 @@ class Selection:
             rounds = max(1, round(TUNING_SHARE * self.rounds_of(setting)))
             for method in self.methods:
                 for lr in setting.training.lrs:
-                    cell = Cell(tuned, method, HELD_OUT, lr, rounds)
+                    cell = RefereeCell(tuned, method, HELD_OUT, lr, rounds)
                     cells[cell.name] = cell
         return list(cells.values())
 
@@ -98,10 +98,10 @@ class Selection:
         texts = [f'--{name} "{text}"' for name, text in lists.items()]
         return " ".join([*texts, *(f"--{name} {value}" for name, value in numbers.items() if value)])
 
-    def cells(self, setting: Setting, method: Method, lr: float) -> list[Cell]:
+    def cells(self, setting: Setting, method: Method, lr: float) -> list[RefereeCell]:
         """Return the cells of a method in a setting, one for each seed."""
         seeds = range(self.seeds or setting.problem.seeds)
-        return [Cell(setting, method, seed, lr, self.rounds_of(setting)) for seed in seeds]
+        return [RefereeCell(setting, method, seed, lr, self.rounds_of(setting)) for seed in seeds]
 
 
 def tuned_setting(setting: Setting) -> Setting:
@@ -130,7 +130,7 @@ def population_of(setting: Setting, split: Split, seed: int) -> Population:
     return clients.augmented(random_crop_flip()) if setting.problem.crop_flip else clients
 
 
-def federations_of(cells: Sequence[Cell], split: Split, engine: Engine) -> list[Federation]:
+def federations_of(cells: Sequence[RefereeCell], split: Split, engine: Engine) -> list[Federation]:
     """Return the federations of cells on one data set; clients and initial parameters are shared by seed."""
 
     @cache

@@ -6,11 +6,11 @@ from statistics import fmean
 
 from fedcover.report.statistics import Difference, holm, paired
 from fedcover_experiments.referee.methods import BASE, METHODS, SMALLEST
-from fedcover_experiments.referee.rows import RefereeResults, Row
+from fedcover_experiments.referee.rows import RefereeResults, RefereeRow
 from fedcover_experiments.referee.settings import HELD_OUT
 
 LEVEL = 0.05
-Value = Callable[[Row], float | None]
+Value = Callable[[RefereeRow], float | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Entry:
     whole_rounds: int
     """The rounds that the setting has; more than ``rounds`` if the runs are reduced."""
     method: str
-    rows: tuple[Row, ...]
+    rows: tuple[RefereeRow, ...]
     """Finished runs, ordered by seed."""
     errors: tuple[str, ...] = ()
     """Why other runs failed."""
@@ -70,7 +70,7 @@ class Entry:
 
 def leaderboard(results: RefereeResults) -> list[Entry]:
     """Return the entries by setting and rounds, in the order of the file, the most accurate of a setting first."""
-    groups: dict[tuple[str, int], dict[str, list[Row]]] = {}
+    groups: dict[tuple[str, int], dict[str, list[RefereeRow]]] = {}
     for row in results.rows:
         if row.seed != HELD_OUT:
             groups.setdefault((row.setting, row.rounds), {}).setdefault(row.method, []).append(row)
@@ -81,7 +81,7 @@ def leaderboard(results: RefereeResults) -> list[Entry]:
     return entries
 
 
-def _entry(setting: str, rounds: int, whole: int, method: str, rows: Sequence[Row]) -> Entry:
+def _entry(setting: str, rounds: int, whole: int, method: str, rows: Sequence[RefereeRow]) -> Entry:
     finished = tuple(sorted((row for row in rows if not row.error), key=lambda row: row.seed))
     return Entry(setting, rounds, whole, method, finished, tuple(row.error for row in rows if row.error))
 

@@ -10,8 +10,8 @@ from fedcover.federation.client_evaluation import ClientScore, evaluate_clients
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History
 from fedcover_experiments.referee.budgets import within_budget
-from fedcover_experiments.referee.cells import WHOLE_TEST, Cell
-from fedcover_experiments.referee.rows import LevelRow, Row
+from fedcover_experiments.referee.cells import WHOLE_TEST, RefereeCell
+from fedcover_experiments.referee.rows import LevelRow, RefereeRow
 
 EVALUATIONS, LATE = 50, 5
 """Evaluations of a run, and those at its end over which accuracy is averaged."""
@@ -26,12 +26,12 @@ def evaluate_every(rounds: int) -> int:
     return max(1, rounds // EVALUATIONS)
 
 
-def measure(cell: Cell, federation: Federation, history: History, test: Examples) -> Row:
+def measure(cell: RefereeCell, federation: Federation, history: History, test: Examples) -> RefereeRow:
     """Return the row of a finished run, without the time that it took as a part of its batch."""
     curve = [(record.round, round(record.accuracy, DIGITS)) for record in history if record.accuracy is not None]
     certificate = history.last.certificate or {}
     sent = sum(len(record.cohort) for record in history)
-    return Row(
+    return RefereeRow(
         cell.setting.name,
         cell.method.name,
         cell.seed,
@@ -54,7 +54,7 @@ def measure(cell: Cell, federation: Federation, history: History, test: Examples
     )
 
 
-def _by_clients(cell: Cell, federation: Federation, history: History, test: Examples) -> dict[str, Any]:
+def _by_clients(cell: RefereeCell, federation: Federation, history: History, test: Examples) -> dict[str, Any]:
     """Return accuracies by level, and local accuracies with their deviation over clients."""
     clients = range(min(EVALUATED_CLIENTS, len(federation.clients)))
     scores = evaluate_clients(federation, history, test, clients=list(clients)).clients
@@ -78,7 +78,7 @@ def _level(width: float, scores: Sequence[ClientScore]) -> LevelRow:
     return LevelRow(width, len(scores), kept, whole, local)
 
 
-def _to_target(cell: Cell, federation: Federation, history: History) -> dict[str, Any]:
+def _to_target(cell: RefereeCell, federation: Federation, history: History) -> dict[str, Any]:
     """Return rounds, bytes of all clients and multiply-adds of an average client up to the target accuracy."""
     target = cell.setting.problem.target
     reached = [n for n, record in enumerate(history) if record.accuracy is not None and record.accuracy >= target]

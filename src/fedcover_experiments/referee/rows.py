@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcover._files import write_atomically
 from fedcover.errors import InputError
-from fedcover_experiments.referee.cells import Cell
+from fedcover_experiments.referee.cells import RefereeCell
 
 COMMAND = "fedcover study referee"
 
@@ -29,7 +29,7 @@ class LevelRow:
 
 
 @dataclass(frozen=True)
-class Row:
+class RefereeRow:
     """What is measured of one cell. Accuracies are shares; numbers to the target are None if it was not reached."""
 
     setting: str
@@ -88,7 +88,7 @@ class Row:
         return sum(level.accuracy for level in self.levels) / len(self.levels) if self.levels else None
 
 
-def key_of(cell: Cell) -> tuple[str, str, int, float, int]:
+def key_of(cell: RefereeCell) -> tuple[str, str, int, float, int]:
     """Return what identifies the row of a cell."""
     return cell.setting.name, cell.method.name, cell.seed, cell.lr, cell.rounds
 
@@ -100,13 +100,15 @@ class RefereeResults:
     settings: dict[str, dict[str, Any]]
     batches: list[dict[str, Any]]
     """Command, time, device, data sets and versions of each batch."""
-    rows: list[Row]
+    rows: list[RefereeRow]
 
-    def has(self, cell: Cell) -> bool:
+    def has(self, cell: RefereeCell) -> bool:
         """Return whether the file has a cell."""
         return key_of(cell) in {row.key for row in self.rows}
 
-    def add(self, cells: Sequence[Cell], rows: Sequence[Row], batch: Mapping[str, Any]) -> "RefereeResults":
+    def add(
+        self, cells: Sequence[RefereeCell], rows: Sequence[RefereeRow], batch: Mapping[str, Any]
+    ) -> "RefereeResults":
         """Return the results with more rows, which replace those of the same cells."""
         merged = {row.key: row for row in (*self.rows, *rows)}
         described = {cell.setting.name: cell.setting.describe() for cell in cells}
@@ -136,17 +138,17 @@ def load_results(path: Path) -> RefereeResults:
         raise InputError(f"{path} is damaged or is not a file of the referee; produce it with `{COMMAND}`") from error
 
 
-def _row(item: Mapping[str, Any]) -> Row:
+def _row(item: Mapping[str, Any]) -> RefereeRow:
     levels = [LevelRow(**level) for level in item.get("levels", ())]
     curve = [(int(index), float(value)) for index, value in item.get("curve", ())]
-    row = Row(**{**item, "levels": levels, "curve": curve})
+    row = RefereeRow(**{**item, "levels": levels, "curve": curve})
     numbers = [row.lr, *(value for _, value in row.curve), *filter(None, (row.accuracy, row.local, row.noise))]
     if not all(math.isfinite(number) for number in numbers) or (row.accuracy is None) != bool(row.error):
         raise ValueError(f"row {row.key} is not sound")
     return row
 
 
-def _line(row: Row) -> str:
+def _line(row: RefereeRow) -> str:
     """Return a row as one line of JSON, without values that were not measured."""
     item = {key: value for key, value in asdict(row).items() if value not in (None, "", [])}
     return json.dumps(item, separators=(",", ":"))

@@ -11,10 +11,10 @@ from fedcover.engines.base import Engine
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import ClientError, CoverageWarning, InputError, StepSizeWarning, WholeLayersWarning
 from fedcover.federation.history import RoundRecord
-from fedcover_experiments.referee.cells import Cell, Selection, federations_of, tuned_setting
+from fedcover_experiments.referee.cells import RefereeCell, Selection, federations_of, tuned_setting
 from fedcover_experiments.referee.measures import evaluate_every, measure
 from fedcover_experiments.referee.methods import Method
-from fedcover_experiments.referee.rows import RefereeResults, Row, load_results
+from fedcover_experiments.referee.rows import RefereeResults, RefereeRow, load_results
 from fedcover_experiments.referee.settings import COHORT, HELD_OUT, TUNING_SHARE, Setting
 from fedcover_experiments.results import provenance_of
 from fedcover_experiments.runner import run_batch
@@ -44,8 +44,8 @@ class Referee:
     data: str | None = None
     out: Path | None = None
     precision: str = "fp32"
-    on_batch: Callable[[Sequence[Row], float], None] = lambda rows, seconds: None
-    on_round: Callable[[Cell, RoundRecord], None] = lambda cell, record: None
+    on_batch: Callable[[Sequence[RefereeRow], float], None] = lambda rows, seconds: None
+    on_round: Callable[[RefereeCell, RoundRecord], None] = lambda cell, record: None
 
     def run(self, selection: Selection) -> RefereeResults:
         """Run what is missing of a selection and return all results of the file."""
@@ -62,7 +62,7 @@ class Referee:
                 results = self._run_missing(batch, results)
         return results
 
-    def _run_missing(self, cells: Sequence[Cell], results: RefereeResults) -> RefereeResults:
+    def _run_missing(self, cells: Sequence[RefereeCell], results: RefereeResults) -> RefereeResults:
         missing = [cell for cell in cells if not results.has(cell)]
         if not missing:
             return results
@@ -80,7 +80,7 @@ class Referee:
         self.on_batch(rows, seconds)
         return results
 
-    def _rows(self, cells: Sequence[Cell], split: Split, engine: Engine) -> list[Row]:
+    def _rows(self, cells: Sequence[RefereeCell], split: Split, engine: Engine) -> list[RefereeRow]:
         """Return the rows of cells that are run in lockstep; if one fails, each is run by itself."""
         rounds, names = cells[0].rounds, [cell.name for cell in cells]
         try:
@@ -102,7 +102,7 @@ class Referee:
             if len(cells) > 1:
                 return [row for cell in cells for row in self._rows([cell], split, engine)]
             (cell,) = cells
-            return [Row(cell.setting.name, cell.method.name, cell.seed, cell.lr, cell.rounds, error=str(error))]
+            return [RefereeRow(cell.setting.name, cell.method.name, cell.seed, cell.lr, cell.rounds, error=str(error))]
         ended = zip(cells, federations, histories, strict=True)
         return [measure(cell, federation, history, split.test) for cell, federation, history in ended]
 
@@ -119,9 +119,9 @@ def tuned_lr(results: RefereeResults, setting: Setting, method: Method, selectio
     return max(tried, key=lambda lr: tried[lr]) if tried else setting.training.lr
 
 
-def _batches(cells: Sequence[Cell]) -> list[list[Cell]]:
+def _batches(cells: Sequence[RefereeCell]) -> list[list[RefereeCell]]:
     """Return cells in batches that are run in lockstep: one method, problem, partition and number of rounds."""
-    groups: dict[object, list[Cell]] = {}
+    groups: dict[object, list[RefereeCell]] = {}
     for cell in cells:
         setting = cell.setting
         key = (setting.problem.name, setting.partition, setting.training, cell.rounds, cell.method.name, cell.tuning)

@@ -13,7 +13,7 @@ from fedcover_experiments.referee.leaderboard import Entry, leaderboard
 from fedcover_experiments.referee.methods import METHODS
 from fedcover_experiments.referee.page import as_html, as_markdown, write_leaderboard
 from fedcover_experiments.referee.published import MEASURES, beside_ours, published_cells
-from fedcover_experiments.referee.rows import LevelRow, RefereeResults, Row, load_results
+from fedcover_experiments.referee.rows import LevelRow, RefereeResults, RefereeRow, load_results
 from fedcover_experiments.referee.sentences import sentences
 from fedcover_experiments.referee.settings import HELD_OUT, SETTINGS
 
@@ -23,7 +23,9 @@ FIARSE = "cifar10-resnet18/dirichlet-0.3/25-25-25-25"
 NOISE = (0.001, -0.002, 0.0, 0.002, -0.001)
 
 
-def rows_of(setting: str, means: dict[str, float], seeds: int = 5, rounds: int = 30, over: str = "") -> list[Row]:
+def rows_of(
+    setting: str, means: dict[str, float], seeds: int = 5, rounds: int = 30, over: str = ""
+) -> list[RefereeRow]:
     """Rows whose accuracies differ a little by seed, so that differences between methods are almost constant."""
     rows = []
     for number, (method, mean) in enumerate(means.items()):
@@ -31,13 +33,13 @@ def rows_of(setting: str, means: dict[str, float], seeds: int = 5, rounds: int =
             accuracy = mean + 0.01 * seed + 0.1 * number * NOISE[seed]
             levels = [LevelRow(width, 10, width, accuracy - drop, accuracy) for width, drop in ((1, 0), (0.5, 0.04))]
             rows.append(
-                Row(setting, method, seed, 0.1, rounds, accuracy, levels, 0.8, 0.1, gamma_min=2, uncovered=0.0,
+                RefereeRow(setting, method, seed, 0.1, rounds, accuracy, levels, 0.8, 0.1, gamma_min=2, uncovered=0.0,
                     noise=0.1, over_budget=method == over, curve=[(15, accuracy / 2), (rounds, accuracy)])
             )  # fmt: skip
     return rows
 
 
-def results_with(*rows: list[Row]) -> RefereeResults:
+def results_with(*rows: list[RefereeRow]) -> RefereeResults:
     described = {row.setting: SETTINGS[row.setting].describe() for group in rows for row in group}
     return RefereeResults(described, [], [row for group in rows for row in group])
 
@@ -67,7 +69,7 @@ def test_methods_are_compared_with_heterofl_by_seed() -> None:
 
 
 def test_runs_of_other_lengths_and_of_the_search_are_not_compared() -> None:
-    searched = [Row(EVEN, "WP", HELD_OUT, 0.1, 30, 0.99)]
+    searched = [RefereeRow(EVEN, "WP", HELD_OUT, 0.1, 30, 0.99)]
     entries = leaderboard(results_with(rows_of(EVEN, MEANS), rows_of(EVEN, {"WP": 0.9}, rounds=100), searched))
     assert [(e.rounds, e.reduced) for e in entries if e.method == "WP"] == [(30, True), (100, False)]
     assert [e.against_base is None for e in entries if e.method == "WP"] == [False, True]
@@ -118,7 +120,7 @@ def test_published_cells_refer_to_settings_and_measures() -> None:
 
 
 def test_the_page_has_every_entry_its_seeds_and_its_curves() -> None:
-    failed = [Row(NOBODY, "WP", 0, 0.1, 30, error="all clients <diverged>")]
+    failed = [RefereeRow(NOBODY, "WP", 0, 0.1, 30, error="all clients <diverged>")]
     results = results_with(rows_of(EVEN, MEANS), failed)
     page, text = (write(results, leaderboard(results)) for write in (as_html, as_markdown))
     assert page.count("seed 0: ") == len(MEANS)

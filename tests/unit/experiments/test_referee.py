@@ -17,9 +17,9 @@ from fedcover.params import count, params_of
 from fedcover_experiments.__main__ import main
 from fedcover_experiments.referee import running
 from fedcover_experiments.referee.budgets import keeps_of, structure_of, within_budget
-from fedcover_experiments.referee.cells import Cell, Selection, federations_of
+from fedcover_experiments.referee.cells import RefereeCell, Selection, federations_of
 from fedcover_experiments.referee.methods import METHODS, method_of
-from fedcover_experiments.referee.rows import LevelRow, RefereeResults, Row, load_results
+from fedcover_experiments.referee.rows import LevelRow, RefereeResults, RefereeRow, load_results
 from fedcover_experiments.referee.running import Referee, tuned_lr
 from fedcover_experiments.referee.settings import HELD_OUT, MIXES, SETTINGS, select_settings
 
@@ -47,7 +47,7 @@ def selection(methods: str, rounds: int = 4, seeds: int = 2) -> Selection:
 @pytest.mark.parametrize("name", [name for name in METHODS if within_budget(METHODS[name], EVEN)])
 def test_no_client_holds_more_than_its_level(name: str) -> None:
     method = METHODS[name]
-    (federation,) = federations_of([Cell(EVEN, method, 0, 0.1, 4)], small_split(), Serial())
+    (federation,) = federations_of([RefereeCell(EVEN, method, 0, 0.1, 4)], small_split(), Serial())
     reference = CostModel(structure_of(EVEN.problem), units=True)
     planned = federation.begin_round(federation.start())
     for plan in planned.plans:
@@ -78,7 +78,9 @@ def test_mixes_have_the_published_shares() -> None:
 
 
 def test_runs_with_one_seed_have_the_same_clients_and_parameters_for_all_methods() -> None:
-    cells = [Cell(setting, METHODS[name], 3, 0.1, 4) for name in ("HeteroFL", "WP") for setting in (EVEN, NOBODY)]
+    cells = [
+        RefereeCell(setting, METHODS[name], 3, 0.1, 4) for name in ("HeteroFL", "WP") for setting in (EVEN, NOBODY)
+    ]
     first, *others = federations_of(cells, small_split(), Serial())
     for other in others:
         assert other.clients is first.clients
@@ -136,8 +138,10 @@ def test_a_run_that_fails_is_a_row_with_its_error(tmp_path: Path) -> None:
 
 
 def test_the_step_size_with_the_highest_accuracy_is_used() -> None:
-    def tried(lr: float, accuracy: float | None, rounds: int = 1) -> Row:
-        return Row(EVEN.name, "FS", HELD_OUT, lr, rounds, accuracy=accuracy, error="" if accuracy else "diverged")
+    def tried(lr: float, accuracy: float | None, rounds: int = 1) -> RefereeRow:
+        return RefereeRow(
+            EVEN.name, "FS", HELD_OUT, lr, rounds, accuracy=accuracy, error="" if accuracy else "diverged"
+        )
 
     rows = [tried(0.033, 0.5), tried(0.1, 0.6), tried(0.3, None), tried(0.3, 0.9, rounds=7)]
     results = RefereeResults({}, [], rows)
@@ -148,8 +152,8 @@ def test_the_step_size_with_the_highest_accuracy_is_used() -> None:
 def test_damaged_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "referee.json"
     level = LevelRow(1.0, 1, 1.0, 0.5, 0.5)
-    row = Row(EVEN.name, "FS", 0, 0.1, 4, accuracy=0.5, levels=[level], curve=[(4, 0.5)])
-    RefereeResults({}, [], []).add([Cell(EVEN, METHODS["FS"], 0, 0.1, 4)], [row], {"command": "x"}).save(path)
+    row = RefereeRow(EVEN.name, "FS", 0, 0.1, 4, accuracy=0.5, levels=[level], curve=[(4, 0.5)])
+    RefereeResults({}, [], []).add([RefereeCell(EVEN, METHODS["FS"], 0, 0.1, 4)], [row], {"command": "x"}).save(path)
     assert load_results(path).rows == [row]
     assert load_results(path).settings[EVEN.name]["training"]["lrs"] == list(EVEN.training.lrs)
     content = json.loads(path.read_text())
