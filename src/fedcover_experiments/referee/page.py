@@ -16,6 +16,7 @@ from fedcover.report.page import frame
 from fedcover.report.style import draw_line, fit_rounds, mark_series, new_axes, styled
 from fedcover_experiments.markdown import markdown_table
 from fedcover_experiments.referee.leaderboard import Entry, leaderboard
+from fedcover_experiments.referee.methods import METHODS
 from fedcover_experiments.referee.published import beside_ours
 from fedcover_experiments.referee.rows import COMMAND, RefereeResults
 from fedcover_experiments.referee.sentences import sentences
@@ -103,7 +104,7 @@ def _curves(entries: Sequence[Entry]) -> str:
         "Accuracy of the global model on the test set, mean over seeds.",
         f"Accuracy over rounds of {len(names)} methods",
         lambda: curves_figure(entries),
-        [LegendEntry(name, style, name) for style, name in enumerate(names)],
+        [LegendEntry(name, style_of(name), name) for name in names],
     )
     label = f"{setting}, {rounds} rounds"
     return (
@@ -112,15 +113,20 @@ def _curves(entries: Sequence[Entry]) -> str:
     )
 
 
+def style_of(method: str) -> int:
+    """Return the number of a method's colour and dashes, the same in all settings."""
+    return list(METHODS).index(method) if method in METHODS else len(METHODS)
+
+
 @styled
 def curves_figure(entries: Sequence[Entry]) -> Figure:
     """Draw the mean accuracy over seeds of each entry of a setting."""
     drawn, axes = new_axes("accuracy, %")
-    for style, entry in enumerate(entries):
+    for entry in entries:
         curves = [dict(row.curve) for row in entry.rows]
         rounds = [index for index in curves[0] if all(index in curve for curve in curves)]
         means = [100 * fmean(curve[index] for curve in curves) for index in rounds]
-        mark_series(draw_line(axes, rounds, means, style), entry.method)
+        mark_series(draw_line(axes, rounds, means, style_of(entry.method)), entry.method)
     fit_rounds(axes, [index for entry in entries for row in entry.rows for index, _ in row.curve])
     return drawn
 
