@@ -1,6 +1,7 @@
 """What is measured of a finished cell."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean, pstdev
 from typing import Any
@@ -56,23 +57,28 @@ def measure(cell: RefereeCell, federation: Federation, history: History, test: E
 
 def _by_clients(cell: RefereeCell, federation: Federation, history: History, test: Examples) -> dict[str, Any]:
     """Return accuracies by level, and local accuracies with their deviation over clients."""
-    clients = range(min(EVALUATED_CLIENTS, len(federation.clients)))
-    scores = evaluate_clients(federation, history, test, clients=list(clients)).clients
-    groups: dict[float, list[ClientScore]] = {}
-    for score in scores:
-        groups.setdefault(cell.setting.width_of(score.client), []).append(score)
+    clients = list(range(min(EVALUATED_CLIENTS, len(federation.clients))))
+    scores = evaluate_clients(federation, history, test, clients=clients).clients
+    whole = scores
+    if federation.clients.tests is not None:  # the scores are those on the clients' own test sets
+        without = replace(federation, clients=federation.clients.with_tests(None))
+        whole = evaluate_clients(without, history, test, clients=clients).clients
+    groups: dict[float, list[tuple[ClientScore, ClientScore]]] = {}
+    for pair in zip(scores, whole, strict=True):
+        groups.setdefault(cell.setting.width_of(pair[0].client), []).append(pair)
     local = [score.accuracy or 0.0 for score in scores]
     levels = [_level(width, groups[width]) for width in sorted(groups, reverse=True)]
     return {"levels": levels, "local": _rounded(fmean(local)), "local_deviation": _rounded(pstdev(local))}
 
 
-def _level(width: float, scores: Sequence[ClientScore]) -> LevelRow:
+def _level(width: float, scores: Sequence[tuple[ClientScore, ClientScore]]) -> LevelRow:
+    """Return the means over the clients of a level, from their local scores and those on the whole test set."""
     kept, whole, local = (
         _rounded(fmean(values))
         for values in (
-            [score.kept for score in scores],
-            [score.metrics.get(WHOLE_TEST) or 0.0 for score in scores],
-            [score.accuracy or 0.0 for score in scores],
+            [score.kept for score, _ in scores],
+            [score.metrics.get(WHOLE_TEST) or 0.0 for _, score in scores],
+            [score.accuracy or 0.0 for score, _ in scores],
         )
     )
     return LevelRow(width, len(scores), kept, whole, local)

@@ -18,6 +18,7 @@ from fedcover_experiments.__main__ import main
 from fedcover_experiments.referee import running
 from fedcover_experiments.referee.budgets import keeps_of, structure_of, within_budget
 from fedcover_experiments.referee.cells import RefereeCell, Selection, federations_of
+from fedcover_experiments.referee.measures import measure
 from fedcover_experiments.referee.methods import METHODS, method_of
 from fedcover_experiments.referee.rows import LevelRow, RefereeResults, RefereeRow, load_results
 from fedcover_experiments.referee.running import Referee, tuned_lr
@@ -135,6 +136,39 @@ def test_a_run_that_fails_is_a_row_with_its_error(tmp_path: Path) -> None:
     assert "no.such" in errors[f"{own}:broken"]
     assert errors["FS"] == ""
     assert load_results(tmp_path / "referee.json").rows == results.rows
+
+
+@pytest.mark.usefixtures("small_data")
+def test_every_method_runs(tmp_path: Path) -> None:
+    chosen = Selection.of("mnist_writers-mlp/natural/25-25-25-25", "", 1, 2)
+    results = Referee(tmp_path / "referee.json", "command", "serial").run(chosen)
+    assert {row.method: row.error for row in results.rows} == dict.fromkeys(METHODS, "")
+
+
+def test_rounds_bytes_and_work_are_counted_up_to_the_target() -> None:
+    split, setting = small_split(), replace(EVEN, problem=replace(EVEN.problem, target=0.05))
+    cell = RefereeCell(setting, METHODS["FedAvg"], 0, 0.1, 3)
+    (federation,) = federations_of([cell], split, Serial())
+    history = federation.run(3, split.test)
+    row = measure(cell, federation, history, split.test)
+    assert (row.rounds_to_target, row.bytes_to_target) == (1, history[0].bytes_down + history[0].bytes_up)
+    assert row.macs_to_target == pytest.approx(3 * 10 * history[0].macs, rel=1e-3)  # passes, examples of one batch
+    never = replace(cell, setting=replace(setting, problem=replace(EVEN.problem, target=1.1)))
+    assert measure(never, federation, history, split.test).rounds_to_target is None
+
+
+def test_levels_are_tested_on_all_data_and_clients_on_their_own() -> None:
+    split = small_split()
+    assert split.clients is not None
+    single = fc.data.from_parts(split.test, [[10 * client] for client in range(20)])
+    own = Split(split.train, split.test, split.clients.with_tests(single))
+    cell = RefereeCell(EVEN, METHODS["FedAvg"], 0, 0.1, 3)
+    (federation,) = federations_of([cell], own, Serial())
+    row = measure(cell, federation, federation.run(3, own.test), own.test)
+    assert [level.accuracy for level in row.levels] == pytest.approx([row.curve[-1][1]] * 4, abs=1e-4)
+    assert row.local is not None
+    assert 20 * row.local == pytest.approx(round(20 * row.local), abs=1e-2)  # one example each
+    assert row.local_deviation == pytest.approx((row.local * (1 - row.local)) ** 0.5, abs=1e-3)
 
 
 def test_the_step_size_with_the_highest_accuracy_is_used() -> None:
