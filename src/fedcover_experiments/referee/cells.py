@@ -26,6 +26,8 @@ from fedcover_experiments.referee.settings import (
     select_settings,
 )
 
+CERTIFIED = 0
+"""The seed whose run has a certificate; it takes time, and differs little between seeds."""
 WHOLE_TEST = "whole test set"
 """The metric that is the accuracy of a client's sub-model on the whole test set."""
 
@@ -71,12 +73,15 @@ class Selection:
         """Return the rounds of the cells of a setting."""
         return self.rounds or setting.training.rounds
 
+    def tuning_rounds(self, setting: Setting) -> int:
+        """Return the rounds in which the step sizes of a setting are tuned."""
+        return max(1, round(TUNING_SHARE * self.rounds_of(setting)))
+
     def tuning_cells(self) -> list[RefereeCell]:
         """Return the cells of the search for step sizes, without repeats."""
         cells = {}
         for setting in self.settings:
-            tuned = tuned_setting(setting)
-            rounds = max(1, round(TUNING_SHARE * self.rounds_of(setting)))
+            tuned, rounds = tuned_setting(setting), self.tuning_rounds(setting)
             for method in self.methods:
                 for lr in setting.training.lrs:
                     cell = RefereeCell(tuned, method, HELD_OUT, lr, rounds)
@@ -156,7 +161,7 @@ def federations_of(cells: Sequence[RefereeCell], split: Split, engine: Engine) -
                 cohort=COHORT,
                 seed=cell.seed,
                 engine=engine,
-                certify=True,
+                certify=cell.seed == CERTIFIED,
             )
         )
     return federations

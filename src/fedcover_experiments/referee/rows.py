@@ -53,8 +53,9 @@ class RefereeRow:
     noise: float | None = None
     """Pruning noise, mean over rounds."""
     certificate: str = ""
+    """What the certificate states; empty for seeds without one."""
     covered: bool | None = None
-    """Whether every entry was held in every round."""
+    """Whether every entry was held in every round, by the certificate."""
     bytes_per_round: float | None = None
     """Bytes down and up of a client."""
     macs: float | None = None
@@ -103,8 +104,8 @@ class RefereeResults:
     rows: list[RefereeRow]
 
     def has(self, cell: RefereeCell) -> bool:
-        """Return whether the file has a cell."""
-        return key_of(cell) in {row.key for row in self.rows}
+        """Return whether a cell need not be run; those that failed are run again, except in the search."""
+        return key_of(cell) in {row.key for row in self.rows if not row.error or cell.tuning}
 
     def add(
         self, cells: Sequence[RefereeCell], rows: Sequence[RefereeRow], batch: Mapping[str, Any]

@@ -15,7 +15,7 @@ from fedcover_experiments.referee.cells import RefereeCell, Selection, federatio
 from fedcover_experiments.referee.measures import evaluate_every, measure
 from fedcover_experiments.referee.methods import Method
 from fedcover_experiments.referee.rows import RefereeResults, RefereeRow, load_results
-from fedcover_experiments.referee.settings import COHORT, HELD_OUT, TUNING_SHARE, Setting
+from fedcover_experiments.referee.settings import COHORT, HELD_OUT, Setting
 from fedcover_experiments.results import provenance_of
 from fedcover_experiments.runner import run_batch
 
@@ -73,6 +73,7 @@ class Referee:
             seconds = time.perf_counter() - start
             data = {missing[0].setting.problem.data: split.train.provenance}
             entry = provenance_of(self.command, len(missing), round(seconds, 1), engine, data)
+        results = load_results(self.path)  # another process may have added rows
         number, share = len(results.batches), round(seconds / len(missing), 2)
         rows = [replace(row, wall_seconds=share, batch=number) for row in rows]
         results = results.add(missing, rows, {**entry, "precision": self.precision})
@@ -109,7 +110,7 @@ class Referee:
 
 def tuned_lr(results: RefereeResults, setting: Setting, method: Method, selection: Selection) -> float:
     """Return the step size with the highest accuracy in the search; the published one if all of its runs failed."""
-    name, rounds = tuned_setting(setting).name, max(1, round(TUNING_SHARE * selection.rounds_of(setting)))
+    name, rounds = tuned_setting(setting).name, selection.tuning_rounds(setting)
     tried = {
         row.lr: row.accuracy
         for row in results.rows

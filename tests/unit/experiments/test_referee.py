@@ -107,6 +107,7 @@ def test_cells_are_tuned_measured_and_run_once(tmp_path: Path) -> None:
     assert row.client_steps == 4 * 10 * 1  # rounds, clients, batches
     assert row.wall_seconds > 0
     assert [index for index, _ in row.curve] == [1, 2, 3, 4]
+    assert row.certificate
     batches.clear()
     more = referee.run(selection("HeteroFL,smallest,FedRolex"))
     assert batches == [3, 4]
@@ -136,6 +137,11 @@ def test_a_run_that_fails_is_a_row_with_its_error(tmp_path: Path) -> None:
     assert "no.such" in errors[f"{own}:broken"]
     assert errors["FS"] == ""
     assert load_results(tmp_path / "referee.json").rows == results.rows
+    again: list[str] = []
+    referee = Referee(tmp_path / "referee.json", "command", "serial")
+    referee.on_batch = lambda rows, seconds: again.append(rows[0].method)
+    referee.run(selection(f"{own}:broken,FS"))
+    assert again == [f"{own}:broken"]  # but not its search for a step size
 
 
 @pytest.mark.usefixtures("small_data")
