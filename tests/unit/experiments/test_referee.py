@@ -58,7 +58,8 @@ def test_no_client_holds_more_than_its_level(name: str) -> None:
 
 def test_methods_that_exceed_their_level_are_over_budget() -> None:
     over = {name for name in METHODS if not within_budget(METHODS[name], EVEN)}
-    assert over == {"FedAvg", "S-GaP", "P-GaP", "FedPart", "FedPLT", "depth_windows"}
+    assert over >= {"FedAvg", "S-GaP", "P-GaP", "FedPart", "FedPLT", "depth_windows"}
+    assert not over & {"smallest", "HeteroFL", "FedRolex", "FjORD", "FS", "WP", "FIARSE", "FedDST", "optimal"}
 
 
 def test_a_limit_on_memory_gives_pruned_weights_nothing() -> None:
@@ -146,9 +147,10 @@ def test_a_run_that_fails_is_a_row_with_its_error(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_data")
 def test_every_method_runs(tmp_path: Path) -> None:
-    chosen = Selection.of("mnist_writers-mlp/natural/25-25-25-25", "", 1, 2)
+    names = [name for name, method in METHODS.items() if method.kind != "depth"]  # this network has one hidden layer
+    chosen = Selection.of("mnist_writers-mlp/natural/25-25-25-25", ",".join(names), 1, 2)
     results = Referee(tmp_path / "referee.json", "command", "serial").run(chosen)
-    assert {row.method: row.error for row in results.rows} == dict.fromkeys(METHODS, "")
+    assert {row.method: row.error for row in results.rows} == dict.fromkeys(names, "")
 
 
 def test_rounds_bytes_and_work_are_counted_up_to_the_target() -> None:
