@@ -68,6 +68,11 @@ METHODS: Mapping[str, Method] = {
 """All methods by name; a new one is a new line. The order is that of tables with equal numbers."""
 
 
+def own_method(name: str) -> Method:
+    """Return a method that is not one of ``METHODS``."""
+    return Method(name, "own", "a policy of one's own")
+
+
 def method_of(name: str) -> Method:
     """Return a method by its name; ``FILE.py:NAME`` is a policy of one's own.
 
@@ -75,7 +80,7 @@ def method_of(name: str) -> Method:
     'random_submodels'
     """
     if ":" in name:
-        return Method(name, "own", "a policy of one's own")
+        return own_method(name)
     if name not in METHODS:
         raise InputError(f"the referee has no method '{name}'; use some of {', '.join(METHODS)}, or FILE.py:NAME")
     return METHODS[name]

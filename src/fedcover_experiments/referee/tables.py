@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fedcover.report.format import MISSING, mean_and_deviation, megabytes, percent, signed
 from fedcover.report.statistics import Difference
 from fedcover_experiments.referee.leaderboard import Entry, Value
-from fedcover_experiments.referee.methods import METHODS, method_of
+from fedcover_experiments.referee.methods import METHODS, own_method
 from fedcover_experiments.referee.rows import RefereeResults
 
 ACCURACY, CERTIFICATE = "accuracy, %", "certificate"
@@ -116,7 +116,8 @@ def settings_table(results: RefereeResults, entries: Sequence[Entry]) -> Table:
 
 def methods_table(entries: Sequence[Entry]) -> Table:
     """Return the methods that have entries, with their sources."""
-    methods = [method_of(name) for name in dict.fromkeys(entry.method for entry in entries)]
+    names = dict.fromkeys(entry.method for entry in entries)
+    methods = [METHODS.get(name) or own_method(name) for name in names]
     return [{"method": method.name, "kind": method.kind, "source": method.source} for method in methods]
 
 

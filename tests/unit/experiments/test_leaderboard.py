@@ -129,7 +129,8 @@ def test_the_page_has_every_entry_its_seeds_and_its_curves() -> None:
     assert "1 failed: all clients &lt;diverged&gt;" in page
     assert "reduced: 30 of 100 rounds" in text
     assert "> Some of these runs are reduced" in text
-    whole = results_with(rows_of(EVEN, MEANS, rounds=100))
+    whole = results_with(rows_of(EVEN, {**MEANS, "mine.py:policy": 0.5}, rounds=100))
+    assert "mine.py:policy" in as_html(whole, leaderboard(whole))
     assert "reduced" not in as_markdown(whole, leaderboard(whole))
     assert "default-src 'none'" in page
 
