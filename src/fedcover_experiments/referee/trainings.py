@@ -82,7 +82,7 @@ FEDLASE = Training(
     momentum=0.9,
 )
 FEDOPT_SHAKESPEARE = Training(
-    "Reddi et al., Adaptive federated optimization, ICLR 2021: rounds, one epoch, plain SGD; batches of 4 and step size 1"
+    "Reddi et al., Adaptive federated optimization, ICLR 2021: rounds, one epoch, plain SGD; batch size and step size"
     " are not checked against the paper",
     1200,
     1.0,
