@@ -3,11 +3,13 @@
 python -m fedcover_experiments paper all --data FOLDER --out results.json
 python -m fedcover_experiments paper departures --data FOLDER --out departures.json
 python -m fedcover_experiments study coverage --data FOLDER --out coverage.json
+python -m fedcover_experiments study referee --methods FedRolex,FIARSE --settings core --data FOLDER --out referee.json
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedcover.engines.choose import choose_engine
@@ -15,6 +17,9 @@ from fedcover.engines.vectorized.precision import PRECISIONS
 from fedcover.errors import InputError
 from fedcover.federation.history import RoundRecord
 from fedcover_experiments.paper.experiments import experiments
+from fedcover_experiments.referee.cells import Selection
+from fedcover_experiments.referee.rows import RefereeRow
+from fedcover_experiments.referee.running import Referee
 from fedcover_experiments.results import run_and_save
 from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, ExperimentRun, OnRound
 from fedcover_experiments.studies import SEEDS as STUDY_SEEDS
@@ -22,6 +27,7 @@ from fedcover_experiments.studies import STUDIES
 from fedcover_experiments.studies.selection import StudySelection, run_selection
 
 PROGRAM = "python -m fedcover_experiments"
+REFEREE = "referee"
 LINES = 40
 """The number of lines of progress that a long run prints, about."""
 
@@ -62,13 +68,30 @@ def run_paper_departures(args: argparse.Namespace) -> None:
 
 def run_study(args: argparse.Namespace) -> None:
     """Run a study, or a selection of its runs."""
+    if args.study == REFEREE:
+        return run_referee(args)
+    seeds, rounds = args.seeds or STUDY_SEEDS, args.rounds or ROUNDS
     options = {name: getattr(args, name) for name in ("first", "on", "only", "budgets", "precision")}
-    selection = StudySelection(args.study, args.seeds, args.rounds, **options)
+    selection = StudySelection(args.study, seeds, rounds, **options)
     count = len(selection.runs)
     print(f"{count} runs", flush=True)
-    progress = _progress(count * args.rounds)
+    progress = _progress(count * rounds)
     seconds = run_selection(selection, f"{PROGRAM} study", args.out, args.engine, args.data, progress)
     print(f"{seconds:.1f} s; results: {args.out}", flush=True)
+
+
+def run_referee(args: argparse.Namespace) -> None:
+    """Run the cells of the referee that the file of results does not have yet."""
+    selection = Selection.of(args.on, args.only, args.seeds, args.rounds)
+    start = time.perf_counter()
+
+    def show(rows: Sequence[RefereeRow], seconds: float) -> None:
+        row, elapsed = rows[0], time.perf_counter() - start
+        print(f"{len(rows)} cells of {row.method}, {row.setting} in {seconds:.1f} s; {elapsed:.0f} s", flush=True)
+
+    command = f"{PROGRAM} study {REFEREE} {selection.options}"
+    Referee(args.out, command, args.engine, args.data, precision=args.precision, on_batch=show).run(selection)
+    print(f"results: {args.out}", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,16 +103,18 @@ def _parser() -> argparse.ArgumentParser:
     paper.add_argument("table", help="a table of `fedcover paper list`, mnist, cifar10, all, or departures")
     paper.add_argument("--rows", default="", help="only these rows: codes or nicknames, separated by commas")
     study = commands.add_parser("study", help="one of the studies")
-    study.add_argument("study", choices=list(STUDIES))
-    study.add_argument("--on", default="", help="only this data set, such as mnist, or split, such as mnist/iid")
-    study.add_argument("--only", default="", help="only these policies, such as HeteroFL,FjORD")
+    study.add_argument("study", choices=[*STUDIES, REFEREE])
+    study.add_argument(
+        "--on", "--settings", default="", help="only this data set, such as mnist, or split, or settings of the referee"
+    )
+    study.add_argument("--only", "--methods", default="", help="only these policies, such as HeteroFL,FjORD")
     study.add_argument("--budgets", default="", help="only this code of budgets, such as 10x0.25")
     study.add_argument("--precision", default="fp32", choices=PRECISIONS, help="how passes compute")
-    for command, run, seeds in ((paper, run_paper, SEEDS), (study, run_study, STUDY_SEEDS)):
+    for command, run, seeds, rounds in ((paper, run_paper, SEEDS, ROUNDS), (study, run_study, 0, 0)):
         command.set_defaults(run=run)
-        command.add_argument("--seeds", type=int, default=seeds)
+        command.add_argument("--seeds", type=int, default=seeds, help="0: those of the study")
         command.add_argument("--first", type=int, default=0, help="first seed, to add seeds to earlier results")
-        command.add_argument("--rounds", type=int, default=ROUNDS)
+        command.add_argument("--rounds", type=int, default=rounds, help="0: those of the study")
         command.add_argument("--engine", default="auto")
         command.add_argument("--data", help="folder of the data sets")
         command.add_argument("--out", type=Path, default=Path("results.json"))

@@ -19,6 +19,9 @@ from fedcover_experiments.paper.arithmetic import audit_rows, wrong_cells
 from fedcover_experiments.paper.compare import departure_rows
 from fedcover_experiments.paper.experiments import experiments, names, title
 from fedcover_experiments.paper.published import tables
+from fedcover_experiments.referee.cells import Selection
+from fedcover_experiments.referee.rows import load_results
+from fedcover_experiments.referee.running import Referee
 from fedcover_experiments.results import load, load_all, run_and_save
 from fedcover_experiments.runner import CHECKPOINT_EVERY, COHORT, ROUNDS, SEEDS, ExperimentRun
 from fedcover_experiments.studies import SEEDS as STUDY_SEEDS
@@ -28,6 +31,7 @@ from fedcover_experiments.studies.selection import StudySelection, run_selection
 
 AGAIN = f"runs have a checkpoint every {CHECKPOINT_EVERY} rounds: repeat the command to continue from there"
 """What to do after Ctrl-C."""
+REFEREE = "referee"
 RUNS = Path("runs/paper")
 """The default folder of runs."""
 
@@ -160,12 +164,24 @@ def audit(as_json: JsonOption = False) -> None:
 
 @partial(friendly, interrupted=AGAIN)
 def study(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(STUDIES)}.")],
-    seeds: SeedsOption = STUDY_SEEDS,
-    rounds: RoundsOption = ROUNDS,
-    on: Annotated[str, typer.Option(help="Only this data set, such as mnist, or split, such as mnist/iid.")] = "",
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join((*STUDIES, REFEREE))}.")],
+    seeds: Annotated[
+        int, typer.Option(help=f"Number of seeds; 0 for {STUDY_SEEDS}, in `referee` for those of each setting.")
+    ] = 0,
+    rounds: Annotated[
+        int, typer.Option(help=f"Number of rounds; 0 for {ROUNDS}, in `referee` for those of each setting.")
+    ] = 0,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on", "--settings", help="Only this data set, such as mnist, or split, such as mnist/iid, or settings."
+        ),
+    ] = "",
     only: Annotated[
-        str, typer.Option(help="Only these policies, such as HeteroFL,FjORD; in `methods` also FILE.py:NAME.")
+        str,
+        typer.Option(
+            "--only", "--methods", help="Only these policies, such as HeteroFL,FjORD; in some studies FILE.py:NAME."
+        ),
     ] = "",
     budgets: Annotated[str, typer.Option(help="Only this code of budgets, such as 10x0.25.")] = "",
     engine: EngineOption = "auto",
@@ -177,16 +193,21 @@ def study(
 ) -> None:
     """Run a study and report on it: the effect of `coverage`, of weights by `labels`, published `methods` compared.
 
-    `complements` compares what clients see outside their masks, and `costs` what masks and complements cost.
+    `complements` compares what clients see outside their masks, and `costs` what masks and complements cost. `referee`
+    runs the methods of the field at the field's settings, and writes a leaderboard.
 
     Policies are compared by seed, with 95 % intervals and Holm's correction. A study takes minutes on a GPU and hours
     on two cores. Its runs are kept in `runs/` under --out, and the same command continues an interrupted study.
     """
+    check_whole("seeds", seeds, 0)
+    check_whole("rounds", rounds, 0)
+    if name == REFEREE:
+        return _referee(Selection.of(on, only, seeds, rounds), engine, precision, results, folder, data, quiet)
     if name not in STUDIES:
-        raise InputError(f"there is no study '{name}'; use one of {', '.join(STUDIES)}")
+        raise InputError(f"there is no study '{name}'; use one of {', '.join((*STUDIES, REFEREE))}")
     chosen, path = STUDIES[name], results or folder / f"{name}.json"
+    seeds, rounds = seeds or STUDY_SEEDS, rounds or ROUNDS
     check_whole("seeds", seeds, 1 if chosen.separate else 2)
-    check_whole("rounds", rounds, 1)
     if results is None:
         selection = StudySelection(name, seeds, rounds, on=on, only=only, budgets=budgets, precision=precision)
         count = len(selection.runs)
@@ -202,3 +223,27 @@ def study(
         heads = [head for head in table[0] if not chosen.separate or head in ON_SCREEN]
         show_table([{head: row[head].replace("**", "") for head in heads} for row in table], heading)
     out.print(f"report: {page}")
+
+
+def _referee(
+    selection: Selection,
+    engine: str,
+    precision: str,
+    results: Path | None,
+    folder: Path,
+    data: str | None,
+    quiet: bool,
+) -> None:
+    """Run what is missing of a selection of the referee, and write the leaderboard."""
+    path = results or folder / f"{REFEREE}.json"
+    if results is None:
+        title = f"{len(selection.methods)} methods in {len(selection.settings)} settings"
+        command, home = f"fedcover study {REFEREE} {selection.options}", folder / "runs" / REFEREE
+        with BatchProgress(title, selection.total_rounds, quiet) as progress:
+            Referee(path, command, engine, data, home, precision, on_round=progress).run(selection)
+    check_extra("report", "drawing a report", "matplotlib", "PIL")
+    from fedcover_experiments.referee.page import write_leaderboard
+
+    page, *_ = write_leaderboard(load_results(path), folder)
+    if not quiet:
+        out.print(f"leaderboard: {page}")

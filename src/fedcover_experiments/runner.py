@@ -118,21 +118,44 @@ def run_all(
         federations = [
             federation_of(run, settings) for run, settings in zip(batch, settings_of(batch, split), strict=True)
         ]
-        histories |= zip(
-            batch,
-            run_many(
-                federations,
-                rounds,
-                split.test,
-                out=None if out is None else [out / run.name for run in batch],
-                resume=out is not None,
-                checkpoint_every=CHECKPOINT_EVERY,
-                engine=engine,
-                on_round=lambda number, record, batch=batch: on_round(batch[number], record),  # type: ignore[misc]
-            ),
-            strict=True,
+        played = run_batch(
+            [run.name for run in batch],
+            federations,
+            rounds,
+            split.test,
+            engine,
+            out,
+            lambda number, record, batch=batch: on_round(batch[number], record),  # type: ignore[misc]
         )
+        histories |= zip(batch, played, strict=True)
     return histories, provenance
+
+
+def run_batch(
+    names: Sequence[str],
+    federations: Sequence[Federation],
+    rounds: int,
+    test: Examples,
+    engine: Engine,
+    out: Path | None = None,
+    on_round: Callable[[int, RoundRecord], None] = lambda number, record: None,
+    evaluate_every: int = 1,
+) -> list[History]:
+    """Run federations in lockstep and return their histories.
+
+    With ``out``, a folder for one run folder per name, runs that are already there are resumed.
+    """
+    return run_many(
+        federations,
+        rounds,
+        test,
+        out=None if out is None else [out / name for name in names],
+        resume=out is not None,
+        checkpoint_every=CHECKPOINT_EVERY,
+        evaluate_every=evaluate_every,
+        engine=engine,
+        on_round=on_round,
+    )
 
 
 def settings_of(runs: Sequence[ExperimentRun], split: Split) -> list[dict[str, Any]]:

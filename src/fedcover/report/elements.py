@@ -57,6 +57,7 @@ def table(
     marks: Mapping[tuple[int, str], str] | None = None,
     words: Collection[str] = (),
     keys: Sequence[str] = (),
+    titles: Mapping[tuple[int, str], str] | None = None,
 ) -> str:
     """Return rows as a table in a box that scrolls by itself; a script makes it sortable.
 
@@ -66,17 +67,19 @@ def table(
         marks: Classes of single cells by row number and header.
         words: Headers of columns with prose; the others are numbers.
         keys: Small drawings before the first cells.
+        titles: What is shown when the pointer rests on single cells, by row number and header.
     """
 
-    def kind(header: str, mark: str = "") -> str:
+    def kind(header: str, mark: str = "", title: str = "") -> str:
         names = " ".join(name for name in ("words" if header in words else "", mark) if name)
-        return f' class="{names}"' if names else ""
+        return (f' class="{names}"' if names else "") + (f' title="{attribute(title)}"' if title else "")
 
     heads = "".join(f'<th scope="col"{kind(header)}>{text(header)}</th>' for header in rows[0])
     body = []
     for number, row in enumerate(rows):
         (_, first), *rest = row.items()
-        columns = [f"<td{kind(h, (marks or {}).get((number, h), ''))}>{text(cell)}</td>" for h, cell in rest]
+        shown = [(kind(h, *(by.get((number, h), "") for by in (marks or {}, titles or {}))), cell) for h, cell in rest]
+        columns = [f"<td{opening}>{text(cell)}</td>" for opening, cell in shown]
         key = keys[number] if keys else ""
         body.append(f'<tr><th scope="row">{key}{text(first)}</th>{"".join(columns)}</tr>')
     tall = " long" if len(rows) > 20 else ""

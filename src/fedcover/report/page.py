@@ -63,9 +63,9 @@ def run_parts(runs: Sequence[LoadedRun]) -> list[str]:
     ]
 
 
-def frame(title: str, parts: Sequence[str]) -> str:
-    """Return a page with this title and these parts, which are HTML."""
-    return _document(title, main(parts), package_file("page.js"))
+def frame(title: str, parts: Sequence[str], script: str = "") -> str:
+    """Return a page with this title and these parts, which are HTML; ``script`` follows that of all pages."""
+    return _document(title, main(parts), package_file("page.js") + script)
 
 
 def live_frame(title: str, body: str, version: int) -> str:

@@ -57,11 +57,11 @@ def federation_of(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
     """Return the federation of a run, with HeteroFL's model and recipe in place of the paper's."""
     replaced = {"task": task_of(run.experiment.data, run.seed), "local": LOCAL}
     name = run.experiment.policy
-    policy = _own_policy(name) if ":" in name else named_policy(name)
+    policy = own_policy(name) if ":" in name else named_policy(name)
     return Federation(policy=policy, **{**settings, **replaced})
 
 
-def _own_policy(name: str) -> Policy:
+def own_policy(name: str) -> Policy:
     """Return a policy of one's own; only this needs what reads settings."""
     from fedcover.config.choices import POLICY, choose
 

@@ -1,0 +1,1 @@
+"""The referee: methods of the field, at the field's own settings, in one table."""

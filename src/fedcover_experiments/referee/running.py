@@ -1,0 +1,141 @@
+"""Run the cells of a selection: first the search for step sizes, then the seeds; cells that exist are not run again."""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedcover.data import Split, load
+from fedcover.engines.base import Engine
+from fedcover.engines.choose import choose_engine
+from fedcover.errors import ClientError, CoverageWarning, InputError, StepSizeWarning, WholeLayersWarning
+from fedcover.federation.history import RoundRecord
+from fedcover_experiments.referee.cells import RefereeCell, Selection, federations_of, tuned_setting
+from fedcover_experiments.referee.measures import evaluate_every, measure
+from fedcover_experiments.referee.methods import Method
+from fedcover_experiments.referee.rows import RefereeResults, RefereeRow, load_results
+from fedcover_experiments.referee.settings import COHORT, HELD_OUT, Setting
+from fedcover_experiments.results import provenance_of
+from fedcover_experiments.runner import run_batch
+
+EXPECTED = (CoverageWarning, StepSizeWarning, WholeLayersWarning)
+"""Warnings that are not shown: such runs are part of the comparison, and their rows say so."""
+
+
+@dataclass
+class Referee:
+    """Runs cells in batches, and adds the rows of each batch to a file as soon as it ends.
+
+    Args:
+        path: The file of results.
+        command: The command line, which the file keeps with each batch.
+        engine: The name of the engine.
+        data: The folder of the data sets.
+        out: A folder for one run folder per cell, which are resumed; by default none are written.
+        precision: How passes compute.
+        on_batch: Called after each batch with its rows and its seconds.
+        on_round: Called after each round of each cell.
+    """
+
+    path: Path
+    command: str
+    engine: str = "auto"
+    data: str | None = None
+    out: Path | None = None
+    precision: str = "fp32"
+    on_batch: Callable[[Sequence[RefereeRow], float], None] = lambda rows, seconds: None
+    on_round: Callable[[RefereeCell, RoundRecord], None] = lambda cell, record: None
+
+    def run(self, selection: Selection) -> RefereeResults:
+        """Run what is missing of a selection and return all results of the file."""
+        results = load_results(self.path)
+        for batch in _batches(selection.tuning_cells()):
+            results = self._run_missing(batch, results)
+        for method in selection.methods:
+            cells = [
+                cell
+                for setting in selection.settings
+                for cell in selection.cells(setting, method, tuned_lr(results, setting, method, selection))
+            ]
+            for batch in _batches(cells):
+                results = self._run_missing(batch, results)
+        return results
+
+    def _run_missing(self, cells: Sequence[RefereeCell], results: RefereeResults) -> RefereeResults:
+        missing = [cell for cell in cells if not results.has(cell)]
+        if not missing:
+            return results
+        split = _loaded(missing[0].setting.problem.data, self.data)
+        start = time.perf_counter()
+        with choose_engine(self.engine, cohort=COHORT * len(missing), precision=self.precision) as engine:
+            rows = self._rows(missing, split, engine)
+            seconds = time.perf_counter() - start
+            data = {missing[0].setting.problem.data: split.train.provenance}
+            entry = provenance_of(self.command, len(missing), round(seconds, 1), engine, data)
+        results = load_results(self.path)  # another process may have added rows
+        number, share = len(results.batches), round(seconds / len(missing), 2)
+        rows = [replace(row, wall_seconds=share, batch=number) for row in rows]
+        results = results.add(missing, rows, {**entry, "precision": self.precision})
+        results.save(self.path)
+        self.on_batch(rows, seconds)
+        return results
+
+    def _rows(self, cells: Sequence[RefereeCell], split: Split, engine: Engine) -> list[RefereeRow]:
+        """Return the rows of cells that are run in lockstep; if one fails, each is run by itself."""
+        rounds, names = cells[0].rounds, [cell.name for cell in cells]
+        try:
+            with warnings.catch_warnings():
+                for expected in EXPECTED:
+                    warnings.simplefilter("ignore", expected)
+                federations = federations_of(cells, split, engine)
+                histories = run_batch(
+                    names,
+                    federations,
+                    rounds,
+                    split.test,
+                    engine,
+                    self.out,
+                    lambda number, record: self.on_round(cells[number], record),
+                    evaluate_every(rounds),
+                )
+        except (ClientError, InputError) as error:
+            if len(cells) > 1:
+                return [row for cell in cells for row in self._rows([cell], split, engine)]
+            (cell,) = cells
+            return [RefereeRow(cell.setting.name, cell.method.name, cell.seed, cell.lr, cell.rounds, error=str(error))]
+        ended = zip(cells, federations, histories, strict=True)
+        return [measure(cell, federation, history, split.test) for cell, federation, history in ended]
+
+
+def tuned_lr(results: RefereeResults, setting: Setting, method: Method, selection: Selection) -> float:
+    """Return the step size with the highest accuracy in the search; the published one if all of its runs failed."""
+    name, rounds = tuned_setting(setting).name, selection.tuning_rounds(setting)
+    tried = {
+        row.lr: row.accuracy
+        for row in results.rows
+        if (row.setting, row.method, row.seed, row.rounds) == (name, method.name, HELD_OUT, rounds)
+        and row.accuracy is not None
+    }
+    return max(tried, key=lambda lr: tried[lr]) if tried else setting.training.lr
+
+
+def _batches(cells: Sequence[RefereeCell]) -> list[list[RefereeCell]]:
+    """Return cells in batches that are run in lockstep: one method, problem, partition and number of rounds."""
+    groups: dict[object, list[RefereeCell]] = {}
+    for cell in cells:
+        setting = cell.setting
+        key = (setting.problem.name, setting.partition, setting.training, cell.rounds, cell.method.name, cell.tuning)
+        groups.setdefault(key, []).append(cell)
+    return list(groups.values())
+
+
+_splits: dict[tuple[str, str | None], Split] = {}
+
+
+def _loaded(name: str, folder: str | None) -> Split:
+    """Return a data set; only the last one is kept in memory."""
+    if (name, folder) not in _splits:
+        _splits.clear()
+        _splits[name, folder] = load(name, folder)
+    return _splits[name, folder]
