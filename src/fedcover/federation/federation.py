@@ -101,7 +101,7 @@ class Federation:
         self.complement, self.aggregator = resolve_complement(self)
         rule, self.aggregator = self.aggregator, self.aggregator.bind(clients)
         check_robustness(self)
-        self.task = self.task.fitted(clients.examples)
+        self.task = self.task.predicting(self.policy.traits().prediction).fitted(clients.examples)
         self.structure = self.task.structure(clients.examples.example())
         check_structure(self)
         self.policy = self.policy.bind(self.structure)

@@ -97,6 +97,10 @@ class Traits:
     layers."""
     needs_zeros: str = ""
     """What of it needs zeros outside masks, such as "its scaler"; empty if clients may see values there."""
+    needs_exits: bool = False
+    """Whether the model must have exits: clients hold the layers up to one of them."""
+    prediction: str = "mean"
+    """How a model with exits predicts: by the ``mean`` of the scores of its exits, or by the ``last`` one."""
     reports: bool = False
     """Whether clients report gradients of the whole model in some rounds."""
     regrows: bool = False

@@ -36,7 +36,8 @@ from fedcover.engines.vectorized.task_keys import task_key
 from fedcover.engines.vectorized.untrained import untrained_tensors
 from fedcover.errors import InputError
 from fedcover.params import Params, has_room, most_entries
-from fedcover.training.client import Job
+from fedcover.training.client import Job, with_exits_of_mask
+from fedcover.training.exits import Exits
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
 
@@ -61,6 +62,8 @@ class _Key(NamedTuple):
     """Its template. The step size is not part of it: a schedule changes it in every round, and a new step would have
     to be compiled. Nor is the number of steps: a client that has finished stays as it is."""
     data: Any
+    exits: Exits | None = None
+    """The exits that they train, apart from the weight of distillation: clients of other depths have other steps."""
     untrained: frozenset[str] = frozenset()
     """The tensors of which none of them trains an entry."""
 
@@ -152,6 +155,7 @@ class Vectorized(Engine):
 
         On a GPU the call returns as soon as the work is queued, and reading the updates waits for it.
         """
+        jobs = [with_exits_of_mask(job) for job in jobs]
         parts = self._sub_models.of(jobs) if self.shrink else [Part(job, job) for job in jobs]
         task_keys = {} if self._task_keys is None else self._task_keys
         for job in jobs:
@@ -161,7 +165,8 @@ class Vectorized(Engine):
         groups: dict[_Key, list[int]] = {}
         for number, (part, kind) in enumerate(zip(parts, option_kinds(jobs), strict=True)):
             job, task = part.job, task_keys[id(part.job.task)][1]
-            key = _Key(kind, task, part.shape_key, templates[id(job.recipe)], _data_key(job.population.examples))
+            data = _data_key(job.population.examples)
+            key = _Key(kind, task, part.shape_key, templates[id(job.recipe)], data, job.exits and job.exits.template)
             groups.setdefault(key, []).append(number)
         batches = []
         for key, numbers in groups.items():

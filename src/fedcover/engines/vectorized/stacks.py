@@ -11,6 +11,9 @@ from fedcover.params import Params
 from fedcover.training.client import Job
 from fedcover.training.options import PLAIN, TrainingOptions
 
+ClientKeys = tuple[Tensor, Tensor]
+"""The key of each client's dropout, and its weight of distillation between exits."""
+
 
 class OptionsKind(NamedTuple):
     """The training options for which a batch of clients has stacks; all False for none."""
@@ -54,7 +57,7 @@ class Stacks(Protocol):
     def arguments(self, step: Tensor) -> tuple[Any, ...]:
         """Return the tensors that ``update`` takes, apart from the batch."""
 
-    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
+    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: ClientKeys, step: Tensor) -> Tensor:
         """Take one step of all clients in place, and return each client's loss."""
 
     def shown(self, rows: Tensor) -> Params:
