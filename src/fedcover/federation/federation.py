@@ -105,6 +105,7 @@ class Federation:
         self.structure = self.task.structure(clients.examples.example())
         check_structure(self)
         self.policy = self.policy.bind(self.structure)
+        self.aggregator = self.policy.aggregate(self.aggregator)
         self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
         self.theta0, self.full_cost = params_of(self.task.model), cost_of(self.structure, FULL)
         others = {"hook": self.hook, "sampling": self.sampling, "augmentation": clients.examples.augment}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedcover.aggregation.base import Aggregator
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError, check_arguments
@@ -140,6 +141,10 @@ class Policy(ABC):
     def server_step(self, this_round: Round) -> float:
         """Return eta of theta' = theta + eta (average - theta); with 1, theta' is the average."""
         return 1.0
+
+    def aggregate(self, aggregator: Aggregator) -> Aggregator:
+        """Return the aggregator of the clients' updates: the federation's, or one around it; the policy is bound."""
+        return aggregator
 
     def prunable(self, structure: ModelStructure) -> ModelStructure:
         """Return the structure in which only layers that this policy may prune are selected."""

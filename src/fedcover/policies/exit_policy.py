@@ -119,15 +119,18 @@ class ExitPolicy(Policy):
     ) -> tuple[list[ClientPlan], State]:
         """Return the masks of the clients' depths, with the exits that they train."""
         check_bound(self.exits, self)
-        masks = self._masks(theta, [client.budget for client in cohort])
-        options: dict[int, TrainingOptions] = {}
-        plans = []
-        for client, mask in zip(cohort, masks, strict=True):
-            depth = self.depth_of(client.budget)
-            if depth not in options:
-                options[depth] = TrainingOptions(exits=self.exits_at(depth, this_round))
-            plans.append(ClientPlan(client, mask, options[depth]))
+        budgets = [client.budget for client in cohort]
+        options = {self.mask_key(budget): self.options_of(budget, this_round) for budget in set(budgets)}
+        masks = self._masks(theta, budgets)
+        plans = [
+            ClientPlan(client, mask, options[self.mask_key(client.budget)])
+            for client, mask in zip(cohort, masks, strict=True)
+        ]
         return plans, state
+
+    def options_of(self, budget: Budget, this_round: Round) -> TrainingOptions:
+        """Return the training options of a budget."""
+        return TrainingOptions(exits=self.exits_at(self.depth_of(budget), this_round))
 
     def part_sizes(self, structure: ModelStructure) -> PartSizes:
         """Return what clients hold, which follows from their depth."""
@@ -155,7 +158,7 @@ class ExitPolicy(Policy):
         return MaskStore()
 
     def mask_key(self, budget: Budget) -> tuple[object, ...]:
-        """Return what the mask of a budget depends on."""
+        """Return what the mask and the training options of a budget depend on."""
         return (self.depth_of(budget),)
 
     def axes_of(self, theta: Params, budget: Budget) -> Axes:

@@ -21,7 +21,7 @@ from fedcover.errors import InputError, check_number
 from fedcover.params import Axes, Params
 from fedcover.policies.base import ClientPlan, HeldUnits, State, Traits
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import UnitPolicy, unit_mask, units_for, width_of
+from fedcover.policies.unit_policy import UnitPolicy, scaler_gains, unit_mask, units_for, width_of
 from fedcover.seeding import Round, ambient
 from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure
@@ -85,15 +85,7 @@ class HeteroFL(UnitPolicy):
 
     def gains(self, rate: float) -> dict[str, float]:
         """Return the Scaler's factors at a width: 1/r for weights and biases of all but recurrent layers."""
-        factors: dict[str, float] = {}
-        for group in self.groups:
-            incoming = (member.tensor for member in group.members if member.incoming)
-            for weight in (name for name in incoming if name not in self.unscaled):
-                factors[weight] = 1 / rate
-                bias = weight.removesuffix("weight") + "bias"
-                if any(member.tensor == bias for member in group.members):
-                    factors[bias] = 1 / rate
-        return factors
+        return scaler_gains(self.groups, self.unscaled, rate)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
