@@ -54,8 +54,8 @@ class BlockMomentum(WrappingAggregator):
 
     def depth_of(self, mask: Mask) -> int:
         """Return the depth of a client, from its mask; 0 if it holds no head."""
-        held = (n for n, head in enumerate(self.heads, start=1) if head not in mask or bool(mask[head].any()))
-        return max(held, default=0)
+        depths = (n for n, head in enumerate(self.heads, start=1) if head not in mask or bool(mask[head].any()))
+        return max(depths, default=0)
 
 
 class BlockMomentumAggregation(Aggregation):

@@ -136,13 +136,17 @@ class ExitPolicy(Policy):
         """Return what clients hold, which follows from their depth."""
         theta, first = params_of(structure.model), self.least_keeps[0]
 
-        def least_keep(keep: float) -> float:
-            return self.least_keeps[self.depth_of(Budget(max(keep, first))) - 1]
-
         def mask_of(keep: float) -> Mask:
             return self._masks(theta, [Budget(max(keep, first))])[0]
 
+        def least_keep(keep: float) -> float:
+            return self.least_keep(Budget(max(keep, first)))
+
         return MaskedSizes(structure, mask_of, least_keep, units=True, smallest="its layers up to the first exit")
+
+    def least_keep(self, budget: Budget) -> float:
+        """Return the least keep that has the mask of a budget, as far as it is known."""
+        return self.least_keeps[self.depth_of(budget) - 1]
 
     def _masks(self, theta: Params, budgets: Sequence[Budget]) -> list[Mask]:
         """Return the masks of budgets; equal ones are one object, for all rounds."""
@@ -163,6 +167,6 @@ class ExitPolicy(Policy):
 
     def axes_of(self, theta: Params, budget: Budget) -> Axes:
         """Return the indices that stay along each axis of each tensor that the mask of a budget prunes."""
-        held = self.tensors_at(self.depth_of(budget))
-        left = [name for name, tensor in theta.items() if name not in held and tensor.ndim]
-        return {name: {0: np.zeros(theta[name].shape[0], dtype=bool)} for name in left}
+        own = self.tensors_at(self.depth_of(budget))
+        absent = [name for name, tensor in theta.items() if name not in own and tensor.ndim]
+        return {name: {0: np.zeros(theta[name].shape[0], dtype=bool)} for name in absent}

@@ -62,7 +62,8 @@ class InclusiveFL(ExitPolicy):
 
     def aggregate(self, aggregator: Aggregator) -> Aggregator:
         """Return the aggregator, with the momentum of deeper blocks."""
-        return BlockMomentum(aggregator, self.momentum, self.blocks, self.heads) if self.momentum else aggregator
+        inner = aggregator.aggregator if isinstance(aggregator, BlockMomentum) else aggregator
+        return BlockMomentum(inner, self.momentum, self.blocks, self.heads) if self.momentum else inner
 
     def tensors_at(self, depth: int) -> frozenset[str]:
         """Return the parameters that one exit depends on."""

@@ -77,6 +77,10 @@ class ScaleFL(ExitPolicy):
         """Return the width of a budget: its keep, or that of its depth in ``widths``."""
         return width_of(budget, self) if self.widths is None else self.widths[self.depth_of(budget) - 1]
 
+    def least_keep(self, budget: Budget) -> float:
+        """Return the keep itself, if it is the width."""
+        return budget.keep if self.widths is None else super().least_keep(budget)
+
     def tensors_at(self, depth: int) -> frozenset[str]:
         """Return the parameters of the first exits."""
         return frozenset().union(*self.exits[:depth])
@@ -92,9 +96,9 @@ class ScaleFL(ExitPolicy):
         options, width = super().options_of(budget, this_round), self.width(budget)
         if not self.scaler or width == 1:
             return options
-        held = self.tensors_at(self.depth_of(budget))
+        own = self.tensors_at(self.depth_of(budget))
         gains = scaler_gains(self.groups, self.unscaled, width)
-        return replace(options, gains={name: gain for name, gain in gains.items() if name in held})
+        return replace(options, gains={name: gain for name, gain in gains.items() if name in own})
 
     def mask_key(self, budget: Budget) -> tuple[object, ...]:
         """Return the depth and the width of a budget."""
