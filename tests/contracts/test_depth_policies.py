@@ -33,7 +33,10 @@ POLICIES: dict[str, Callable[[], fc.Policy]] = {
     "DepthFL": lambda: fc.depthfl(ramp_up=4),
     "ScaleFL": lambda: fc.scalefl(distil=0.5),
     "InclusiveFL": fc.inclusivefl,
+    "FeDepth": lambda: fc.fedepth(batch_size=512),
 }
+TOGETHER = [name for name in POLICIES if name != "FeDepth"]
+"""Those whose clients can be trained as one batch, and whose budgets limit what they hold."""
 SIZES = (5, 16, 3, 9, 20, 12)
 """The numbers of examples of clients; in batches of 4, most end with a short one."""
 KEEPS = (1.0, 0.75, 0.5, 0.25)
@@ -180,7 +183,7 @@ def test_steps_agree_traced_shrunk_and_by_autograd(name: str, network: str) -> N
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shrink", [False, True])
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_vectorized_agrees_with_serial(
     name: str, network: str, shrink: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +247,79 @@ def test_one_client_of_depth_two_trains_what_autograd_trains_by_hand() -> None:
         assert grad is not None or torch.equal(state.theta[name], old.detach())  # nobody holds it: the same bits
 
 
+def test_a_client_of_fedepth_trains_one_run_of_blocks_after_another() -> None:
+    """Two runs of one step each, written out: blocks 1 and 2 under exit 2, then the others under exit 6."""
+    x, y = torch.randn(8, 6), torch.arange(8) % 3
+    with ambient(3, "by hand"):
+        model = ExitNet()
+    model.drop.p = 0.0
+    recipe = fc.LocalSGD(epochs=1, batch_size=8, lr=0.1, momentum=0.0)
+    clients = fc.data.from_parts((x, y), [torch.arange(8)])
+    federation = fc.Federation(fc.Task(model), clients, fc.fedepth(batch_size=512), fc.by_slot("0.75"), recipe, 1)
+    (job,) = federation.begin_round(federation.start()).jobs
+    job = replace(job, mask={}, options=fc.TrainingOptions(exits=Exits((2, 6), in_turn=True)))
+    (update,) = federation.engine.train([job])
+    theta = {name: p.detach().clone() for name, p in model.named_parameters()}
+    first = {
+        "stem.weight",
+        "stem.bias",
+        *(f"{part}.{kind}" for part in ("blocks.0", "blocks.1", "heads.1") for kind in KINDS),
+    }
+    second = {f"blocks.{i}.{kind}" for i in range(2, 6) for kind in KINDS} | {"heads.5.weight", "heads.5.bias"}
+    for names, last in ((first, 2), (second, 6)):
+        leaves = {name: tensor.clone().requires_grad_(name in names) for name, tensor in theta.items()}
+        hidden = torch.relu(x @ leaves["stem.weight"].T + leaves["stem.bias"])
+        for i in range(last):
+            hidden = hidden + torch.relu(hidden @ leaves[f"blocks.{i}.weight"].T + leaves[f"blocks.{i}.bias"])
+        scores = hidden @ leaves[f"heads.{last - 1}.weight"].T + leaves[f"heads.{last - 1}.bias"]
+        torch.nn.functional.cross_entropy(scores, y).backward()
+        theta |= {name: leaves[name].detach() - 0.1 * leaves[name].grad for name in names}
+    for name, expected in theta.items():
+        torch.testing.assert_close(update.theta[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_runs_of_fedepth_fit_into_memory() -> None:
+    model, example = ExitNet(), torch.zeros(2, 6)
+    policy = fc.fedepth(batch_size=512).bind(trace(model, example))
+    for keep in (0.25, 0.4, 0.6, 0.8, 1.0):
+        runs = policy.runs(fc.Budget(keep))
+        blocks = [block for first, last in runs for block in range(first, last + 1)]
+        assert blocks == sorted(set(blocks))
+        for first, last in runs:
+            assert policy.memory[first - 1][last - first] <= keep
+            assert last == 6 or policy.memory[first - 1][last - first + 1] > keep  # the next block does not fit
+        assert all(policy.memory[block - 1][0] > keep for block in range(1, 7) if block not in blocks)
+        (plan,), _ = policy.plan(params_of(model), [fc.Client(0, 0, fc.Budget(keep))], fc.Round(1, 0), {})
+        trained = {f"blocks.{block - 1}.weight" for block in blocks} | {f"heads.{last - 1}.weight" for _, last in runs}
+        assert {name for name in left_by(plan, model) if name.endswith("weight")} - {"stem.weight"} == trained
+        assert ("stem.weight" in left_by(plan, model)) == (1 in blocks)
+    assert policy.runs(fc.Budget(1.0)) == ((1, 6),)
+    assert policy.runs(fc.Budget(0.25))[0][0] == 2  # the first block needs more, with the layer before it
+    with pytest.raises(
+        fc.InputError, match=r"budget '0.01' is too small .*: the smallest block needs .* raise the bud"
+    ):
+        policy.runs(fc.Budget(0.01))
+    with pytest.raises(fc.InputError, match="is a share of the memory"):
+        policy.part_sizes(trace(ExitNet(), torch.zeros(2, 6)))
+
+
+def test_exits_in_turn_need_clients_one_by_one_and_new_moments() -> None:
+    make = POLICIES["FeDepth"]
+    with pytest.raises(fc.InputError, match="needs clients trained one by one; use engine=processes"):
+        playing(Vectorized("cpu"), "linear", make()).run(1)
+    vectorized = playing(Vectorized("cpu"), "linear", make())
+    with pytest.raises(fc.InputError, match="cannot train the exits of a model one after another"):
+        vectorized.play_round(vectorized.start())
+    moments = playing(serial(), "linear", make(), local=fc.LocalSGD(1, 4, 0.05, 0.5, keep_moments=True))
+    with pytest.raises(fc.FedcoverError, match="set keep_moments=False"):
+        moments.run(1)
+    scaffold = playing(serial(), "linear", make(), local=fc.LocalSGD(1, 4, 0.05, control_variates=True))
+    with pytest.raises(fc.InputError, match="control variates need plain masked SGD"):
+        scaffold.run(1)
+    with pytest.raises(fc.InputError, match="cannot learn from each other"):
+        Exits((1, 2), distil=1.0, in_turn=True)
+
+
 def test_every_block_is_averaged_over_its_holders() -> None:
     federation = playing(serial(), "linear", fc.depthfl(distil=0))
     begun = federation.begin_round(federation.start())
@@ -261,7 +337,7 @@ def test_every_block_is_averaged_over_its_holders() -> None:
     assert record.gamma_min == 2
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_a_shallow_client_is_evaluated_by_its_own_exits(name: str) -> None:
     federation, test = playing(serial(), "linear", POLICIES[name]()), small_data(60, seed=9)
     history = federation.run(3)
@@ -308,7 +384,7 @@ def test_sub_models_of_resnet18_are_trained_small_and_as_in_the_whole_model() ->
 
 
 @pytest.mark.parametrize("unit", ["parameters", "macs", "bytes"])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_budgets_in_other_units_buy_the_deepest_sub_model_that_fits(name: str, unit: str) -> None:
     model, example = ExitNet(), torch.zeros(2, 6)
     structure, policy = trace(model, example), POLICIES[name]()
@@ -331,7 +407,7 @@ def same_mask(a: object, b: object) -> bool:
     return same(dict(a), dict(b))  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_what_cannot_be_done_is_refused_with_the_reason(name: str) -> None:
     example, make = torch.zeros(2, 6), POLICIES[name]
     with pytest.raises(fc.InputError, match="MLP has no exits; use the model resnet18_exits"):

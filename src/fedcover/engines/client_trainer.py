@@ -14,6 +14,7 @@ from fedcover.structure.submodel import Shrinker, SubModel
 from fedcover.structure.trace import trace
 from fedcover.training.client import Job, train_client, with_exits_of_mask
 from fedcover.training.exits import ExitLoss
+from fedcover.training.in_turn import train_in_turn
 from fedcover.training.options import TrainingOptions
 from fedcover.training.steps.defined import DefinedSteps
 from fedcover.training.steps.fast import try_fast_steps
@@ -56,6 +57,8 @@ class ClientTrainer:
     def train(self, job: Job) -> ClientUpdate:
         """Train one client and return its update."""
         job, original = with_exits_of_mask(job), job.task.model
+        if job.exits is not None and job.exits.in_turn:
+            return train_in_turn(self.train, job)
         if id(original) not in self._scratches:
             example = job.population.examples.example()
             self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original, example, share=True))

@@ -98,6 +98,8 @@ class Traits:
     layers."""
     needs_zeros: str = ""
     """What of it needs zeros outside masks, such as "its scaler"; empty if clients may see values there."""
+    limits_memory: bool = False
+    """Whether budgets limit the memory of a training step, and not what a client holds."""
     needs_exits: bool = False
     """Whether the model must have exits: clients hold the layers up to one of them."""
     prediction: str = "mean"

@@ -90,6 +90,10 @@ class ExitPolicy(Policy):
     def tensors_at(self, depth: int) -> frozenset[str]:
         """Return the names of the parameters that a client of a depth holds."""
 
+    def tensors_of(self, budget: Budget) -> frozenset[str]:
+        """Return the names of the parameters that a client with a budget holds."""
+        return self.tensors_at(self.depth_of(budget))
+
     @abstractmethod
     def exits_at(self, depth: int, this_round: Round) -> Exits:
         """Return the exits that a client of a depth trains, with their loss."""
@@ -167,6 +171,6 @@ class ExitPolicy(Policy):
 
     def axes_of(self, theta: Params, budget: Budget) -> Axes:
         """Return the indices that stay along each axis of each tensor that the mask of a budget prunes."""
-        own = self.tensors_at(self.depth_of(budget))
+        own = self.tensors_of(budget)
         absent = [name for name, tensor in theta.items() if name not in own and tensor.ndim]
         return {name: {0: np.zeros(theta[name].shape[0], dtype=bool)} for name in absent}

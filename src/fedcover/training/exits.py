@@ -35,6 +35,8 @@ class Exits:
         distil: a, the weight of distillation, 0 or more.
         teachers: ``others`` for all other exits, or ``last`` for the deepest one, which then has no teacher itself.
         temperature: T, above 0.
+        in_turn: Whether exits are trained one after another, each for all epochs: only the layers behind the exit
+            before it are then trained, and others stand still (FeDepth).
 
     Raises:
         InputError: If a value is out of range.
@@ -48,6 +50,7 @@ class Exits:
     distil: float = 0.0
     teachers: str = "others"
     temperature: float = 1.0
+    in_turn: bool = False
 
     def __post_init__(self) -> None:
         if not self.numbers or list(self.numbers) != sorted(set(self.numbers)):
@@ -64,6 +67,8 @@ class Exits:
         check_number("temperature", self.temperature, 0, 1e30, "a positive number")
         if self.teachers not in TEACHERS:
             raise InputError(f"teachers must be {' or '.join(TEACHERS)}; got '{self.teachers}'")
+        if self.in_turn and self.distil:
+            raise InputError("exits that are trained in turn cannot learn from each other; set distil=0")
 
     def weight(self, place: int) -> float:
         """Return the weight of the exit at a place, from 0."""

@@ -53,7 +53,7 @@ def encode_options(
         "moments": encode_moments(options.moments, mask, parts),
         "regrow": [options.regrow.share, options.regrow.after] if options.regrow else None,
         "report": options.report,
-        "exits": asdict(options.exits) if options.exits else None,
+        "exits": _exits_fields(options.exits) if options.exits else None,
         "complement": options.complement,
     }
 
@@ -109,6 +109,11 @@ def _take_regrow(fields: dict[str, Any]) -> Regrow | None:
     return Regrow(take_number(named, "share"), take_int(named, "after", 1))
 
 
+def _exits_fields(exits: Exits) -> dict[str, Any]:
+    """Return exits as a field of the head, in which sequences are lists."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(exits).items()}
+
+
 def _take_exits(fields: dict[str, Any]) -> Exits | None:
     exits = fields.pop("exits", None)
     if exits is None:
@@ -119,9 +124,10 @@ def _take_exits(fields: dict[str, Any]) -> Exits | None:
     if not (isinstance(numbers, list) and isinstance(weights, list) and isinstance(teachers, str)):
         raise InputError(f"exits in {SUBJECT} must have numbers, weights and teachers; {SAME_VERSION}")
     distil, temperature = take_number(exits, "distil"), take_number(exits, "temperature")
+    in_turn = take_bool(exits, "in_turn")
     if exits:
         raise InputError(f"unexpected field {short_repr(next(iter(exits)))} of exits in {SUBJECT}; {SAME_VERSION}")
-    return Exits(tuple(numbers), tuple(weights), distil, teachers, temperature)
+    return Exits(tuple(numbers), tuple(weights), distil, teachers, temperature, in_turn)
 
 
 def _take_widths(fields: dict[str, Any], like: Params, mask: Mask, parts: Parts) -> tuple[Mask, ...]:

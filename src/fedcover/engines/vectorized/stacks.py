@@ -94,6 +94,11 @@ def _kind(options: TrainingOptions) -> OptionsKind:
             "engine=vectorized cannot distil from the widest of several widths, which the policy requires; use"
             " engine=processes or engine=serial"
         )
+    if options.exits and options.exits.in_turn:
+        raise InputError(
+            "engine=vectorized cannot train the exits of a model one after another, which the policy requires; use"
+            " engine=processes or engine=serial"
+        )
     flags = (options.gains, options.thresholds, options.widths, options.shifts, options.report, options.complement)
     return OptionsKind(*map(bool, flags))
 
