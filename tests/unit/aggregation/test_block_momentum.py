@@ -32,9 +32,8 @@ def played(
 
 def test_deeper_blocks_of_the_last_round_become_a_part_of_the_last_block() -> None:
     rule = BlockMomentum(fc.mean(), 0.2, BLOCKS, HEADS)
-    first, state = played(
-        rule, {}, update(0, 1, a=1.0), update(1, 3, a=3.0, b=6.0, c=9.0), update(2, 3, a=5.0, b=8.0, c=1.0)
-    )
+    deep = update(1, 3, a=3.0, b=6.0, c=9.0), update(2, 3, a=5.0, b=8.0, c=1.0)
+    first, state = played(rule, {}, update(0, 1, a=1.0), *deep)
     assert first == {"a": 4.0, "b": 8.0, "c": 6.0, "h1": 1.0, "h2": 1.0, "h3": 1.0}  # no momentum yet: plain means
     assert {name.removeprefix(OWN): float(tensor) for name, tensor in state.items()} == {
         "3/a": 4.0,
