@@ -96,10 +96,9 @@ class Federation:
 
     def __post_init__(self) -> None:
         resolve_arguments(self)
-        clients = self.clients
         check_cohort(self)
-        self.complement, self.aggregator = resolve_complement(self)
-        rule, self.aggregator = self.aggregator, self.aggregator.bind(clients)
+        self.complement, rule = resolve_complement(self)
+        clients, self.aggregator = self.clients, rule.bind(self.clients)
         check_robustness(self)
         self.task = self.task.predicting(self.policy.traits().prediction).fitted(clients.examples)
         self.structure = self.task.structure(clients.examples.example())
