@@ -132,6 +132,18 @@ def test_a_client_of_fedepth_trains_one_run_of_blocks_after_another() -> None:
         torch.testing.assert_close(update.theta[name], expected, rtol=1e-4, atol=1e-6)
 
 
+def test_exits_in_turn_are_trained_inside_the_mask_only() -> None:
+    federation = playing(serial(), "linear", POLICIES["FeDepth"]())
+    kept = torch.arange(256).view(16, 16) % 2 == 0
+    options = fc.TrainingOptions(exits=Exits((2, 6), in_turn=True), complement=True)
+    job = replace(federation.begin_round(federation.start()).jobs[0], mask={"blocks.1.weight": kept}, options=options)
+    (update,) = federation.engine.train([job])
+    change = update.theta["blocks.1.weight"] - job.theta["blocks.1.weight"]
+    assert bool(change[kept].any())
+    assert not bool(update.theta["blocks.1.weight"][~kept].any())  # 0 outside the mask
+    assert bool((update.theta["blocks.5.weight"] - job.theta["blocks.5.weight"]).any())
+
+
 def test_exits_in_turn_need_clients_one_by_one_and_new_moments() -> None:
     make = POLICIES["FeDepth"]
     with pytest.raises(fc.InputError, match="needs clients trained one by one; use engine=processes"):
