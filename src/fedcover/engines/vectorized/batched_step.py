@@ -109,7 +109,8 @@ class BatchedStep:
         layers = choose_layers(keyed, example, arithmetic)
         self._data, self.kind = data, kind
         self._channels_last, self.has_kernels = layers.channels_last, layers.kernels
-        trained = (name for name, p in self._parameters.items() if p.requires_grad)
+        # Layers behind the last exit of a sub-model have no entries.
+        trained = (name for name, p in self._parameters.items() if p.requires_grad and p.numel())
         self._trained = tuple(name for name in trained if name not in kind.untrained)
         size = (kind.steps, kind.clients, table.index.shape[2])
         self._index = torch.full(size, -1, dtype=torch.long, device=self._device)
