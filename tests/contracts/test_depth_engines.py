@@ -15,6 +15,7 @@ from fedcover.models import ResNet18Exits
 from fedcover.params import params_of
 from fedcover.seeding import ambient
 from fedcover.training.exits import Exits
+from fedcover.training.recipes import Recipe
 from tests.conftest import POLICIES as OTHERS
 from tests.conftest import small_data
 from tests.contracts.depth_federations import KINDS, NETWORKS, POLICIES, TOGETHER, parts, playing, policy_for
@@ -59,6 +60,33 @@ def test_processes_equal_serial_bit_for_bit(name: str, shrink: bool, processes: 
     assert actual.theta is not None
     assert expected.theta is not None
     assert same(actual.theta, expected.theta)
+
+
+RECIPES: dict[str, Recipe] = {
+    "kept momentum": fc.LocalSGD(1, 4, 0.05, 0.5, keep_moments=True),
+    "Adam": fc.LocalAdam(1, 4, 0.01, keep_moments=True),
+    "SCAFFOLD": fc.LocalSGD(1, 4, 0.05, control_variates=True),
+    "FedProx": fc.LocalSGD(1, 4, 0.05, 0.5, proximal=0.1, clip=1.0, weight_decay=1e-3),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_agree_in_shallow_models(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments, control variates and the values at the start have no entries of deeper layers either."""
+    monkeypatch.setattr(sub_models, "WORTHWHILE", 0.0)
+    expected, *others = (
+        playing(engine, "convolutions", fc.depthfl(ramp_up=0), local=RECIPES[recipe]).run(3)
+        for engine in (serial(), serial(shrink=True), Vectorized("cpu"), Vectorized("cpu", shrink=False))
+    )
+    assert all(furthest(expected, other) < TOLERANCE for other in others)
+
+
+def test_runs_with_other_weights_of_distillation_share_a_batch() -> None:
+    policies = [fc.depthfl(distil=0.2, ramp_up=0), fc.depthfl(distil=3.0, ramp_up=0)]
+    alone = [playing(serial(), "linear", policy).run(2) for policy in policies]
+    together = fc.run_many([playing(serial(), "linear", policy) for policy in policies], 2, engine=Vectorized("cpu"))
+    assert furthest(*alone) > 1e-3
+    assert all(furthest(a, b) < TOLERANCE for a, b in zip(alone, together, strict=True))
 
 
 @pytest.mark.filterwarnings("default")  # of the compiler

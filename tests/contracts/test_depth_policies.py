@@ -195,6 +195,14 @@ def test_what_cannot_be_done_is_refused_with_the_reason(name: str) -> None:
         make().plan({}, [], fc.Round(1, 0), {})
 
 
+def test_heterofl_does_not_take_the_rows_of_one_exit_for_those_of_all() -> None:
+    x = torch.randn(12, 6)
+    clients = fc.data.from_parts((x, torch.arange(12) % 3), [torch.arange(0, 12, 3), torch.arange(12)])
+    federation = fc.Federation(fc.Task(ExitNet(), prediction="last"), clients, "HeteroFL", "1,0.5", cohort=2)
+    with pytest.raises(fc.InputError, match="cannot find the rows .* or set label_aware=False"):
+        federation.run(1)
+
+
 def test_a_budget_that_is_too_small_is_refused() -> None:
     task, clients = parts("linear")
     small = fc.Federation(task, clients, fc.depthfl(), fc.by_slot("1,0.1"), cohort=2)

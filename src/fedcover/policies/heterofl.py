@@ -145,7 +145,7 @@ def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], 
     """Return the tensors of the output layer, each with the axis of its classes, and the number of classes.
 
     The axis is that of the layer's outputs if permuting these permutes the scores in the same way. The tensors are
-    empty for a model whose scores come from several layers, or not directly from its last layer.
+    empty for a model whose scores come from several layers, as with exits, or not directly from its last layer.
     """
     layer, _, kind = structure.output.rpartition(".")
     module = structure.model.get_submodule(layer)
@@ -160,7 +160,7 @@ def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], 
     least = close * float(before.abs().max())
     weight = structure.model.get_parameter(structure.output)
     tied = any(isinstance(one, nn.Embedding) and one.weight is weight for one in structure.model.modules())
-    for axis, size in enumerate(before.shape[1:], 1):
+    for axis, size in enumerate(() if structure.heads else before.shape[1:], 1):
         # Equal sizes are not enough: a pixel shuffle may make an image as wide as its layer has channels. The rows of
         # a tied embedding, however, cannot be permuted for the scores only.
         if size == outputs and (tied or torch.allclose(before.roll(1, axis), after, rtol=close, atol=least)):
