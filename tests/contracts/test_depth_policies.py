@@ -199,7 +199,7 @@ def test_heterofl_does_not_take_the_rows_of_one_exit_for_those_of_all() -> None:
     x = torch.randn(12, 6)
     clients = fc.data.from_parts((x, torch.arange(12) % 3), [torch.arange(0, 12, 3), torch.arange(12)])
     federation = fc.Federation(fc.Task(ExitNet(), prediction="last"), clients, "HeteroFL", "1,0.5", cohort=2)
-    with pytest.raises(fc.InputError, match="cannot find the rows .* or set label_aware=False"):
+    with pytest.raises(fc.InputError, match=r"cannot find the rows .* or set label_aware=False"):
         federation.run(1)
 
 

@@ -1,11 +1,12 @@
 """FeDepth: every client trains the whole model, block after block, within the memory that it has.
 
-Zhang, Dai, Hoang, Yang, Xu and Li, "Memory-adaptive depth-wise heterogeneous federated learning", 2023; code
-taokz/FeDepth. A client divides the model into runs of consecutive blocks, each as long as its memory allows, and trains
-one after another, while the blocks before stand still and those behind it are not run. The temporary head of a run is
-the exit behind it, as the auxiliary classifiers of the authors' ``fed_depth_mhead.py``; in their other variant, skip
-connections lead to one common head. As in their code, each run is trained on all data of a client, and a block that
-does not fit into a client's memory by itself stands still there and is left to others.
+Zhang, Dai, Wang, Xing, Chen and Sun, "Memory-adaptive depth-wise heterogeneous federated learning", arXiv 2303.04887,
+2023; code taokz/FeDepth. A client divides the model into runs of consecutive blocks, each as long as its memory allows,
+and trains one after another, while the blocks before stand still and those behind it are not run. The temporary head of
+a run is the exit behind it, as in the authors' ``fed_depth_mhead.py``; in the other variant of their code,
+skip connections lead to one common head. As in their code, each run is trained on all data of a client, and a block
+that does not fit into a client's memory by itself stands still there and is left to others. That code also lets the
+last run of the smallest clients stand still (``learning_mhead.py``), which is read as an error here.
 """
 
 from collections.abc import Sequence

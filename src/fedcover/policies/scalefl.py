@@ -4,9 +4,8 @@ Ilhan, Su and Liu, "ScaleFL: Resource-adaptive federated learning with heterogen
 git-disl/scale-fl. A client of depth d and width r holds the first ceil(r K) of the K units of each group, in the layers
 of the first d exits. Exit i has the weight i / (1 + ... + d) in its loss, and learns from the deepest exit that the
 client has, at a temperature of 3. The authors' commands use a weight of distillation of 0.05 for text and 0 for images,
-from the second quarter of the rounds on. Their code departs from the definition in three ways that are not followed
-here: it also divides the divergence by the number of classes, lets gradients pass through the teacher, and uses the
-Scaler in evaluation too.
+from the second quarter of the rounds on. Three details of that code are not followed here: it also divides the
+divergence by the number of classes, lets gradients pass through the teacher, and uses the Scaler in evaluation too.
 """
 
 import math
