@@ -195,6 +195,14 @@ def test_what_cannot_be_done_is_refused_with_the_reason(name: str) -> None:
         make().plan({}, [], fc.Round(1, 0), {})
 
 
+@pytest.mark.parametrize("policy", ["full", "DepthFL"])
+def test_certificates_do_not_claim_losses_of_several_outputs(policy: str) -> None:
+    task, clients = parts("linear")
+    history = fc.Federation(task, clients, policy, "3x1", cohort=3, certify=True).run(1)
+    assert history.last.certificate is not None
+    assert "clients of a model with exits" in str(history.last.certificate)
+
+
 def test_heterofl_does_not_take_the_rows_of_one_exit_for_those_of_all() -> None:
     x = torch.randn(12, 6)
     clients = fc.data.from_parts((x, torch.arange(12) % 3), [torch.arange(0, 12, 3), torch.arange(12)])
