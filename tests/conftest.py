@@ -18,6 +18,7 @@ from torch import nn
 
 import fedcover as fc
 from fedcover.params import Mask, Params
+from fedcover.policies import POLICIES as ALL_POLICIES
 from fedcover.policies.base import State
 from fedcover.seeding import ambient
 
@@ -26,6 +27,9 @@ hypothesis.settings.register_profile("fedcover", deadline=None, max_examples=EXA
 hypothesis.settings.load_profile("fedcover")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job; programs under test would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+POLICIES = {name: make for name, make in ALL_POLICIES.items() if not make().traits().needs_exits}
+"""The policies for any model; those for models with exits are in tests/contracts/test_depth_policies.py."""
 
 
 @pytest.fixture(autouse=True)

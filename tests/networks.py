@@ -1,10 +1,13 @@
 """Networks that several tests use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fedcover.structure.exits import ExitModel
 
 WIDTH, HEADS, HEAD = 12, 3, 4
 TOKENS = torch.arange(8).reshape(2, 4)
@@ -54,4 +57,48 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.out(self.back(torch.relu(self.hidden(self.embed(x)))).mean(1))
+        return scores
+
+
+class ExitNet(ExitModel):
+    """Equal blocks of one linear layer with dropout, each with an exit; of six, the first has 17 % of the entries."""
+
+    def __init__(self, depth: int = 6, inputs: int = 6, width: int = 16, classes: int = 3) -> None:
+        super().__init__(depth)
+        self.stem = nn.Linear(inputs, width)
+        self.blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
+        self.drop = nn.Dropout(0.1)
+        self.heads = nn.ModuleList([nn.Linear(width, classes) for _ in range(depth)])
+
+    def stages(self, x: Tensor) -> Iterator[Tensor]:
+        x = F.relu(self.stem(x))
+        for block in self.blocks:
+            x = x + F.relu(block(self.drop(x)))
+            yield x
+
+    def score(self, number: int, features: Tensor) -> Tensor:
+        scores: Tensor = self.heads[number - 1](features)
+        return scores
+
+
+class ExitConvolutions(ExitModel):
+    """Three stages of convolutions with batch norm, each wider than the one before, with an exit behind each."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        widths = (2, 3, 6, 8)
+        self.stem = nn.Conv2d(1, widths[0], 3, padding=1)
+        pairs = list(pairwise(widths))
+        self.convs = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairs])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(b) for _, b in pairs])
+        self.heads = nn.ModuleList([nn.Linear(b, 3) for _, b in pairs])
+
+    def stages(self, x: Tensor) -> Iterator[Tensor]:
+        x = F.relu(self.stem(x))
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.relu(norm(conv(x)))
+            yield x
+
+    def score(self, number: int, features: Tensor) -> Tensor:
+        scores: Tensor = self.heads[number - 1](features.mean((2, 3)))
         return scores

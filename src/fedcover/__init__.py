@@ -72,11 +72,13 @@ from fedcover.masks.noise import pruning_noise
 from fedcover.policies import FACTORIES, ClientPlan, Policy, RoundFeedback, Traits, check_policy, policy
 from fedcover.seeding import Round
 from fedcover.structure.batch_norm import gather_statistics
+from fedcover.structure.exits import ExitModel
 from fedcover.structure.submodel import SubModel, shrink
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training import schedules
 from fedcover.training.check import check_transform
 from fedcover.training.complements import Complement, Frozen, Kept, Quantized, Zero
+from fedcover.training.exits import Exits
 from fedcover.training.options import Regrow, TrainingOptions
 from fedcover.training.recipes import LocalAdam, LocalSGD, Recipe
 from fedcover.training.task import Task
@@ -112,6 +114,8 @@ __all__ = [
     "TrainingOptions",
     "Engine",
     "Examples",
+    "ExitModel",
+    "Exits",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",

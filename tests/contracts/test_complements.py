@@ -11,10 +11,9 @@ from fedcover.engines.processes.pool import Processes
 from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.federation.complements import copy_of, seen_by
 from fedcover.params import prune
-from fedcover.policies import POLICIES
 from fedcover.theory import complement_error
 from fedcover.training.complements import COMPLEMENTS, Complement
-from tests.conftest import small_data
+from tests.conftest import POLICIES, small_data
 from tests.contracts.federations import DEVICES, TOLERANCE, federation, furthest, images, serial
 from tests.laws.strategies import same
 

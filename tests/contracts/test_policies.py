@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import fedcover as fc
 from fedcover.models import MLP, LeNet
 from fedcover.params import Mask, Params
-from fedcover.policies import POLICIES
-from tests.conftest import plan_masks
+from tests.conftest import POLICIES, plan_masks
 
 
 class Residual(nn.Module):

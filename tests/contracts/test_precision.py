@@ -5,7 +5,7 @@ import torch
 
 import fedcover as fc
 from fedcover.engines.choose import choose_engine
-from fedcover.policies import POLICIES
+from tests.conftest import POLICIES
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, images, serial
 
 CHANGE = {"fp32": 1e-4, "tf32": 0.03, "bf16": 0.1}

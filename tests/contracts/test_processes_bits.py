@@ -4,8 +4,7 @@ import pytest
 
 import fedcover as fc
 from fedcover.engines.processes.pool import Processes
-from fedcover.policies import POLICIES
-from tests.conftest import small_data
+from tests.conftest import POLICIES, small_data
 from tests.contracts.federations import federation, serial
 from tests.laws.strategies import same
 

@@ -16,8 +16,8 @@ from fedcover.engines.vectorized import hosts, sub_models
 from fedcover.engines.vectorized.batched_step import BatchedStep, StepKind
 from fedcover.engines.vectorized.stacks import OptionsKind
 from fedcover.params import FixedMask, params_of
-from fedcover.policies import POLICIES
 from fedcover.seeding import ambient
+from tests.conftest import POLICIES
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, furthest, images, serial
 
 

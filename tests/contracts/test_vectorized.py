@@ -15,12 +15,11 @@ from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.engines.vectorized.engine import Vectorized, _updates
 from fedcover.models import MLP
 from fedcover.params import params_of
-from fedcover.policies import POLICIES
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.client import Job
 from fedcover.training.recipes import Recipe
-from tests.conftest import small_data, small_net
+from tests.conftest import POLICIES, small_data, small_net
 from tests.contracts.federations import DEVICES, NETWORKS, TOLERANCE, federation, furthest, images, serial
 
 

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 import fedcover as fc
 from fedcover.cli import app
-from fedcover.policies import POLICIES
 from fedcover.training.complements import COMPLEMENTS
+from tests.conftest import POLICIES
 
 GOLDEN = Path(__file__).with_name("golden.json")
 SMALL = (

@@ -12,8 +12,7 @@ from fedcover.audit import RoundsAudit, audit_rounds
 from fedcover.clients import cohort_of
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import params_of
-from fedcover.policies import POLICIES
-from tests.conftest import plan_masks
+from tests.conftest import POLICIES, plan_masks
 from tests.laws.policy_networks import Case, mlp, networks
 
 KEEPS = [1.0, 0.5, 1 / 3, 0.25, 0.125]

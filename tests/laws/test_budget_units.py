@@ -18,10 +18,11 @@ from fedcover.calibration.policy_costs import cost_model_of
 from fedcover.errors import InputError
 from fedcover.federation.complements import complement_of
 from fedcover.masks.cost import Cost, cost_of
-from fedcover.policies.registry import POLICIES, named_policy
+from fedcover.policies.registry import named_policy
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training.complements import Complement
 from fedcover.training.recipes import Recipe
+from tests.conftest import POLICIES
 
 STEPS = 3
 SEEN: list[Complement] = [fc.Frozen(), fc.Quantized(8), fc.Quantized(2), fc.Kept()]

@@ -13,12 +13,11 @@ from fedcover.budgets import share
 from fedcover.clients import cohort_of
 from fedcover.masks.coverage import coverage_of
 from fedcover.params import Mask, count, params_of
-from fedcover.policies import POLICIES
 from fedcover.policies.fedecover import draw
 from fedcover.policies.unit_policy import UnitPolicy
 from fedcover.policies.weight_complete import cycle_of
 from fedcover.structure.units import UnitGroup, find_groups
-from tests.conftest import plan_masks
+from tests.conftest import POLICIES, plan_masks
 from tests.laws.policy_networks import Case, mlp, networks, rounds
 from tests.laws.strategies import kept_of
 

@@ -11,10 +11,9 @@ from torch import nn
 
 import fedcover as fc
 from fedcover.params import count, params_of
-from fedcover.policies import POLICIES
 from fedcover.policies.ranked import rank
 from fedcover.training.options import regrown
-from tests.conftest import plan_masks
+from tests.conftest import POLICIES, plan_masks
 from tests.laws.strategies import seeds
 
 Make = Callable[..., fc.Federation]

@@ -103,10 +103,11 @@ class CostModel:
                 f" client trains; give at least {enough}, or budgets in parameters, bytes or seconds"
             )
         why = f"; {calibration.finding}" if calibration and unit == "seconds" else ""
-        item, part = "unit" if self._parts.units else "weight", "sub-model"
+        smallest = self._parts.smallest or f"one {'unit' if self._parts.units else 'weight'} in each hidden layer"
+        part = "sub-model"
         if self._complement.sees:
             part = f"part with complement {self._complement}"
-        return f"{start}: its smallest {part}, one {item} in each hidden layer, takes more; give at least {enough}{why}"
+        return f"{start}: its smallest {part}, {smallest}, takes more; give at least {enough}{why}"
 
     def _measure(self, unit: str, calibration: Calibration | None, steps: int | None) -> Callable[[float], float]:
         """Return the function that maps a keep to its cost in a unit."""

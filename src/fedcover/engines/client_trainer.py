@@ -9,9 +9,12 @@ from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import ClientError
 from fedcover.params import all_finite
 from fedcover.structure.dropout import Stream, with_keyed_dropout
+from fedcover.structure.exits import limit_exits, with_exits
 from fedcover.structure.submodel import Shrinker, SubModel
 from fedcover.structure.trace import trace
-from fedcover.training.client import Job, train_client
+from fedcover.training.client import Job, train_client, with_exits_of_mask
+from fedcover.training.exits import ExitLoss
+from fedcover.training.in_turn import train_in_turn
 from fedcover.training.options import TrainingOptions
 from fedcover.training.steps.defined import DefinedSteps
 from fedcover.training.steps.fast import try_fast_steps
@@ -53,7 +56,9 @@ class ClientTrainer:
 
     def train(self, job: Job) -> ClientUpdate:
         """Train one client and return its update."""
-        original = job.task.model
+        job, original = with_exits_of_mask(job), job.task.model
+        if job.exits is not None and job.exits.in_turn:
+            return train_in_turn(self.train, job)
         if id(original) not in self._scratches:
             example = job.population.examples.example()
             self._scratches[id(original)] = _Scratch(original, *with_keyed_dropout(original, example, share=True))
@@ -76,15 +81,17 @@ class ClientTrainer:
 
     def _stepper(self, scratch: _Scratch, job: Job, sub: SubModel | None = None) -> Stepper:
         """Return the cached stepper for a job's loss on the whole model, or on sub-models of one shape."""
-        key = (id(job.task.loss), sub.shape_key if sub else None)
+        key = (id(job.loss), sub.shape_key if sub else None)
         if stepper := scratch.steppers.pop(key, None):
             scratch.steppers[key] = stepper  # the most recently used is the last to be evicted
             return stepper
         if len(scratch.steppers) >= MOST_STEPPERS:
             del scratch.steppers[next(iter(scratch.steppers))]
         model = sub.model if sub else copy.deepcopy(scratch.model)
+        if job.exits is not None:
+            limit_exits(model, job.exits.numbers)
         traced = self._traced and not any(isinstance(module, RECURRENT) for module in model.modules())
-        scratch.steppers[key] = Stepper(model, scratch.stream, job.task.loss, traced)
+        scratch.steppers[key] = Stepper(model, scratch.stream, job.loss, traced)
         return scratch.steppers[key]
 
     def _partial_steps(self, scratch: _Scratch, job: Job) -> PartialSteps | None:
@@ -93,9 +100,11 @@ class ClientTrainer:
             return None
         if not pays(scratch.model, job.mask, lambda: step_work(job)):
             return None
-        loss = job.task.loss
+        loss = job.loss
         if id(loss) not in scratch.partial:
-            scratch.partial[id(loss)] = PartialModel(scratch.model, scratch.stream, loss)
+            model = with_exits(scratch.model, job.exits.numbers) if job.exits else scratch.model
+            scratch.partial[id(loss)] = PartialModel(model, scratch.stream, loss)
+        _set_distil(job)
         return try_partial_steps(scratch.partial[id(loss)], job)
 
     def clear(self) -> None:
@@ -118,6 +127,7 @@ def cut_options(sub: SubModel, options: TrainingOptions) -> TrainingOptions:
 
 def train_job(stepper: Stepper, job: Job) -> ClientUpdate:
     """Train one client by fast steps if they know its recipe and options, and else by the definition."""
+    _set_distil(job)
     fast = try_fast_steps(stepper, job)
     if fast is not None:
         update = train_client(fast, job)
@@ -125,6 +135,12 @@ def train_job(stepper: Stepper, job: Job) -> ClientUpdate:
             return update
         # The product of a gradient that is not finite with a mask's 0 is not 0: the definition selects instead.
     return train_client(DefinedSteps(stepper, job), job)
+
+
+def _set_distil(job: Job) -> None:
+    """Set the weight of distillation between exits, which the loss of all jobs with these exits has."""
+    if isinstance(job.loss, ExitLoss) and job.exits:
+        job.loss.set_distil(job.exits.distil)
 
 
 def failure(job: Job, reason: str) -> ClientError:

@@ -38,6 +38,8 @@ def remedy(
     >>> remedy(optimal_masks(), [Budget(0.25)] * 3, [Budget(0.25)] * 3, "slot")[:70]
     'the budgets add up to 0.75 models: raise them (budgets.code) to 1 or m'
     """
+    if policy.traits().needs_exits:
+        return "no client of the round is of a depth that holds it: give some clients the budget of that depth"
     total = sum(budget.keep for budget in cohort)
     designed, masks = policy.traits().designs_coverage, DEAL if complement else DESIGN
     design = "" if designed else f", or {masks}"
@@ -69,7 +71,8 @@ def whole_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence[
     >>> whole_sentence(heterofl(), trace(net, zeros(2, 5)), [Budget(0.5)])[:59]
     "HeteroFL prunes no units of 1 of the 2 hidden layers: '2', "
     """
-    if not policy.traits().units or all(budget.full for budget in budgets):
+    traits = policy.traits()
+    if not traits.units or traits.needs_exits or all(budget.full for budget in budgets):
         return ""
     structure = policy.prunable(structure)
     left = unit_structure(structure).left_whole
@@ -105,7 +108,7 @@ def output_sentence(policy: Policy, structure: ModelStructure, budgets: Sequence
     "Optimal keeps the output layer '2' whole, 0.5 of all parameters; clients"
     """
     traits = policy.traits()
-    if traits.units or traits.ignores_budgets or policy.prunable(structure).selected is not None:
+    if traits.units or traits.needs_exits or traits.ignores_budgets or policy.prunable(structure).selected is not None:
         return ""
     sizes = {name: math.prod(shape) for name, shape in structure.shapes.items()}
     total, hidden = sum(sizes.values()), sum(sizes[name] for name in structure.hidden)

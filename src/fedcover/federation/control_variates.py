@@ -42,7 +42,8 @@ def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan
     means = [_mean(state, span) for span in spans]
     for plan in plans:
         options = plan.options or PLAIN
-        if options.has_beyond("regrow", "report", "complement"):
+        in_turn = options.exits is not None and options.exits.in_turn
+        if in_turn or options.has_beyond("regrow", "report", "exits", "complement"):
             raise InputError(
                 f"control variates need plain masked SGD, but policy {federation.policy} changes local training; use"
                 f" another policy, or control_variates=False"

@@ -26,6 +26,7 @@ from fedcover.params import FULL, Mask, Params, device_of, prune, put_params
 from fedcover.seeding import seeded
 from fedcover.structure.batch_norm import gather_statistics, has_statistics, spread_over, statistics_examples
 from fedcover.structure.calls import call_model
+from fedcover.structure.exits import limit_exits
 from fedcover.structure.submodel import Shrinker
 from fedcover.structure.trace import ModelStructure
 from fedcover.training.metrics import Metric
@@ -137,7 +138,9 @@ class Evaluator:
         """Return one of several copies of the model in evaluation mode, on a device, whose parameters do not matter."""
         if (device, slot) not in self._scratches:
             self._scratches[device, slot] = copy.deepcopy(self.task.model).to(device)
-        return self._scratches[device, slot].eval()
+        scratch = self._scratches[device, slot].eval()
+        limit_exits(scratch, self._structure.exits_in(FULL))
+        return scratch
 
     def _sums(self, theta: Params, masks: Sequence[Mask], test: Examples) -> tuple[Score, list[Tensor]]:
         """Return the score of the first model, and the right predictions of each model in each class."""
@@ -206,6 +209,7 @@ class Evaluator:
                 put_params(sub.model, prune(sub.cut(theta), sub.mask))
                 return sub.model.eval()
         scratch = self.scratch(device, slot)
+        limit_exits(scratch, self._structure.exits_in(mask))
         if not has_statistics(scratch):
             with torch.no_grad():
                 for ours, theirs in zip(scratch.buffers(), self.task.model.buffers(), strict=True):

@@ -96,15 +96,15 @@ class Federation:
 
     def __post_init__(self) -> None:
         resolve_arguments(self)
-        clients = self.clients
         check_cohort(self)
-        self.complement, self.aggregator = resolve_complement(self)
-        rule, self.aggregator = self.aggregator, self.aggregator.bind(clients)
+        self.complement, rule = resolve_complement(self)
+        clients, self.aggregator = self.clients, rule.bind(self.clients)
         check_robustness(self)
-        self.task = self.task.fitted(clients.examples)
+        self.task = self.task.predicting(self.policy.traits().prediction).fitted(clients.examples)
         self.structure = self.task.structure(clients.examples.example())
         check_structure(self)
         self.policy = self.policy.bind(self.structure)
+        self.aggregator = self.policy.aggregate(self.aggregator)
         self.resolved_budgets = resolve_budgets(self.budgets, self.policy.codebook, self.cohort, len(clients))
         self.theta0, self.full_cost = params_of(self.task.model), cost_of(self.structure, FULL)
         others = {"hook": self.hook, "sampling": self.sampling, "augmentation": clients.examples.augment}

@@ -214,6 +214,8 @@ class CertificateObserver(RoundObserver):
             reasons.append("screening")
         if any(plan.options and plan.options.has_beyond("report", *self._own()) for plan in self.planned.plans):
             reasons.append("training_options")
+        if self.federation.structure.exits:
+            reasons.append("exits")
         return [reason for reason in reasons if reason]
 
     def _own(self) -> list[str]:

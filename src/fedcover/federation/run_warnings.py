@@ -13,6 +13,7 @@ from fedcover.params import count
 from fedcover.policies.base import is_built_in, shown_in
 from fedcover.policies.plan_checks import over_budget
 from fedcover.seeding import Round
+from fedcover.structure.exits import ExitModel
 from fedcover.theory import step_sentence, uncovered_sentence
 
 if TYPE_CHECKING:
@@ -79,10 +80,11 @@ class RunWarnings:
         """Warn about the first uncovered round, and the first step size beyond the theorem's limit."""
         self._check_shares(record)
         # A policy with one pruned mask for all leaves the rest to no client on purpose, as do those that take turns.
-        meant = shown_in(state.policy) or _takes_turns(self._federation)
+        shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
+        without_effect = bool(shares) and all(map(self._is_exit_without_effect, shares))
+        meant = shown_in(state.policy) or _takes_turns(self._federation) or without_effect
         if record.uncovered > 0 and not meant and CoverageWarning not in self._warned:
             self._warned.add(CoverageWarning)
-            shares = {layer: cover.uncovered for layer, cover in record.coverage.items() if cover.uncovered}
             sentence = uncovered_sentence(shares, record.round, self._federation.remedy)
             warnings.warn(sentence, CoverageWarning, stacklevel=STACKLEVEL)
         if not self._federation.sampling.uniform and len(record.cohort) < self._federation.cohort:
@@ -98,6 +100,11 @@ class RunWarnings:
                 certificate["step_size"], certificate["largest_step"], certificate["steps"], estimated=True
             )
             warnings.warn(f"after round {record.round} {sentence}", StepSizeWarning, stacklevel=STACKLEVEL)
+
+    def _is_exit_without_effect(self, tensor: str) -> bool:
+        """Return whether the global model predicts by its last exit, which does not depend on a tensor."""
+        model, exits = self._federation.task.model, self._federation.structure.exits
+        return isinstance(model, ExitModel) and model.prediction == "last" and tensor not in exits[-1]
 
     def _check_shares(self, record: RoundRecord) -> None:
         """Warn if the clients of the run's first round keep much more than they were asked for."""

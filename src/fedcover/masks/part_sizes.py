@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from fedcover.budgets import share
-from fedcover.masks.cost import BYTES_PER_VALUE
+from fedcover.masks.cost import BYTES_PER_VALUE, cost_of
+from fedcover.params import Mask
 from fedcover.structure.trace import ModelStructure
 from fedcover.structure.units import find_groups
 
@@ -50,6 +51,8 @@ class PartSizes(ABC):
     def __init__(self, structure: ModelStructure, sizes: Sequence[int], units: bool) -> None:
         self.structure, self.sizes, self.units = structure, tuple(sizes), units
 
+    smallest: str = ""
+    """The smallest part in words; by default one weight or unit in each hidden layer."""
     predictable: bool = True
     """Whether equal keeps take about equal times. They do not if clients train different layers."""
 
@@ -166,6 +169,43 @@ class PooledSizes(PartSizes):
             taken = min(left, self._shapes[name].numel())
             macs, left = macs + taken * self.structure.macs[name], left - taken
         return macs
+
+
+class MaskedSizes(PartSizes):
+    """What the masks of a policy keep, which follow from a keep only.
+
+    Args:
+        structure: The traced model.
+        mask_of: Returns the mask of a keep.
+        least_keep: Returns the least keep that has the same mask as another.
+        units: Whether masks remove whole units.
+        smallest: The smallest part in words.
+    """
+
+    STEPS = 10**6
+    """The number of keeps that are told apart."""
+
+    def __init__(
+        self,
+        structure: ModelStructure,
+        mask_of: Callable[[float], Mask],
+        least_keep: Callable[[float], float],
+        units: bool,
+        smallest: str,
+    ) -> None:
+        super().__init__(structure, [self.STEPS], units)
+        self._mask_of, self._least_keep, self.smallest = mask_of, least_keep, smallest
+        self.predictable = False
+
+    def counts(self, keep: float) -> tuple[int, ...]:
+        """Return the least keep with the same mask, in millionths."""
+        return (max(1, share(self._least_keep(keep), self.STEPS)),)
+
+    def at(self, keep: float, outside: Outside = nothing) -> PartBound:
+        """Return what a client holds at a keep; nothing is sent for entries outside its mask."""
+        cost = cost_of(self.structure, self._mask_of(keep))
+        trained, masks = cost.bytes_up // BYTES_PER_VALUE, cost.bytes_down - cost.bytes_up
+        return PartBound(cost.parameters, trained, cost.macs, masks, cost.bytes_down)
 
 
 def _kept(shape: torch.Size, lists: Lists, counts: Sequence[int]) -> int:

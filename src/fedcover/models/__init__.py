@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcover.models.cnn import CNN
+from fedcover.models.exits import ResNet18Exits, TransformerExits
 from fedcover.models.lstm import LSTM
 from fedcover.models.mlp_lenet import MLP, LeNet
 from fedcover.models.resnet import ResNet18, resnet18_gn
@@ -11,7 +12,20 @@ from fedcover.models.transformer import Transformer
 from fedcover.registry import Registry
 from fedcover.seeding import ambient
 
-__all__ = ["CNN", "INPUT_SHAPES", "LSTM", "MLP", "MODELS", "LeNet", "ResNet18", "Transformer", "build", "default_model"]
+__all__ = [
+    "CNN",
+    "INPUT_SHAPES",
+    "LSTM",
+    "MLP",
+    "MODELS",
+    "LeNet",
+    "ResNet18",
+    "ResNet18Exits",
+    "Transformer",
+    "TransformerExits",
+    "build",
+    "default_model",
+]
 
 MODELS: Registry[nn.Module] = Registry("model")
 """The models by name; each takes the shape of an input and the number of classes."""
@@ -20,7 +34,9 @@ MODELS.register("lenet")(LeNet)
 MODELS.register("cnn")(CNN)
 MODELS.register("resnet18")(ResNet18)
 MODELS.register("resnet18_gn")(resnet18_gn)
+MODELS.register("resnet18_exits")(ResNet18Exits)
 MODELS.register("transformer")(Transformer)
+MODELS.register("transformer_exits")(TransformerExits)
 MODELS.register("lstm")(LSTM)
 
 INPUT_SHAPES: dict[str, tuple[int, ...]] = {
@@ -29,7 +45,9 @@ INPUT_SHAPES: dict[str, tuple[int, ...]] = {
     "cnn": (3, 32, 32),
     "resnet18": (3, 32, 32),
     "resnet18_gn": (3, 32, 32),
+    "resnet18_exits": (3, 32, 32),
     "transformer": (64,),
+    "transformer_exits": (64,),
     "lstm": (80,),
 }
 """Shape of the inputs for which each model was designed."""

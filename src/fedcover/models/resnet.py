@@ -11,7 +11,8 @@ STAGES = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (5
 """Channels and stride of the eight blocks."""
 
 
-def _norm(kind: str, channels: int) -> nn.Module:
+def norm_layer(kind: str, channels: int) -> nn.Module:
+    """Return a norm of a kind, ``batch`` or ``group``."""
     return nn.GroupNorm(GROUPS, channels) if kind == "group" else nn.BatchNorm2d(channels)
 
 
@@ -21,13 +22,13 @@ class ResidualBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm1 = _norm(norm, outputs)
+        self.norm1 = norm_layer(norm, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = _norm(norm, outputs)
+        self.norm2 = norm_layer(norm, outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, _norm(norm, outputs))
+            self.shortcut = nn.Sequential(conv, norm_layer(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output for a batch of images."""
@@ -53,7 +54,7 @@ class ResNet18(nn.Module):
         if norm not in ("batch", "group"):
             raise InputError(f"norm must be 'batch' or 'group'; got '{norm}'")
         self.conv = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
-        self.norm = _norm(norm, 64)
+        self.norm = norm_layer(norm, 64)
         blocks, width = [], 64
         for outputs, stride in STAGES:
             blocks.append(ResidualBlock(width, outputs, stride, norm))

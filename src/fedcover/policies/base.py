@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedcover.aggregation.base import Aggregator
 from fedcover.budgets import QUARTERS, Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError, check_arguments
@@ -97,6 +98,12 @@ class Traits:
     layers."""
     needs_zeros: str = ""
     """What of it needs zeros outside masks, such as "its scaler"; empty if clients may see values there."""
+    limits_memory: bool = False
+    """Whether budgets limit the memory of a training step, and not what a client holds."""
+    needs_exits: bool = False
+    """Whether the model must have exits: clients hold the layers up to one of them."""
+    prediction: str = "mean"
+    """How a model with exits predicts: by the ``mean`` of the scores of its exits, or by the ``last`` one."""
     reports: bool = False
     """Whether clients report gradients of the whole model in some rounds."""
     regrows: bool = False
@@ -136,6 +143,10 @@ class Policy(ABC):
     def server_step(self, this_round: Round) -> float:
         """Return eta of theta' = theta + eta (average - theta); with 1, theta' is the average."""
         return 1.0
+
+    def aggregate(self, aggregator: Aggregator) -> Aggregator:
+        """Return the aggregator of the clients' updates: the federation's, or one around it; the policy is bound."""
+        return aggregator
 
     def prunable(self, structure: ModelStructure) -> ModelStructure:
         """Return the structure in which only layers that this policy may prune are selected."""

@@ -38,7 +38,7 @@ LAWS = {
     " declares needs_complement",
     "budgets are met": "a mask must keep no more of what it prunes than the budget (with needs_complement, of all"
     " tensors that it names), and a small budget must keep less than the whole model, unless traits declares"
-    " ignores_budgets",
+    " ignores_budgets or limits_memory",
     "traits are true": "masks must not depend on theta, or on the round, if traits declares so",
     "theta is left alone": "plan and observe must not change theta",
     "same seed, same masks": "plans must depend only on theta, the cohort, the round and the state",
@@ -93,7 +93,7 @@ def _budget_violation(traits: Traits, mixed: Mapping[float, float], whole: float
         return "" if alike else "it declares ignores_budgets, but clients with different budgets get different shares"
     if traits.ignores_budgets:
         return "" if min(*mixed.values(), small) == 1 else "it declares ignores_budgets, but prunes"
-    if traits.dense_in_turn:
+    if traits.dense_in_turn or traits.limits_memory:
         return ""
     for keep, kept in mixed.items():
         if keep <= SMALL and kept == 1:
@@ -183,7 +183,7 @@ class _Trial:
         empty = [name for name in needed if name in mask and not bool(mask[name].any())]
         if empty and carries(self.structure, theta) and not carries(self.structure, prune(theta, mask)):
             raise self.broken("input reaches the output", f"the mask of keep {keep} keeps nothing of '{empty[0]}'")
-        if traits.ignores_budgets:
+        if traits.ignores_budgets or traits.limits_memory:
             return
         # Whole models are compared over several rounds.
         if reason := over_budget(plan, theta, (), whole_counts=traits.needs_complement):

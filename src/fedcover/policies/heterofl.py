@@ -21,7 +21,7 @@ from fedcover.errors import InputError, check_number
 from fedcover.params import Axes, Params
 from fedcover.policies.base import ClientPlan, HeldUnits, State, Traits
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import UnitPolicy, unit_mask, units_for, width_of
+from fedcover.policies.unit_policy import UnitPolicy, scaler_gains, unit_mask, units_for, width_of
 from fedcover.seeding import Round, ambient
 from fedcover.structure.calls import call_model
 from fedcover.structure.trace import ModelStructure
@@ -85,15 +85,7 @@ class HeteroFL(UnitPolicy):
 
     def gains(self, rate: float) -> dict[str, float]:
         """Return the Scaler's factors at a width: 1/r for weights and biases of all but recurrent layers."""
-        factors: dict[str, float] = {}
-        for group in self.groups:
-            incoming = (member.tensor for member in group.members if member.incoming)
-            for weight in (name for name in incoming if name not in self.unscaled):
-                factors[weight] = 1 / rate
-                bias = weight.removesuffix("weight") + "bias"
-                if any(member.tensor == bias for member in group.members):
-                    factors[bias] = 1 / rate
-        return factors
+        return scaler_gains(self.groups, self.unscaled, rate)
 
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
@@ -153,7 +145,7 @@ def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], 
     """Return the tensors of the output layer, each with the axis of its classes, and the number of classes.
 
     The axis is that of the layer's outputs if permuting these permutes the scores in the same way. The tensors are
-    empty for a model whose scores come from several layers, or not directly from its last layer.
+    empty for a model whose scores come from several layers, as with exits, or not directly from its last layer.
     """
     layer, _, kind = structure.output.rpartition(".")
     module = structure.model.get_submodule(layer)
@@ -168,7 +160,7 @@ def class_rows(structure: ModelStructure) -> tuple[tuple[tuple[str, int], ...], 
     least = close * float(before.abs().max())
     weight = structure.model.get_parameter(structure.output)
     tied = any(isinstance(one, nn.Embedding) and one.weight is weight for one in structure.model.modules())
-    for axis, size in enumerate(before.shape[1:], 1):
+    for axis, size in enumerate(() if structure.heads else before.shape[1:], 1):
         # Equal sizes are not enough: a pixel shuffle may make an image as wide as its layer has channels. The rows of
         # a tied embedding, however, cannot be permuted for the scores only.
         if size == outputs and (tied or torch.allclose(before.roll(1, axis), after, rtol=close, atol=least)):

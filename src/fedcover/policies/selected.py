@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
+from fedcover.aggregation.base import Aggregator
 from fedcover.budgets import Budget, Codebook
 from fedcover.clients import Client
 from fedcover.errors import InputError
@@ -78,6 +79,10 @@ class Selected(Policy):
     def server_step(self, this_round: Round) -> float:
         """Return the step of the inner policy."""
         return self.inner.server_step(this_round)
+
+    def aggregate(self, aggregator: Aggregator) -> Aggregator:
+        """Return the aggregator of the inner policy."""
+        return self.inner.aggregate(aggregator)
 
     def check_budgets(self, theta: Params, budgets: Sequence[Budget]) -> None:
         """Check the budgets as the inner policy does."""

@@ -5,7 +5,7 @@ and output layers stay whole. A budget's ``keep`` is the client's width r: it ho
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -99,6 +99,25 @@ def units_for(width: float, size: int) -> int:
     (2, 1)
     """
     return max(1, share(width, size))
+
+
+def scaler_gains(groups: Sequence[UnitGroup], unscaled: Collection[str], rate: float) -> dict[str, float]:
+    """Return the factors of HeteroFL's Scaler at a width r: 1 / r for the weights and biases of hidden layers.
+
+    Args:
+        groups: Groups of units.
+        unscaled: Weights without a factor.
+        rate: The width.
+    """
+    factors: dict[str, float] = {}
+    for group in groups:
+        incoming = (member.tensor for member in group.members if member.incoming)
+        for weight in (name for name in incoming if name not in unscaled):
+            factors[weight] = 1 / rate
+            bias = weight.removesuffix("weight") + "bias"
+            if any(member.tensor == bias for member in group.members):
+                factors[bias] = 1 / rate
+    return factors
 
 
 def unit_mask(size: int, chosen: Tensor | Sequence[int] | npt.NDArray[np.int64]) -> Tensor | None:

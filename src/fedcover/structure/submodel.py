@@ -5,7 +5,7 @@ the whole one under the whole mask. With dropout, which draws for fewer units, t
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fedcover.data.inputs import Inputs
-from fedcover.params import Mask, Params, axes_of, check_mask, flat_mask
+from fedcover.params import Mask, Params, axes_of, check_mask, flat_mask, numbers
 from fedcover.structure.calls import first_line
+from fedcover.structure.exits import limit_exits
 from fedcover.structure.trace import ModelStructure, trace
 from fedcover.structure.units import (
     Cuts,
@@ -29,6 +30,9 @@ from fedcover.structure.units import (
     smaller_copy,
     unit_structure,
 )
+
+NOTHING = torch.zeros(0, dtype=torch.long)
+"""The indices that stay of a tensor that is not used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +61,17 @@ class SubModel:
     """Multiply-adds of one example's forward pass through the smaller module."""
     shape_key: tuple[tuple[int, ...], ...]
     """The shapes of the small parameters: equal for sub-models of one model that can share a module."""
+    exits: tuple[int, ...] = ()
+    """The numbers of the exits that it evaluates; empty for a model without exits."""
+    unused: frozenset[str] = frozenset()
+    """Tensors that none of these exits depends on, and of which nothing is left."""
 
     @cached_property
     def model(self) -> nn.Module:
         """The smaller module, built on first use; it shares no parameter with the whole model."""
-        return smaller_copy(self.source, self.cuts)
+        small = smaller_copy(self.source, self.cuts, self.unused)
+        limit_exits(small, self.exits)
+        return small
 
     def cut(self, theta: Mapping[str, Tensor]) -> Params:
         """Return a copy of the small model's part of theta; the remaining mask is not applied.
@@ -147,7 +157,9 @@ class Shrinker:
             InputError: If the mask does not fit the model.
         """
         check_mask(mask, self._shapes, "the mask to shrink by", any_device=True)
-        cuts = cuts_of(self.groups, mask)
+        exits = self._structure.exits_in(mask)
+        unused = self._unused(mask, exits)
+        cuts = {**cuts_of(self.groups, mask), **{name: {0: NOTHING} for name in unused}}
         shapes = {name: shape_after(shape, cuts.get(name)) for name, shape in self._structure.shapes.items()}
         axes = axes_of(mask)
         left = {
@@ -157,7 +169,22 @@ class Shrinker:
         }
         whole = torch.stack([kept.all() for kept in left.values()]).tolist() if left else []
         left = {name: kept for (name, kept), all_kept in zip(left.items(), whole, strict=True) if not all_kept}
-        return SubModel(self._structure.model, left, cuts, self._structure.work_of(shapes), tuple(shapes.values()))
+        return SubModel(
+            self._structure.model,
+            left,
+            cuts,
+            self._structure.work_of(shapes),
+            tuple(shapes.values()),
+            exits,
+            unused,
+        )
+
+    def _unused(self, mask: Mask, exits: Sequence[int]) -> frozenset[str]:
+        """Return the tensors that none of the exits depends on, and of which a mask keeps nothing."""
+        used = frozenset().union(*(self._structure.exits[number - 1] for number in exits))
+        names = [name for name in mask if exits and name not in used and self._structure.shapes[name]]
+        kept = numbers([mask[name].any() for name in names])
+        return frozenset(name for name, some in zip(names, kept, strict=True) if not some)
 
 
 def _removes_more(along: Mapping[int, npt.NDArray[np.bool_]], cuts: Mapping[int, Tensor]) -> bool:

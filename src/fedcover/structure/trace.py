@@ -16,9 +16,11 @@ from torch.utils.flop_counter import flop_registry
 
 from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of, shapes, take
 from fedcover.errors import InputError
+from fedcover.params import Mask, axes_of, numbers
 from fedcover.seeding import seeded
 from fedcover.structure.calls import call_model, call_with
 from fedcover.structure.dispatch import Watch, unfused
+from fedcover.structure.exits import ExitModel, limit_exits, with_prediction
 from fedcover.structure.state import copy_model, moving_buffers
 
 
@@ -51,13 +53,18 @@ class ModelStructure:
     """Parameters that may be pruned, from ``only`` and ``skip``; None for all."""
     order: tuple[str, ...] = ()
     """Names of all parameters in order of use; those that the forward pass does not use come last."""
+    exits: tuple[frozenset[str], ...] = ()
+    """For each exit the names of the parameters that its scores depend on; empty for a model without exits."""
+    heads: tuple[str, ...] = ()
+    """For each exit the name of the weight tensor used last; empty for a model without exits."""
     _firsts: dict[frozenset[str], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
     """What ``first_without`` returned."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """The weight tensors that may be pruned: all but the output layer's, and of these the selected ones."""
-        return tuple(name for name in self.weights if name != self.output and self.selects(name))
+        """The weight tensors that may be pruned: all but the output layers', and of these the selected ones."""
+        outputs = {self.output, *self.heads}
+        return tuple(name for name in self.weights if name not in outputs and self.selects(name))
 
     @property
     def work(self) -> float:
@@ -81,6 +88,21 @@ class ModelStructure:
     def work_of(self, shapes: Mapping[str, Sequence[int]]) -> float:
         """Return the multiply-adds of one example, with smaller tensors of these shapes."""
         return sum(math.prod(shape) * self.macs[name] for name, shape in shapes.items())
+
+    def exits_in(self, mask: Mask) -> tuple[int, ...]:
+        """Return the numbers of the exits that a mask leaves: it keeps something of every weight that they depend on.
+
+        They are all exits if no exit is left, and none for a model without exits.
+        """
+        if not self.exits:
+            return ()
+        axes, weights = axes_of(mask), [name for name in self.weights if name in mask]
+        product = {name: all(kept.any() for kept in axes[name].values()) for name in weights if name in axes}
+        others = [name for name in weights if name not in product]
+        kept = {**product, **dict(zip(others, numbers([mask[name].any() for name in others]), strict=True))}
+        empty = {name for name, some in kept.items() if not some}
+        left = tuple(number for number, tensors in enumerate(self.exits, start=1) if not tensors & empty)
+        return left or tuple(range(1, len(self.exits) + 1))
 
     def selects(self, parameter: str) -> bool:
         """Return whether a parameter is selected."""
@@ -186,7 +208,24 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
         moving=moving_buffers(scratch, buffers, example),
         frozen=frozenset(name for name, p in model.named_parameters() if not p.requires_grad),
         order=tuple(names),
+        **_exits(unused, example),
     )
+
+
+def _exits(model: nn.Module, example: Inputs) -> dict[str, Any]:
+    """Return the fields of a structure about the exits of a model, from a forward pass up to each of them."""
+    if not isinstance(model, ExitModel):
+        return {}
+    tensors, heads = [], []
+    for number in range(1, model.depth + 1):
+        scratch = copy.deepcopy(model)
+        limit_exits(scratch, [number])
+        watch = _ParameterWatch(scratch)
+        with seeded(0, "trace"), torch.enable_grad(), unfused(), watch:
+            call_model(scratch, copy_of(example))
+        tensors.append(frozenset(watch.order))
+        heads.append(next(reversed(watch.multiplies)))
+    return {"exits": tuple(tensors), "heads": tuple(heads)}
 
 
 def _first_without(structure: ModelStructure, untrained: frozenset[str]) -> frozenset[str]:
@@ -243,7 +282,8 @@ def carries(structure: ModelStructure, theta: Mapping[str, Tensor]) -> bool:
     >>> carries(structure, theta), carries(structure, {**theta, "0.weight": torch.zeros(3, 4)})
     (True, False)
     """
-    model, example = copy.deepcopy(structure.model).eval(), structure.example
+    # Of a model with exits, one of them is enough.
+    model, example = with_prediction(copy.deepcopy(structure.model), "mean").eval(), structure.example
     rng = torch.Generator().manual_seed(0)
     varied = map_inputs(
         lambda part: (

@@ -22,6 +22,7 @@ from fedcover.theory.sentences import Remedy, default_remedy
 REASONS = {
     "server_step": "the theorem covers uniform averages, and this policy's server takes a partial step towards them",
     "training_options": "the theorem covers plain masked SGD, and this policy changes local training",
+    "exits": "the theorem is about one loss, and clients of a model with exits train the losses of several outputs",
     "recipe": "the theorem covers SGD, with momentum at most, and the recipe of local training is another",
     "sampling": "the theorem covers cohorts that are drawn uniformly at random, and these are not; use"
     " sampling.name=uniform",

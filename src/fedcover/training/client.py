@@ -1,7 +1,7 @@
 """The training of one client: the steps of its recipe on its data, taken by a fast path or by their definition."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,8 +16,11 @@ from fedcover.errors import InputError
 from fedcover.params import Mask, Params, prune
 from fedcover.seeding import Round, seeded
 from fedcover.structure.dropout import LOW, mix, mix_address
-from fedcover.training.options import TrainingOptions, regrown
+from fedcover.structure.exits import ExitModel
+from fedcover.training.exits import Exits, loss_of
+from fedcover.training.options import PLAIN, TrainingOptions, regrown
 from fedcover.training.recipes import Recipe
+from fedcover.training.targets import Loss
 from fedcover.training.task import Task
 
 
@@ -41,6 +44,16 @@ class Job:
     def examples(self) -> int:
         """The number of the client's examples."""
         return self.population.size(self.client.id)
+
+    @property
+    def exits(self) -> Exits | None:
+        """The exits that the client trains; None for a model without exits, and before ``with_exits_of_mask``."""
+        return self.options.exits if self.options else None
+
+    @property
+    def loss(self) -> Loss:
+        """The loss that the client trains; equal exits have the same object, whatever the weight of distillation."""
+        return loss_of(self.task, self.exits)
 
 
 class TrainedClient(NamedTuple):
@@ -68,6 +81,26 @@ class ClientSteps(Protocol):
 
     def finish(self) -> TrainedClient:
         """Return the results."""
+
+
+def with_exits_of_mask(job: Job) -> Job:
+    """Return a job whose options have the exits that it trains; a job of a model without exits is returned as it is.
+
+    Raises:
+        InputError: If it trains an exit of which its mask does not leave everything that is needed.
+    """
+    if not isinstance(job.task.model, ExitModel):
+        return job
+    options = job.options or PLAIN
+    structure = job.task.structure(job.population.examples.example())
+    left = structure.exits_in({} if options.complement else job.mask)
+    exits = options.exits or Exits(left)
+    if missing := set(exits.numbers) - set(left):
+        raise InputError(
+            f"the options of client {job.client.number} train exit {min(missing)}, and its mask leaves exits"
+            f" {', '.join(map(str, left))} of {len(structure.exits)}; keep some of every layer that an exit needs"
+        )
+    return job if options.exits else replace(job, options=replace(options, exits=exits))
 
 
 def shuffle_draws(job: Job, examples: int) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fedcover.data.examples import IGNORED
 from fedcover.registry import Registry
+from fedcover.training.exits import ExitLoss, with_loss
 from fedcover.training.targets import Loss
 
 LOSSES: Registry[Tensor] = Registry("loss")
@@ -30,6 +31,8 @@ def batchable(loss: Loss) -> Loss:
     >>> bool(batchable(F.cross_entropy)(scores, labels) == F.cross_entropy(scores, labels))
     True
     """
+    if isinstance(loss, ExitLoss):
+        return with_loss(loss, batchable(loss.loss))
     return _cross_entropy if loss is F.cross_entropy else loss
 
 

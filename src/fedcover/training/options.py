@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedcover.errors import InputError, check_number, check_whole
 from fedcover.params import Mask, Params, check_mask, on_device
+from fedcover.training.exits import Exits
 
 MOST_WIDTHS = 255
 """The largest number of widths: for each entry, the number of widths that contain it must fit into one byte."""
@@ -66,6 +67,8 @@ class TrainingOptions:
         regrow: A readjustment of the mask during training (FedDST). It cannot be combined with widths.
         report: Whether the client reports the sum over its steps of the squared gradients of all entries, pruned
             ones included (PruneFL).
+        exits: Of a model with exits, those that the client trains, and how its loss combines them (DepthFL). By default
+            all that its mask leaves, with the sum of their losses.
         complement: Whether the client sees the entries outside its mask at their values in theta, where they stand
             still, instead of 0. Only a federation sets it, from its ``complement``.
 
@@ -84,6 +87,7 @@ class TrainingOptions:
     moments: Mapping[str, Params] = field(default_factory=dict)
     regrow: Regrow | None = None
     report: bool = False
+    exits: Exits | None = None
     complement: bool = False
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from fedcover.errors import InputError
 from fedcover.seeding import ambient, seeded
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.calls import call_output, scores_of
+from fedcover.structure.exits import with_prediction
 from fedcover.structure.model_key import model_key
 from fedcover.structure.state import check_stateless
 from fedcover.structure.trace import ModelStructure, trace
@@ -39,6 +40,9 @@ class Task:
         metrics: Functions from (scores, labels) of the whole test set to a number, or names of
             ``fedcover.training.metrics``: one, a sequence, or a dict by name. By default accuracy for class numbers,
             F1 also for several labels, and RMSE for values.
+        prediction: How a model with exits predicts: by the ``mean`` of the scores of its exits, or by the ``last`` one;
+            by default as the policy does. The loss and the metrics are those of this prediction; what a client trains
+            is a loss over its exits, see ``fedcover.training.exits``.
         decision: What scores predict; None for values. ``fitted`` sets it.
 
     Raises:
@@ -51,6 +55,7 @@ class Task:
     model: nn.Module
     loss: Loss = F.cross_entropy
     metrics: "Sequence[Metric | str] | Mapping[str, Metric | str] | Metric | str | None" = None
+    prediction: str | None = None
     decision: Decision | None = field(default_factory=Decision, repr=False, kw_only=True)
     _structure: ModelStructure | None = field(default=None, init=False, repr=False, compare=False)
     _fits: "list[_Fit]" = field(default_factory=list, init=False, repr=False, compare=False)
@@ -87,6 +92,18 @@ class Task:
             object.__setattr__(self, "_structure", trace(self.model, example))
         assert self._structure is not None
         return self._structure
+
+    def predicting(self, prediction: str) -> "Task":
+        """Return the task with a model that predicts as the task asks for, or else in another way.
+
+        Args:
+            prediction: How a model with exits predicts if the task leaves it open: ``mean`` or ``last``.
+
+        Raises:
+            InputError: If there is no such prediction.
+        """
+        model = with_prediction(self.model, self.prediction or prediction)
+        return self if model is self.model else replace(self, model=model)
 
     def fitted(self, examples: Examples) -> "Task":
         """Return the task as it is trained on examples.

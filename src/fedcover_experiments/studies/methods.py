@@ -31,9 +31,14 @@ CODES = {
 """The codes of methods that prune single weights; the other methods have WIDTHS."""
 BASELINES = ("random_weights", "disjoint_weights")
 """Masks that are not methods of their own; the studies of complements use them."""
-METHODS = [name for name, make in POLICIES.items() if name not in BASELINES and not make().traits().needs_complement]
+METHODS = [
+    name
+    for name, make in POLICIES.items()
+    if name not in BASELINES and not (make().traits().needs_complement or make().traits().needs_exits)
+]
 """The methods that are compared: those whose clients hold only their part of the model. Clients that see all of it
-download it and compute its forward pass, so that equal shares of the weights are not equal costs."""
+download it and compute its forward pass, so that equal shares of the weights are not equal costs. Methods by depth need
+models with exits, which the others do not have."""
 
 
 def experiments() -> list[Experiment]:

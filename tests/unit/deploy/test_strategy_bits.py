@@ -9,8 +9,7 @@ import torch
 import fedcover as fc
 from fedcover.deploy.flower.client import client_app
 from fedcover.engines.serial import Serial
-from fedcover.policies import POLICIES
-from tests.conftest import small_data
+from tests.conftest import POLICIES, small_data
 from tests.contracts.federations import federation, serial
 from tests.laws.strategies import same
 from tests.unit.deploy.loop import grid_of

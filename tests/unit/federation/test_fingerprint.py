@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import small_data, small_net
+from tests.conftest import POLICIES, small_data, small_net
 from torch import Tensor, nn
 
 import fedcover as fc
@@ -287,6 +287,6 @@ def test_descriptions_are_equal_in_every_process() -> None:
 
 def all_methods() -> Iterator[Any]:
     task, example = federation().task, small_data().inputs
-    for policy in fc.policies.POLICIES.values():
+    for policy in POLICIES.values():
         yield describe_method(task, policy().bind(fc.trace(task.model, example)), fc.LocalSGD(), fc.mean())
     yield describe(Recipe((shifted(1.0), lambda x: x in {"a", "b", "c"})))

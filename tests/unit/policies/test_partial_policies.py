@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import POLICIES
 from torch import nn
 
 import fedcover as fc
 from fedcover.audit.code import audit_code
 from fedcover.models import build
 from fedcover.params import count, params_of
-from fedcover.policies import POLICIES
 
 PARTIAL = [name for name, make in POLICIES.items() if make().traits().needs_complement]
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import small_data
+from tests.conftest import POLICIES, small_data
 from torch import nn
 
 import fedcover as fc
 from fedcover.cli import app
 from fedcover.config.choices import POLICY, choose
 from fedcover.params import Mask, params_of
-from fedcover.policies import POLICIES, check_policy, selected
+from fedcover.policies import check_policy, selected
 
 NAMES = [name for name in POLICIES if name != "full"]
 KEEPS = (1.0, 0.5, 0.25)

@@ -1,5 +1,6 @@
 """Training options as parts of a message. Widths are nested: one is sent only where it differs from the next wider."""
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fedcover.deploy.wire.tensors import (
 from fedcover.errors import InputError
 from fedcover.masks.encoding import pack
 from fedcover.params import Mask, Params
+from fedcover.training.exits import Exits
 from fedcover.training.options import MOST_WIDTHS, Regrow, TrainingOptions, check_options
 
 SUBJECT = "the training options of a request"
@@ -51,6 +53,7 @@ def encode_options(
         "moments": encode_moments(options.moments, mask, parts),
         "regrow": [options.regrow.share, options.regrow.after] if options.regrow else None,
         "report": options.report,
+        "exits": _exits_fields(options.exits) if options.exits else None,
         "complement": options.complement,
     }
 
@@ -70,6 +73,7 @@ def decode_options(fields: object, like: Params, mask: Mask, parts: Parts) -> Tr
         moments=decode_moments(parts, fields.pop("moments", None), like, mask),
         regrow=_take_regrow(fields),
         report=take_bool(fields, "report"),
+        exits=_take_exits(fields),
         complement=take_bool(fields, "complement"),
     )
     if fields:
@@ -103,6 +107,27 @@ def _take_regrow(fields: dict[str, Any]) -> Regrow | None:
         raise InputError(f"regrow in {SUBJECT} must be null or [share, after]; got {short_repr(pair)}")
     named = {"share": pair[0], "after": pair[1]}
     return Regrow(take_number(named, "share"), take_int(named, "after", 1))
+
+
+def _exits_fields(exits: Exits) -> dict[str, Any]:
+    """Return exits as a field of the head, in which sequences are lists."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(exits).items()}
+
+
+def _take_exits(fields: dict[str, Any]) -> Exits | None:
+    exits = fields.pop("exits", None)
+    if exits is None:
+        return None
+    if not isinstance(exits, dict):
+        raise InputError(f"exits in {SUBJECT} must be null or their fields; got {short_repr(exits)}")
+    numbers, weights, teachers = (exits.pop(key, None) for key in ("numbers", "weights", "teachers"))
+    if not (isinstance(numbers, list) and isinstance(weights, list) and isinstance(teachers, str)):
+        raise InputError(f"exits in {SUBJECT} must have numbers, weights and teachers; {SAME_VERSION}")
+    distil, temperature = take_number(exits, "distil"), take_number(exits, "temperature")
+    in_turn = take_bool(exits, "in_turn")
+    if exits:
+        raise InputError(f"unexpected field {short_repr(next(iter(exits)))} of exits in {SUBJECT}; {SAME_VERSION}")
+    return Exits(tuple(numbers), tuple(weights), distil, teachers, temperature, in_turn)
 
 
 def _take_widths(fields: dict[str, Any], like: Params, mask: Mask, parts: Parts) -> tuple[Mask, ...]:

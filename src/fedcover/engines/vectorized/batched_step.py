@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,11 +24,12 @@ from fedcover.engines.vectorized.prepared_model import PreparedModel
 from fedcover.engines.vectorized.refusals import refuse_short_batches
 from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, readjustments, regrow_rows
 from fedcover.engines.vectorized.side_stream import SideStream, behind
-from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, Stacks, distinct, prune_stacks
+from fedcover.engines.vectorized.stacks import ClientKeys, OptionsKind, StackResults, Stacks, distinct, prune_stacks
 from fedcover.params import Params
 from fedcover.structure.calls import call_with
 from fedcover.structure.dropout import Stream
 from fedcover.training.client import Job, dropout_key
+from fedcover.training.exits import ExitLoss
 from fedcover.training.losses import batchable
 from fedcover.training.recipes import Recipe
 from fedcover.training.targets import Loss
@@ -99,15 +101,17 @@ class BatchedStep:
         layers, stream, self._parameters, self._needs_full_batches = prepared
         self._data, self.kind = data, kind
         self._channels_last, self.has_kernels = layers.channels_last, layers.kernels
-        trained = (name for name, p in self._parameters.items() if p.requires_grad)
+        # Layers behind the last exit of a sub-model have no entries.
+        trained = (name for name, p in self._parameters.items() if p.requires_grad and p.numel())
         self._trained = tuple(name for name in trained if name not in kind.untrained)
         size = (kind.steps, kind.clients, table.index.shape[2])
         self._index = torch.full(size, -1, dtype=torch.long, device=self._device)
         self._losses = torch.zeros(size[:2], device=self._device)
         self._keys = torch.zeros(kind.clients, dtype=torch.long, device=self._device)
+        self._distil = torch.zeros(kind.clients, dtype=torch.float64, device=self._device)
         self._step_number = torch.zeros((), dtype=torch.long, device=self._device)
         # The compiler fuses torch's own operations of a loss, and imports what their rules for batches need.
-        loss = jobs[0].task.loss if layers.compiled else batchable(jobs[0].task.loss)
+        loss = jobs[0].loss if layers.compiled else batchable(jobs[0].loss)
         one_client = _client_gradients(layers, stream, loss, kind.full, arithmetic)
         self._gradients = _client_stacks(one_client, layers.side)
         recipe, theta = jobs[0].recipe, self._stacks_of(kind.clients)
@@ -197,13 +201,15 @@ class BatchedStep:
             prune_stacks(stacks.theta, stacks.masks)
         stacks.load(jobs)
         self._keys.copy_(to_device([dropout_key(job) for job in jobs], self._device))
+        if weights := [job.exits.distil for job in jobs if job.exits]:
+            self._distil.copy_(to_device(weights, self._device, torch.float64))
         self._step_number.zero_()
 
     def _arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the update for the current step, with its batch gathered on the device."""
         step = self._step_number
         index = self._index.index_select(0, step.view(1)).squeeze(0)
-        return self._stacks.arguments(step), self._data.batch(index), self._keys, step
+        return self._stacks.arguments(step), self._data.batch(index), (self._keys, self._distil), step
 
     def _step(self) -> None:
         losses = self._update(*self._arguments())
@@ -219,7 +225,7 @@ class BatchedStep:
             theta = stacks.shown(rows)
             parameters = {name: theta.pop(name) for name in self._trained}
             batch = self._data.batch(self._index[batches, rows])
-            grads, _ = self._gradients(parameters, theta, *batch, self._keys[rows], step)
+            grads, _ = self._gradients(parameters, theta, *batch, (self._keys[rows], self._distil[rows]), step)
             shares = to_device([readjustment.share for readjustment in part], self._device, torch.float64)
             for name, grad in grads.items():
                 values = stacks.theta[name]
@@ -284,16 +290,17 @@ def _client_gradients(
     layout = AnyLayout if layers.channels_last else nullcontext
 
     def client_loss(
-        parameters: Params, fixed: Params, x: Inputs, y: Tensor, real: Tensor, key: Tensor, step: Tensor
+        parameters: Params, fixed: Params, x: Inputs, y: Tensor, real: Tensor, keys: ClientKeys, step: Tensor
     ) -> Tensor:
-        stream.key, stream.step = key, step
+        (stream.key, distil), stream.step = keys, step
+        own_loss = partial(loss, distil=distil) if isinstance(loss, ExitLoss) else loss
         with layout():
             with precision.passes(device):
                 scores = call_with(layers.model, {**fixed, **parameters}, x)
             scores = scores.float() if scores.dtype == torch.bfloat16 == precision.compute_dtype else scores
             if full:
-                return loss(scores, y)
-            each = vmap(lambda score, label: loss(score.unsqueeze(0), label.unsqueeze(0)))(scores, y)
+                return own_loss(scores, y)
+            each = vmap(lambda score, label: own_loss(score.unsqueeze(0), label.unsqueeze(0)))(scores, y)
             mean: Tensor = (each * real).sum() / real.sum().clamp_min(1)
             return mean
 

@@ -59,7 +59,7 @@ def try_chain(
         or not takes(jobs)
     ):
         return None
-    if jobs[0].task.loss is not F.cross_entropy or (tensors := _tensors(data)) is None:
+    if jobs[0].loss is not F.cross_entropy or (tensors := _tensors(data)) is None:
         return None
     layers = _agreeing_layers(model, jobs[0], batch_size, device)
     if layers is None or not _are_classes(tensors[1], layers.linear[-1].outputs):

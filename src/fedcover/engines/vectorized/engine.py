@@ -29,14 +29,15 @@ from fedcover.engines.vectorized.client_indices import ClientIndices
 from fedcover.engines.vectorized.launch import compile_kernels, prepare_in_background
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.precision import Precision
-from fedcover.engines.vectorized.prepared_model import PreparedModel, prepare_model
+from fedcover.engines.vectorized.prepared_model import PreparedModels
 from fedcover.engines.vectorized.refusals import only_together
 from fedcover.engines.vectorized.stacks import OptionsKind, option_kinds
 from fedcover.engines.vectorized.sub_models import Part, SubModels, restored, rows_of
 from fedcover.engines.vectorized.untrained import untrained_tensors
 from fedcover.errors import InputError
 from fedcover.params import Params, has_room, most_entries
-from fedcover.training.client import Job
+from fedcover.training.client import Job, with_exits_of_mask
+from fedcover.training.exits import Exits
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
 
@@ -63,6 +64,8 @@ class _Key(NamedTuple):
     """Its template. The step size is not part of it: a schedule changes it in every round, and a new step would have
     to be compiled. Nor is the number of steps: a client that has finished stays as it is."""
     data: Any
+    exits: Exits | None = None
+    """The exits that they train, apart from the weight of distillation: clients of other depths have other steps."""
     untrained: frozenset[str] = frozenset()
     """The tensors of which none of them trains an entry."""
 
@@ -128,7 +131,7 @@ class Vectorized(Engine):
         self._data: dict[Any, BatchData] = {}
         self._indices = ClientIndices(self.device)
         self._compiled: set[Any] = set()
-        self._models: dict[Any, PreparedModel] = {}
+        self._models = PreparedModels(self._arithmetic, MOST_STEPS)
         self._steps: list[tuple[Any, BatchedStep | ChainStep]] = []  # the most recently used is the last
         if self.device.type == "cuda":
             self.together, self.ahead = 16, 2
@@ -160,6 +163,7 @@ class Vectorized(Engine):
 
         On a GPU the call returns as soon as the work is queued, and reading the updates waits for it.
         """
+        jobs = [with_exits_of_mask(job) for job in jobs]
         parts = self._sub_models.of(jobs) if self.shrink else [Part(job, job) for job in jobs]
         task_keys = {} if self._task_keys is None else self._task_keys
         for job in jobs:
@@ -169,7 +173,8 @@ class Vectorized(Engine):
         groups: dict[_Key, list[int]] = {}
         for number, (part, kind) in enumerate(zip(parts, option_kinds(jobs), strict=True)):
             job, task = part.job, task_keys[id(part.job.task)][1]
-            key = _Key(kind, task, part.shape_key, templates[id(job.recipe)], _data_key(job.population.examples))
+            data = _data_key(job.population.examples)
+            key = _Key(kind, task, part.shape_key, templates[id(job.recipe)], data, job.exits and job.exits.template)
             groups.setdefault(key, []).append(number)
         batches = []
         for key, numbers in groups.items():
@@ -319,22 +324,13 @@ class Vectorized(Engine):
             self._make_room()
             kind = wanted._replace(clients=min(room), steps=1 << (steps - 1).bit_length())
             data = self._data_of(jobs[0].population.examples, kind.steps * kind.clients * batch_size)
-            chain = try_chain(model(), jobs, kind, data, self._arithmetic)
-            best = ((key, batch_size), chain or self._new_step(key, model, jobs, table, kind, data))
+            step: BatchedStep | ChainStep | None = try_chain(model(), jobs, kind, data, self._arithmetic)
+            if step is None:
+                prepared = self._models.of(key._replace(untrained=frozenset()), model, jobs[0], kind.full)
+                step = BatchedStep(prepared, jobs, table, kind, data, self._arithmetic)
+            best = ((key, batch_size), step)
         self._steps.append(best)
         return best[1]
-
-    def _new_step(
-        self, key: _Key, model: Callable[[], nn.Module], jobs: Sequence[Job], table: BatchTable, kind: StepKind,
-        data: BatchData,
-    ) -> BatchedStep:  # fmt: skip
-        """Return a new step, whose model steps for other numbers of clients share."""
-        shared = (key._replace(untrained=frozenset()), kind.full)
-        if shared not in self._models:
-            if len(self._models) >= MOST_STEPS:
-                del self._models[next(iter(self._models))]
-            self._models[shared] = prepare_model(model(), jobs[0], kind.full, self._arithmetic)
-        return BatchedStep(self._models[shared], jobs, table, kind, data, self._arithmetic)
 
     def _room_for(self, clients: int) -> tuple[int, int]:
         """Return the clients for which a new step has buffers, and the most that a step may have that is used again.

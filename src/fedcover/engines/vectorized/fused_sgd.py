@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcover.engines.vectorized.gains import Gains
-from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, column, stack_like
+from fedcover.engines.vectorized.stacks import ClientKeys, OptionsKind, StackResults, column, stack_like
 from fedcover.params import Params
 from fedcover.training.client import Job
 from fedcover.training.recipes import LocalSGD, Recipe
@@ -61,7 +61,7 @@ class FusedSGD:
         """Return all stacks."""
         return self.theta, self._velocity, self.masks, self._gains.of, self._lr
 
-    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
+    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: ClientKeys, step: Tensor) -> Tensor:
         """Take one step: v <- momentum v + g o m, theta <- theta - lr v."""
         theta, velocity, masks, gains, step_size = tensors
         parameters = {name: theta[name] for name in self._trained}

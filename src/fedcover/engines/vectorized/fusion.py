@@ -16,6 +16,7 @@ from fedcover.engines.vectorized.channels_last import ImageNorm, PatchConv2d, th
 from fedcover.engines.vectorized.convolutions import has_own_forward
 from fedcover.structure.calls import call_model
 from fedcover.structure.dropout import silent_dropout
+from fedcover.structure.exits import ExitModel
 
 RELUS = {F.relu, torch.relu, F.relu_, torch.relu_, "relu", "relu_"}
 ADDITIONS = {operator.add, torch.add, "add"}
@@ -60,6 +61,8 @@ def trace_layers(model: nn.Module, example: Inputs) -> fx.GraphModule | None:
         return None
     try:
         traced = fx.GraphModule(model, _LayerTracer().trace(model))
+        if isinstance(model, ExitModel):
+            _add_unused_layers(traced, model)
         names = {name for name, _ in model.named_parameters()}
         if names != {name for name, _ in traced.named_parameters()}:
             return None
@@ -68,6 +71,14 @@ def trace_layers(model: nn.Module, example: Inputs) -> fx.GraphModule | None:
     except Exception:
         return None
     return traced if same else None  # its layers have the mode that they had: some may be in evaluation mode
+
+
+def _add_unused_layers(traced: fx.GraphModule, model: nn.Module) -> None:
+    """Add the layers that a traced model does not run, such as those behind its last exit, so that all names exist."""
+    present = {name for name, _ in traced.named_parameters()}
+    unused = (name.rpartition(".")[0] for name, _ in model.named_parameters() if name not in present)
+    for path in dict.fromkeys(filter(None, unused)):
+        traced.add_submodule(path, model.get_submodule(path))
 
 
 def fuse_norms(traced: fx.GraphModule) -> int:

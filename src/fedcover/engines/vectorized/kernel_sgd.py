@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcover.engines.vectorized.gains import Gains
 from fedcover.engines.vectorized.launch import launch
-from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, column
+from fedcover.engines.vectorized.stacks import ClientKeys, OptionsKind, StackResults, column
 from fedcover.params import Params
 from fedcover.training.client import Job
 from fedcover.training.recipes import LocalSGD, Recipe
@@ -182,7 +182,7 @@ class KernelSGD:
         """Return nothing: the stacks are its own."""
         return ()
 
-    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
+    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: ClientKeys, step: Tensor) -> Tensor:
         """Take one step: v <- momentum v + (g + decay theta) o m, theta <- theta - lr v."""
         shown = {**self.theta, **self._copies}
         parameters = {name: shown.pop(name) for name in self._trained}

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from fedcover.engines.vectorized.stacks import OptionsKind, StackResults, column, first_rows, stack_like
+from fedcover.engines.vectorized.stacks import ClientKeys, OptionsKind, StackResults, column, first_rows, stack_like
 from fedcover.params import Params
 from fedcover.training.client import Job, width_draws
 from fedcover.training.options import MOST_WIDTHS, PLAIN, levels_of
@@ -108,7 +108,7 @@ class MappedSteps:
         """Return the state, what steps read, the levels of entries, and the width thresholds of this step."""
         return self._state, self._data, self._levels, self._least_level.index_select(0, step.view(1)).squeeze(0)
 
-    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
+    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: ClientKeys, step: Tensor) -> Tensor:
         """Take one step of every client that has not finished."""
         take_steps: Any = vmap(self._step, in_dims=(0, 0, 0, 0, 0, 0, None), randomness="different")
         state, losses = take_steps(*tensors, batch, keys, step)
@@ -123,7 +123,7 @@ class MappedSteps:
         levels: Params,
         width: Tensor,
         batch: tuple[Tensor, ...],
-        key: Tensor,
+        key: ClientKeys,
         step: Tensor,
     ) -> tuple[StepState, Tensor]:
         """Take one step of one client; a client that has finished its steps stays as it is."""

@@ -1,6 +1,7 @@
 """A model as steps of many clients call it. Steps for other numbers of clients share it, since preparing it is slow."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -43,3 +44,28 @@ def prepare_model(model: nn.Module, job: Job, full: bool, arithmetic: Arithmetic
         refuse_joint_losses(keyed, job)
     parameters, statistics = dict(keyed.named_parameters()), has_statistics(keyed)
     return PreparedModel(choose_layers(keyed, example, arithmetic), stream, parameters, statistics and not full)
+
+
+class PreparedModels:
+    """The models that steps share.
+
+    Args:
+        arithmetic: Where and how steps are computed.
+        most: The largest number of models that are kept.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, most: int) -> None:
+        self._arithmetic, self._most = arithmetic, most
+        self._models: dict[Any, PreparedModel] = {}
+
+    def of(self, key: Any, model: Callable[[], nn.Module], job: Job, full: bool) -> PreparedModel:
+        """Return the prepared model of a key, which is prepared when it is first needed; see ``prepare_model``."""
+        if (key, full) not in self._models:
+            if len(self._models) >= self._most:
+                del self._models[next(iter(self._models))]
+            self._models[key, full] = prepare_model(model(), job, full, self._arithmetic)
+        return self._models[key, full]
+
+    def clear(self) -> None:
+        """Forget all models."""
+        self._models.clear()

@@ -86,7 +86,7 @@ def refuse_short_batches(job: Job, table: BatchTable) -> None:
 
 def refuse_joint_losses(model: nn.Module, job: Job) -> None:
     """Raise InputError unless the loss of a batch is the mean over its examples: padding could not be left out."""
-    examples, loss = job.population.examples, job.task.loss
+    examples, loss = job.population.examples, job.loss
     with seeded(0, "look"), torch.no_grad():
         inputs, labels = examples.read(_one_of_each_label(examples))
         scores = call_model(model, copy_of(inputs))

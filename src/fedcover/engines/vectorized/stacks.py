@@ -11,6 +11,9 @@ from fedcover.params import Params
 from fedcover.training.client import Job
 from fedcover.training.options import PLAIN, TrainingOptions
 
+ClientKeys = tuple[Tensor, Tensor]
+"""The key of each client's dropout, and its weight of distillation between exits."""
+
 
 class OptionsKind(NamedTuple):
     """The training options for which a batch of clients has stacks; all False for none."""
@@ -54,7 +57,7 @@ class Stacks(Protocol):
     def arguments(self, step: Tensor) -> tuple[Any, ...]:
         """Return the tensors that ``update`` takes, apart from the batch."""
 
-    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: Tensor, step: Tensor) -> Tensor:
+    def update(self, tensors: tuple[Any, ...], batch: tuple[Tensor, ...], keys: ClientKeys, step: Tensor) -> Tensor:
         """Take one step of all clients in place, and return each client's loss."""
 
     def shown(self, rows: Tensor) -> Params:
@@ -89,6 +92,11 @@ def _kind(options: TrainingOptions) -> OptionsKind:
     if options.distil:
         raise InputError(
             "engine=vectorized cannot distil from the widest of several widths, which the policy requires; use"
+            " engine=processes or engine=serial"
+        )
+    if options.exits and options.exits.in_turn:
+        raise InputError(
+            "engine=vectorized cannot train the exits of a model one after another, which the policy requires; use"
             " engine=processes or engine=serial"
         )
     flags = (options.gains, options.thresholds, options.widths, options.shifts, options.report, options.complement)

@@ -17,6 +17,7 @@ from fedcover.engines.vectorized.hosts import Host, NarrowMask, hosted_mask, hos
 from fedcover.params import FixedMask, Mask, Params, alike, device_of, fixed, flat_values
 from fedcover.structure.calls import call_model
 from fedcover.structure.dropout import with_keyed_dropout
+from fedcover.structure.exits import with_exits
 from fedcover.structure.submodel import Shrinker, SubModel
 from fedcover.structure.units import shape_after
 from fedcover.training.client import Job
@@ -45,7 +46,8 @@ class Part:
     @property
     def model(self) -> nn.Module:
         """The module that is trained."""
-        return self.sub.model if self.sub else self.job.task.model
+        model = self.sub.model if self.sub else self.job.task.model
+        return with_exits(model, self.job.exits.numbers) if self.job.exits else model
 
     @property
     def shape_key(self) -> Any:
@@ -70,7 +72,7 @@ class SubModels:
         parts = []
         for job in jobs:
             mask = masks[id(job.mask)]
-            sub, host = self._sub_model(job, mask), hosts.get((id(job.task.model), id(mask)))
+            sub, host = self._sub_model(job, mask), hosts.get((_host_key(job), id(mask)))
             if sub is None:
                 parts.append(Part(job, job))
                 continue
@@ -85,18 +87,18 @@ class SubModels:
             parts.append(Part(job, replace(job, theta=thetas[at], mask=small_mask, options=options), sub, positions))
         return parts
 
-    def _hosts(self, jobs: Sequence[Job], masks: Mapping[int, Mask]) -> dict[tuple[int, int], Host]:
-        """Return the hosts of narrow masks by the ids of models and masks."""
-        examples: Counter[tuple[int, int]] = Counter()
-        first: dict[tuple[int, int], tuple[Job, FixedMask, SubModel]] = {}
+    def _hosts(self, jobs: Sequence[Job], masks: Mapping[int, Mask]) -> dict[tuple[Any, int], Host]:
+        """Return the hosts of narrow masks by the keys of models and the ids of masks."""
+        examples: Counter[tuple[Any, int]] = Counter()
+        first: dict[tuple[Any, int], tuple[Job, FixedMask, SubModel]] = {}
         for job in jobs:
             mask = masks[id(job.mask)]
             sub = self._sub_model(job, mask)
             if sub is not None and isinstance(mask, FixedMask):
-                key = (id(job.task.model), id(mask))
+                key = (_host_key(job), id(mask))
                 examples[key] += job.recipe.batch_size
                 first[key] = (job, mask, sub)
-        hosts: dict[tuple[int, int], Host] = {}
+        hosts: dict[tuple[Any, int], Host] = {}
         for model in {model for model, _ in first}:
             of_model = {key: entry for key, entry in first.items() if key[0] == model}
             job = next(iter(of_model.values()))[0]
@@ -142,6 +144,11 @@ class SubModels:
             shrinker = Shrinker(structure) if structure.work >= WORTHWHILE else None
             self._shrinkers[id(model)] = (model, shrinker)
         return self._shrinkers[id(model)][1]
+
+
+def _host_key(job: Job) -> Any:
+    """Return what clients must share for one of their sub-models to be the host of others."""
+    return id(job.task.model), job.exits and job.exits.template
 
 
 def _note_removed_units(masks: Sequence[Mask]) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -94,8 +94,14 @@ def cut(tensor: Tensor, axes: Mapping[int, Tensor] | None) -> Tensor:
     return tensor if axes else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def smaller_copy(model: nn.Module, cuts: Cuts) -> nn.Module:
-    """Return a copy of a model with only the entries that the cuts leave; it shares no parameter with the model."""
+def smaller_copy(model: nn.Module, cuts: Cuts, unused: Collection[str] = ()) -> nn.Module:
+    """Return a copy of a model with only the entries that the cuts leave; it shares no parameter with the model.
+
+    Args:
+        model: The model.
+        cuts: The indices that stay, along each axis that is cut.
+        unused: Tensors among those that are cut that the copy does not run; their layers are not resized.
+    """
     # deepcopy takes everything in the memo as copied: whole tensors are never copied, and tied ones stay tied.
     memo: dict[int, object] = {
         id(tensor): nn.Parameter(cut(tensor.detach(), cuts.get(name)), tensor.requires_grad)
@@ -105,7 +111,7 @@ def smaller_copy(model: nn.Module, cuts: Cuts) -> nn.Module:
         empty = [value for value in vars(module).values() if type(value) in (dict, OrderedDict) and not value]
         memo |= {id(value): type(value)() for value in empty}
     tensors = dict(model.named_parameters(remove_duplicate=False))
-    cut_ids = {id(tensors[name]) for name in cuts}
+    cut_ids = {id(tensors[name]) for name in cuts if name not in unused}
     layers = {name.rpartition(".")[0]: None for name, tensor in tensors.items() if id(tensor) in cut_ids}
     for name in layers:
         for buffer in statistics_of(model.get_submodule(name)).values():

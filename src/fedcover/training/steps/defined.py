@@ -10,6 +10,7 @@ from fedcover.data.inputs import Inputs, copy_of
 from fedcover.params import Mask, Params, prune
 from fedcover.structure.calls import call_model
 from fedcover.training.client import Job, TrainedClient, batches_of, dropout_key, width_draws
+from fedcover.training.exits import ExitLoss
 from fedcover.training.options import PLAIN
 from fedcover.training.step import StepData, StepState, as_bits, reads_start, shown_values, start_state, take_step
 from fedcover.training.steps.stepper import Loss, Stepper
@@ -126,10 +127,11 @@ class DefinedSteps:
         stepper, share = self._stepper, self._distil
         stepper.show(shown_values(self._whole, self._inside[-1], self._data.gains, {}))
         stepper.stream.step = stepper.number
-        teacher = F.log_softmax(call_model(stepper.model, copy_of(x)), 1)
+        axis = 2 if isinstance(stepper.loss, ExitLoss) else 1  # of the classes
+        teacher = F.log_softmax(call_model(stepper.model, copy_of(x)), axis)
 
         def distilled(scores: Tensor, labels: Tensor) -> Tensor:
-            divergence = F.kl_div(F.log_softmax(scores, 1), teacher, reduction="batchmean", log_target=True)
+            divergence = F.kl_div(F.log_softmax(scores, axis), teacher, reduction="batchmean", log_target=True)
             return (1 - share) * stepper.loss(scores, labels) + share * divergence
 
         return distilled

@@ -12,11 +12,14 @@ from fedcover.training.options import PLAIN, TrainingOptions
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.steps.stepper import Stepper
 
+SUPPORTED = ("gains", "regrow", "exits", "complement")
+"""The options that these steps support."""
+
 
 def try_fast_steps(stepper: Stepper, job: Job) -> "FastSteps | None":
     """Return fast steps for a job; None if its recipe or its options ask for anything that they do not know."""
     recipe, options = job.recipe, job.options or PLAIN
-    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or options.has_beyond("gains", "regrow", "complement"):
+    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or options.has_beyond(*SUPPORTED):
         return None
     return FastSteps(stepper, job, recipe, options)
 

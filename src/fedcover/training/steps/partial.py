@@ -29,7 +29,7 @@ from fedcover.training.steps.part_gradients import PartGradients, cut_gradient
 from fedcover.training.steps.parts import TrainedPart, part_of
 from fedcover.training.steps.stepper import Loss
 
-SUPPORTED = ("complement", "shifts", "moments", "thresholds")
+SUPPORTED = ("complement", "exits", "shifts", "moments", "thresholds")
 """The options that these steps support."""
 FLOOR = 1e-3
 """The share of the largest gradient of all tensors relative to which smaller ones are compared: that of a bias before
