@@ -30,11 +30,11 @@ BISECTIONS, LEAST = 8, 1e-3
 
 
 @cache
-def structure_of(problem: Problem) -> ModelStructure:
-    """Return the structure of a problem's network."""
+def structure_of(problem: Problem, network: str = "") -> ModelStructure:
+    """Return the structure of a problem's network, or of another one on its data."""
     shape, classes = shape_of(problem.data)
     example = torch.zeros(2, *shape, dtype=torch.long if len(shape) == 1 else torch.float32)
-    return trace(build(problem.network, shape, classes, 0), example)
+    return trace(build(network or problem.network, shape, classes, 0), example)
 
 
 def keeps_of(method: Method, setting: Setting) -> dict[float, float]:
@@ -63,13 +63,19 @@ def within_budget(method: Method, setting: Setting) -> bool:
 
 @cache
 def _level(method: Method, setting: Setting, width: float) -> tuple[float, bool]:
-    """Return the largest keep that costs at most as much as a width, and True; the width's share if none does."""
-    structure, recipe = structure_of(setting.problem), setting.training.recipe(1.0, 1)
-    policy, reference = method.build(setting.widths), CostModel(structure, units=True)
+    """Return the largest keep that costs at most as much as a width, and True; the width's share if none does.
+
+    Who can hold the whole network can hold one with exits too, which are a thousandth of its parameters.
+    """
+    problem, recipe = setting.problem, setting.training.recipe(1.0, 1)
+    policy, reference = method.build(setting.widths), CostModel(structure_of(problem), units=True)
     share = reference.at(width).parameters / reference.at(1.0).parameters
     try:
+        structure = structure_of(problem, method.network(problem.network))
+        if method.exits and width == 1:
+            return 1.0, True
         if setting.constraint == "memory":
-            return _keep_by_memory(policy, structure, recipe, width), True
+            return _keep_by_memory(policy, structure, recipe, _width_memory(structure_of(problem), recipe, width)), True
         unit = UNITS[setting.constraint]
         complement = Frozen() if policy.traits().needs_complement else Zero()
         costs = cost_model_of(policy, structure, recipe, complement)
@@ -78,15 +84,24 @@ def _level(method: Method, setting: Setting, width: float) -> tuple[float, bool]
         return share, False
 
 
-def _keep_by_memory(policy: Policy, structure: ModelStructure, recipe: LocalSGD, width: float) -> float:
+def _width_memory(structure: ModelStructure, recipe: LocalSGD, width: float) -> tuple[float, int]:
+    """Return a width, and the memory of a training step of its sub-model."""
+    costs = TrainingCosts(structure, recipe.batch_size, len(recipe.moments))
+    return width, _memory_of(fixed_subnetwork(), structure, costs)(width)
+
+
+def _keep_by_memory(
+    policy: Policy, structure: ModelStructure, recipe: LocalSGD, reference: tuple[float, int]
+) -> float:  # fmt: skip
     """Return the largest keep, about, whose training step needs at most the memory of a width's.
 
     Raises:
         InputError: If no keep does.
     """
     costs = TrainingCosts(structure, recipe.batch_size, len(recipe.moments))
-    memory = _memory_of(policy, structure, costs)
-    most = _memory_of(fixed_subnetwork(), structure, costs)(width)
+    memory, (width, most) = _memory_of(policy, structure, costs), reference
+    if policy.traits().limits_memory:
+        return most / costs.of({}).memory
     if memory(width) <= most:
         return width  # a policy of whole units
     low, high = LEAST, 1.0

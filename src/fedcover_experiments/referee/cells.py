@@ -153,7 +153,7 @@ def federations_of(cells: Sequence[RefereeCell], split: Split, engine: Engine) -
         shared = tuned_setting(setting)  # all mixes have the same clients
         federations.append(
             Federation(
-                task=task(setting.problem.network, cell.seed),
+                task=task(cell.method.network(setting.problem.network), cell.seed),
                 clients=clients(shared, cell.seed),
                 policy=cell.method.build(setting.widths),
                 budgets=by_client([keeps[width] for width in setting.cycle]),

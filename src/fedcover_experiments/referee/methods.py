@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcover.errors import InputError
+from fedcover.models import MODELS
 from fedcover.policies.base import Policy
 from fedcover.policies.registry import POLICIES
 from fedcover_experiments.referee.smallest import SmallestModel
@@ -12,6 +13,8 @@ from fedcover_experiments.studies.methods import own_policy
 
 FULL, SMALLEST, BASE = "FedAvg", "smallest", "HeteroFL"
 """The two references, and the method with which the others are compared."""
+EXITS = "_exits"
+"""What follows the name of a network in that of the same network with exits."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,25 @@ class Method:
     """The name of its policy, if it is another."""
     takes_widths: bool = False
     """Whether the policy takes the widths of the levels."""
+    exits: bool = False
+    """Whether it trains a network with exits."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Settings of the policy that are not its defaults."""
+
+    def network(self, name: str) -> str:
+        """Return the name of the network that it trains in place of a network without exits.
+
+        Raises:
+            InputError: If it needs exits, and there is no such network with exits.
+
+        >>> METHODS["DepthFL"].network("resnet18")
+        'resnet18_exits'
+        """
+        if not self.exits:
+            return name
+        if f"{name}{EXITS}" not in MODELS:
+            raise InputError(f"{self.name} needs a network with exits, and there is no {name}{EXITS}")
+        return f"{name}{EXITS}"
 
     def build(self, widths: tuple[float, ...]) -> Policy:
         """Return the policy for clients with levels of these widths."""
@@ -34,8 +56,8 @@ class Method:
             return SmallestModel()
         if ":" in self.name:
             return own_policy(self.name)
-        options: dict[str, Any] = {"widths": sorted(widths)} if self.takes_widths else {}
-        return POLICIES.find(self.policy or self.name)[1](**options)
+        levels = {"widths": sorted(widths)} if self.takes_widths else {}
+        return POLICIES.find(self.policy or self.name)[1](**levels, **dict(self.options))
 
 
 METHODS: Mapping[str, Method] = {
@@ -60,6 +82,11 @@ METHODS: Mapping[str, Method] = {
         Method("P-GaP", "weights", "Ma et al., ICLR 2022"),
         Method("optimal", "weights", "fedcover: masks by design"),
         Method("optimal_units", "width", "fedcover: masks by design"),
+        Method("DepthFL", "depth", "Kim et al., ICLR 2023", exits=True),
+        Method("ScaleFL", "depth", "Ilhan, Su and Liu, CVPR 2023", exits=True),
+        # Its momentum of deeper blocks needs blocks of equal shapes, which ResNet-18 does not have.
+        Method("InclusiveFL", "depth", "Liu et al., KDD 2022", exits=True, options=(("momentum", 0.0),)),
+        Method("FeDepth", "depth", "Zhang et al., 2023", exits=True),
         Method("FedPart", "partial", "Wang et al., NeurIPS 2024"),
         Method("FedPLT", "partial", "Dabaja and El-Azouzi, 2026"),
         Method("depth_windows", "partial", "fedcover: consecutive layers"),

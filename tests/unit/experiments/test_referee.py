@@ -223,3 +223,22 @@ def test_both_commands_run_the_referee(cli: Cli, tmp_path: Path, capsys: pytest.
     again = load_results(tmp_path / "referee.json")
     assert [batch["runs"] for batch in again.batches] == [3, 3, 2, 2, 3, 2]
     assert "no study 'refere'" in cli("study", "refere")[2]
+
+
+@pytest.mark.parametrize("name", ["DepthFL", "ScaleFL", "InclusiveFL"])
+def test_methods_by_depth_get_a_network_with_exits_and_hold_at_most_their_level(name: str) -> None:
+    method, setting = METHODS[name], SETTINGS["cifar10-resnet18/dirichlet-0.3/25-25-25-25"]
+    structure = structure_of(setting.problem, method.network("resnet18"))
+    policy, theta = method.build(setting.widths).bind(structure), params_of(structure.model)
+    keeps, reference = keeps_of(method, setting), CostModel(structure_of(setting.problem), units=True)
+    assert within_budget(method, setting)
+    for width in setting.widths[1:]:
+        (plan,), _ = policy.plan(theta, [fc.Client(0, 0, fc.Budget(keeps[width]))], fc.Round(1, 0), policy.start())
+        assert count(theta, plan.mask) <= reference.at(width).parameters
+    assert keeps[1] == 1.0
+
+
+def test_a_method_by_depth_does_not_apply_to_a_network_without_exits(tmp_path: Path, small_data: None) -> None:
+    chosen = Selection.of("mnist_writers-mlp/natural/25-25-25-25", "DepthFL", 1, 2)
+    results = Referee(tmp_path / "referee.json", "command", "serial").run(chosen)
+    assert {row.error for row in results.rows} == {"DepthFL needs a network with exits, and there is no mlp_exits"}
