@@ -38,7 +38,7 @@ class FeDepth(ExitPolicy):
 
     batch_size: int = BATCH_SIZE
     memory: tuple[tuple[float, ...], ...] = field(default=(), repr=False, kw_only=True)
-    """The share of memory that blocks a to b need, at [a - 1][b - a]."""
+    """The share of memory that blocks a to b need, in row a - 1 and column b - a."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -169,7 +169,7 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
     >>> structure.hidden, structure.output, structure.macs["0.weight"]
     (('0.weight',), '2.weight', 1.0)
     """
-    _check_initialised(model)
+    check_initialised(model)
     # Two examples, since batch norm refuses one; training mode, since evaluation may take fused paths in which
     # parameters cannot be told apart.
     two = take(example, slice(2)) if count(example) > 1 else join([example, example])
@@ -239,7 +239,7 @@ def _first_without(structure: ModelStructure, untrained: frozenset[str]) -> froz
     return frozenset(watch.first)
 
 
-def _check_initialised(model: nn.Module) -> None:
+def check_initialised(model: nn.Module) -> None:
     """Raise InputError if a parameter or buffer has no shape yet."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):

@@ -21,7 +21,7 @@ from fedcover.structure.calls import call_output, scores_of
 from fedcover.structure.exits import with_prediction
 from fedcover.structure.model_key import model_key
 from fedcover.structure.state import check_stateless
-from fedcover.structure.trace import ModelStructure, trace
+from fedcover.structure.trace import ModelStructure, check_initialised, trace
 from fedcover.training.metrics import Metric, default_metrics, named_metrics
 from fedcover.training.targets import Decision, Loss, class_axes, decision_of, fit_loss, name_of
 
@@ -115,6 +115,7 @@ class Task:
         Raises:
             InputError: If the model cannot run on the inputs, or the loss does not take the targets.
         """
+        check_initialised(self.model)
         key = model_key(self.model)
         for fit in self._fits:
             if fit.examples() is examples and fit.key == key and _same_values(fit.model, self.model):
