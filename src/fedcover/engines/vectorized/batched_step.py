@@ -132,8 +132,6 @@ class BatchedStep:
         if layers.kernels and (sgd := try_kernel_sgd(*arguments, self._gradients)):
             if self._precision.compute_dtype != torch.float32:
                 sgd.use_copies(self._precision.compute_dtype)
-            if layers.side is not None:
-                layers.side.enabled = True  # its gradients come from _client_stacks, which joins the stream
             return sgd
         return try_fused(*arguments, self._gradients) or MappedSteps(*arguments, self.kind.steps, one_client)
 
@@ -261,9 +259,8 @@ def _client_stacks(one_client: ClientGradients, side: SideStream | None) -> Call
     of_all = vmap(one_client, in_dims=(0, 0, 0, 0, 0, 0, None), randomness="different")
 
     def gradients(*arguments: Any) -> tuple[Params, Tensor]:
-        results: tuple[Params, Tensor] = of_all(*arguments)
-        if side is not None:
-            side.join()
+        with nullcontext() if side is None else side.used():
+            results: tuple[Params, Tensor] = of_all(*arguments)
         return results
 
     return gradients

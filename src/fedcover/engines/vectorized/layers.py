@@ -43,7 +43,7 @@ class Layers(NamedTuple):
     kernels: bool = False
     """Whether a step that is not compiled updates parameters by kernels."""
     side: SideStream | None = None
-    """The stream on which some gradients are computed, and which must be joined before they are read."""
+    """The stream on which some gradients are computed where somebody waits for it before they are read."""
 
 
 def choose_layers(model: nn.Module, example: Inputs, arithmetic: Arithmetic) -> Layers:

@@ -47,11 +47,24 @@ def behind(stream: Any) -> Iterator[None]:
 class SideStream:
     """A stream beside the current one; captured into a CUDA graph, it is a branch of the graph."""
 
-    def __init__(self, device: torch.device, enabled: bool = False) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
-        self.enabled = enabled
-        """Whether work goes to the stream; only if somebody joins it before the results are read."""
-        self._is_behind = False
+        self._is_used = self._is_behind = False
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Enter a context whose forks go to the stream, which the current stream waits for at its end.
+
+        Outside such a context a fork stays in the current stream, since nobody would wait for its results.
+        """
+        self._is_used = True
+        try:
+            yield
+        finally:
+            self._is_used = False
+            if self._is_behind:  # a graph must not wait for a stream that is not part of it
+                torch.cuda.current_stream().wait_stream(self._stream)
+            self._is_behind = False
 
     @contextmanager
     def fork(self, *tensors: Tensor | None) -> Iterator[None]:
@@ -60,7 +73,7 @@ class SideStream:
         Args:
             tensors: What is read there; its memory is not used again before.
         """
-        if not self.enabled:
+        if not self._is_used:
             yield
             return
         self._is_behind = True
@@ -69,12 +82,6 @@ class SideStream:
                 tensor.record_stream(self._stream)
         with behind(self._stream):
             yield
-
-    def join(self) -> None:
-        """Let the current stream wait for all work of this one."""
-        if self._is_behind:  # a graph must not wait for a stream that is not part of it
-            torch.cuda.current_stream().wait_stream(self._stream)
-        self._is_behind = False
 
 
 class SideWork(NamedTuple):
