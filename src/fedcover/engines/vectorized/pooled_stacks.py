@@ -1,7 +1,6 @@
 """Stacks of the convolutions of a chain, each followed by ReLU and max-pooling of 2 x 2, and calls of their kernels."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any, NamedTuple
 
@@ -126,7 +125,7 @@ class PooledStacks:
         self._theta, self._velocity = stacks
         self._batches = batches
         self._clients, self._batch = batches.examples.shape[1:]
-        self._side_stream = SideStream(batches.x.device, enabled=True) if batches.x.is_cuda else None
+        self._side_stream = SideStream(batches.x.device)
         below = list(enumerate(convolutions[:-1]))
         self._outputs = [*(self._empty(self._batch, c.channels[1], *c.pooled) for _, c in below), ends[0]]
         self._gradients = [*(self._empty(self._batch, *c.pooled, self._channels(at)) for at, c in below), ends[1]]
@@ -148,20 +147,16 @@ class PooledStacks:
 
         On a GPU, the steps of the others go on while gradients reach the first one.
         """
-        for at in range(len(self.convolutions) - 1, 0, -1):
-            with self._beside():
-                self.sum_gradients(at, offset)
-            self.input_gradient(at, offset)
-            with self._beside():  # behind the gradient of images, which reads the weights
-                self.update(at, offset, momentum)
-        self.sum_gradients(0, offset)
-        self.update(0, offset, momentum)
-        if self._side_stream is not None:
-            self._side_stream.join()
-
-    def _beside(self) -> AbstractContextManager[None]:
-        """Return a context whose kernels run beside those that follow it, on a GPU."""
-        return nullcontext() if self._side_stream is None else self._side_stream.fork()
+        side = self._side_stream
+        with side.used():
+            for at in range(len(self.convolutions) - 1, 0, -1):
+                with side.fork():
+                    self.sum_gradients(at, offset)
+                self.input_gradient(at, offset)
+                with side.fork():  # behind the gradient of images, which reads the weights
+                    self.update(at, offset, momentum)
+            self.sum_gradients(0, offset)
+            self.update(0, offset, momentum)
 
     def forward_one(self, at: int, offset: int) -> None:
         """Compute pooled outputs and codes of one convolution."""

@@ -45,10 +45,13 @@ def behind(stream: Any) -> Iterator[None]:
 
 
 class SideStream:
-    """A stream beside the current one; captured into a CUDA graph, it is a branch of the graph."""
+    """A stream beside the current one; captured into a CUDA graph, it is a branch of the graph.
+
+    On a CPU, which has no streams, its contexts do nothing.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._is_used = self._is_behind = False
 
     @contextmanager
@@ -57,7 +60,7 @@ class SideStream:
 
         Outside such a context a fork stays in the current stream, since nobody would wait for its results.
         """
-        self._is_used = True
+        self._is_used = self._stream is not None
         try:
             yield
         finally:
