@@ -25,6 +25,7 @@ from fedcover._threads import one_thread
 from fedcover.aggregation import region_mean
 from fedcover.data.loading import Split
 from fedcover.federation import measure_together
+from fedcover.federation.interrupts import Interrupts
 from fedcover.federation.lockstep import GroupRound
 from fedcover.federation.runs import Run, RunSchedule
 from fedcover.models import build
@@ -53,7 +54,7 @@ def play(runs: list[Run], engine: NoTraining, watch: Stopwatch) -> None:
     engine.watch = watch
     schedule = RunSchedule(1000, evaluate_every=1000)
     with watch.stage("plan"):
-        group = GroupRound(runs[0].state.round + 1, runs, engine)
+        group = GroupRound(runs[0].state.round + 1, runs, engine, Interrupts())
     with watch.stage("average"):
         group.end(schedule)
 

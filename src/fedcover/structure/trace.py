@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.flop_counter import flop_registry
 
 from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of, shapes, take
 from fedcover.errors import InputError
@@ -124,7 +123,10 @@ class _ParameterWatch(Watch):
     """Records the operations that each parameter takes part in."""
 
     def __init__(self, model: nn.Module) -> None:
+        from torch.utils.flop_counter import flop_registry  # here, since it imports Triton where that is installed
+
         super().__init__()
+        self._flops = flop_registry
         self._names = {_storage(p): name for name, p in model.named_parameters() if p.numel()}
         self.order: dict[str, None] = {}
         self.multiplies: dict[str, None] = {}
@@ -139,7 +141,7 @@ class _ParameterWatch(Watch):
         for name, _ in named:
             if name is not None:
                 self.order.setdefault(name)
-        flops = flop_registry.get(func._overloadpacket)
+        flops = self._flops.get(func._overloadpacket)
         if flops is None and func._overloadpacket not in _WITHOUT_PRODUCTS:
             self.elsewhere |= {name for name, _ in named if name is not None}
         if flops is not None:

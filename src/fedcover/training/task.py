@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcover._threads import one_thread
 from fedcover.data import Examples
 from fedcover.data.examples import IGNORED
 from fedcover.data.inputs import Inputs, copy_of, take
@@ -120,8 +121,10 @@ class Task:
         for fit in self._fits:
             if fit.examples() is examples and fit.key == key and _same_values(fit.model, self.model):
                 return fit.task
-        task = self._fit(examples)
-        self._fits[:] = [_Fit(ref(examples), key, task.structure(examples.example()).model, task)]
+        with one_thread():  # for two examples more are hardly faster, and far slower where other work keeps a core busy
+            task = self._fit(examples)
+            structure = task.structure(examples.example())
+        self._fits[:] = [_Fit(ref(examples), key, structure.model, task)]
         return task
 
     def _fit(self, examples: Examples) -> "Task":

@@ -120,7 +120,8 @@ class BatchedStep:
         self._update: Callable[..., Tensor] = self._stacks.update
         self._graph: Any = None
         self._has_compiled = not self.has_kernels
-        self.stream: Any = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._priority = _priority(sum(p.numel() for p in self._parameters.values()))
+        self.stream: Any = self._new_stream() if self._device.type == "cuda" else None
         if layers.compiled:
             self._update = compile_step(self._update, self._arguments(), kernels=self._device.type == "cuda")
 
@@ -241,7 +242,7 @@ class BatchedStep:
         """Capture a step as a CUDA graph, after a step on a side stream as a warm-up."""
         if not self._has_compiled:
             compile_kernels([self.try_kernels])
-        side = torch.cuda.Stream()
+        side = self._new_stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(1 if self.has_kernels else 2):  # the first call of what torch compiled compiles it
@@ -249,9 +250,20 @@ class BatchedStep:
                 self._step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=side):  # kernels of a graph have the priority of this stream
             self._step()
         self._graph = graph  # only now: a graph whose capture failed must not be replayed
+
+    def _new_stream(self) -> Any:
+        return torch.cuda.Stream(self._device, priority=self._priority)
+
+
+def _priority(entries: int) -> int:
+    """Return the priority of the streams of a model with so many entries, from 0, the lowest, to -2.
+
+    A round ends with its largest models. Steps of smaller ones run in the gaps that theirs leave.
+    """
+    return -min(2, max(0, (entries.bit_length() - 18) // 2))
 
 
 def _client_stacks(one_client: ClientGradients, side: SideStream | None) -> Callable[..., tuple[Params, Tensor]]:

@@ -80,7 +80,7 @@ class ChainTiles(NamedTuple):
     """The rows of tiles of the layers between the first and the last."""
     inner_entries: int = 1024
     """Examples of a batch times columns of these tiles."""
-    inner_warps: tuple[int, int] = (2, 4)
+    inner_warps: tuple[int, int] = (1, 2)
     """The warps of programs of these layers, forward and backward."""
     head_columns: int = 64
     head_warps: int = 4

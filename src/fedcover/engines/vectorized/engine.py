@@ -47,6 +47,8 @@ MOST_STEPS = 32
 """The largest number of steps that are kept, each with its buffers."""
 MOST_GROUPS, ENOUGH_CLIENTS = 4, 512
 """The most groups of runs on a GPU, and the number of clients from which a larger group is hardly faster."""
+HIGHEST = -3
+"""The highest priority of a stream in torch."""
 FEW_CLIENTS = 4
 """On a GPU, a step for as many clients is used for fewer too."""
 _Started = tuple[list[int], Callable[[], list[ClientUpdate]]]
@@ -153,7 +155,7 @@ class Vectorized(Engine):
         cuda, before = self.device.type == "cuda", self._task_keys
         self._task_keys = {}
         try:
-            with torch.cuda.stream(torch.cuda.Stream(self.device, priority=-1)) if cuda else nullcontext():
+            with torch.cuda.stream(torch.cuda.Stream(self.device, priority=HIGHEST)) if cuda else nullcontext():
                 yield
         finally:
             self._task_keys = before
