@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 import fedcover as fc
+from benchmarks.gpu_report import command_of
 from benchmarks.output import add_out, result_path, write_result
 from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.models import build
@@ -90,7 +91,7 @@ def measure(name: str, models: int, compile: bool, speed: float, keep: float = 0
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     add_out(parser, "gpu.json")
     parser.add_argument("--networks", nargs="*", default=list(WORK))
     parser.add_argument("--models", type=int, nargs="*", help="models in the batch; default: several for each network")
@@ -111,7 +112,7 @@ def main() -> None:
                 gc.collect()
                 torch.cuda.empty_cache()
     result = {
-        "command": "PYTHONPATH=src python -m benchmarks.gpu",
+        "command": command_of(parser, args),
         "what": "client-steps per second: one SGD step of one client on a batch of 10, keep 0.75 of the hidden weights",
         "memory_floor": f"{BYTES_PER_ENTRY} bytes for each parameter and step at the measured bandwidth",
         "device": torch.cuda.get_device_name(),

@@ -23,6 +23,7 @@ from torch.profiler import profile
 
 from benchmarks.gpu import BATCH, WORK, bandwidth, jobs_of, measure
 from benchmarks.gpu_profile import activities_on, read_profile, start_profiler
+from benchmarks.gpu_report import command_of
 from benchmarks.output import add_out, result_path, save_result
 from fedcover.engines.vectorized import chain_step
 from fedcover.engines.vectorized import layers as choices
@@ -203,14 +204,18 @@ def kernel_rows(name: str, models: int) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_lenet",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_out(parser, NAME)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--models", type=int, nargs="+", default=[420, 2280], help="clients in the batch")
     args = parser.parse_args()
     path, speed, paths = result_path(parser, args, NAME), bandwidth(), dict(PATHS)
     result: dict[str, Any] = {
-        "command": "PYTHONPATH=src python -m benchmarks.gpu_lenet",
+        "command": command_of(parser, args),
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "bytes_per_second": round(speed),
     }  # fmt: skip
 

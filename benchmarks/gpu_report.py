@@ -69,7 +69,7 @@ class Report:
             os.environ.update(cache_folders(Path(folder)))
         self.path = result_path(parser, args, name)
         self.result: dict[str, Any] = {
-            "command": _command(parser, args),
+            "command": command_of(parser, args),
             "device": device_name(args.device),
             "torch": torch.__version__,
             "caches": "cold: new folders for Triton, Inductor and CUDA" if args.caches == "cold" else "warm",
@@ -105,7 +105,7 @@ class Report:
         save_result(self.path, self.result)
 
 
-def _command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+def command_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
     """Return the command with the options that differ from their defaults, without names of folders."""
     words = [f"PYTHONPATH=src {parser.prog}"]
     for key, value in vars(args).items():

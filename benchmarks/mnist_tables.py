@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import fedcover as fc
-from benchmarks.gpu_report import cache_folders, device_name
+from benchmarks.gpu_report import cache_folders, command_of, device_name
 from benchmarks.output import add_out, result_path, write_result
 from fedcover.engines.choose import choose_engine
 from fedcover_experiments.paper.published import tables
@@ -49,7 +49,7 @@ def _age() -> float:
 
 def main() -> None:
     """Run, print the seconds of each stage, and write the last round of each run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mnist_tables", description=__doc__)
     add_out(parser, NAME)
     parser.add_argument("--data", help="folder with MNIST; default: FEDCOVER_DATA or the cache")
     parser.add_argument("--caches", choices=("cold", "warm"), default="cold", help="cold: new folders for compilers")
@@ -92,7 +92,7 @@ def main() -> None:
         for run, h in histories.items()
     }
     result = {
-        "command": "PYTHONPATH=src python -m benchmarks.mnist_tables",
+        "command": command_of(parser, args),
         "caches": "cold: new folders for Triton, Inductor and CUDA" if args.caches == "cold" else "warm",
         "runs": len(runs), "rounds": args.rounds, "seconds": round(seconds, 1),
         "seconds_with_imports": round(with_imports, 1),
