@@ -125,19 +125,22 @@ class PooledSizes(PartSizes):
         structure: The traced model.
         tensors: The names of the tensors.
         cut: The number of tensors of which a client may hold a part; it holds all or nothing of the others.
+        least: The least number of entries that a client holds.
     """
 
-    def __init__(self, structure: ModelStructure, tensors: Sequence[str], cut: int | None = None) -> None:
+    def __init__(
+        self, structure: ModelStructure, tensors: Sequence[str], cut: int | None = None, least: int = 1
+    ) -> None:
         self._shapes = {name: torch.Size(structure.shapes[name]) for name in tensors}
         total = sum(shape.numel() for shape in self._shapes.values())
         super().__init__(structure, [total], units=False)
         self._total, self._cut = total, len(tensors) if cut is None else cut
-        self.predictable = cut is None
+        self.predictable, self._least = cut is None, least
         self._rest = self._whole(name for name in structure.shapes if name not in self._shapes)
 
     def counts(self, keep: float) -> tuple[int, ...]:
         """Return the largest number of entries at a keep; where all tensors are cut, each has at least one."""
-        return (max(len(self._shapes) if self.predictable else 1, share(keep, self._total)),)
+        return (max(len(self._shapes) if self.predictable else self._least, share(keep, self._total)),)
 
     def at(self, keep: float, outside: Outside = nothing) -> PartBound:
         """Return what a client holds at most at a keep."""

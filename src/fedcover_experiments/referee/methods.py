@@ -88,6 +88,7 @@ METHODS: Mapping[str, Method] = {
         Method("InclusiveFL", "depth", "Liu et al., KDD 2022", exits=True, options=(("momentum", 0.0),)),
         Method("FeDepth", "depth", "Zhang et al., 2023", exits=True),
         Method("FedPart", "partial", "Wang et al., NeurIPS 2024"),
+        Method("CoCoFL", "partial", "Pfeiffer et al., TMLR 2023"),
         Method("FedPLT", "partial", "Dabaja and El-Azouzi, 2026"),
         Method("depth_windows", "partial", "fedcover: consecutive layers"),
     )

@@ -17,7 +17,7 @@ PARTIAL = [name for name, make in POLICIES.items() if make().traits().needs_comp
 
 
 def test_these_policies_need_a_complement() -> None:
-    assert set(PARTIAL) == {"FedPart", "FedPLT", "depth_windows", "disjoint_units", "random_units"}
+    assert set(PARTIAL) == {"FedPart", "FedPLT", "CoCoFL", "depth_windows", "disjoint_units", "random_units"}
     assert fc.disjoint_weights(all_tensors=True).traits().needs_complement
     assert not fc.random_weights(all_tensors=True).traits().needs_complement  # it keeps some of every tensor
 

@@ -44,7 +44,7 @@ def test_layers_that_are_left_out_keep_all_their_outputs(name: str, choice: dict
             assert bool((rows[0] == mask["0.bias"]).all())
 
 
-ELSEWHERE = ("S-GaP", "P-GaP", "PruneFL", "FedPart", "depth_windows")
+ELSEWHERE = ("S-GaP", "P-GaP", "PruneFL", "FedPart", "CoCoFL", "depth_windows")
 """Policies whose budgets are not a share of each layer."""
 
 
