@@ -119,6 +119,10 @@ def with_mean() -> nn.Module:
     return net
 
 
+def centred(net: Odd, x: Tensor) -> Tensor:
+    return net.plain(x - x.mean(0))
+
+
 def counts(net: Any, x: Tensor) -> Tensor:
     net.calls = getattr(net, "calls", 0) + net.training
     return net.plain(x / (1 + net.calls // 5))  # the first calls do not show it
@@ -215,6 +219,14 @@ CASES = [
     ),
     Case("batch norm, full batches", normed),
     Case("batch norm, a short last batch", normed, "", "needs full batches of 4 examples", (8, 6, 8)),
+    Case("examples of a batch that are mixed, full batches", lambda: Odd(centred)),
+    Case(
+        "examples of a batch that are mixed, a short last batch",
+        lambda: Odd(centred),
+        "",
+        "depend on the others of its batch",
+        (8, 6, 8),
+    ),
     Case("a generator that the model keeps", own_generator, ONCE),
     Case("a buffer that changes in training", with_mean, "buffer 'mean' changes in training"),
     Case("spectral norm", lambda: chain(parametrizations.spectral_norm(nn.Linear(5, 8))), "_u' changes in training"),

@@ -5,7 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from fedcover.federation.federation import Federation
 
 
+MANY = 16
+"""The number of runs from which it pays that the garbage collector skips what exists before them."""
 SINGLE = ("cpu",)
 """Devices on which the models of runs are evaluated one by one: launches cost little there, and results are exact."""
 
@@ -67,7 +69,7 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
         # One thread makes the records' sums equal on every machine.
         stack.enter_context(one_thread())
         stack.enter_context(engine.playing())
-        stack.enter_context(_heap_at_rest())
+        stack.enter_context(_heap_at_rest() if len(runs) >= MANY else nullcontext())
         move_tests(runs, engine.device)
         for run in runs:
             run.federation.evaluator.workers = engine.workers
@@ -239,13 +241,14 @@ class GroupRound:
 
 @contextmanager
 def _heap_at_rest() -> Iterator[None]:
-    """Enter a context in which the garbage collector does not scan again and again what exists already.
+    """Enter a context in which the garbage collector skips all objects that exist at its start.
 
-    That is nearly all of the heap, modules included. With hundreds of runs it saves a tenth of the host's time.
+    They are nearly all of the heap, modules included. With hundreds of runs it saves a tenth of the host's time.
     """
     if gc.get_freeze_count():  # the caller did that before
         yield
         return
+    gc.collect()  # or garbage of earlier runs would be kept too
     gc.freeze()
     try:
         yield

@@ -83,6 +83,9 @@ class Recipe(ABC):
     def direction(self, grad: Tensor, theta: Tensor, moments: Moments) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what is subtracted from one tensor, as a multiple of the step size, and its new moments.
 
+        It must not depend on ``lr``, ``epochs`` or ``local_steps``, which rounds and clients change: clients with
+        different ones are trained as one batch on a GPU, where a recipe that depends on them is refused.
+
         Args:
             grad: The gradient, after all transforms, and 0 outside the mask.
             theta: The tensor before the step.

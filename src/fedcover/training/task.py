@@ -20,7 +20,7 @@ from fedcover.seeding import ambient, seeded
 from fedcover.structure.batch_norm import static_form
 from fedcover.structure.calls import call_output, scores_of
 from fedcover.structure.exits import with_prediction
-from fedcover.structure.model_key import model_key
+from fedcover.structure.model_key import Same, model_key
 from fedcover.structure.state import check_stateless
 from fedcover.structure.trace import ModelStructure, check_initialised, trace
 from fedcover.training.metrics import Metric, default_metrics, named_metrics
@@ -81,7 +81,7 @@ class Task:
 
     def key(self) -> Any:
         """Return what tasks must share for their clients to be trained, or their models evaluated, as one batch."""
-        return model_key(self.model), id(self.loss)
+        return model_key(self.model), Same(self.loss)
 
     def structure(self, example: Inputs) -> ModelStructure:
         """Return the structure of the model, which is traced once.

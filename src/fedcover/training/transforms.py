@@ -3,7 +3,7 @@
 A transform is written for one client. Engines that train many clients at once map it over the clients.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -50,7 +50,7 @@ class GradientTransform:
         return isinstance(other, GradientTransform) and self.function == other.function
 
     def __hash__(self) -> int:
-        return hash(self.function)
+        return hash(self.function) if isinstance(self.function, Hashable) else hash(type(self.function))
 
 
 def gradient_transform(function: Callable[[Params, StepView], Params]) -> GradientTransform:

@@ -51,7 +51,7 @@ class StepKind(NamedTuple):
     options: OptionsKind
     """The training options for which there are buffers."""
     masked: bool
-    """Whether there are masks, which are then there for every tensor: one step for all masks of a policy."""
+    """Whether there are masks. If so, every tensor has one, so that one step serves all masks of a policy."""
     full: bool
     """Whether all batches are full."""
     clients: int
@@ -66,7 +66,7 @@ class StepKind(NamedTuple):
 
         Args:
             wanted: The kind of the jobs.
-            most: The largest number of clients of a step for these jobs; a third more than theirs are never too many.
+            most: The most clients that the step may have buffers for; up to 4/3 of the jobs' own number is accepted.
         """
         return (
             (self.options, self.untrained, self.full) == (wanted.options, wanted.untrained, wanted.full)

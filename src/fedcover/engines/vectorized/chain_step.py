@@ -20,7 +20,7 @@ from fedcover.engines.vectorized.batch_table import BatchTable, to_device
 from fedcover.engines.vectorized.batched_step import StepKind, TrainedStacks
 from fedcover.engines.vectorized.chain_layers import ChainLayers, chain_layers
 from fedcover.engines.vectorized.chain_stacks import AHEAD, ChainStacks, ChainTiles, Clients
-from fedcover.engines.vectorized.launch import compile_kernels
+from fedcover.engines.vectorized.launch import LAUNCHING, compile_kernels
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.side_stream import behind
 from fedcover.engines.vectorized.stacks import StackResults, distinct, first_rows, prune_stacks
@@ -132,10 +132,11 @@ def _agrees(
         stream.key = seed
         return defined_steps(model, stream, F.cross_entropy, theta, [(x[:rows], y[:rows]), (x[rows:], y[rows:])])
 
-    if device.type == "cuda":
-        with suppress(Exception):  # what fails here fails again below
-            compile_kernels([lambda: fast(0)])
-    return agree(fast, defined)
+    with LAUNCHING:
+        if device.type == "cuda":
+            with suppress(Exception):  # what fails here fails again below
+                compile_kernels([lambda: fast(0)])
+        return agree(fast, defined)
 
 
 class ChainStep:
@@ -160,11 +161,12 @@ class ChainStep:
     def run(self, jobs: Sequence[Job], table: BatchTable) -> TrainedStacks:
         """Train these jobs, and return copies of the results."""
         steps, clients = table.index.shape[:2]
-        self._load(jobs, table)
-        if self._device.type == "cuda" and self._graph is None:
-            self._capture()
+        with LAUNCHING:
             self._load(jobs, table)
-        self._take(steps)
+            if self._device.type == "cuda" and self._graph is None:
+                self._capture()
+                self._load(jobs, table)
+            self._take(steps)
         stacks = self._stacks
         theta = first_rows(stacks.theta, clients)
         if self.kind.options.complement:

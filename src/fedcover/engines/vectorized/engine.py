@@ -7,7 +7,7 @@ rounding a client's result does not depend on the clients that are trained with 
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -30,11 +30,12 @@ from fedcover.engines.vectorized.launch import compile_kernels, prepare_in_backg
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.precision import Precision
 from fedcover.engines.vectorized.prepared_model import PreparedModels
-from fedcover.engines.vectorized.refusals import only_together
+from fedcover.engines.vectorized.refusals import checked_device, only_together
+from fedcover.engines.vectorized.side_stream import behind, urgent_stream
 from fedcover.engines.vectorized.stacks import OptionsKind, option_kinds
 from fedcover.engines.vectorized.sub_models import Part, SubModels, restored, rows_of
 from fedcover.engines.vectorized.untrained import untrained_tensors
-from fedcover.errors import InputError
+from fedcover.errors import InputError, check_whole
 from fedcover.params import Params, has_room, most_entries
 from fedcover.training.client import Job, with_exits_of_mask
 from fedcover.training.exits import Exits
@@ -47,8 +48,6 @@ MOST_STEPS = 32
 """The largest number of steps that are kept, each with its buffers."""
 MOST_GROUPS, ENOUGH_CLIENTS = 4, 512
 """The most groups of runs on a GPU, and the number of clients from which a larger group is hardly faster."""
-HIGHEST = -3
-"""The highest priority of a stream in torch."""
 FEW_CLIENTS = 4
 """On a GPU, a step for as many clients is used for fewer too."""
 _Started = tuple[list[int], Callable[[], list[ClientUpdate]]]
@@ -123,7 +122,8 @@ class Vectorized(Engine):
         shrink: bool = True,
         precision: str = "fp32",
     ) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        check_whole("most", most, 1)
+        self.device = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         compiled = self.device.type == "cuda" if compile is None else compile
         self._arithmetic = Arithmetic(self.device, Precision(precision), compiled)
         self.shrink, self.precision = shrink, precision
@@ -152,13 +152,14 @@ class Vectorized(Engine):
 
         On a GPU, planning and averaging take priority in it over the streams of training.
         """
-        cuda, before = self.device.type == "cuda", self._task_keys
-        self._task_keys = {}
+        stream, before, self._task_keys = urgent_stream(self.device), self._task_keys, {}
         try:
-            with torch.cuda.stream(torch.cuda.Stream(self.device, priority=HIGHEST)) if cuda else nullcontext():
+            with behind(stream):
                 yield
         finally:
             self._task_keys = before
+            if stream is not None:
+                torch.cuda.current_stream(self.device).wait_stream(stream)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[ClientUpdate]:
         """Return an iterator over one update per job, in the order of the jobs; similar jobs are trained together.
@@ -373,9 +374,10 @@ def _without_batching_warnings() -> Iterator[None]:
 
 def _data_key(examples: Examples) -> Any:
     """Return what examples must share to be gathered from one copy on a device."""
-    parts = [examples.inputs] if isinstance(examples.inputs, Items) else list(parts_of(examples.inputs).values())
-    augment = examples.augment if isinstance(examples.augment, Views) else id(examples.augment)
-    return (*(id(part) for part in (*parts, examples.labels)), augment)
+    inputs, augment = examples.inputs, examples.augment
+    parts = {"": inputs} if isinstance(inputs, Items) else parts_of(inputs)
+    of_augment = augment if isinstance(augment, Views) else id(augment)
+    return type(inputs), tuple((name, id(part)) for name, part in parts.items()), id(examples.labels), of_augment
 
 
 def _updates(parts: Sequence[Part], trained: _Trained) -> list[ClientUpdate]:

@@ -20,7 +20,7 @@ _preparation: Thread | None = None
 """The thread of ``prepare_in_background``."""
 MOST_ENTRIES = 1 << 31
 LAUNCHING = RLock()
-"""The lock that a thread holds while it runs steps, so that no other thread's launches are only compiled."""
+"""The lock of threads that run steps or compile kernels: while one of them compiles, no launch starts a kernel."""
 
 
 def check_entries(shape: Sequence[int]) -> None:

@@ -49,7 +49,7 @@ class MappedSteps:
         numbers = {name: stack.new_zeros(len(stack)) for name, stack in theta.items()}
         first = next(iter(theta.values()))
         self._data = StepData(
-            lr=first.new_zeros(len(first)),
+            lr=torch.zeros(len(first), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device),
             frozen={name: stack for name, stack in theta.items() if name not in values},
             kept={name: masks[name] for name in trained if masks},
             start=stack_like(theta, trained if reads_start(recipe) else ()),

@@ -53,9 +53,27 @@ class Precision:
     def steps(self) -> Iterator[None]:
         """Enter the context in which steps are taken or captured, which decides the products of torch's libraries."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = matmul.allow_tf32, cudnn.allow_tf32
+        try:
+            before: Any = matmul.allow_tf32, cudnn.allow_tf32
+        except RuntimeError:  # the caller has set torch's newer switches, with which these must not be mixed
+            with self._newer_switches():
+                yield
+            return
         matmul.allow_tf32 = cudnn.allow_tf32 = self.name == "tf32"
         try:
             yield
         finally:
             matmul.allow_tf32, cudnn.allow_tf32 = before
+
+    @contextmanager
+    def _newer_switches(self) -> Iterator[None]:
+        backends: Any = torch.backends
+        switches = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+        before = [switch.fp32_precision for switch in switches]
+        for switch in switches:
+            switch.fp32_precision = "tf32" if self.name == "tf32" else "ieee"
+        try:
+            yield
+        finally:
+            for switch, value in zip(switches, before, strict=True):
+                switch.fp32_precision = value

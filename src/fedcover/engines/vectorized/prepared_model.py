@@ -6,7 +6,12 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from fedcover.engines.vectorized.layers import Arithmetic, Layers, choose_layers
-from fedcover.engines.vectorized.refusals import refuse_joint_losses, refuse_randomness
+from fedcover.engines.vectorized.refusals import (
+    refuse_joint_losses,
+    refuse_joint_scores,
+    refuse_randomness,
+    refuse_recipes_of_one_step_size,
+)
 from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job
@@ -33,16 +38,21 @@ def prepare_model(model: nn.Module, job: Job, full: bool, arithmetic: Arithmetic
         arithmetic: Where and how steps are computed.
 
     Raises:
-        InputError: If the model draws random numbers itself, or batches are short and the loss is not a mean.
+        InputError: If the model draws random numbers itself, if the recipe's direction depends on the step size, or if
+            batches are short and the loss is not a mean, or scores depend on the other examples of a batch.
     """
     example = job.population.examples.example()
     keyed, stream = with_keyed_dropout(model, example)
     keyed.train()
     if stream.of_functions:
         refuse_randomness(keyed, job)
+    statistics = has_statistics(keyed)
     if not full:
         refuse_joint_losses(keyed, job)
-    parameters, statistics = dict(keyed.named_parameters()), has_statistics(keyed)
+    if not full and not statistics:
+        refuse_joint_scores(keyed, job)
+    refuse_recipes_of_one_step_size(job.recipe)
+    parameters = dict(keyed.named_parameters())
     return PreparedModel(choose_layers(keyed, example, arithmetic), stream, parameters, statistics and not full)
 
 

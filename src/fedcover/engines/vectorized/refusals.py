@@ -7,15 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from fedcover.data import Examples
-from fedcover.data.inputs import copy_of
+from fedcover.data.inputs import copy_of, count, take
 from fedcover.engines.client_trainer import ClientTrainer
 from fedcover.engines.vectorized.batch_table import BatchTable
 from fedcover.errors import InputError
 from fedcover.params import on_device
 from fedcover.seeding import seeded
 from fedcover.structure.calls import call_model, first_line
-from fedcover.structure.dropout import draws
+from fedcover.structure.dropout import draws, silent_dropout
 from fedcover.training.client import Job
+from fedcover.training.recipes import Recipe, moment_dtype
 
 LOOKED_AT = 64
 """The number of examples, and of labels, with which a loss is tried."""
@@ -31,6 +32,19 @@ REASONS = {
     r"requires_grad_\(\)": "computes gradients by torch.autograd; torch.func.grad can be batched",
 }
 """Plain words for what torch says, by patterns of its messages."""
+
+
+def checked_device(name: str) -> torch.device:
+    """Return a device; raise InputError if torch does not have it, or it is neither a CPU nor a GPU of NVIDIA."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device must be the name of a device, such as cuda, cuda:1 or cpu; got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"engine=vectorized runs on cuda and cpu; got device={name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"torch finds no GPU for device={name!r}; use device='cpu', or engine=processes")
+    return device
 
 
 def only_together(job: Job, error: Exception) -> InputError | None:
@@ -98,6 +112,41 @@ def refuse_joint_losses(model: nn.Module, job: Job) -> None:
         raise InputError(
             f"the loss {name} of a batch is not the mean of its examples' losses, so engine=vectorized cannot leave out"
             f" the padding of short batches; give every client a multiple of {size} examples, or use engine=processes"
+        )
+
+
+def refuse_joint_scores(model: nn.Module, job: Job) -> None:
+    """Raise InputError if the scores of an example depend on others of its batch, as padding would be among them."""
+    examples = job.population.examples
+    with seeded(0, "look"), torch.no_grad(), silent_dropout():
+        inputs, _ = examples.read(_one_of_each_label(examples))
+        rows = count(inputs) // 2
+        together, apart = (call_model(model, copy_of(one)) for one in (inputs, take(inputs, slice(rows))))
+    close = 1e-3 if together.dtype == torch.float32 else 4 * torch.finfo(together.dtype).eps
+    if rows and not torch.allclose(together[:rows], apart, rtol=0, atol=close * max(1e-6, float(apart.abs().max()))):
+        size, name = job.recipe.batch_size, type(job.task.model).__name__
+        raise InputError(
+            f"the scores that the model {name} gives an example depend on the others of its batch, so"
+            f" engine=vectorized cannot leave out the padding of short batches; give every client a multiple of {size}"
+            f" examples, or use engine=processes (attention between examples often means that batch_first=True is"
+            f" missing)"
+        )
+
+
+def refuse_recipes_of_one_step_size(recipe: Recipe) -> None:
+    """Raise InputError if the direction of a recipe depends on its numbers, which clients of a batch do not share."""
+    moments = {name: torch.full((8,), 2, dtype=moment_dtype(name, torch.float32)) for name in recipe.moment_names}
+    grad, theta = torch.rand(2, 8, generator=torch.Generator().manual_seed(0))
+    template = recipe.template
+    recipes = template, replace(template, lr=0.37, epochs=3, local_steps=5)
+    try:
+        one, two = (each.direction(grad.clone(), theta.clone(), dict(moments))[0] for each in recipes)
+    except Exception:  # such as a direction of matrices only
+        return
+    if not torch.equal(one, two):
+        raise InputError(
+            f"engine=vectorized shares steps between step sizes, and the direction of {type(recipe).__name__} depends"
+            f" on lr, epochs or local_steps; give the recipe a field of its own for that, or use engine=processes"
         )
 
 

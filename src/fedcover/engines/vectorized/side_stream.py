@@ -11,11 +11,15 @@ from torch import Tensor, nn
 from fedcover.data.inputs import Inputs, copy_of
 from fedcover.structure.calls import call_model
 
+HIGHEST = -3
+"""The highest priority of a stream in torch."""
+
 
 def weights_used_once(model: nn.Module, example: Inputs) -> set[int]:
     """Return the ids of the parameters that one operation of a forward pass reads.
 
-    Gradients of the others are sums, which autograd adds up at once, before anybody joins a side stream.
+    The gradient of any other parameter is a sum. Autograd computes it on the current stream, which has not yet waited
+    for the side stream.
     """
     with torch.enable_grad():
         pending: list[Any] = [call_model(model, copy_of(example)).grad_fn]
@@ -42,6 +46,11 @@ def behind(stream: Any) -> Iterator[None]:
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     with torch.cuda.stream(stream):
         yield
+
+
+def urgent_stream(device: torch.device) -> Any:
+    """Return a stream of a GPU whose work goes before that of training; None on a CPU."""
+    return torch.cuda.Stream(device, priority=HIGHEST) if device.type == "cuda" else None
 
 
 class SideStream:

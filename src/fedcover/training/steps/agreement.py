@@ -74,7 +74,7 @@ def agree(fast: Callable[[int], Result | None], defined: Callable[[int], Result]
         return any(
             (result := _drawn(fast, seed)) is not None and _close(result, _drawn(defined, seed)) for seed in SEEDS
         )
-    except MemoryError:
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception:  # such as an operation that a traced step cannot replay
         return False
