@@ -123,7 +123,8 @@ def refuse_joint_scores(model: nn.Module, job: Job) -> None:
         rows = count(inputs) // 2
         together, apart = (call_model(model, copy_of(one)) for one in (inputs, take(inputs, slice(rows))))
     close = 1e-3 if together.dtype == torch.float32 else 4 * torch.finfo(together.dtype).eps
-    if rows and not torch.allclose(together[:rows], apart, rtol=0, atol=close * max(1e-6, float(apart.abs().max()))):
+    atol = close * max(1e-6, float(apart.abs().max()))
+    if rows and not torch.allclose(together[:rows], apart, rtol=0, atol=atol, equal_nan=True):
         size, name = job.recipe.batch_size, type(job.task.model).__name__
         raise InputError(
             f"the scores that the model {name} gives an example depend on the others of its batch, so"
