@@ -20,7 +20,7 @@ from fedcover.aggregation.base import Aggregation, Aggregator, ClientUpdate, Pla
 from fedcover.aggregation.wrapper import WrappingAggregator
 from fedcover.errors import check_number
 from fedcover.masks.coverage import coverage_of
-from fedcover.params import Mask, Params
+from fedcover.params import Mask, Params, flat_values, spans_of
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,18 @@ class DampedAggregation(Aggregation):
         if not any(self._masks) or not self._rule.damping:
             return aggregate
         shares = self._shares()
-        return {name: self._scaled(old, aggregate[name], shares[name]) for name, old in self._theta.items()}
+        spans = (self._scaled_span(span, aggregate, shares) for span in spans_of(self._theta))
+        return {name: tensor for span in spans for name, tensor in span.items()}
+
+    def _scaled_span(self, span: Params, aggregate: Params, shares: Params) -> Params:
+        """Return the result for tensors that are best processed at once: as one tensor if they have one type."""
+        if len(span) == 1 or len(types := {tensor.dtype for tensor in span.values()}) > 1:
+            return {name: self._scaled(old, aggregate[name], shares[name]) for name, old in span.items()}
+        of_span = ({name: tensors[name] for name in span} for tensors in (span, aggregate))
+        old, new = (flat_values(tensors, *types) for tensors in of_span)
+        scaled = self._scaled(old, new, flat_values({name: shares[name] for name in span}, torch.float64))
+        parts = torch.ops.aten.split_with_sizes_copy(scaled, [tensor.numel() for tensor in span.values()])
+        return {name: part.view(like.shape) for (name, like), part in zip(span.items(), parts, strict=True)}
 
     def _scaled(self, old: Tensor, new: Tensor, share: Tensor) -> Tensor:
         change = (new.double() - old.double()) * share.double().pow(self._rule.damping)

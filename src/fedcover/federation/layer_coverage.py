@@ -1,6 +1,7 @@
 """The coverage of each parameter tensor, for the record of a round."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,14 +11,14 @@ from fedcover.params import HostCopy, alike
 
 
 class LayerCounts:
-    """The least coverage, the sum of coverages and the number of covered entries of some tensors.
+    """The least coverage, the sum of coverages, the covered entries and their least coverage, of some tensors.
 
     A GPU computes them while the host continues.
 
     Args:
         sizes: The number of entries of each tensor.
         names: The tensors whose counts there are; all clients hold the others.
-        counts: Three numbers for each of them.
+        counts: The four numbers of each of them.
         run: The number of the run, if the counts are those of several.
     """
 
@@ -32,14 +33,28 @@ class LayerCounts:
         Args:
             clients: The number of clients.
         """
-        rows = self._counts.tolist() if self._counts else []
-        values = dict(zip(self._names, rows if self._run is None else rows[self._run], strict=True))
-        layers = {}
+        values, layers = self._values, {}
         for name, size in self._sizes.items():
-            all_hold = (clients, clients * size, size) if size else (0, 0, 0)
-            least, total, covered = values.get(name, all_hold)
+            all_hold = (clients, clients * size, size, clients) if size else (0, 0, 0, 0)
+            least, total, covered, _ = values.get(name, all_hold)
             layers[name] = LayerCoverage(least, total / max(size, 1), (size - covered) / max(size, 1))
         return layers
+
+    def least_covered(self, clients: int) -> int:
+        """Return the least coverage of the entries with a holder; 0 if no entry has one.
+
+        Args:
+            clients: The number of clients.
+        """
+        values = self._values
+        covered = [values.get(name, (0, 0, size, clients)) for name, size in self._sizes.items()]
+        return min((least for *_, number, least in covered if number), default=0)
+
+    @cached_property
+    def _values(self) -> dict[str, Sequence[int]]:
+        """Return the numbers of the tensors that have some."""
+        rows = self._counts.tolist() if self._counts else []
+        return dict(zip(self._names, rows if self._run is None else rows[self._run], strict=True))
 
 
 def layer_counts(counts: Mapping[str, Tensor], pruned: Collection[str]) -> LayerCounts:
@@ -59,5 +74,6 @@ def layer_counts(counts: Mapping[str, Tensor], pruned: Collection[str]) -> Layer
 
 
 def count_rows(rows: Tensor) -> Tensor:
-    """Return the least number, the sum and the numbers other than 0 of each row."""
-    return torch.stack([rows.amin(1).long(), rows.sum(1), rows.count_nonzero(1)], 1)
+    """Return of each row the least number, the sum, how many numbers are not 0, and the least of those."""
+    covered = rows.masked_fill(rows == 0, torch.iinfo(rows.dtype).max)
+    return torch.stack([rows.amin(1).long(), rows.sum(1), rows.count_nonzero(1), covered.amin(1).long()], 1)

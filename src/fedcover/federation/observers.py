@@ -105,11 +105,14 @@ class CoverageObserver(RoundObserver):
     def fields(self, ended: EndedRound) -> dict[str, Any]:
         """Return the fields about coverage."""
         counts, federation = ended.feedback.counts, self.federation
-        coverage = self.planned.layer_counts(counts, self._pruned).by_tensor(ended.feedback.clients)
+        layers = self.planned.layer_counts(counts, self._pruned)
+        coverage = layers.by_tensor(ended.feedback.clients)
         sizes = {name: layer.numel() for name, layer in counts.items()}
         gamma_min = min(layer.least for name, layer in coverage.items() if sizes[name])
         need = holders_needed(federation.aggregator, federation.require_robustness, ended.feedback.clients)
-        least, thin = (gamma_min, 0) if gamma_min >= max(1, need) else least_averaged(counts, max(1, need))
+        least, thin = layers.least_covered(ended.feedback.clients), 0
+        if gamma_min < need and need > 1:
+            least, thin = least_averaged(counts, need)
         return {
             "coverage": coverage,
             "gamma_min": gamma_min,

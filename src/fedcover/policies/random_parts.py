@@ -12,14 +12,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedcover.budgets import share
 from fedcover.clients import Client
 from fedcover.masks.part_sizes import PartSizes, sizes_of_items
-from fedcover.params import FULL, Mask, Params, device_of
+from fedcover.params import FULL, Mask, Params, device_of, to_device
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.policies.layer_items import LayerItems, entries_of_layers, outputs_of_layers
 from fedcover.policies.registry import register
-from fedcover.policies.unit_policy import width_of
+from fedcover.policies.unit_policy import units_for, width_of
 from fedcover.seeding import Round
 from fedcover.structure.trace import ModelStructure
 
@@ -55,24 +54,35 @@ class RandomParts(Policy):
     ) -> tuple[list[ClientPlan], State]:
         """Return masks drawn without replacement, by a generator of each client's own."""
         check_bound(self.lists, self)
-        return [ClientPlan(client, self._mask(theta, client, this_round)) for client in cohort], state
+        masks = self._masks(theta, cohort, this_round)
+        return [ClientPlan(client, masks.get(client.id, FULL)) for client in cohort], state
 
-    def _mask(self, theta: Params, client: Client, this_round: Round) -> Mask:
-        keep = width_of(client.budget, self)
-        if keep == 1:
-            return FULL
-        rng = this_round.generator("random weights", client.id)
-        mask: dict[str, Tensor] = {}
-        for items in self.lists:
-            items.write(mask, theta, _draw(items.size, keep, rng).to(device_of(theta)))
-        return mask
+    def _masks(self, theta: Params, cohort: Sequence[Client], this_round: Round) -> dict[int, Mask]:
+        """Return the masks of clients that do not hold all items, by the client."""
+        widths = {client.id: width_of(client.budget, self) for client in cohort}
+        masks: dict[int, Mask] = {}
+        for keep in sorted(set(widths.values()) - {1}):
+            clients = [client for client in cohort if widths[client.id] == keep]
+            rngs = [this_round.generator("random weights", client.id) for client in clients]
+            kept = _draw([items.size for items in self.lists], keep, rngs, device_of(theta))
+            for row, client in enumerate(clients):
+                mask: dict[str, Tensor] = {}
+                for items, rows in zip(self.lists, kept, strict=True):
+                    items.write(mask, theta, rows[row])
+                masks[client.id] = mask
+        return masks
 
 
-def _draw(size: int, keep: float, rng: torch.Generator) -> Tensor:
-    """Return a bool tensor that marks ceil(keep * size) random items, at least one."""
+def _draw(sizes: Sequence[int], keep: float, rngs: Sequence[torch.Generator], device: torch.device) -> list[Tensor]:
+    """Return for each list a row for each client that marks ceil(keep K) random items of the K, at least one.
+
+    Numbers are drawn on the CPU, so that masks are the same on every device.
+    """
     # In double precision, in which no two draws are equal.
-    draws = torch.rand(size, generator=rng, dtype=torch.float64)
-    return draws <= draws.kthvalue(max(1, share(keep, size))).values
+    draws = torch.stack([torch.rand(sum(sizes), generator=rng, dtype=torch.float64) for rng in rngs])
+    lists = to_device(draws, device).split(list(sizes), 1)
+    counts = [units_for(keep, size) for size in sizes]
+    return [rows <= rows.kthvalue(k, 1, keepdim=True).values for k, rows in zip(counts, lists, strict=True)]
 
 
 @register("random_weights")

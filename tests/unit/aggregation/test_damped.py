@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedcover as fc
+from fedcover import params
 from fedcover.aggregation.damped import Damped
 from fedcover.params import Params
 from tests.laws.strategies import seeds
@@ -92,3 +93,13 @@ def test_a_damped_rule_is_what_it_wraps() -> None:
 def test_a_damping_out_of_range_is_refused(damping: float) -> None:
     with pytest.raises(fc.InputError, match="damping must be a number from 0 to 1"):
         fc.mean(damping=damping)
+
+
+def test_tensors_that_are_scaled_together_have_the_bits_of_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = updates(seed=0, clients=3)
+    together = aggregate(fc.mean(damping=0.5), several)
+    monkeypatch.setitem(params.MOST_AT_ONCE, "cpu", 1)
+    alone = aggregate(fc.mean(damping=0.5), several)
+    assert all(
+        torch.equal(tensor, alone[name]) and tensor.shape == alone[name].shape for name, tensor in together.items()
+    )

@@ -59,6 +59,21 @@ def test_masks_are_contiguous_whatever_the_memory_format_of_theta(name: str) -> 
         assert all(kept.is_contiguous() and torch.equal(kept, other.mask[key]) for key, kept in plan.mask.items())
 
 
+def test_random_weights_of_a_client_do_not_depend_on_the_cohort() -> None:
+    """They are the smallest of its own draws in each tensor, whoever is planned with it."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
+    policy, theta = fc.random_weights().bind(fc.trace(net, torch.zeros(2, 6))), params_of(net)
+    cohort = [fc.Client(10 + slot, slot, fc.Budget(keep)) for slot, keep in enumerate([0.3, 1.0, 0.5, 0.3, 0.01])]
+    plans, _ = policy.plan(theta, cohort, fc.Round(6, 0), policy.start())
+    assert not plans[1].mask
+    for client, plan in zip(cohort, plans, strict=True):
+        rng = fc.Round(6, 0).generator("random weights", client.id)
+        for name, kept in plan.mask.items():
+            draws = torch.rand(kept.numel(), generator=rng, dtype=torch.float64)
+            chosen = draws.argsort()[: max(1, -int(-client.budget.keep * kept.numel() // 1))]
+            assert kept.flatten().nonzero().flatten().tolist() == sorted(chosen.tolist()), name
+
+
 @pytest.mark.parametrize("name", ["FedPLT", "random_weights", "disjoint_weights"])
 def test_a_resumed_run_equals_an_uninterrupted_one(
     name: str, small_federation: Callable[..., fc.Federation], tmp_path: Path
