@@ -71,7 +71,7 @@ def run_study(args: argparse.Namespace) -> None:
     if args.study == REFEREE:
         return run_referee(args)
     seeds, rounds = args.seeds or STUDY_SEEDS, args.rounds or ROUNDS
-    options = {name: getattr(args, name) for name in ("first", "on", "only", "budgets", "precision")}
+    options = {name: getattr(args, name) for name in ("first", "on", "only", "budgets", "precision", "untimed")}
     selection = StudySelection(args.study, seeds, rounds, **options)
     count = len(selection.runs)
     print(f"{count} runs", flush=True)
@@ -110,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     study.add_argument("--only", "--methods", default="", help="only these policies, such as HeteroFL,FjORD")
     study.add_argument("--budgets", default="", help="only this code of budgets, such as 10x0.25")
     study.add_argument("--precision", default="fp32", choices=PRECISIONS, help="how passes compute")
+    study.add_argument(
+        "--untimed", action="store_true", help="record no seconds per round; other processes use the device too"
+    )
     for command, run, seeds, rounds in ((paper, run_paper, SEEDS, ROUNDS), (study, run_study, 0, 0)):
         command.set_defaults(run=run)
         command.add_argument("--seeds", type=int, default=seeds, help="0: those of the study")

@@ -186,6 +186,9 @@ def study(
     budgets: Annotated[str, typer.Option(help="Only this code of budgets, such as 10x0.25.")] = "",
     engine: EngineOption = "auto",
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16; the last two on engine vectorized.")] = "fp32",
+    untimed: Annotated[
+        bool, typer.Option("--untimed", help="Record no seconds per round, as other processes use the device too.")
+    ] = False,
     results: Annotated[Path | None, typer.Option(help="Report on these results instead of running.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder of results, tables and figure.")] = Path("runs/study"),
     data: DataOption = None,
@@ -198,6 +201,8 @@ def study(
 
     Policies are compared by seed, with 95 % intervals and Holm's correction. A study takes minutes on a GPU and hours
     on two cores. Its runs are kept in `runs/` under --out, and the same command continues an interrupted study.
+    Commands for different policies may run at the same time and add to the same results: with --untimed, three or four
+    of them use a GPU that one leaves waiting for the CPU.
     """
     check_whole("seeds", seeds, 0)
     check_whole("rounds", rounds, 0)
@@ -209,7 +214,9 @@ def study(
     seeds, rounds = seeds or STUDY_SEEDS, rounds or ROUNDS
     check_whole("seeds", seeds, 1 if chosen.separate else 2)
     if results is None:
-        selection = StudySelection(name, seeds, rounds, on=on, only=only, budgets=budgets, precision=precision)
+        selection = StudySelection(
+            name, seeds, rounds, on=on, only=only, budgets=budgets, precision=precision, untimed=untimed
+        )
         count = len(selection.runs)
         with BatchProgress(f"{count} runs", count * rounds, quiet) as progress:
             home = folder / "runs" / name / f"{rounds}-rounds"

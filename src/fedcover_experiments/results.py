@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedcover._files import write_atomically
+from fedcover._files import make_folder, write_atomically
 from fedcover.engines.base import Engine
 from fedcover.errors import InputError
 from fedcover.federation.history import History, RoundRecord
@@ -25,6 +27,11 @@ from fedcover_experiments.runner import (
     ignore_round,
     run_all,
 )
+
+try:
+    import fcntl
+except ImportError:  # as on Windows
+    fcntl = None  # type: ignore[assignment]
 
 DIGITS = 4
 """Decimals of accuracies and losses that are kept: a test set of 10,000 examples has no more."""
@@ -173,17 +180,37 @@ class Results:
         return groups
 
 
+@contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Enter a context in which no other process changes a file of results, if all of them enter it.
+
+    Several processes can then add their outcomes to one file. The folder of the file is locked, as far as the system
+    has file locks.
+    """
+    make_folder(path.parent)
+    if fcntl is None:
+        yield
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def save(path: Path, outcomes: Mapping[ExperimentRun, Outcome], rounds: int, entry: Mapping[str, Any]) -> None:
-    """Add outcomes and their provenance to a file; outcomes of other runs in the file stay."""
-    previous = load(path) if path.exists() else Results(rounds, [], {})
-    if previous.rounds != rounds:
-        raise InputError(f"{path} has runs of {previous.rounds} rounds; write runs of {rounds} to another file")
-    merged = {**previous.outcomes, **outcomes}
-    entries = [other for other in previous.provenance if other["command"] != entry["command"]]
-    stored = [_to_stored(other) for other in (*entries, entry)]
-    lines = ",\n".join(_line(merged[run]) for run in sorted(merged, key=lambda run: run.name))
-    head = f'"rounds": {rounds},\n"made": {json.dumps(stored, indent=1)}'
-    write_atomically(path, f'{{{head},\n"outcomes": [\n{lines}\n]}}\n'.encode())
+    """Add outcomes and their provenance to a file; outcomes of other runs in the file, or of other processes, stay."""
+    with sole_writer(path):
+        previous = load(path) if path.exists() else Results(rounds, [], {})
+        if previous.rounds != rounds:
+            raise InputError(f"{path} has runs of {previous.rounds} rounds; write runs of {rounds} to another file")
+        merged = {**previous.outcomes, **outcomes}
+        entries = [other for other in previous.provenance if other["command"] != entry["command"]]
+        stored = [_to_stored(other) for other in (*entries, entry)]
+        lines = ",\n".join(_line(merged[run]) for run in sorted(merged, key=lambda run: run.name))
+        head = f'"rounds": {rounds},\n"made": {json.dumps(stored, indent=1)}'
+        write_atomically(path, f'{{{head},\n"outcomes": [\n{lines}\n]}}\n'.encode())
 
 
 def _line(outcome: Outcome) -> str:

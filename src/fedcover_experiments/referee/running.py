@@ -16,7 +16,7 @@ from fedcover_experiments.referee.measures import evaluate_every, measure
 from fedcover_experiments.referee.methods import Method
 from fedcover_experiments.referee.rows import RefereeResults, RefereeRow, load_results
 from fedcover_experiments.referee.settings import COHORT, HELD_OUT, Setting
-from fedcover_experiments.results import provenance_of
+from fedcover_experiments.results import provenance_of, sole_writer
 from fedcover_experiments.runner import run_batch
 
 EXPECTED = (CoverageWarning, StepSizeWarning, WholeLayersWarning)
@@ -73,11 +73,12 @@ class Referee:
             seconds = time.perf_counter() - start
             data = {missing[0].setting.problem.data: split.train.provenance}
             entry = provenance_of(self.command, len(missing), round(seconds, 1), engine, data)
-        results = load_results(self.path)  # another process may have added rows
-        number, share = len(results.batches), round(seconds / len(missing), 2)
-        rows = [replace(row, wall_seconds=share, batch=number) for row in rows]
-        results = results.add(missing, rows, {**entry, "precision": self.precision})
-        results.save(self.path)
+        with sole_writer(self.path):
+            results = load_results(self.path)  # another process may have added rows
+            number, share = len(results.batches), round(seconds / len(missing), 2)
+            rows = [replace(row, wall_seconds=share, batch=number) for row in rows]
+            results = results.add(missing, rows, {**entry, "precision": self.precision})
+            results.save(self.path)
         self.on_batch(rows, seconds)
         return results
 

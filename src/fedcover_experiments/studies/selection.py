@@ -27,6 +27,8 @@ class StudySelection:
     """The only code of budgets; all if empty."""
     precision: str = "fp32"
     """How passes compute."""
+    untimed: bool = False
+    """Whether no seconds per round are recorded, since other processes use the device at the same time."""
 
     def experiments(self) -> list[Experiment]:
         """Return the experiments of this selection.
@@ -63,6 +65,7 @@ class StudySelection:
         options = {"on": self.on, "only": self.only, "budgets": self.budgets, "first": self.first}
         options |= {"precision": self.precision} if self.precision != "fp32" else {}
         text = "".join(f" --{key} {value}" for key, value in options.items() if value)
+        text += " --untimed" if self.untimed else ""
         return f"{self.study}{text} --seeds {self.seeds} --rounds {self.rounds}"
 
     def batches(self) -> list["StudySelection"]:
@@ -100,6 +103,6 @@ def run_selection(
                 on_round=on_round,
                 command=f"{command} {batch.options}",
                 federation_of=study.federation_of,
-                policy=batch.only if study.separate else "",
+                policy=batch.only if study.separate and not batch.untimed else "",
             )
     return total

@@ -1,7 +1,9 @@
 """Studies: the policies they compare have equal budgets, and the verdict follows from the numbers."""
 
 import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from fedcover.errors import InputError
 from fedcover.models import MLP, build
 from fedcover.params import count, params_of
 from fedcover.policies import POLICIES
-from fedcover_experiments import runner
+from fedcover_experiments import results, runner
 from fedcover_experiments.results import Outcome, Results, load, provenance_of, save
 from fedcover_experiments.runner import Experiment, ExperimentRun
 from fedcover_experiments.studies import STUDIES, coverage, methods
@@ -52,6 +54,28 @@ def test_random_masks_differ_between_clients_and_rounds() -> None:
     (later, _), _ = plan_masks(policy, theta, cohort, fc.Round(2, 0), {})
     assert not torch.equal(one["fc1.weight"], two["fc1.weight"])
     assert not torch.equal(one["fc1.weight"], later["fc1.weight"])
+
+
+def test_outcomes_of_several_writers_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, rounds, read = tmp_path / "results.json", 1, load
+
+    def slowly(*arguments: Path) -> Results:
+        stored = read(*arguments)
+        time.sleep(0.02)  # in which another writer would replace the file
+        return stored
+
+    monkeypatch.setattr(results, "load", slowly)
+    runs = [ExperimentRun(Experiment("mnist", "iid", "WP", "10x0.5"), seed) for seed in range(8)]
+
+    def add(run: ExperimentRun) -> None:
+        outcome = Outcome("mnist", "iid", "WP", "10x0.5", run.seed, [0.5], [1.0], None, 0, 0.0, 1.0, 1.0)
+        entry = provenance_of(f"seed {run.seed}", 1, 0.1, fc.Serial(), {"mnist": "official"})
+        save(path, {run: outcome}, rounds, entry)
+
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(add, runs))
+    assert set(read(path).outcomes) == set(runs)
+    assert len(read(path).provenance) == len(runs)
 
 
 def results_with(gains: dict[str, float], code: str = "10x0.5") -> Results:
