@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import fedcover as fc
+from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.seeding import ambient
 from tests.contracts.federations import TOLERANCE, furthest
 
@@ -300,3 +301,15 @@ def table() -> list[str]:
 def test_the_page_has_the_table_of_these_models() -> None:
     found = re.findall(r"^\| .* \| (?:yes|no) \| (?:yes|no) \|$", PAGE.read_text(), re.MULTILINE)
     assert found == table(), "\n".join(table())
+
+
+def test_an_error_of_the_device_is_not_taken_for_a_model_that_cannot_be_batched(
+    small_federation: Callable[..., fc.Federation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(BatchedStep, "run", broken)
+    one = small_federation(engine=fc.Vectorized("cpu"))
+    with pytest.raises(fc.ClientError, match=r"illegal memory access .*one of the 3 trained with it"):
+        one.run(1)

@@ -50,10 +50,14 @@ def checked_device(name: str) -> torch.device:
 def only_together(job: Job, error: Exception) -> InputError | None:
     """Return the reason if the training of a batch failed for a client that can be trained alone; None if it cannot.
 
+    An error of the device is not the model's.
+
     Args:
         job: The first job of the batch.
         error: The error of the batch.
     """
+    if isinstance(error, torch.AcceleratorError):
+        return None
     reason = next((words for pattern, words in REASONS.items() if re.search(pattern, str(error))), None)
     if reason is None and not _trains_alone(job):
         return None
