@@ -11,6 +11,7 @@ correct the same error, each with its own part; undamped, these corrections add 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -108,12 +109,12 @@ class DampedAggregation(Aggregation):
         if len(set(self._weights)) == 1:
             counts = coverage_of(self._masks, self._theta)
             return {name: count.double() / len(self._masks) for name, count in counts.items()}
-        total = sum(self._weights)
-        shares = {name: torch.full(t.shape, total, dtype=torch.float64).to(t.device) for name, t in self._theta.items()}
+        *_, total = accumulate(self._weights)  # in the order of the shares, so that those of entries of all are 1
+        shares = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in self._theta.items()}
         for mask, weight in zip(self._masks, self._weights, strict=True):
-            for name, kept in mask.items():
-                shares[name] -= weight * ~kept.to(shares[name].device)
-        return {name: share.clamp_(0, total) / total for name, share in shares.items()}
+            for name, share in shares.items():
+                share += weight * mask[name].to(share) if name in mask else weight
+        return {name: share / total for name, share in shares.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return the state for the next round."""

@@ -3,6 +3,7 @@
 Pfeiffer, Rapp, Khalili and Henkel, "CoCoFL: Communication- and computation-aware federated learning via partial NN
 freezing and quantization", TMLR 2023; code k1l1/CoCoFL. A budget there is measured time, data and memory, and here a
 share of the parameters. Devices there compute the other layers in 8 bits; ``complement=Quantized(8)`` sends them so.
+The server there moves a layer by its holders' share of the way to their mean, which is a damping of 1, the default.
 """
 
 from bisect import bisect_right

@@ -1,10 +1,10 @@
 """DepthFL: the first blocks of a model with the exits behind them, which learn from each other.
 
 Kim, Yu, Kim and Moon, "DepthFL: Depthwise federated learning for heterogeneous clients", ICLR 2023. The defaults are
-those of the authors' code, Flower's baseline ``depthfl``: the weight of distillation rises to 1 over 300 rounds as
-exp(-5 (1 - q / 300)^2), where q is 0 in the first round, the temperature is 1, and the ensemble is the mean of the
-scores. That code adds 1e-7 to the teachers' probabilities, which then do not sum to 1; here the divergence is exact.
-The authors' exits also have convolutions, and their dynamic regularisation (FedDyn) is not part of this policy.
+those of Flower's baseline ``depthfl``, by the paper's first author. The weight of distillation rises to 1 over 300
+rounds as exp(-5 (1 - q / 300)^2), where q is 0 in the first round, and the temperature is 1. The ensemble is the mean
+of the scores. That code adds 1e-7 to the teachers' probabilities, which then do not sum to 1; here the divergence is
+exact. Its exits also have convolutions, and its dynamic regularisation (FedDyn) is not part of this policy.
 """
 
 import math

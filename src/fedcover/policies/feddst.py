@@ -6,7 +6,8 @@ clients drop a share of their smallest active weights during training and grow a
 magnitude. The server averages each entry over its holders and keeps the largest entries that any client holds, in each
 layer as many as before. The share falls as (1 + cos(pi q / until)) / 2, and readjustment ends at round ``until``.
 
-``every`` and ``share`` are the defaults of the authors' code, whose examples use 15 and 0.01 for CIFAR-10. There
+``every`` and ``share`` are the defaults of the authors' code (bibikar/feddst), whose examples use 15 and 0.01 for
+CIFAR-10. That code multiplies by ``share`` twice, so that its first share is 0.25 for 0.5; here it is 0.5. There
 ``until`` is half of the rounds (200 of 400), which a policy cannot see, and ``after`` is all 10 epochs of a round.
 """
 

@@ -1,8 +1,8 @@
 """FedEcover: units drawn without replacement from one buffer per layer, and a decaying server step.
 
 "FedEcover: Fast and stable converging model-heterogeneous federated learning with efficient-coverage submodel
-extraction", 2025. The authors' code decays the step by 0.5 (0.9 in its example) every 10 rounds up to round 200; the
-default here is by 0.5 every 100 rounds, without an end.
+extraction", ICDE 2025; code junesnow86/FedEcover. With its option ``--global-lr-decay`` the step decays by 0.5 (0.9 in
+the example) every 10 rounds up to round 200; the default here is by 0.5 every 100 rounds, without an end.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """FedPart: all clients train the same layer, layer after layer, and see the others.
 
 Wang, Liu, Niu, Guo and Tang, "Why go full? Elevating federated learning through partial network updates", NeurIPS 2024.
-The defaults are those of the authors' code: five rounds of full training before every cycle, and two rounds for each
-layer, from the first to the output layer.
+The defaults are those of FLAIR-Community/Fling, which contains the method: five rounds of full training before every
+cycle, and two rounds for each layer, from the first to the output layer.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """FedRolex: a window of units that rolls through every layer, one unit per round.
 
 Alam, Liu, Yan and Zhang, "FedRolex: Model-heterogeneous federated learning with rolling sub-model extraction",
-NeurIPS 2022.
+NeurIPS 2022; code AIoT-MLSys-Lab/FedRolex, which rolls its window in the other direction.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """FIARSE: the largest weights of the whole model, with gradients scaled by their distance to the threshold.
 
-Wu, Wang, Wang, Hong, Su: "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel Extraction",
-NeurIPS 2024. tau_n is the floor(c_n d)-th largest |theta| over all weights that may be pruned; client n holds those
-that are not smaller, exactly floor(c_n d) of them (ties by index), and scales their gradients by
-1 + 2 tau |theta| / (|theta| + tau)^2. A layer of which nothing would be left keeps its largest weight.
+Wu, Wang, Wang, Liu, Su and Gao, "FIARSE: Model-heterogeneous federated learning via importance-aware submodel
+extraction", NeurIPS 2024; code HarliWu/FIARSE. tau_n is the floor(c_n d)-th largest |theta| over all weights that may
+be pruned; client n holds those that are not smaller, exactly floor(c_n d) of them (ties by index), and scales their
+gradients by 1 + 2 tau |theta| / (|theta| + tau)^2. A layer of which nothing would be left keeps its largest weight.
 """
 
 from collections.abc import Sequence

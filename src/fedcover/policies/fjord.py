@@ -3,7 +3,9 @@
 Horvath, Laskaridis, Almeida, Leontiadis, Venieris, Lane: "FjORD: Fair and Accurate Federated Learning under
 heterogeneous targets with Ordered Dropout", NeurIPS 2021. Client n holds the first ceil(p_n K) of the K units of
 every hidden layer. Each of its batches draws a width p <= p_n from a list, uniformly, and trains the p-prefix. With
-``distil`` the loss at the drawn width is (1 - a) loss + a KL(p_n-prefix || p-prefix).
+``distil`` the loss at the drawn width is (1 - a) loss + a KL(p_n-prefix || p-prefix). The widths are those of Flower's
+baseline ``fjord``, by two of the authors. Its distillation differs: a step trains the p_n-prefix on the labels, and the
+p-prefix on the scores of the p_n-prefix only.
 """
 
 from collections.abc import Sequence

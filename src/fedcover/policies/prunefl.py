@@ -1,10 +1,11 @@
 """PruneFL: one mask for all clients, chosen repeatedly for the most squared gradient per second of training.
 
-Jiang, Wang, Valls, Ko, Lee, Leung, Tassiulas: "Model Pruning Enables Efficient Federated Learning on Edge Devices",
-2019. In the first stage one client trains, under the mask that it can hold, and its squared gradients decide the first
-shared mask. Then, every ``every`` rounds, all clients report the squared gradients of all entries, including pruned
-ones, and the server keeps the set M that maximises (sum of g^2 over M) / (t_0 + sum of t over M), where t are the
-seconds of a weight. The largest active weights are exempt from pruning. A weight that returns has its old value.
+Jiang, Wang, Valls, Ko, Lee, Leung and Tassiulas, "Model pruning enables efficient federated learning on edge devices",
+2019 (IEEE TNNLS, 2022); code jiangyuang/PruneFL. In the first stage one client trains, under the mask that it can hold,
+and its squared gradients decide the first shared mask. Then, every ``every`` rounds, all clients report the squared
+gradients of all entries, including pruned ones, and the server keeps the set M that maximises
+(sum of g^2 over M) / (t_0 + sum of t over M), where t are the seconds of a weight. The largest active weights are not
+pruned. A weight that returns has its old value.
 
 ``free`` is the default of the authors' code. The other defaults suit runs of some hundred rounds: the authors' runs
 have 10,000 rounds, change the mask every 50, halve the share in 10,000 and give the first stage up to 1,000.

@@ -110,6 +110,9 @@ def theorem3(
     where drift and error are doubled with ``fixed`` holders. Momentum multiplies both by T/W. IID, without noise, and
     with frozen complements only start is left, so that gradients vanish at a constant step size.
 
+    ``Bound.holds`` and ``Bound.largest_step`` replace the second condition by the weaker one that the proof needs:
+    4 (gamma L)^2 (S_T / T) (N/Gamma)^(1-p) <= 1/9, or 1/18 with ``fixed`` holders.
+
     Args:
         constants: L, sigma^2 of a client's stochastic gradient, and the gap.
         steps: The clients' local steps in a round.

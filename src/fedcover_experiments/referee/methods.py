@@ -69,7 +69,7 @@ METHODS: Mapping[str, Method] = {
         Method("FedRolex", "width", "Alam et al., NeurIPS 2022"),
         Method("FjORD", "width", "Horvath et al., NeurIPS 2021", takes_widths=True),
         Method("Federated Dropout", "width", "Caldas et al., 2018", policy="random_submodels"),
-        Method("FedEcover", "width", "FedEcover, 2025"),
+        Method("FedEcover", "width", "FedEcover, ICDE 2025"),
         Method("weight_complete", "width", "fedcover"),
         Method("FS", "width", "Zhou et al., 2023"),
         Method("NP", "width", "Zhou et al., 2023"),

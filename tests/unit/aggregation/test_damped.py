@@ -41,6 +41,23 @@ def whole(update: fc.ClientUpdate) -> fc.ClientUpdate:
     return replace(update, theta=theta, mask={})
 
 
+def test_the_share_of_a_light_holder_is_exact() -> None:
+    theta = {"w": torch.zeros(2, dtype=torch.float64)}
+    light, heavy = (torch.tensor([True, kept]) for kept in (True, False))
+    several = [
+        fc.ClientUpdate(0, {"w": torch.ones(2, dtype=torch.float64)}, {"w": light}, examples=1),
+        *(
+            fc.ClientUpdate(n, {"w": torch.ones(2, dtype=torch.float64)}, {"w": heavy}, examples=10**8 // 3)
+            for n in (1, 2)
+        ),
+    ]
+    running = fc.mean("examples", damping=1.0).start(theta, [], {})
+    running.add_together(several)
+    everybody, only_light = running.result()["w"].tolist()
+    assert everybody == 1.0
+    assert only_light == pytest.approx(1 / (1 + 2 * (10**8 // 3)), rel=1e-9)
+
+
 @given(seeds, st.integers(1, 6), st.sampled_from(["uniform", "examples"]))
 def test_full_damping_is_the_average_of_whole_models(seed: int, clients: int, weighting: str) -> None:
     several = updates(seed, clients)
