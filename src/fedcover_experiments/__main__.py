@@ -15,16 +15,15 @@ from pathlib import Path
 from fedcover.engines.choose import choose_engine
 from fedcover.engines.vectorized.precision import PRECISIONS
 from fedcover.errors import InputError
-from fedcover.federation.history import RoundRecord
 from fedcover_experiments.paper.experiments import experiments
 from fedcover_experiments.referee.cells import Selection
 from fedcover_experiments.referee.rows import RefereeRow
 from fedcover_experiments.referee.running import Referee
 from fedcover_experiments.results import run_and_save
-from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, ExperimentRun, OnRound
+from fedcover_experiments.runner import COHORT, ROUNDS, SEEDS, ExperimentRun, OnProgress, OnRound
 from fedcover_experiments.studies import SEEDS as STUDY_SEEDS
 from fedcover_experiments.studies import STUDIES
-from fedcover_experiments.studies.selection import StudySelection, run_selection
+from fedcover_experiments.studies.selection import StudyRunner, StudySelection
 
 PROGRAM = "python -m fedcover_experiments"
 REFEREE = "referee"
@@ -49,8 +48,8 @@ def run_paper(args: argparse.Namespace) -> None:
     print(f"{len(runs)} runs on {engine}", flush=True)
     choice = (f" --rows {args.rows}" if rows else "") + (f" --first {args.first}" if args.first else "")
     command = f"{PROGRAM} paper {args.table}{choice} --seeds {args.seeds} --rounds {args.rounds}"
-    progress = _progress(len(runs) * args.rounds)
-    seconds = run_and_save(args.out, runs, args.rounds, engine, data=args.data, on_round=progress, command=command)
+    on_round = _after_rounds(len(runs) * args.rounds)
+    seconds = run_and_save(args.out, runs, args.rounds, engine, data=args.data, on_round=on_round, command=command)
     print(f"{seconds} s; results: {args.out}", flush=True)
 
 
@@ -61,8 +60,8 @@ def run_paper_departures(args: argparse.Namespace) -> None:
     count = len(departure_runs(args.seeds))
     engine = choose_engine(args.engine, cohort=COHORT * count)
     command = f"{PROGRAM} paper departures --seeds {args.seeds} --rounds {args.rounds}"
-    progress = _progress(count * args.rounds)
-    seconds = run_departures(args.out, args.seeds, args.rounds, engine, args.data, progress, command)
+    on_round = _after_rounds(count * args.rounds)
+    seconds = run_departures(args.out, args.seeds, args.rounds, engine, args.data, on_round, command)
     print(f"{seconds} s; results: {args.out}", flush=True)
 
 
@@ -71,12 +70,15 @@ def run_study(args: argparse.Namespace) -> None:
     if args.study == REFEREE:
         return run_referee(args)
     seeds, rounds = args.seeds or STUDY_SEEDS, args.rounds or ROUNDS
-    options = {name: getattr(args, name) for name in ("first", "on", "only", "budgets", "precision", "untimed")}
+    options = {name: getattr(args, name) for name in ("first", "on", "only", "budgets", "precision")}
     selection = StudySelection(args.study, seeds, rounds, **options)
     count = len(selection.runs)
     print(f"{count} runs", flush=True)
     progress = _progress(count * rounds)
-    seconds = run_selection(selection, f"{PROGRAM} study", args.out, args.engine, args.data, progress)
+    runner = StudyRunner(
+        f"{PROGRAM} study", args.out, args.engine, args.data, processes=args.processes, on_progress=progress
+    )
+    seconds = runner.run(selection)
     print(f"{seconds:.1f} s; results: {args.out}", flush=True)
 
 
@@ -90,7 +92,8 @@ def run_referee(args: argparse.Namespace) -> None:
         print(f"{len(rows)} cells of {row.method}, {row.setting} in {seconds:.1f} s; {elapsed:.0f} s", flush=True)
 
     command = f"{PROGRAM} study {REFEREE} {selection.options}"
-    Referee(args.out, command, args.engine, args.data, precision=args.precision, on_batch=show).run(selection)
+    settings = {"precision": args.precision, "processes": args.processes, "on_batch": show}
+    Referee(args.out, command, args.engine, args.data, **settings).run(selection)
     print(f"results: {args.out}", flush=True)
 
 
@@ -110,9 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     study.add_argument("--only", "--methods", default="", help="only these policies, such as HeteroFL,FjORD")
     study.add_argument("--budgets", default="", help="only this code of budgets, such as 10x0.25")
     study.add_argument("--precision", default="fp32", choices=PRECISIONS, help="how passes compute")
-    study.add_argument(
-        "--untimed", action="store_true", help="record no seconds per round; other processes use the device too"
-    )
+    study.add_argument("--processes", type=int, default=1, help="processes that run batches at the same time")
     for command, run, seeds, rounds in ((paper, run_paper, SEEDS, ROUNDS), (study, run_study, 0, 0)):
         command.set_defaults(run=run)
         command.add_argument("--seeds", type=int, default=seeds, help="0: those of the study")
@@ -124,17 +125,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _progress(total: int) -> OnRound:
+def _progress(total: int) -> OnProgress:
     """Return a callback that prints about ``LINES`` lines of progress over ``total`` rounds."""
-    start, played = time.perf_counter(), 0
+    start, reached, printed = time.perf_counter(), dict[object, int](), 0
 
-    def count_round(run: ExperimentRun, record: RoundRecord) -> None:
-        nonlocal played
-        played += 1
-        if played % max(1, total // LINES) == 0:
+    def reach(run: ExperimentRun, index: int) -> None:
+        nonlocal printed
+        reached[run] = index
+        played = sum(reached.values())
+        if played >= printed + max(1, total // LINES):
+            printed = played
             print(f"{played} of {total} rounds ({run.name}): {time.perf_counter() - start:.1f} s", flush=True)
 
-    return count_round
+    return reach
+
+
+def _after_rounds(total: int) -> OnRound:
+    """Return the same as a callback for records."""
+    reach = _progress(total)
+    return lambda run, record: reach(run, record.round)
 
 
 if __name__ == "__main__":

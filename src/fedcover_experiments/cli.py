@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,7 +27,7 @@ from fedcover_experiments.runner import CHECKPOINT_EVERY, COHORT, ROUNDS, SEEDS,
 from fedcover_experiments.studies import SEEDS as STUDY_SEEDS
 from fedcover_experiments.studies import STUDIES
 from fedcover_experiments.studies.report import load_study, study_tables, write_study_report
-from fedcover_experiments.studies.selection import StudySelection, run_selection
+from fedcover_experiments.studies.selection import StudyRunner, StudySelection
 
 AGAIN = f"runs have a checkpoint every {CHECKPOINT_EVERY} rounds: repeat the command to continue from there"
 """What to do after Ctrl-C."""
@@ -186,9 +186,9 @@ def study(
     budgets: Annotated[str, typer.Option(help="Only this code of budgets, such as 10x0.25.")] = "",
     engine: EngineOption = "auto",
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16; the last two on engine vectorized.")] = "fp32",
-    untimed: Annotated[
-        bool, typer.Option("--untimed", help="Record no seconds per round, as other processes use the device too.")
-    ] = False,
+    processes: Annotated[
+        int, typer.Option(help="Number of processes that run batches at the same time, such as 4 on a GPU.")
+    ] = 1,
     results: Annotated[Path | None, typer.Option(help="Report on these results instead of running.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder of results, tables and figure.")] = Path("runs/study"),
     data: DataOption = None,
@@ -201,26 +201,26 @@ def study(
 
     Policies are compared by seed, with 95 % intervals and Holm's correction. A study takes minutes on a GPU and hours
     on two cores. Its runs are kept in `runs/` under --out, and the same command continues an interrupted study.
-    Commands for different policies may run at the same time and add to the same results: with --untimed, three or four
-    of them use a GPU that one leaves waiting for the CPU.
+    One process leaves a GPU waiting for the CPU: with `--processes 4` other batches use it. Seconds per round are then
+    not recorded.
     """
     check_whole("seeds", seeds, 0)
     check_whole("rounds", rounds, 0)
+    check_whole("processes", processes, 1)
     if name == REFEREE:
-        return _referee(Selection.of(on, only, seeds, rounds), engine, precision, results, folder, data, quiet)
+        options = {"engine": engine, "data": data, "precision": precision, "processes": processes}
+        return _referee(Selection.of(on, only, seeds, rounds), options, results, folder, quiet)
     if name not in STUDIES:
         raise InputError(f"there is no study '{name}'; use one of {', '.join((*STUDIES, REFEREE))}")
     chosen, path = STUDIES[name], results or folder / f"{name}.json"
     seeds, rounds = seeds or STUDY_SEEDS, rounds or ROUNDS
     check_whole("seeds", seeds, 1 if chosen.separate else 2)
     if results is None:
-        selection = StudySelection(
-            name, seeds, rounds, on=on, only=only, budgets=budgets, precision=precision, untimed=untimed
-        )
+        selection = StudySelection(name, seeds, rounds, on=on, only=only, budgets=budgets, precision=precision)
         count = len(selection.runs)
         with BatchProgress(f"{count} runs", count * rounds, quiet) as progress:
             home = folder / "runs" / name / f"{rounds}-rounds"
-            run_selection(selection, "fedcover study", path, engine, data, progress, home)
+            StudyRunner("fedcover study", path, engine, data, home, processes, progress.reach).run(selection)
     check_extra("report", "drawing a report", "matplotlib", "PIL")
     loaded = load_study(name, path)
     page, *_ = write_study_report(name, loaded, folder)
@@ -232,22 +232,14 @@ def study(
     out.print(f"report: {page}")
 
 
-def _referee(
-    selection: Selection,
-    engine: str,
-    precision: str,
-    results: Path | None,
-    folder: Path,
-    data: str | None,
-    quiet: bool,
-) -> None:
+def _referee(selection: Selection, options: dict[str, Any], results: Path | None, folder: Path, quiet: bool) -> None:
     """Run what is missing of a selection of the referee, and write the leaderboard."""
     path = results or folder / f"{REFEREE}.json"
     if results is None:
         title = f"{len(selection.methods)} methods in {len(selection.settings)} settings"
         command, home = f"fedcover study {REFEREE} {selection.options}", folder / "runs" / REFEREE
         with BatchProgress(title, selection.total_rounds, quiet) as progress:
-            Referee(path, command, engine, data, home, precision, on_round=progress).run(selection)
+            Referee(path, command, out=home, on_progress=progress.reach, **options).run(selection)
     check_extra("report", "drawing a report", "matplotlib", "PIL")
     from fedcover_experiments.referee.page import write_leaderboard
 

@@ -75,6 +75,8 @@ FederationFactory = Callable[[ExperimentRun, dict[str, Any]], Federation]
 """A function that builds the federation of a run from all its settings but the policy."""
 OnRound = Callable[[ExperimentRun, RoundRecord], None]
 """A callback that receives the record of every round."""
+OnProgress = Callable[[Any, int], None]
+"""A callback that receives a run, or a cell of the referee, and the index of the last round that it has ended."""
 
 
 def by_policy(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
@@ -84,6 +86,10 @@ def by_policy(run: ExperimentRun, settings: dict[str, Any]) -> Federation:
 
 def ignore_round(run: ExperimentRun, record: RoundRecord) -> None:
     """Do nothing with a round's record: the default callback."""
+
+
+def ignore_progress(run: object, index: int) -> None:
+    """Do nothing with the progress of a run: the default callback."""
 
 
 def run_all(

@@ -325,6 +325,10 @@ class BatchProgress:
         self._stack.close()
 
     def __call__(self, run: object, record: RoundRecord) -> None:
-        """Record the progress of a run; rounds before it was resumed count too."""
-        self._progress.advance(self._task, record.round - self._rounds.get(run, 0))
-        self._rounds[run] = record.round
+        """Record the progress of a run after a round."""
+        self.reach(run, record.round)
+
+    def reach(self, run: object, index: int) -> None:
+        """Record that a run has ended a round; rounds before it was resumed count too."""
+        self._progress.advance(self._task, index - self._rounds.get(run, 0))
+        self._rounds[run] = index

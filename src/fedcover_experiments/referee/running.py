@@ -10,17 +10,30 @@ from fedcover.data import Split, load
 from fedcover.engines.base import Engine
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import ClientError, CoverageWarning, InputError, StepSizeWarning, WholeLayersWarning
-from fedcover.federation.history import RoundRecord
+from fedcover_experiments.parallel import results_of
 from fedcover_experiments.referee.cells import RefereeCell, Selection, federations_of, tuned_setting
 from fedcover_experiments.referee.measures import evaluate_every, measure
 from fedcover_experiments.referee.methods import Method
 from fedcover_experiments.referee.rows import RefereeResults, RefereeRow, load_results
 from fedcover_experiments.referee.settings import COHORT, HELD_OUT, Setting
 from fedcover_experiments.results import provenance_of, sole_writer
-from fedcover_experiments.runner import run_batch
+from fedcover_experiments.runner import OnProgress, ignore_progress, run_batch
 
 EXPECTED = (CoverageWarning, StepSizeWarning, WholeLayersWarning)
 """Warnings that are not shown: such runs are part of the comparison, and their rows say so."""
+
+
+@dataclass(frozen=True)
+class EndedBatch:
+    """Cells that were run in lockstep."""
+
+    cells: Sequence[RefereeCell]
+    rows: Sequence[RefereeRow]
+    seconds: float
+
+
+def ignore_batch(rows: Sequence[RefereeRow], seconds: float) -> None:
+    """Do nothing with a batch: the default callback."""
 
 
 @dataclass
@@ -34,8 +47,9 @@ class Referee:
         data: The folder of the data sets.
         out: A folder for one run folder per cell, which are resumed; by default none are written.
         precision: How passes compute.
+        processes: The number of processes that run batches at the same time.
         on_batch: Called after each batch with its rows and its seconds.
-        on_round: Called after each round of each cell.
+        on_progress: Called after each round of each cell; with several processes, once for each cell, at its end.
     """
 
     path: Path
@@ -44,43 +58,51 @@ class Referee:
     data: str | None = None
     out: Path | None = None
     precision: str = "fp32"
-    on_batch: Callable[[Sequence[RefereeRow], float], None] = lambda rows, seconds: None
-    on_round: Callable[[RefereeCell, RoundRecord], None] = lambda cell, record: None
+    processes: int = 1
+    on_batch: Callable[[Sequence[RefereeRow], float], None] = ignore_batch
+    on_progress: OnProgress = ignore_progress
 
     def run(self, selection: Selection) -> RefereeResults:
         """Run what is missing of a selection and return all results of the file."""
+        self._run_all(selection.tuning_cells())
         results = load_results(self.path)
-        for batch in _batches(selection.tuning_cells()):
-            results = self._run_missing(batch, results)
-        for method in selection.methods:
-            cells = [
+        self._run_all(
+            [
                 cell
+                for method in selection.methods
                 for setting in selection.settings
                 for cell in selection.cells(setting, method, tuned_lr(results, setting, method, selection))
             ]
-            for batch in _batches(cells):
-                results = self._run_missing(batch, results)
-        return results
+        )
+        return load_results(self.path)
 
-    def _run_missing(self, cells: Sequence[RefereeCell], results: RefereeResults) -> RefereeResults:
-        missing = [cell for cell in cells if not results.has(cell)]
-        if not missing:
-            return results
-        split = _loaded(missing[0].setting.problem.data, self.data)
+    def _run_all(self, cells: Sequence[RefereeCell]) -> None:
+        """Run those of the cells that the file does not have."""
+        together = self.processes > 1
+        quiet = replace(self, on_batch=ignore_batch, on_progress=ignore_progress) if together else self
+        results = load_results(self.path)
+        missing = _batches([cell for cell in cells if not results.has(cell)])
+        for ended in results_of(quiet.run_batch, missing, self.processes):
+            self.on_batch(ended.rows, ended.seconds)
+            for cell in ended.cells if together else ():
+                self.on_progress(cell, cell.rounds)
+
+    def run_batch(self, cells: Sequence[RefereeCell]) -> "EndedBatch":
+        """Run cells in lockstep, and add their rows to the file."""
+        split = _loaded(cells[0].setting.problem.data, self.data)
         start = time.perf_counter()
-        with choose_engine(self.engine, cohort=COHORT * len(missing), precision=self.precision) as engine:
-            rows = self._rows(missing, split, engine)
+        with choose_engine(self.engine, cohort=COHORT * len(cells), precision=self.precision) as engine:
+            rows = self._rows(cells, split, engine)
             seconds = time.perf_counter() - start
-            data = {missing[0].setting.problem.data: split.train.provenance}
-            entry = provenance_of(self.command, len(missing), round(seconds, 1), engine, data)
+            data = {cells[0].setting.problem.data: split.train.provenance}
+            entry = provenance_of(self.command, len(cells), round(seconds, 1), engine, data)
         with sole_writer(self.path):
             results = load_results(self.path)  # another process may have added rows
-            number, share = len(results.batches), round(seconds / len(missing), 2)
+            number, share = len(results.batches), round(seconds / len(cells), 2)
             rows = [replace(row, wall_seconds=share, batch=number) for row in rows]
-            results = results.add(missing, rows, {**entry, "precision": self.precision})
-            results.save(self.path)
-        self.on_batch(rows, seconds)
-        return results
+            entry |= {"precision": self.precision} | ({"processes": self.processes} if self.processes > 1 else {})
+            results.add(cells, rows, entry).save(self.path)
+        return EndedBatch(cells, rows, seconds)
 
     def _rows(self, cells: Sequence[RefereeCell], split: Split, engine: Engine) -> list[RefereeRow]:
         """Return the rows of cells that are run in lockstep; if one fails, each is run by itself."""
@@ -97,7 +119,7 @@ class Referee:
                     split.test,
                     engine,
                     self.out,
-                    lambda number, record: self.on_round(cells[number], record),
+                    lambda number, record: self.on_progress(cells[number], record.round),
                     evaluate_every(rounds),
                 )
         except (ClientError, InputError) as error:

@@ -1,12 +1,14 @@
 """Run a study or some of it: all runs as one batch, or one batch per policy so that its time can be measured."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError
+from fedcover_experiments.parallel import results_of
 from fedcover_experiments.results import run_and_save
-from fedcover_experiments.runner import COHORT, Experiment, ExperimentRun, OnRound
+from fedcover_experiments.runner import COHORT, Experiment, ExperimentRun, OnProgress, ignore_progress
 from fedcover_experiments.studies.registry import STUDIES
 
 
@@ -27,8 +29,6 @@ class StudySelection:
     """The only code of budgets; all if empty."""
     precision: str = "fp32"
     """How passes compute."""
-    untimed: bool = False
-    """Whether no seconds per round are recorded, since other processes use the device at the same time."""
 
     def experiments(self) -> list[Experiment]:
         """Return the experiments of this selection.
@@ -65,7 +65,6 @@ class StudySelection:
         options = {"on": self.on, "only": self.only, "budgets": self.budgets, "first": self.first}
         options |= {"precision": self.precision} if self.precision != "fp32" else {}
         text = "".join(f" --{key} {value}" for key, value in options.items() if value)
-        text += " --untimed" if self.untimed else ""
         return f"{self.study}{text} --seeds {self.seeds} --rounds {self.rounds}"
 
     def batches(self) -> list["StudySelection"]:
@@ -76,33 +75,55 @@ class StudySelection:
         return [replace(self, on=self.on or data, only=policy) for data, policy in pairs]
 
 
-def run_selection(
-    selection: StudySelection,
-    command: str,
-    path: Path,
-    engine: str,
-    data: str | None,
-    on_round: OnRound,
-    out: Path | None = None,
-) -> float:
-    """Run a selection, add its outcomes to the file ``path``, and return the seconds that it took.
+@dataclass(frozen=True)
+class StudyRunner:
+    """Runs the batches of a study, and adds the outcomes of each to a file as soon as it ends.
 
-    With ``out``, a folder for the runs, those that are already there are resumed.
+    Args:
+        command: The beginning of the command line, which the file keeps with each batch.
+        path: The file of results.
+        engine: The name of the engine.
+        data: The folder of the data sets.
+        out: A folder for the runs, of which those that are already there are resumed; by default none are written.
+        processes: The number of processes that run batches at the same time. With more than one, no seconds per round
+            are recorded.
+        on_progress: Called after each round of each run; with several processes, once for each run, at its end.
     """
-    study, total = STUDIES[selection.study], 0.0
-    for batch in selection.batches():
-        runs = batch.runs
-        with choose_engine(engine, cohort=COHORT * len(runs), precision=selection.precision) as chosen:
-            total += run_and_save(
-                path,
-                runs,
-                selection.rounds,
-                chosen,
-                data=data,
-                out=out,
-                on_round=on_round,
-                command=f"{command} {batch.options}",
-                federation_of=study.federation_of,
-                policy=batch.only if study.separate and not batch.untimed else "",
-            )
-    return total
+
+    command: str
+    path: Path
+    engine: str = "auto"
+    data: str | None = None
+    out: Path | None = None
+    processes: int = 1
+    on_progress: OnProgress = ignore_progress
+
+    def run(self, selection: StudySelection) -> float:
+        """Run a selection, and return the seconds that its batches took."""
+        together = self.processes > 1
+        function = partial(_run_batch, replace(self, on_progress=ignore_progress) if together else self)
+        total = 0.0
+        for batch, seconds in results_of(function, selection.batches(), self.processes):
+            total += seconds
+            for run in batch.runs if together else ():
+                self.on_progress(run, selection.rounds)
+        return total
+
+
+def _run_batch(runner: StudyRunner, batch: StudySelection) -> tuple[StudySelection, float]:
+    """Run a batch and add its outcomes to the file; return it with the seconds that it took."""
+    study, runs = STUDIES[batch.study], batch.runs
+    with choose_engine(runner.engine, cohort=COHORT * len(runs), precision=batch.precision) as engine:
+        seconds = run_and_save(
+            runner.path,
+            runs,
+            batch.rounds,
+            engine,
+            data=runner.data,
+            out=runner.out,
+            on_round=lambda run, record: runner.on_progress(run, record.round),
+            command=f"{runner.command} {batch.options}",
+            federation_of=study.federation_of,
+            policy=batch.only if study.separate and runner.processes == 1 else "",
+        )
+    return batch, seconds

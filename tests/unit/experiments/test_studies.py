@@ -22,7 +22,7 @@ from fedcover_experiments.runner import Experiment, ExperimentRun
 from fedcover_experiments.studies import STUDIES, coverage, methods
 from fedcover_experiments.studies.figures import study_figure
 from fedcover_experiments.studies.report import cells, data_titles, rows
-from fedcover_experiments.studies.selection import StudySelection, run_selection
+from fedcover_experiments.studies.selection import StudyRunner, StudySelection
 
 DOCS = Path(__file__).parents[3] / "docs" / "study"
 Cli = Callable[..., tuple[int, str, str]]
@@ -208,4 +208,4 @@ def test_a_selection_states_its_precision() -> None:
     assert selection.options == "complements-resnet --only full --precision bf16 --seeds 3 --rounds 100"
     assert {batch.precision for batch in selection.batches()} == {"bf16"}
     with pytest.raises(InputError, match="engine 'serial' computes in fp32 only"):
-        run_selection(selection, "fedcover study", Path("none.json"), "serial", None, runner.ignore_round)
+        StudyRunner("fedcover study", Path("none.json"), "serial").run(selection)
