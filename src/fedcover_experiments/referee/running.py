@@ -82,6 +82,8 @@ class Referee:
         quiet = replace(self, on_batch=ignore_batch, on_progress=ignore_progress) if together else self
         results = load_results(self.path)
         missing = _batches([cell for cell in cells if not results.has(cell)])
+        if together:  # the largest first, so that all processes end at about the same time
+            missing.sort(key=lambda batch: sum(cell.setting.client_steps(cell.rounds) for cell in batch), reverse=True)
         for ended in results_of(quiet.run_batch, missing, self.processes):
             self.on_batch(ended.rows, ended.seconds)
             for cell in ended.cells if together else ():

@@ -102,8 +102,10 @@ class StudyRunner:
         """Run a selection, and return the seconds that its batches took."""
         together = self.processes > 1
         function = partial(_run_batch, replace(self, on_progress=ignore_progress) if together else self)
-        total = 0.0
-        for batch, seconds in results_of(function, selection.batches(), self.processes):
+        batches, total = selection.batches(), 0.0
+        if together:  # the largest first, so that all processes end at about the same time
+            batches.sort(key=lambda batch: len(batch.runs), reverse=True)
+        for batch, seconds in results_of(function, batches, self.processes):
             total += seconds
             for run in batch.runs if together else ():
                 self.on_progress(run, selection.rounds)
