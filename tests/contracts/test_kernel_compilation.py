@@ -147,3 +147,11 @@ def test_all_kernels_of_a_chain_compile_for_a_gpu(
     names, count = kernels_of(CHAINS.replace("{network}", network).replace("{shape}", str(shape)), tmp_path)
     assert names == wanted
     assert count < 20
+
+
+def test_kernels_with_corrections_compile_for_a_gpu(tmp_path: Path) -> None:
+    script = CHAINS.replace("{network}", "lenet").replace("{shape}", "(3, 32, 32)")
+    script = script.replace("layers.front)", "layers.front, chain_stacks.Correction(True, 0.5))")
+    names, count = kernels_of("from fedcover.engines.vectorized import chain_stacks" + script, tmp_path)
+    assert {"head", "inner_backward", "update"} <= names
+    assert count < 20

@@ -11,6 +11,9 @@ accuracy of float32.
 
 Masks are in the momenta: a momentum of -0.0 marks a pruned entry. ``start`` writes it, and updates keep it and never
 write it elsewhere. Its entry stays as it is, since x - lr * -0.0 is x.
+
+Arguments ``shift`` and ``proximal`` correct gradients, see ``_corrected``. Each is None where clients have no such
+correction, and kernels are then compiled without it.
 """
 
 import triton  # type: ignore[import-not-found,unused-ignore]
@@ -66,8 +69,20 @@ def _moved(v, grad, momentum):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _update(theta, velocity, at, inside, grad, momentum, lr):  # type: ignore[no-untyped-def]
+def _corrected(grad, value, shift, proximal, at, inside):  # type: ignore[no-untyped-def]
+    """Return gradients plus shifts and the proximal term, mu (theta - theta_q), of which shifts contain -mu theta_q."""
+    if shift is not None:
+        grad += tl.load(shift + at, mask=inside, other=0.0)
+    if proximal is not None:
+        grad += proximal * value
+    return grad
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _update(theta, velocity, shift, at, inside, grad, momentum, proximal, lr):  # type: ignore[no-untyped-def]
     """Take a step of the entries at some places, and return them as they were before it."""
+    if shift is not None:  # the compiler merges the two reads of theta
+        grad = _corrected(grad, tl.load(theta + at, mask=inside, other=0.0), shift, proximal, at, inside)
     v = _moved(tl.load(velocity + at, mask=inside, other=0.0), grad, momentum)
     before = tl.load(theta + at, mask=inside, other=0.0)
     tl.store(velocity + at, v, mask=inside)
@@ -122,7 +137,7 @@ def _through(da, slope):  # type: ignore[no-untyped-def]
 
 @jit  # type: ignore[untyped-decorator,unused-ignore]
 def first_layer(  # type: ignore[no-untyped-def]
-    theta, velocity, d, h, x, index, base, offset, clients, lr, momentum,
+    theta, velocity, shift, d, h, x, index, base, offset, clients, lr, momentum, proximal,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, UPDATE: tl.constexpr, PARTS: tl.constexpr,
     SPAN: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -157,7 +172,8 @@ def first_layer(  # type: ignore[no-untyped-def]
             v = tl.load(velocity + at, mask=inside, other=0.0)
             tile_x = tl.load(x + now[:, None].to(tl.int64) * FEATURES + c[None, :],
                              mask=(now[:, None] >= 0) & (c[None, :] < FEATURES), other=0.0)  # fmt: skip
-            v = _moved(v, tl.dot(tile_d, tile_x, input_precision="tf32x3"), momentum)
+            grad = tl.dot(tile_d, tile_x, input_precision="tf32x3")
+            v = _moved(v, _corrected(grad, w, shift, proximal, at, inside), momentum)
             w -= v * rate
             tl.store(velocity + at, v, mask=inside)
             tl.store(theta + at, w, mask=inside)
@@ -186,17 +202,17 @@ def _loss(z, labels, examples, out, CLASSES: tl.constexpr, SCORES: tl.constexpr)
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _update_bias(  # type: ignore[no-untyped-def]
-    bias, velocity, client, c, d, momentum, lr, WIDTH: tl.constexpr, BIASED: tl.constexpr
+    bias, velocity, shift, client, c, d, momentum, proximal, lr, WIDTH: tl.constexpr, BIASED: tl.constexpr
 ):
     """Take a step of the bias of a layer, at columns c, with the gradient d of its outputs."""
     if BIASED:
         tl.debug_barrier()  # all threads have read the bias
-        _update(bias, velocity, client * WIDTH + c, c < WIDTH, tl.sum(d, 0), momentum, lr)
+        _update(bias, velocity, shift, client * WIDTH + c, c < WIDTH, tl.sum(d, 0), momentum, proximal, lr)
 
 
 @jit  # type: ignore[untyped-decorator,unused-ignore]
 def only_head(  # type: ignore[no-untyped-def]
-    bias, bias_velocity, h, d, labels, index, base, losses, keys, offset, clients, lr, momentum,
+    bias, bias_velocity, bias_shift, h, d, labels, index, base, losses, keys, offset, clients, lr, momentum, proximal,
     SIZE: tl.constexpr, CLASSES: tl.constexpr, PARTS: tl.constexpr, BIASED: tl.constexpr,
     BATCH: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
@@ -209,15 +225,16 @@ def only_head(  # type: ignore[no-untyped-def]
     step = tl.load(base) + offset
     z, _ = _inputs(h, bias, keys, step, client, b, k, SIZE, CLASSES, PARTS, BIASED, False, 0, 0, 1.0)
     dz = _loss(z, labels, examples, losses + step * clients + client, CLASSES, SCORES)
-    _update_bias(bias, bias_velocity, client, k, dz, momentum, tl.load(lr + client), CLASSES, BIASED)
+    rate = tl.load(lr + client)
+    _update_bias(bias, bias_velocity, bias_shift, client, k, dz, momentum, proximal, rate, CLASSES, BIASED)
     tl.store(d + client * SIZE * CLASSES + b[:, None] * CLASSES + k[None, :], dz,
              mask=(b[:, None] < SIZE) & (k[None, :] < CLASSES))  # fmt: skip
 
 
 @jit  # type: ignore[untyped-decorator,unused-ignore]
 def head(  # type: ignore[no-untyped-def]
-    theta, velocity, bias, bias_velocity, below, below_velocity, h, d, labels, index, base, losses, keys, offset,
-    clients, lr, momentum,
+    theta, velocity, shift, bias, bias_velocity, bias_shift, below, below_velocity, below_shift, h, d, labels, index,
+    base, losses, keys, offset, clients, lr, momentum, proximal,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, CLASSES: tl.constexpr, PARTS: tl.constexpr, BIASED_BELOW: tl.constexpr,
     RELU: tl.constexpr, LAYER: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, BIASED: tl.constexpr,
     BATCH: tl.constexpr, SCORES: tl.constexpr, COLUMNS: tl.constexpr,
@@ -243,7 +260,7 @@ def head(  # type: ignore[no-untyped-def]
     if BIASED:
         z += tl.load(bias + client * CLASSES + k, mask=k < CLASSES, other=0.0)[None, :]
     dz = _loss(z, labels, examples, losses + step * clients + client, CLASSES, SCORES)
-    _update_bias(bias, bias_velocity, client, k, dz, momentum, rate, CLASSES, BIASED)
+    _update_bias(bias, bias_velocity, bias_shift, client, k, dz, momentum, proximal, rate, CLASSES, BIASED)
     tl.debug_barrier()  # all threads have read the weights
     for begin in range(0, WIDTH, COLUMNS):
         c = begin + tl.arange(0, COLUMNS)
@@ -251,12 +268,12 @@ def head(  # type: ignore[no-untyped-def]
             h, below, keys, step, client, b, c, SIZE, WIDTH, PARTS, BIASED_BELOW, RELU, LAYER, LEAST, SCALE
         )
         grad = tl.dot(tl.trans(dz), a, input_precision="tf32x3")
-        w = _update(theta, velocity, client * CLASSES * WIDTH + k[:, None] * WIDTH + c[None, :],
-                    (k[:, None] < CLASSES) & (c[None, :] < WIDTH), grad, momentum, rate)  # fmt: skip
+        w = _update(theta, velocity, shift, client * CLASSES * WIDTH + k[:, None] * WIDTH + c[None, :],
+                    (k[:, None] < CLASSES) & (c[None, :] < WIDTH), grad, momentum, proximal, rate)  # fmt: skip
         da = _through(tl.dot(dz, w, input_precision="tf32x3"), slope)
         tl.store(d + client * SIZE * WIDTH + b[:, None] * WIDTH + c[None, :], da,
                  mask=(b[:, None] < SIZE) & (c[None, :] < WIDTH))  # fmt: skip
-        _update_bias(below, below_velocity, client, c, da, momentum, rate, WIDTH, BIASED_BELOW)
+        _update_bias(below, below_velocity, below_shift, client, c, da, momentum, proximal, rate, WIDTH, BIASED_BELOW)
 
 
 @jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -286,7 +303,8 @@ def inner_forward(  # type: ignore[no-untyped-def]
 
 @jit  # type: ignore[untyped-decorator,unused-ignore]
 def inner_backward(  # type: ignore[no-untyped-def]
-    theta, velocity, below, below_velocity, h, d_out, d, index, base, keys, offset, clients, lr, momentum,
+    theta, velocity, shift, below, below_velocity, below_shift, h, d_out, d, index, base, keys, offset, clients, lr,
+    momentum, proximal,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, PARTS: tl.constexpr, BIASED_BELOW: tl.constexpr,
     RELU: tl.constexpr, LAYER: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr,
     BATCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -309,10 +327,10 @@ def inner_backward(  # type: ignore[no-untyped-def]
         tile_d = tl.load(d_out + client * SIZE * OUTPUTS + b[:, None] * OUTPUTS + r[None, :],
                          mask=(b[:, None] < SIZE) & (r[None, :] < OUTPUTS), other=0.0)  # fmt: skip
         grad = tl.dot(tl.trans(tile_d), a, input_precision="tf32x3")
-        w = _update(theta, velocity, client * OUTPUTS * WIDTH + r[:, None] * WIDTH + c[None, :],
-                    (r[:, None] < OUTPUTS) & (c[None, :] < WIDTH), grad, momentum, rate)  # fmt: skip
+        w = _update(theta, velocity, shift, client * OUTPUTS * WIDTH + r[:, None] * WIDTH + c[None, :],
+                    (r[:, None] < OUTPUTS) & (c[None, :] < WIDTH), grad, momentum, proximal, rate)  # fmt: skip
         da += tl.dot(tile_d, w, input_precision="tf32x3")
     da = _through(da, slope)
     tl.store(d + client * SIZE * WIDTH + b[:, None] * WIDTH + c[None, :], da,
              mask=(b[:, None] < SIZE) & (c[None, :] < WIDTH))  # fmt: skip
-    _update_bias(below, below_velocity, client, c, da, momentum, rate, WIDTH, BIASED_BELOW)
+    _update_bias(below, below_velocity, below_shift, client, c, da, momentum, proximal, rate, WIDTH, BIASED_BELOW)

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from fedcover.engines.vectorized.batch_table import to_device
 from fedcover.engines.vectorized.launch import launch
-from fedcover.engines.vectorized.pooled_stacks import TILES, Batches, PooledConvolution, PooledStacks, PooledTiles
+from fedcover.engines.vectorized.pooled_stacks import (
+    TILES,
+    Batches,
+    PooledConvolution,
+    PooledStacks,
+    PooledTiles,
+    Trained,
+)
+from fedcover.engines.vectorized.stacks import load_shifts, stack_like
 from fedcover.params import Params
 from fedcover.structure.dropout import LOW, DropoutCall, mix
 
@@ -57,6 +65,20 @@ class Clients(NamedTuple):
     """The key of each client's dropout."""
     complement: bool = False
     """Whether entries outside the masks stay at their values, instead of 0."""
+    shifts: Sequence[Mapping[str, Tensor]] = ()
+    """What is added to the gradients of each client; empty if no client has shifts."""
+
+
+class Correction(NamedTuple):
+    """What steps add to gradients."""
+
+    shifts: bool = False
+    """Whether clients have shifts."""
+    proximal: float = 0.0
+    """mu of the proximal term."""
+
+
+NO_CORRECTION = Correction()
 
 
 class ChainTiles(NamedTuple):
@@ -105,6 +127,7 @@ class ChainStacks:
         size: The largest number of steps, of clients, and of examples of a batch.
         tiles: The sizes of tiles.
         front: The layers before the linear layers, if there are any.
+        correction: What steps add to gradients.
     """
 
     def __init__(
@@ -114,6 +137,7 @@ class ChainStacks:
         size: tuple[int, int, int],
         tiles: ChainTiles,
         front: Front | None = None,
+        correction: Correction = NO_CORRECTION,
     ) -> None:
         self.layers, self._tiles = list(layers), tiles
         self._x, self._labels = data
@@ -130,6 +154,8 @@ class ChainStacks:
             self._add(layer.weight, layer.outputs, layer.inputs)
             if layer.bias:
                 self._add(layer.bias, layer.outputs)
+        self._shift = stack_like(self.theta, list(self.theta) if any(correction) else ())
+        self._trained = Trained(self.theta, self.velocity, self._shift, correction.proximal or None)
         if front:  # for the kernels of linear layers, it is a layer without bias and ReLU
             last = front.convolutions[-1]
             self.layers.insert(0, Linear(last.weight, "", last.pixels, layers[0].inputs, drop=front.drop))
@@ -146,7 +172,7 @@ class ChainStacks:
         """The convolutions, if there are any."""
         if front:
             batches, ends = Batches(self._x, self.index, self._base, self._lr), (self._h[0], self._d[0])
-            self.pooled = PooledStacks(front.convolutions, (self.theta, self.velocity), batches, ends, tiles.pooled)
+            self.pooled = PooledStacks(front.convolutions, self._trained, batches, ends, tiles.pooled)
 
     def _add(self, name: str, *shape: int) -> None:
         self.theta[name], self.velocity[name] = self._zeros(*shape), self._zeros(*shape)
@@ -185,11 +211,19 @@ class ChainStacks:
                 clients.complement,
                 block,
             )
+        self._load_shift(clients)
         self._lr[: len(clients.lr)].copy_(to_device(clients.lr, self._device, torch.float32))
         self._keys[: len(clients.keys)].copy_(to_device([_hash(key) for key in clients.keys], self._device))
         self._base.fill_(first)
         if self.pooled is None:
             self._first_layer(-1, 0.0, update=False)
+
+    def _load_shift(self, clients: Clients) -> None:
+        """Set shifts to those of clients minus mu theta_q: the proximal term is mu theta plus a shift."""
+        load_shifts(self._shift, clients.shifts or [{}] * len(clients.lr))
+        if self._trained.proximal is not None:
+            for name, shift in self._shift.items():
+                shift.sub_(self.theta[name], alpha=self._trained.proximal)
 
     def pruned(self) -> Params:
         """Return which entries of each stack are outside the masks, as their momenta mark them."""
@@ -233,12 +267,12 @@ class ChainStacks:
         span = -(-layer.inputs // tiles.columns // tiles.parts) * tiles.columns
         rows = max(16, min(tiles.rows, power_of_two(layer.outputs)))
         blocks = -(-layer.outputs // rows) * tiles.parts
-        theta, velocity = self.theta[layer.weight], self.velocity[layer.weight]
         launch(
             chain_kernels.first_layer, (self._clients * blocks,),
-            theta, velocity, self._d[0], self._h[0], self._x, self.index, self._base, offset, self._clients, self._lr,
-            momentum, self._batch, layer.outputs, layer.inputs, update, tiles.parts, span, self._side, rows,
-            tiles.columns, tiles.stages, num_warps=max(1, tiles.warps * rows // tiles.rows), maxnreg=tiles.registers,
+            *self._trained.of(layer.weight), self._d[0], self._h[0], self._x, self.index, self._base, offset,
+            self._clients, self._lr, momentum, self._trained.proximal, self._batch, layer.outputs, layer.inputs, update,
+            tiles.parts, span, self._side, rows, tiles.columns, tiles.stages,
+            num_warps=max(1, tiles.warps * rows // tiles.rows), maxnreg=tiles.registers,
         )  # fmt: skip
 
     def _head(self, offset: int, momentum: float) -> None:
@@ -247,16 +281,9 @@ class ChainStacks:
         last = self.layers[-1]
         scores = max(16, power_of_two(last.outputs))
         ends = (
-            self._labels,
-            self.index,
-            self._base,
-            self.losses,
-            self._keys,
-            offset,
-            self._clients,
-            self._lr,
-            momentum,
-        )
+            self._labels, self.index, self._base, self.losses, self._keys, offset, self._clients, self._lr, momentum,
+            self._trained.proximal,
+        )  # fmt: skip
         bias = self._bias_of(len(self.layers) - 1)
         if len(self.layers) == 1:
             launch(
@@ -268,9 +295,9 @@ class ChainStacks:
         columns = max(16, min(power_of_two(last.inputs), self._tiles.head_columns * 16 // max(self._side, scores)))
         launch(
             chain_kernels.head, (self._clients,),
-            self.theta[last.weight], self.velocity[last.weight], *bias, *self._bias_of(len(self.layers) - 2),
-            self._h[-2], self._d[-2], *ends, *self._sizes(len(self.layers) - 1), bool(last.bias), self._side, scores,
-            columns, num_warps=self._tiles.head_warps,
+            *self._trained.of(last.weight), *bias, *self._bias_of(len(self.layers) - 2), self._h[-2], self._d[-2],
+            *ends, *self._sizes(len(self.layers) - 1), bool(last.bias), self._side, scores, columns,
+            num_warps=self._tiles.head_warps,
         )  # fmt: skip
 
     def _inner_forward(self, at: int, offset: int) -> None:
@@ -290,8 +317,8 @@ class ChainStacks:
         layer, tiles = self.layers[at], self._tiles
         launch(
             chain_kernels.inner_backward, (self._clients * -(-layer.inputs // self._columns),),
-            self.theta[layer.weight], self.velocity[layer.weight], *self._bias_of(at - 1), self._h[at - 1], self._d[at],
-            self._d[at - 1], self.index, self._base, self._keys, offset, self._clients, self._lr, momentum,
+            *self._trained.of(layer.weight), *self._bias_of(at - 1), self._h[at - 1], self._d[at], self._d[at - 1],
+            self.index, self._base, self._keys, offset, self._clients, self._lr, momentum, self._trained.proximal,
             *self._sizes(at), self._side, tiles.inner_rows, self._columns, num_warps=tiles.inner_warps[1],
         )  # fmt: skip
 
@@ -301,10 +328,9 @@ class ChainStacks:
         parts = self._h[at - 1].shape[1]
         return self._batch, layer.inputs, layer.outputs, parts, bool(below.bias), below.relu, *below.drops
 
-    def _bias_of(self, at: int) -> tuple[Tensor, Tensor]:
-        """Return the bias of a layer and its momenta; without a bias, tensors that kernels do not read."""
-        name = self.layers[at].bias or self.layers[at].weight
-        return self.theta[name], self.velocity[name]
+    def _bias_of(self, at: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the stacks of a layer's bias; without a bias, tensors that kernels do not read."""
+        return self._trained.of(self.layers[at].bias or self.layers[at].weight)
 
 
 def _hash(key: int) -> int:

@@ -1,14 +1,16 @@
 """A fast path on a GPU: steps of many clients whose model is a chain of layers, in kernels of their own.
 
 A chain has linear layers, and before them convolutions that are each followed by ReLU and max-pooling of 2 x 2. Nothing
-is vmapped, traced or compiled by torch, and each weight is written once per step. Anything else than float32, plain SGD
-with momentum, cross-entropy and data in memory is left to ``BatchedStep``.
+is vmapped, traced or compiled by torch, and each weight is written once per step. Anything else than float32, SGD with
+momentum, cross-entropy and data in memory is left to ``BatchedStep``. Gradients may have shifts (SCAFFOLD) and a
+proximal term (FedProx).
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +21,16 @@ from fedcover.engines.vectorized.batch_data import BatchData, WholeData
 from fedcover.engines.vectorized.batch_table import BatchTable, to_device
 from fedcover.engines.vectorized.batched_step import StepKind, TrainedStacks
 from fedcover.engines.vectorized.chain_layers import ChainLayers, chain_layers
-from fedcover.engines.vectorized.chain_stacks import AHEAD, ChainStacks, ChainTiles, Clients
+from fedcover.engines.vectorized.chain_stacks import AHEAD, ChainStacks, ChainTiles, Clients, Correction
 from fedcover.engines.vectorized.launch import LAUNCHING, compile_kernels
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.side_stream import behind
 from fedcover.engines.vectorized.stacks import StackResults, distinct, first_rows, prune_stacks
+from fedcover.params import Params
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job, dropout_key
-from fedcover.training.recipes import LocalSGD
+from fedcover.training.options import PLAIN
+from fedcover.training.recipes import LocalSGD, Recipe
 from fedcover.training.steps.agreement import RECIPE, STEP, agree, defined_steps
 from fedcover.training.steps.chains import find_layers, random_values
 
@@ -35,6 +39,8 @@ MOST_EXAMPLES = 64
 MOST_CLASSES = 128
 """The largest number of classes: one program has the scores of a client's whole batch."""
 TILES = ChainTiles()
+SUPPORTED = ("shifts", "complement")
+"""The training options that kernels support."""
 
 
 def try_chain(
@@ -52,20 +58,16 @@ def try_chain(
     recipe, device, batch_size = jobs[0].recipe, arithmetic.device, jobs[0].recipe.batch_size
     if not has_kernels(device) or arithmetic.precision.name != "fp32" or batch_size > MOST_EXAMPLES:
         return None
-    if (
-        not isinstance(recipe, LocalSGD)
-        or not recipe.is_plain
-        or any(kind.options._replace(complement=False))
-        or not takes(jobs)
-    ):
+    if not _is_supported(recipe) or any(kind.options._replace(**dict.fromkeys(SUPPORTED, False))) or not takes(jobs):
         return None
     if jobs[0].loss is not F.cross_entropy or (tensors := _tensors(data)) is None:
         return None
-    layers = _agreeing_layers(model, jobs[0], batch_size, device)
+    correction = Correction(kind.options.shifts, recipe.proximal)
+    layers = _agreeing_layers(model, jobs[0], correction, device)
     if layers is None or not _are_classes(tensors[1], layers.linear[-1].outputs):
         return None
-    stacks = ChainStacks(layers.linear, tensors, (kind.steps, kind.clients, batch_size), TILES, layers.front)
-    return ChainStep(stacks, kind, recipe.momentum)
+    size = kind.steps, kind.clients, batch_size
+    return ChainStep(ChainStacks(layers.linear, tensors, size, TILES, layers.front, correction), kind, recipe.decay)
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -74,8 +76,13 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def takes(jobs: Sequence[Job]) -> bool:
-    """Return whether no job has training options other than a complement."""
-    return not any(job.options and job.options.has_beyond("complement") for job in jobs)
+    """Return whether no job has training options other than those that kernels support."""
+    return not any(job.options and job.options.has_beyond(*SUPPORTED) for job in jobs)
+
+
+def _is_supported(recipe: Recipe) -> bool:
+    """Return whether a recipe is SGD with momentum, and maybe control variates or a proximal term, and nothing else."""
+    return isinstance(recipe, LocalSGD) and replace(recipe, control_variates=False, proximal=0.0).is_plain
 
 
 def _tensors(data: BatchData) -> tuple[Tensor, Tensor] | None:
@@ -95,7 +102,7 @@ def _are_classes(labels: Tensor, classes: int) -> bool:
     return len(labels) > 0 and bool(((labels >= 0) & (labels < classes)).all())
 
 
-def _agreeing_layers(model: nn.Module, job: Job, batch_size: int, device: torch.device) -> ChainLayers | None:
+def _agreeing_layers(model: nn.Module, job: Job, correction: Correction, device: torch.device) -> ChainLayers | None:
     """Return the layers of a chain whose steps agree with the definition; None if there is any doubt."""
     example = job.population.examples.example()
     if not isinstance(example, Tensor):
@@ -106,31 +113,60 @@ def _agreeing_layers(model: nn.Module, job: Job, batch_size: int, device: torch.
         return None
     if layers.front is not None and not choices.POOLED_KERNELS:
         return None
-    return layers if _agrees(layers, keyed, stream, example.shape[1:], batch_size, device) else None
+    check = _Check(keyed, stream, example.shape[1:], job.recipe.batch_size, correction)
+    return layers if _agrees(layers, check, device) else None
 
 
-def _agrees(
-    layers: ChainLayers, model: nn.Module, stream: Stream, shape: torch.Size, rows: int, device: torch.device
-) -> bool:
-    """Return whether two steps of the kernels, on a full and on a short batch, agree with the definition."""
-    short, classes = -(-rows // 2), layers.linear[-1].outputs
+class _Check(NamedTuple):
+    """What steps of kernels are compared with: two steps of a model on a full and on a short batch."""
+
+    model: nn.Module
+    stream: Stream
+    """The stream of the model's dropout."""
+    shape: torch.Size
+    """The shape of an example."""
+    rows: int
+    """The examples of the full batch."""
+    correction: Correction
+
+    @property
+    def short(self) -> int:
+        """The examples of the short batch."""
+        return -(-self.rows // 2)
+
+    @property
+    def recipe(self) -> LocalSGD:
+        """The recipe of the two steps. A proximal term of any mu must be large enough to be noticed."""
+        return replace(RECIPE, proximal=float(self.correction.proximal > 0))
+
+    def values(self, classes: int, seed: int) -> tuple[Params, Params, Tensor, Tensor]:
+        """Return random parameters, shifts, inputs and labels."""
+        theta, x, y = random_values(self.model, self.shape, self.rows + self.short, classes, seed)
+        shifts = {name: tensor.flip(0) for name, tensor in theta.items()} if self.correction.shifts else {}
+        return theta, shifts, x, y
+
+
+def _agrees(layers: ChainLayers, check: _Check, device: torch.device) -> bool:
+    """Return whether two steps of the kernels agree with the definition."""
+    rows, short, recipe, classes = check.rows, check.short, check.recipe, layers.linear[-1].outputs
+    correction = Correction(check.correction.shifts, recipe.proximal)
 
     def fast(seed: int) -> list[Tensor]:
-        theta, x, y = random_values(model, shape, rows + short, classes, seed)
+        theta, shifts, x, y = check.values(classes, seed)
         data = x.flatten(1).to(device), y.to(device)
-        stacks = ChainStacks(layers.linear, data, (STEP + 2, 1, rows), TILES, layers.front)
+        stacks = ChainStacks(layers.linear, data, (STEP + 2, 1, rows), TILES, layers.front, correction)
         stacks.index[STEP, 0].copy_(torch.arange(rows))
         stacks.index[STEP + 1, 0, :short].copy_(torch.arange(rows, rows + short))
         zero = torch.zeros(1, dtype=torch.long, device=device)
-        stacks.start(Clients([theta], zero, [{}], zero, [RECIPE.lr], [seed]), first=STEP)
-        stacks.take_steps(2, RECIPE.momentum)
+        stacks.start(Clients([theta], zero, [{}], zero, [recipe.lr], [seed], shifts=[shifts]), first=STEP)
+        stacks.take_steps(2, recipe.momentum)
         trained = [stack[0].cpu() for name in theta for stack in (stacks.theta[name], stacks.velocity[name])]
         return [stacks.losses[STEP : STEP + 2, 0].cpu(), *trained]
 
     def defined(seed: int) -> Sequence[Tensor]:
-        theta, x, y = random_values(model, shape, rows + short, classes, seed)
-        stream.key = seed
-        return defined_steps(model, stream, F.cross_entropy, theta, [(x[:rows], y[:rows]), (x[rows:], y[rows:])])
+        theta, shifts, x, y = check.values(classes, seed)
+        check.stream.key, batches = seed, [(x[:rows], y[:rows]), (x[rows:], y[rows:])]
+        return defined_steps(check.model, check.stream, F.cross_entropy, theta, batches, recipe, shifts)
 
     with LAUNCHING:
         if device.type == "cuda":
@@ -195,7 +231,8 @@ class ChainStep:
         masks, mask_of = distinct([job.mask for job in jobs])
         numbers = [to_device(of, self._device) for of in (theta_of, mask_of)]
         lr, keys = [job.recipe.lr for job in jobs], [dropout_key(job) for job in jobs]
-        clients = Clients(thetas, numbers[0], masks, numbers[1], lr, keys, self.kind.options.complement)
+        shifts = [(job.options or PLAIN).shifts for job in jobs]
+        clients = Clients(thetas, numbers[0], masks, numbers[1], lr, keys, self.kind.options.complement, shifts)
         stacks.start(clients)
 
     def _capture(self) -> None:

@@ -8,7 +8,15 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from fedcover.engines.vectorized.stacks import ClientKeys, OptionsKind, StackResults, column, first_rows, stack_like
+from fedcover.engines.vectorized.stacks import (
+    ClientKeys,
+    OptionsKind,
+    StackResults,
+    column,
+    first_rows,
+    load_shifts,
+    stack_like,
+)
 from fedcover.params import Params
 from fedcover.training.client import Job, width_draws
 from fedcover.training.options import MOST_WIDTHS, PLAIN, levels_of
@@ -78,9 +86,7 @@ class MappedSteps:
             gains.copy_(torch.tensor([one.gains.get(name, 1.0) for one in options], dtype=torch.float64))
         for name, taus in self._data.taus.items():
             taus.copy_(torch.tensor([one.thresholds.get(name, 0.0) for one in options], dtype=torch.float64))
-        for name, shifts in self._data.shifts.items():
-            for row, one in zip(shifts, options, strict=True):
-                row.copy_(one.shifts[name]) if name in one.shifts else row.zero_()
+        load_shifts(self._data.shifts, [one.shifts for one in options])
         for row, one in enumerate(options):
             for moment, tensors in one.moments.items():
                 for name in tensors.keys() & self._state.moments.keys():

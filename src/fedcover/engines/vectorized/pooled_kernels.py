@@ -255,7 +255,7 @@ def _square_weights(  # type: ignore[no-untyped-def]
 
 @jit  # type: ignore[untyped-decorator,unused-ignore]
 def update(  # type: ignore[no-untyped-def]
-    theta, velocity, bias, bias_velocity, sums, index, base, offset, clients, lr, momentum,
+    theta, velocity, shift, bias, bias_velocity, bias_shift, sums, index, base, offset, clients, lr, momentum, proximal,
     SIZE: tl.constexpr, C: tl.constexpr, OC: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BIASED: tl.constexpr,
     PARTS: tl.constexpr, BATCH: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -278,6 +278,7 @@ def update(  # type: ignore[no-untyped-def]
             at = (part * (K + 1) + pixel + number // 2 * (KW + 1) + number % 2) * (4 * CHANNELS) + number * CHANNELS + o
             grad += tl.load(sums + at, mask=inside, other=0.0)
             grad_bias += tl.load(sums + ((part * (K + 1) + K) * 4 + number) * CHANNELS + o_bias)
-    _update(theta, velocity, client * (OC * C * KH * KW) + entry, inside, grad, momentum, rate)
+    entry += client * (OC * C * KH * KW)
+    _update(theta, velocity, shift, entry, inside, grad, momentum, proximal, rate)
     if BIASED and tl.program_id(0) % blocks == 0:
-        _update(bias, bias_velocity, client * OC + o_bias, o_bias < OC, grad_bias, momentum, rate)
+        _update(bias, bias_velocity, bias_shift, client * OC + o_bias, o_bias < OC, grad_bias, momentum, proximal, rate)

@@ -101,12 +101,28 @@ class Batches(NamedTuple):
     """The step size of each client."""
 
 
+class Trained(NamedTuple):
+    """What steps read and change, by tensor."""
+
+    theta: Params
+    velocity: Params
+    """Momenta; -0.0 marks a pruned entry."""
+    shift: Params
+    """What is added to gradients, of which -mu theta_q is a part; empty if nothing is added."""
+    proximal: float | None
+    """mu of the proximal term; None without one."""
+
+    def of(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the stacks of a tensor."""
+        return self.theta[name], self.velocity[name], self.shift.get(name)
+
+
 class PooledStacks:
     """The convolutions of clients that are trained together, and what a step keeps between its kernels.
 
     Args:
         convolutions: The convolutions, from first to last.
-        stacks: Parameters and momenta; kernels change them in place.
+        trained: The stacks of all tensors; kernels change them in place.
         batches: The batches.
         ends: The outputs of the last convolution, (clients, 1, batch, features), and their gradients.
         tiles: The sizes of tiles of each convolution; the last ones are those of all further convolutions.
@@ -115,14 +131,14 @@ class PooledStacks:
     def __init__(
         self,
         convolutions: Sequence[PooledConvolution],
-        stacks: tuple[Params, Params],
+        trained: Trained,
         batches: Batches,
         ends: tuple[Tensor, Tensor],
         tiles: Sequence[PooledTiles],
     ) -> None:
         self.convolutions = convolutions
         self._tiles = [tiles[min(at, len(tiles) - 1)] for at in range(len(convolutions))]
-        self._theta, self._velocity = stacks
+        self._trained = trained
         self._batches = batches
         self._clients, self._batch = batches.examples.shape[1:]
         self._side_stream = SideStream(batches.x.device)
@@ -163,7 +179,7 @@ class PooledStacks:
         from fedcover.engines.vectorized import pooled_kernels  # here, since it needs Triton
 
         conv, tiles = self.convolutions[at], self._tiles[at].forward
-        theta, bias = self._theta[conv.weight], self._theta[conv.bias or conv.weight]
+        theta, bias = self._trained.theta[conv.weight], self._trained.theta[conv.bias or conv.weight]
         launch(
             pooled_kernels.forward, (self._clients * _blocks(self._places(conv), tiles.places),),
             self._input(at), theta, bias, self._outputs[at], self._codes[at], *self._step(offset), *self._sizes(at),
@@ -193,7 +209,7 @@ class PooledStacks:
         squares = self._batch * prod((side + 1) // 2 for side in conv.size)
         launch(
             pooled_kernels.input_gradient, (self._clients * _blocks(squares, tiles.places),),
-            self._gradients[at], self._codes[at], self._theta[conv.weight], self._gradients[at - 1],
+            self._gradients[at], self._codes[at], self._trained.theta[conv.weight], self._gradients[at - 1],
             *self._step(offset), *self._sizes(at), self._is_last(at), self._side, self._channels(at),
             self._channels(at - 1), tiles.places, **tiles.options,
         )  # fmt: skip
@@ -203,11 +219,10 @@ class PooledStacks:
         from fedcover.engines.vectorized import pooled_kernels
 
         conv, block = self.convolutions[at], 512
-        bias = conv.bias or conv.weight
         launch(
             pooled_kernels.update, (self._clients * _blocks(prod(conv.shape), block),),
-            self._theta[conv.weight], self._velocity[conv.weight], self._theta[bias], self._velocity[bias],
-            self._sums[at], *self._step(offset), self._batches.lr, momentum, self._batch, *conv.channels,
+            *self._trained.of(conv.weight), *self._trained.of(conv.bias or conv.weight), self._sums[at],
+            *self._step(offset), self._batches.lr, momentum, self._trained.proximal, self._batch, *conv.channels,
             *conv.kernel, bool(conv.bias), self._parts(at), self._side, self._channels(at), block, num_warps=4,
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Stacks of many clients' tensors, which a step reads and writes in place: the first axis is the client."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -112,6 +112,14 @@ def prune_stacks(stacks: Params, masks: Params) -> None:
 def stack_like(theta: Params, names: Sequence[str], dtype: torch.dtype | None = None) -> Params:
     """Return stacks of 0 for some of the tensors."""
     return {name: torch.zeros_like(theta[name], dtype=dtype) for name in names}
+
+
+def load_shifts(stacks: Params, shifts: Sequence[Mapping[str, Tensor]]) -> None:
+    """Fill the first rows of stacks with the shifts of clients, and with 0 where a client has none."""
+    for name, stack in stacks.items():
+        zeros = torch.zeros_like(stack[0])
+        rows = [tensors[name].to(zeros) if name in tensors else zeros for tensors in shifts]
+        stack[: len(rows)].copy_(torch.stack(rows))
 
 
 def column(values: Tensor, stack: Tensor) -> Tensor:

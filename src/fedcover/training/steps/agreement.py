@@ -25,6 +25,7 @@ SEEDS = (0, 1)
 """Keys of dropout, and of random values: rounding may move values next to the kink of a ReLU to either side, so one
 agreement of two is enough."""
 
+NO_SHIFTS: Params = {}
 Batch = tuple[Inputs, Tensor]
 Drawn = TypeVar("Drawn")
 Result = Sequence[Tensor]
@@ -32,7 +33,13 @@ Result = Sequence[Tensor]
 
 
 def defined_steps(
-    model: nn.Module, stream: Stream, loss: Callable[[Tensor, Tensor], Tensor], theta: Params, batches: Sequence[Batch]
+    model: nn.Module,
+    stream: Stream,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    theta: Params,
+    batches: Sequence[Batch],
+    recipe: LocalSGD = RECIPE,
+    shifts: Params = NO_SHIFTS,
 ) -> Result:
     """Return the result of two steps by autograd and the definition, with the stream's present key.
 
@@ -42,11 +49,15 @@ def defined_steps(
         loss: A function from (scores, labels) to the mean loss.
         theta: All parameters; those that require gradients in the model are trained.
         batches: The batch of each step.
+        recipe: The recipe.
+        shifts: What is added to the gradients of tensors.
     """
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    state = start_state(RECIPE, {name: theta[name] for name in names}, widths=False, report=False)
+    trained = {name: theta[name] for name in names}
+    state = start_state(recipe, trained, widths=False, report=False)
     frozen = {name: tensor for name, tensor in theta.items() if name not in names}
-    data = StepData(RECIPE.lr, frozen, *({} for _ in StepData._fields[2:]))
+    data = StepData(recipe.lr, frozen, *({} for _ in StepData._fields[2:]))
+    data = data._replace(start=trained, shifts={name: shifts[name] for name in names if name in shifts})
     losses = []
     for number, (x, y) in enumerate(batches):
         stream.step = STEP + number
@@ -58,7 +69,7 @@ def defined_steps(
                 grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
             return dict(zip(names, grads, strict=True)), value.detach()
 
-        state, value = take_step(RECIPE, gradients, state, data, STEP + number, {})
+        state, value = take_step(recipe, gradients, state, data, STEP + number, {})
         losses.append(value)
     return [torch.stack(losses), *(t for name in names for t in (state.theta[name], state.moments[name]["velocity"]))]
 
