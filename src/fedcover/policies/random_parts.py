@@ -54,23 +54,24 @@ class RandomParts(Policy):
     ) -> tuple[list[ClientPlan], State]:
         """Return masks drawn without replacement, by a generator of each client's own."""
         check_bound(self.lists, self)
-        masks = self._masks(theta, cohort, this_round)
-        return [ClientPlan(client, masks.get(client.id, FULL)) for client in cohort], state
+        widths = [width_of(client.budget, self) for client in cohort]
+        plans = [ClientPlan(client, FULL) for client in cohort]
+        for keep in sorted(set(widths) - {1}):
+            places = [place for place, width in enumerate(widths) if width == keep]
+            masks = self._masks(theta, [cohort[place] for place in places], keep, this_round)
+            for place, mask in zip(places, masks, strict=True):
+                plans[place] = ClientPlan(cohort[place], mask)
+        return plans, state
 
-    def _masks(self, theta: Params, cohort: Sequence[Client], this_round: Round) -> dict[int, Mask]:
-        """Return the masks of clients that do not hold all items, by the client."""
-        widths = {client.id: width_of(client.budget, self) for client in cohort}
-        masks: dict[int, Mask] = {}
-        for keep in sorted(set(widths.values()) - {1}):
-            clients = [client for client in cohort if widths[client.id] == keep]
-            rngs = [this_round.generator("random weights", client.id) for client in clients]
-            kept = _draw([items.size for items in self.lists], keep, rngs, device_of(theta))
-            for row, client in enumerate(clients):
-                mask: dict[str, Tensor] = {}
-                for items, rows in zip(self.lists, kept, strict=True):
-                    items.write(mask, theta, rows[row])
-                masks[client.id] = mask
-        return masks
+    def _masks(self, theta: Params, clients: Sequence[Client], keep: float, this_round: Round) -> list[Mask]:
+        """Return the masks of clients that hold the same share of the items."""
+        rngs = [this_round.generator("random weights", client.id) for client in clients]
+        kept = _draw([items.size for items in self.lists], keep, rngs, device_of(theta))
+        masks: list[dict[str, Tensor]] = [{} for _ in clients]
+        for items, rows in zip(self.lists, kept, strict=True):
+            for mask, row in zip(masks, rows, strict=True):
+                items.write(mask, theta, row)
+        return list(masks)
 
 
 def _draw(sizes: Sequence[int], keep: float, rngs: Sequence[torch.Generator], device: torch.device) -> list[Tensor]:
