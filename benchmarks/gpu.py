@@ -76,7 +76,7 @@ def measure(name: str, models: int, compile: bool, speed: float, keep: float = 0
     first = seconds_of(lambda: list(engine.train(jobs)), 1)
     torch.cuda.reset_peak_memory_stats()
     whole = seconds_of(lambda: list(engine.train(jobs)), 3)
-    step, steps = engine._steps[-1][1], jobs[0].recipe.steps(WORK[name][1])
+    step, steps = engine._steps.last, jobs[0].recipe.steps(WORK[name][1])
     loop_seconds = seconds_of(lambda: step.replay(steps), 3)
     entries = sum(tensor.numel() for tensor in jobs[0].theta.values())
     floor = speed / (entries * BYTES_PER_ENTRY)

@@ -190,7 +190,7 @@ def kernel_rows(name: str, models: int) -> Iterator[dict[str, Any]]:
     """Yield the kernels of one step: launches and microseconds."""
     engine, jobs = Vectorized("cuda", most=models), jobs_of("lenet", models, 0.75)
     list(engine.train(jobs))
-    step, steps = engine._steps[-1][1], 20
+    step, steps = engine._steps.last, 20
     with profile(activities=activities_on("cuda")) as done:
         step.replay(steps)
         torch.cuda.synchronize()

@@ -93,7 +93,7 @@ class NoTraining(fc.Vectorized):
             theta = {name: torch.stack([_masked(job, name) for job in jobs]) for name in jobs[0].theta}
             losses = torch.zeros(len(jobs), device=self.device)
             if self.device.type == "cuda":
-                self._steps = [(None, SimpleNamespace(stream=torch.cuda.current_stream()))]  # type: ignore[list-item]
+                self._steps._steps = [(None, SimpleNamespace(stream=torch.cuda.current_stream()))]  # type: ignore[list-item]
         with self.watch.stage("restoring"):
             values = self._flat_rows(key, theta)
             stacks_or_rows = theta.values() if values is None else [values]

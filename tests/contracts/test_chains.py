@@ -164,7 +164,7 @@ def test_federations_agree_with_serial(policy: str) -> None:
     expected = images(serial(), "mlp", policy, shared=True).run(2)
     with engine:
         actual = images(engine, "mlp", policy, shared=True).run(2)
-        kinds = {type(step) for _, step in engine._steps}
+        kinds = {type(step) for step in engine._steps.steps}
     assert kinds == {BatchedStep if policy == "HeteroFL" else ChainStep}  # HeteroFL's Scaler is a training option
     assert furthest(expected, actual) < TOLERANCE
     for a, b in zip(expected, actual, strict=True):
@@ -189,7 +189,7 @@ def test_one_step_serves_rounds_of_fewer_clients_with_other_step_sizes() -> None
     assert_alike(engine, [*jobs, replace(jobs[0], recipe=fc.LocalSGD(1, 5, 0.1)), replace(jobs[0], mask={})])
     again = [replace(job, recipe=fc.LocalSGD(2, 5, 0.05 * (1 + i))) for i, job in enumerate(jobs)]
     assert_alike(engine, [*again, jobs[0]])
-    assert len(engine._steps) == 1
+    assert len(engine._steps.steps) == 1
 
 
 @pytest.mark.usefixtures("kernels")
@@ -203,7 +203,7 @@ def test_dropout_has_the_bits_of_serial_training(order: str) -> None:
     model = net(nn.Flatten(), nn.Linear(12, 9), *between(), nn.Linear(9, 8), *between(), nn.Linear(8, 3))
     engine = fc.Vectorized(DEVICE)
     assert_alike(engine, jobs_of(model, fc.LocalSGD(3, 5, 0.1)))
-    assert isinstance(engine._steps[-1][1], ChainStep)
+    assert isinstance(engine._steps.last, ChainStep)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -213,7 +213,7 @@ def test_clients_that_diverge_are_reported() -> None:
     engine, jobs = fc.Vectorized(DEVICE), jobs_of(plain_net(), fc.LocalSGD(2, 5, 0.1))
     jobs[1] = replace(jobs[1], theta={name: tensor * 1e30 for name, tensor in jobs[1].theta.items()})
     assert [update.is_finite() for update in engine.train(jobs)] == [True, False, True]
-    assert isinstance(engine._steps[-1][1], ChainStep)
+    assert isinstance(engine._steps.last, ChainStep)
 
 
 def frozen() -> nn.Module:
@@ -259,7 +259,7 @@ DECLINED: dict[str, Callable[[], list[Job]]] = {
 def test_everything_else_is_declined(case: str) -> None:
     engine, jobs = fc.Vectorized(DEVICE, compile=False), DECLINED[case]()
     assert_alike(engine, jobs)
-    assert isinstance(engine._steps[-1][1], BatchedStep)
+    assert isinstance(engine._steps.last, BatchedStep)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -269,16 +269,16 @@ def test_ignored_labels_and_other_precisions_are_declined() -> None:
         (fc.Vectorized(DEVICE, compile=False, precision="tf32"), jobs_of(plain_net(), SGD)),
     ):
         list(engine.train([replace(job, recipe=fc.LocalSGD(2, 4, 0.1)) for job in jobs]))
-        assert isinstance(engine._steps[-1][1], BatchedStep)
+        assert isinstance(engine._steps.last, BatchedStep)
 
 
 @pytest.mark.usefixtures("kernels")
 def test_jobs_that_regrow_do_not_use_a_step_without_regrowth() -> None:
     engine, jobs = fc.Vectorized(DEVICE, compile=False), jobs_of(plain_net(), SGD)
     assert_alike(engine, jobs)
-    assert isinstance(engine._steps[-1][1], ChainStep)
+    assert isinstance(engine._steps.last, ChainStep)
     assert_alike(engine, [replace(job, options=fc.TrainingOptions(regrow=fc.Regrow(0.3))) for job in jobs])
-    assert isinstance(engine._steps[-1][1], BatchedStep)
+    assert isinstance(engine._steps.last, BatchedStep)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -298,4 +298,4 @@ def test_a_model_that_differs_between_batches_is_declined() -> None:
     with ambient(0, "choosing"):
         engine, jobs = fc.Vectorized(DEVICE, compile=False), jobs_of(Choosing(), fc.LocalSGD(2, 12, 0.1))
     assert_alike(engine, jobs)
-    assert isinstance(engine._steps[-1][1], BatchedStep)
+    assert isinstance(engine._steps.last, BatchedStep)

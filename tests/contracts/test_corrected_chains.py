@@ -17,6 +17,7 @@ from fedcover.engines.vectorized import layers as choices
 from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.engines.vectorized.chain_stacks import ChainStacks, ChainTiles, Clients, Correction, Linear
 from fedcover.engines.vectorized.chain_step import ChainStep
+from fedcover.engines.vectorized.step_cache import StepCache
 from fedcover.models import MLP, LeNet
 from fedcover.params import Params
 from fedcover.seeding import ambient
@@ -54,13 +55,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[ChainStep | BatchedStep]:
     """The steps of all batches that are trained, one after another."""
-    run, several = fc.Vectorized._batched_step, []
+    run, several = StepCache.of, []
 
     def recorded(*arguments: Any) -> ChainStep | BatchedStep:
         several.append(run(*arguments))
         return several[-1]
 
-    monkeypatch.setattr(fc.Vectorized, "_batched_step", recorded)
+    monkeypatch.setattr(StepCache, "of", recorded)
     return several
 
 
@@ -97,7 +98,7 @@ SLOW = [("LeNet", "SCAFFOLD", False), ("LeNet", "FedProx with shifts", True)]
 def test_kernels_take_the_steps_of_serial_training(network: str, recipe: str, complement: bool) -> None:
     jobs, engine = corrected_jobs(network, recipe, complement), fc.Vectorized(DEVICE)
     assert_alike(engine, jobs)
-    step = engine._steps[-1][1]
+    step = engine._steps.last
     assert isinstance(step, ChainStep)
     for client, job in enumerate(jobs):  # the stacks still have the values that clients see outside their masks
         for name, kept in job.mask.items():
@@ -110,7 +111,7 @@ def test_one_step_serves_rounds_of_other_clients_with_other_shifts() -> None:
     engine, jobs = fc.Vectorized(DEVICE), corrected_jobs("MLP", "FedProx with shifts")
     assert_alike(engine, jobs)
     assert_alike(engine, [replace(jobs[1], options=jobs[0].options), jobs[2], replace(jobs[0], options=None)])
-    assert len(engine._steps) == 1
+    assert len(engine._steps.steps) == 1
 
 
 def test_batches_with_and_without_a_correction_have_steps_of_their_own(steps: list[Any]) -> None:
@@ -130,7 +131,7 @@ def test_other_recipes_with_a_proximal_term_are_declined(change: dict[str, float
     jobs = jobs_of(net("MLP"), replace(FEDPROX, **change))  # type: ignore[arg-type]
     engine = fc.Vectorized(DEVICE, compile=False)
     assert_alike(engine, jobs)
-    assert isinstance(engine._steps[-1][1], BatchedStep)
+    assert isinstance(engine._steps.last, BatchedStep)
 
 
 @pytest.mark.parametrize("recipe", ["SCAFFOLD", "FedProx"])
@@ -139,7 +140,7 @@ def test_kernels_are_checked_with_their_corrections(recipe: str, monkeypatch: py
     monkeypatch.setattr(ChainStacks, "_load_shift", lambda *_: None)
     jobs, engine = corrected_jobs("MLP", recipe), fc.Vectorized(DEVICE, compile=False)
     assert_alike(engine, jobs)
-    assert isinstance(engine._steps[-1][1], BatchedStep)
+    assert isinstance(engine._steps.last, BatchedStep)
 
 
 @pytest.mark.parametrize(

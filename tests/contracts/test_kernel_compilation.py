@@ -76,7 +76,7 @@ jobs = federation.begin_round(federation.start()).jobs
 engine = fc.Vectorized("cpu", precision="fp32")
 table = batch_table(jobs, engine._indices)
 kind = batched_step.StepKind(option_kinds(jobs)[0], False, True, 2, 2)
-data = engine._data_of(clients.examples, 16)
+data = engine._steps.data_of(clients.examples, 16)
 arithmetic = Arithmetic(torch.device("cpu"), precision, False)
 prepared = prepared_model.prepare_model(federation.task.model, jobs[0], True, arithmetic)
 step = batched_step.BatchedStep(prepared, jobs, table, kind, data, arithmetic)

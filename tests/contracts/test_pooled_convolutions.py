@@ -144,7 +144,7 @@ def test_federations_agree_with_serial_cuda() -> None:
     expected = images(serial(), "lenet", "WP", shared=True).run(1)
     with fc.Vectorized(DEVICE) as engine:
         actual = images(engine, "lenet", "WP", shared=True).run(1)
-        assert {type(step) for _, step in engine._steps} == {ChainStep}
+        assert {type(step) for step in engine._steps.steps} == {ChainStep}
     assert furthest(expected, actual) < TOLERANCE
     for a, b in zip(expected, actual, strict=True):
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
@@ -162,7 +162,7 @@ def test_frozen_entries_stay_at_their_values() -> None:
     jobs = [replace(job, options=fc.TrainingOptions(complement=True)) for job in jobs]
     engine = fc.Vectorized(DEVICE)
     assert_alike(engine, jobs)
-    assert isinstance(engine._steps[-1][1], ChainStep)
+    assert isinstance(engine._steps.last, ChainStep)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -171,7 +171,7 @@ def test_dropout_before_linear_layers_has_the_bits_of_serial_training() -> None:
     model = net(*front, nn.Linear(200, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))
     engine = fc.Vectorized(DEVICE)
     assert_alike(engine, jobs_of(model, SGD, IMAGE))
-    assert isinstance(engine._steps[-1][1], ChainStep)
+    assert isinstance(engine._steps.last, ChainStep)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -181,7 +181,7 @@ def test_clients_that_diverge_are_reported() -> None:
     engine, jobs = fc.Vectorized(DEVICE), jobs_of(odd_net(), SGD, IMAGE)
     jobs[1] = replace(jobs[1], theta={name: tensor * 1e30 for name, tensor in jobs[1].theta.items()})
     assert [update.is_finite() for update in engine.train(jobs)] == [True, False, True]
-    assert isinstance(engine._steps[-1][1], ChainStep)
+    assert isinstance(engine._steps.last, ChainStep)
 
 
 def declined_front(*front: nn.Module) -> nn.Module:
@@ -207,4 +207,4 @@ DECLINED: dict[str, Callable[[], nn.Module]] = {
 def test_everything_else_is_declined(case: str) -> None:
     engine, jobs = fc.Vectorized(DEVICE, compile=False), jobs_of(DECLINED[case](), fc.LocalSGD(1, 5, 0.1), IMAGE)
     assert_alike(engine, jobs)
-    assert isinstance(engine._steps[-1][1], BatchedStep)
+    assert isinstance(engine._steps.last, BatchedStep)

@@ -94,12 +94,12 @@ def test_clients_that_regrow_differently_or_not_at_all_are_trained_together(devi
     jobs[2] = replace(jobs[2], mask={})
     engine = Vectorized(device)
     assert changed(jobs, assert_alike(jobs, engine)) == [True, False, False, False, True]
-    assert len(engine._steps) == 1
+    assert len(engine._steps.steps) == 1
     again = [
         replace(job, options=None) for job in jobs
     ]  # the same batched step, with nothing left of the earlier masks
     assert not any(changed(again, assert_alike(again, engine)))
-    assert len(engine._steps) == 1
+    assert len(engine._steps.steps) == 1
 
 
 def test_many_clients_regrow_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedcover as fc
-from fedcover.engines.vectorized import engine as vectorized
-from fedcover.engines.vectorized import hosts, sub_models
+from fedcover.engines.vectorized import hosts, step_cache, sub_models
 from fedcover.engines.vectorized.batched_step import BatchedStep, StepKind
 from fedcover.engines.vectorized.stacks import OptionsKind
 from fedcover.params import FixedMask, params_of
@@ -35,7 +34,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         steps.append((len(jobs), sum(p.numel() for p in prepared.parameters.values())))
         return BatchedStep(prepared, jobs, *rest)
 
-    monkeypatch.setattr(vectorized, "BatchedStep", building)
+    monkeypatch.setattr(step_cache, "BatchedStep", building)
     return steps
 
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedcover as fc
-from fedcover.engines.vectorized import engine as vectorized
+from fedcover.engines.vectorized import step_cache
 from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.engines.vectorized.fused_sgd import FusedSGD
 from fedcover.engines.vectorized.kernel_sgd import try_kernel_sgd
@@ -37,7 +37,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[BatchedStep]:
         built.append(BatchedStep(*arguments))
         return built[-1]
 
-    monkeypatch.setattr(vectorized, "BatchedStep", building)
+    monkeypatch.setattr(step_cache, "BatchedStep", building)
     return built
 
 

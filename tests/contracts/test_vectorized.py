@@ -10,9 +10,11 @@ from torch import nn
 
 import fedcover as fc
 from fedcover.engines.serial import Serial
-from fedcover.engines.vectorized import engine as vectorized
+from fedcover.engines.vectorized import step_cache
 from fedcover.engines.vectorized.batched_step import BatchedStep
 from fedcover.engines.vectorized.engine import Vectorized, _updates
+from fedcover.engines.vectorized.layers import Arithmetic
+from fedcover.engines.vectorized.precision import Precision
 from fedcover.models import MLP
 from fedcover.params import params_of
 from fedcover.seeding import ambient
@@ -222,13 +224,12 @@ def test_a_client_does_not_depend_on_those_trained_with_it() -> None:
 
 
 def test_steps_on_a_gpu_have_few_sizes_but_not_more_clients_than_fit() -> None:
-    engine = Vectorized("cpu")
-    engine.device = torch.device("cuda")
-    assert [engine._room_for(n) for n in (1, 3, 5, 9)] == [(2, 4), (4, 4), (8, 8), (12, 12)]
-    engine._most = 1  # two did not fit
-    assert engine._room_for(1) == (1, 1)
-    engine._most = 6
-    assert [engine._room_for(n) for n in (3, 5)] == [(4, 4), (6, 6)]
+    cache = step_cache.StepCache(Arithmetic(torch.device("cuda"), Precision("fp32"), False), most=4096, fewest=2)
+    assert [cache.room_for(n) for n in (1, 3, 5, 9)] == [(2, 4), (4, 4), (8, 8), (12, 12)]
+    cache.most = 1  # two did not fit
+    assert cache.room_for(1) == (1, 1)
+    cache.most = 6
+    assert [cache.room_for(n) for n in (3, 5)] == [(4, 4), (6, 6)]
 
 
 @pytest.mark.parametrize("sizes", [(4, 4, 12), (4, 6, 10)], ids=["full batches", "short batches"])
@@ -274,7 +275,7 @@ def count_batched_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(jobs))
         return BatchedStep(prepared, jobs, *arguments)
 
-    monkeypatch.setattr(vectorized, "BatchedStep", counting)
+    monkeypatch.setattr(step_cache, "BatchedStep", counting)
     return sizes
 
 
@@ -305,7 +306,7 @@ def test_a_schedule_of_the_step_size_needs_no_new_step() -> None:
     playing = fc.Federation(playing.task, playing.clients, cohort=6, local=fc.LocalSGD(1, 8, 0.1, schedule=schedule))
     with engine:
         fc.run_many([playing], 3, engine=engine)
-        assert len(engine._steps) <= 1
+        assert len(engine._steps.steps) <= 1
     jobs = playing.begin_round(playing.start()).jobs
     jobs = [replace(job, recipe=fc.LocalSGD(1, 8, 0.05 * (1 + slot))) for slot, job in enumerate(jobs)]
     for a, b in zip(Serial(shrink=False).train(jobs), engine.train(jobs), strict=True):

@@ -16,65 +16,38 @@ from torch.utils import _pytree as pytree
 
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.stacks import flat_rows, parts_of_rows
-from fedcover.data import Examples, Items
-from fedcover.data.augment import Views
-from fedcover.data.inputs import parts_of
 from fedcover.engines.base import Engine
 from fedcover.engines.client_trainer import failure
-from fedcover.engines.vectorized.batch_data import BatchData, RoundData, resident_data
 from fedcover.engines.vectorized.batch_table import BatchTable, batch_table
-from fedcover.engines.vectorized.batched_step import BatchedStep, StepKind, TrainedStacks
-from fedcover.engines.vectorized.chain_step import ChainStep, takes, try_chain
+from fedcover.engines.vectorized.batched_step import TrainedStacks
+from fedcover.engines.vectorized.chain_step import ChainStep
 from fedcover.engines.vectorized.client_indices import ClientIndices
 from fedcover.engines.vectorized.launch import compile_kernels, prepare_in_background
 from fedcover.engines.vectorized.layers import Arithmetic
 from fedcover.engines.vectorized.precision import Precision
-from fedcover.engines.vectorized.prepared_model import PreparedModels
 from fedcover.engines.vectorized.refusals import checked_device, only_together
 from fedcover.engines.vectorized.side_stream import behind, urgent_stream
-from fedcover.engines.vectorized.stacks import OptionsKind, option_kinds
+from fedcover.engines.vectorized.stacks import option_kinds
+from fedcover.engines.vectorized.step_cache import StepCache, StepKey, data_key
 from fedcover.engines.vectorized.sub_models import Part, SubModels, restored, rows_of
 from fedcover.engines.vectorized.untrained import untrained_tensors
 from fedcover.errors import InputError, check_whole
 from fedcover.params import Params, has_room, most_entries
 from fedcover.training.client import Job, with_exits_of_mask
-from fedcover.training.exits import Exits
-from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
 
 NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
 """The beginning of a warning of torch."""
-MOST_STEPS = 32
-"""The largest number of steps that are kept, each with its buffers."""
 MOST_GROUPS, ENOUGH_CLIENTS = 4, 512
 """The most groups of runs on a GPU, and the number of clients from which a larger group is hardly faster."""
-FEW_CLIENTS = 4
-"""On a GPU, a step for as many clients is used for fewer too."""
 _Started = tuple[list[int], Callable[[], list[ClientUpdate]]]
 """The numbers of jobs that are being trained, and a function that waits for their updates."""
-
-
-class _Key(NamedTuple):
-    """What jobs share that are trained together."""
-
-    options: OptionsKind
-    task: Any
-    shapes: Any
-    """The shapes of their sub-models; None for the whole model."""
-    recipe: Recipe
-    """Its template. The step size is not part of it: a schedule changes it in every round, and a new step would have
-    to be compiled. Nor is the number of steps: a client that has finished stays as it is."""
-    data: Any
-    exits: Exits | None = None
-    """The exits that they train, apart from the weight of distillation: clients of other depths have other steps."""
-    untrained: frozenset[str] = frozenset()
-    """The tensors of which none of them trains an entry."""
 
 
 class _Batch(NamedTuple):
     """Jobs that are trained together."""
 
-    key: _Key
+    key: StepKey
     numbers: list[int]
     """Their numbers among all jobs."""
 
@@ -127,17 +100,14 @@ class Vectorized(Engine):
         compiled = self.device.type == "cuda" if compile is None else compile
         self._arithmetic = Arithmetic(self.device, Precision(precision), compiled)
         self.shrink, self.precision = shrink, precision
-        self._most = most
         self._task_keys: dict[int, tuple[Task, Any]] | None = None
         self._sub_models = SubModels()
-        self._data: dict[Any, BatchData] = {}
         self._indices = ClientIndices(self.device)
         self._compiled: set[Any] = set()
-        self._models = PreparedModels(self._arithmetic, MOST_STEPS)
-        self._steps: list[tuple[Any, BatchedStep | ChainStep]] = []  # the most recently used is the last
         if self.device.type == "cuda":
             self.together, self.ahead = 16, 2
             prepare_in_background()
+        self._steps = StepCache(self._arithmetic, most, self.ahead)
 
     def __repr__(self) -> str:
         return f"vectorized on {self.device}" + (f" in {self.precision}" if self.precision != "fp32" else "")
@@ -173,17 +143,17 @@ class Vectorized(Engine):
             if id(job.task) not in task_keys:
                 task_keys[id(job.task)] = (job.task, job.task.key())  # with the task, whose id is not reused
         templates = {key: recipe.template for key, recipe in {id(job.recipe): job.recipe for job in jobs}.items()}
-        groups: dict[_Key, list[int]] = {}
+        groups: dict[StepKey, list[int]] = {}
         for number, (part, kind) in enumerate(zip(parts, option_kinds(jobs), strict=True)):
             job, task = part.job, task_keys[id(part.job.task)][1]
-            data = _data_key(job.population.examples)
-            key = _Key(kind, task, part.shape_key, templates[id(job.recipe)], data, job.exits and job.exits.template)
+            data = data_key(job.population.examples)
+            key = StepKey(kind, task, part.shape_key, templates[id(job.recipe)], data, job.exits and job.exits.template)
             groups.setdefault(key, []).append(number)
         batches = []
         for key, numbers in groups.items():
             untrained = untrained_tensors([jobs[n] for n in numbers], self._arithmetic.compiled)
-            for start in range(0, len(numbers), self._most):
-                batches.append(_Batch(key._replace(untrained=untrained), numbers[start : start + self._most]))
+            for start in range(0, len(numbers), self._steps.most):
+                batches.append(_Batch(key._replace(untrained=untrained), numbers[start : start + self._steps.most]))
         self._compile_together(parts, batches)
         return self._in_order(parts, batches, self._start_together(parts, batches))
 
@@ -199,7 +169,7 @@ class Vectorized(Engine):
             for key, numbers in batches:
                 jobs = [parts[n].job for n in numbers]
                 table = batch_table(jobs, self._indices)
-                steps.append(self._batched_step(key, lambda part=parts[numbers[0]]: part.model, jobs, table))  # type: ignore[misc]
+                steps.append(self._steps.of(key, lambda part=parts[numbers[0]]: part.model, jobs, table))  # type: ignore[misc]
             compile_kernels([s.try_kernels for s in steps if not isinstance(s, ChainStep) and s.has_kernels])
 
     def _start_together(self, parts: Sequence[Part], batches: list[_Batch]) -> list[_Started]:
@@ -240,26 +210,24 @@ class Vectorized(Engine):
             self.close()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self._most = -(-len(numbers) // 2)
-            batches.insert(position, _Batch(key, numbers[self._most :]))
-            numbers = numbers[: self._most]
+            self._steps.most = -(-len(numbers) // 2)
+            batches.insert(position, _Batch(key, numbers[self._steps.most :]))
+            numbers = numbers[: self._steps.most]
 
     def close(self) -> None:
         """Release the memory of the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self._data.clear()
         self._indices.clear()
         self._steps.clear()
-        self._models.clear()
 
-    def _queue(self, key: _Key, parts: Sequence[Part]) -> Callable[[], list[ClientUpdate]]:
+    def _queue(self, key: StepKey, parts: Sequence[Part]) -> Callable[[], list[ClientUpdate]]:
         """Queue the training of a batch of jobs; return a function that waits for their updates."""
         if self.device.type != "cuda":
             return lambda: _updates(parts, self._named_run(key, parts))
         trained = self._named_run(key, parts)
         current, done = torch.cuda.current_stream(self.device), torch.cuda.Event()
-        done.record(self._steps[-1][1].stream)
+        done.record(self._steps.last.stream)
         for tensor in pytree.tree_leaves(trained[:3]):
             tensor.record_stream(current)
 
@@ -269,7 +237,7 @@ class Vectorized(Engine):
 
         return finish
 
-    def _named_run(self, key: _Key, parts: Sequence[Part]) -> _Trained:
+    def _named_run(self, key: StepKey, parts: Sequence[Part]) -> _Trained:
         """Call ``_run``; name the first of the clients in errors, any of which may be the cause."""
         jobs = [part.job for part in parts]
         try:
@@ -283,10 +251,10 @@ class Vectorized(Engine):
             others = f" (or one of the {len(jobs) - 1} trained with it)" if len(jobs) > 1 else ""
             raise failure(jobs[0], f"{str(error) or type(error).__name__}{others}") from error
 
-    def _run(self, key: _Key, model: Callable[[], nn.Module], jobs: Sequence[Job]) -> _Trained:
+    def _run(self, key: StepKey, model: Callable[[], nn.Module], jobs: Sequence[Job]) -> _Trained:
         """Train jobs, on a GPU in the stream of their step, which is the last of ``_steps`` then."""
         table = batch_table(jobs, self._indices)
-        batched_step = self._batched_step(key, model, jobs, table)
+        batched_step = self._steps.of(key, model, jobs, table)
         with batched_step.queued():
             stacks = batched_step.run(jobs, table)
             counts = (table.index >= 0).sum(2) * table.last_epoch
@@ -300,68 +268,13 @@ class Vectorized(Engine):
             stacks = stacks._replace(results=stacks.results._replace(theta=parts_of_rows(flat, stacks.results.theta)))
         return _Trained(stacks, flat, numbers, table)
 
-    def _flat_rows(self, key: _Key, stacks: Params) -> Tensor | None:
+    def _flat_rows(self, key: StepKey, stacks: Params) -> Tensor | None:
         """Return trained values as one row for each client; None if they are averaged tensor by tensor.
 
         These are parameters of several types, and whole models that are too large to be processed at once.
         """
         large = sum(stack[0].numel() for stack in stacks.values()) > most_entries(self.device)
         return None if key.shapes is None and large else flat_rows(stacks)
-
-    def _batched_step(
-        self, key: _Key, model: Callable[[], nn.Module], jobs: Sequence[Job], table: BatchTable
-    ) -> BatchedStep | ChainStep:
-        """Return a cached step that the jobs fit into without much waste, or a new one."""
-        steps, clients, batch_size = table.index.shape
-        wanted = StepKind(key.options, any(job.mask for job in jobs), table.full, clients, steps, key.untrained)
-        room = self._room_for(clients)
-        fitting = [
-            (k, step) for k, step in self._steps if k == (key, batch_size) and step.kind.serves(wanted, max(room))
-        ]
-        if not takes(jobs):
-            fitting = [(k, step) for k, step in fitting if not isinstance(step, ChainStep)]
-        if fitting:
-            best = min(fitting, key=lambda entry: entry[1].kind.clients)
-            self._steps.remove(best)
-        else:
-            self._make_room()
-            kind = wanted._replace(clients=min(room), steps=1 << (steps - 1).bit_length())
-            data = self._data_of(jobs[0].population.examples, kind.steps * kind.clients * batch_size)
-            step: BatchedStep | ChainStep | None = try_chain(model(), jobs, kind, data, self._arithmetic)
-            if step is None:
-                prepared = self._models.of(key._replace(untrained=frozenset()), model, jobs[0], kind.full)
-                step = BatchedStep(prepared, jobs, table, kind, data, self._arithmetic)
-            best = ((key, batch_size), step)
-        self._steps.append(best)
-        return best[1]
-
-    def _room_for(self, clients: int) -> tuple[int, int]:
-        """Return the clients for which a new step has buffers, and the most that a step may have that is used again.
-
-        On a GPU, building a step takes longer than many rounds of it, and policies may draw other widths for clients in
-        every round: there are only a few sizes.
-        """
-        if self.device.type != "cuda":
-            return clients, clients
-        if clients <= FEW_CLIENTS:
-            padded, most = clients + clients % 2, FEW_CLIENTS
-        else:
-            padded = most = -(-clients // FEW_CLIENTS) * FEW_CLIENTS
-        limit = max(clients, self._most)  # more may not fit into memory
-        return min(padded, limit), min(most, limit)
-
-    def _make_room(self) -> None:
-        """Drop the steps that were used least recently: each has stacks of whole models."""
-        while len(self._steps) >= (MOST_STEPS if has_room(self.device) else self.ahead):
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # their buffers may be in use
-            del self._steps[0]
-
-    def _data_of(self, examples: Examples, rows: int) -> BatchData:
-        key = _data_key(examples)
-        if key not in self._data and (data := resident_data(examples, self.device)):
-            self._data[key] = data
-        return self._data[key] if key in self._data else RoundData(examples, rows, self.device)
 
 
 @contextmanager
@@ -370,14 +283,6 @@ def _without_batching_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", NO_BATCHING_RULE)
         yield
-
-
-def _data_key(examples: Examples) -> Any:
-    """Return what examples must share to be gathered from one copy on a device."""
-    inputs, augment = examples.inputs, examples.augment
-    parts = {"": inputs} if isinstance(inputs, Items) else parts_of(inputs)
-    of_augment = augment if isinstance(augment, Views) else id(augment)
-    return type(inputs), tuple((name, id(part)) for name, part in parts.items()), id(examples.labels), of_augment
 
 
 def _updates(parts: Sequence[Part], trained: _Trained) -> list[ClientUpdate]:
