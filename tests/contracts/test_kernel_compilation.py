@@ -107,6 +107,22 @@ def steps():
 launch.compile_kernels([steps])
 print(*sorted(set(loaded)), len(loaded))
 """
+RECURRENT = """
+from fedcover.engines.vectorized import launch, recurrent_cells
+from fedcover.engines.vectorized.recurrent import use_stacked_recurrence
+
+recurrent_cells.has_kernels = lambda x: True
+layers = [nn.LSTM(8, 256), nn.GRU(8, 256)]
+
+def steps():
+    for layer in layers:
+        use_stacked_recurrence(layer)
+        for dtype in (torch.float32, torch.bfloat16):
+            layer.to(dtype)(torch.randn(3, 4, 8, dtype=dtype))[0].sum().backward()
+
+launch.compile_kernels([steps])
+print(*sorted(set(loaded)), len(loaded))
+"""
 
 
 def kernels_of(script: str, tmp_path: Path) -> tuple[set[str], int]:
@@ -155,3 +171,9 @@ def test_kernels_with_corrections_compile_for_a_gpu(tmp_path: Path) -> None:
     names, count = kernels_of("from fedcover.engines.vectorized import chain_stacks" + script, tmp_path)
     assert {"head", "inner_backward", "update"} <= names
     assert count < 20
+
+
+def test_kernels_of_recurrent_layers_compile_for_a_gpu(tmp_path: Path) -> None:
+    names, count = kernels_of(RECURRENT, tmp_path)
+    assert names == {"lstm_step", "lstm_gradients", "gru_step", "gru_gradients"}
+    assert count == 8  # for each of two precisions, however many time steps there are

@@ -2,7 +2,8 @@
 
 Large convolutions dominate a step, so compilation, which takes a minute, would gain little; products over patches are
 faster than cuDNN for each client (docs/decisions/0012-gpu-kernels.md). Networks with small convolutions and matrices,
-as the paper's, are bound by memory traffic between operations, which compilation removes.
+as the paper's, are bound by memory traffic between operations, which compilation removes. The time steps of recurrent
+layers would be compiled one by one, so steps with such layers are not compiled.
 """
 
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from fedcover.engines.vectorized.channels_last import has_products, use_channels
 from fedcover.engines.vectorized.convolutions import has_only_small_patches, use_stacked_convolutions
 from fedcover.engines.vectorized.fusion import fuse_norms, trace_layers
 from fedcover.engines.vectorized.precision import Precision
+from fedcover.engines.vectorized.recurrent import use_stacked_recurrence
 from fedcover.engines.vectorized.side_stream import SideStream, SideWork, weights_used_once
 
 POOLED_KERNELS = True
@@ -55,6 +57,8 @@ def choose_layers(model: nn.Module, example: Inputs, arithmetic: Arithmetic) -> 
         arithmetic: Where and how steps are computed.
     """
     device, precision, compiled = arithmetic
+    if use_stacked_recurrence(model):
+        compiled = False
     if device.type != "cuda" or find_spec("triton") is None:
         return Layers(model.to(device), compiled)
     if compiled and precision.name != "bf16" and has_only_small_patches(model):
