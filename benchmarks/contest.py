@@ -58,6 +58,9 @@ class Contender:
                 env=environment,
                 start_new_session=True,
             )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._commands, self._replies = self._process.stdin, self._process.stdout
         self.facts = self._read()
         self.startup = time.perf_counter() - start
 
@@ -66,7 +69,7 @@ class Contender:
         if self.error:
             return {}
         with contextlib.suppress(OSError):  # it has ended; _read records why
-            os.write(self._process.stdin.fileno(), f"{command}\n".encode())
+            os.write(self._commands.fileno(), f"{command}\n".encode())
         return self._read()
 
     def play(self) -> None:
@@ -88,8 +91,8 @@ class Contender:
                 "processes": len(processes.descend(pid)),
             }
         starts = {member: processes.started(member) for member in processes.descend(pid)}
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._commands.close()
+        self._replies.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
@@ -100,10 +103,11 @@ class Contender:
         return memory
 
     def _read(self) -> dict[str, Any]:
-        ready, _, _ = select.select([self._process.stdout], [], [], LIMIT)
-        line = self._process.stdout.readline() if ready else b""
+        ready, _, _ = select.select([self._replies], [], [], LIMIT)
+        line = self._replies.readline() if ready else b""
         if line:
-            return json.loads(line)
+            reply: dict[str, Any] = json.loads(line)
+            return reply
         last = [text for text in self.log.read_text(errors="replace").splitlines() if text.strip()][-1:]
         self.error = last[0][-200:] if last else "no reply"
         return {}

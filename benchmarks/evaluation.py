@@ -11,7 +11,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -22,12 +21,14 @@ from fedcover._threads import one_thread, usable_cores
 from fedcover.federation.evaluate import evaluate
 from fedcover.federation.evaluator import LocalTest
 from fedcover.models import build
-from fedcover.params import prune
+from fedcover.params import Params, prune
 from fedcover.structure.batch_norm import spread_over
 
 CLIENTS, COHORT, OWNED = 40, 4, 50
 CODE = "2x1,2x0.5"
 NAME = "evaluation.json"
+Scores = tuple[float, float | None]
+"""Loss and local accuracy."""
 
 
 def images(count: int, seed: int) -> fc.Examples:
@@ -37,11 +38,12 @@ def images(count: int, seed: int) -> fc.Examples:
 
 
 def before(
-    federation: fc.Federation, theta: dict[str, torch.Tensor], clients: list[LocalTest], test: fc.Examples
-) -> Any:
+    federation: fc.Federation, theta: Params, clients: list[LocalTest], test: fc.Examples
+) -> tuple[float, float]:
     """Return loss and local accuracy as they were computed before: without shrinking, on one thread."""
     model, loss = federation.task.model, federation.task.loss
-    norms = spread_over(federation.clients.examples.inputs)
+    examples = federation.clients.examples
+    norms = examples.read(spread_over(len(examples)))[0]
     score = evaluate(model, loss, theta, test, norms)
     masks = {id(client.mask): client.mask for client in clients}
     by_class = {key: evaluate(model, loss, prune(theta, mask), test, norms).by_class for key, mask in masks.items()}
@@ -50,19 +52,19 @@ def before(
 
 
 def after(
-    federation: fc.Federation, theta: dict[str, torch.Tensor], clients: list[LocalTest], test: fc.Examples, workers: int
-) -> Any:
+    federation: fc.Federation, theta: Params, clients: list[LocalTest], test: fc.Examples, workers: int
+) -> Scores:
     """Return loss and local accuracy as a run computes them."""
     federation.evaluator.workers = workers
     score, local = federation.evaluator.evaluate(theta, test, clients=clients)
     return score.loss, local
 
 
-def seconds_of(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+def seconds_of(function: Callable[[], Scores]) -> tuple[float, Scores]:
     """Return the seconds of a call, and its result."""
     start = time.perf_counter()
     with one_thread():
-        result = function(*arguments)
+        result = function()
     return time.perf_counter() - start, result
 
 
@@ -83,8 +85,9 @@ def main() -> None:
         engine=fc.Processes(workers, shrink=True),
     )  # fmt: skip
     test = federation.test_set(images(args.test, 1))
+    assert test is not None
     times: dict[str, list[float]] = {"train": []}
-    results: dict[str, Any] = {}
+    results: dict[str, Scores] = {}
     state = federation.start()
     with federation.engine:
         for number in range(repeats + 1):  # the first training traces its steps
@@ -96,7 +99,7 @@ def main() -> None:
             state, record = federation.end_round(planned, federation.engine.train(planned.jobs))
             if number:
                 times["train"].append(record.seconds["train"])
-    ways: dict[str, Callable[[], Any]] = {
+    ways: dict[str, Callable[[], Scores]] = {
         "before": lambda: before(federation, state.theta, clients, test),
         "one worker": lambda: after(federation, state.theta, clients, test, 1),
         "all workers": lambda: after(federation, state.theta, clients, test, workers),

@@ -21,10 +21,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.output import ROOT
+from benchmarks.contest import ROOT
+
+if TYPE_CHECKING:  # play measures the time of these imports
+    from collections.abc import Iterator, Sequence
+
+    from torch.cuda import CUDAGraph
+
+    import fedcover as fc
+    from fedcover.training.client import Job
 
 NAME = "gpu-first-round.json"
 KINDS = ("full", "widths")
@@ -58,7 +67,7 @@ def play(settings: dict[str, Any]) -> None:
     playing.run(settings["rounds"], on_round=on_round)
 
 
-def federation(settings: dict[str, Any], engine: Any) -> Any:
+def federation(settings: dict[str, Any], engine: "fc.Engine") -> "fc.Federation":
     """Return a federation whose clients all train in every round."""
     import torch
 
@@ -76,7 +85,7 @@ def federation(settings: dict[str, Any], engine: Any) -> Any:
     return fc.Federation(task, parts, policy, fc.by_slot(budgets), recipe, cohort=clients, seed=0, engine=engine)
 
 
-def first_steps(engine: Any) -> list[float]:
+def first_steps(engine: "fc.Engine") -> list[float]:
     """Return a list that fills with the times at which the first step of each group of clients is queued.
 
     On a GPU that is the first replay of each CUDA graph. The first entry is the time of the first call of the engine
@@ -88,20 +97,20 @@ def first_steps(engine: Any) -> list[float]:
     seen: set[int] = set()
     replay, train = torch.cuda.CUDAGraph.replay, engine.train
 
-    def watched_replay(graph: Any) -> None:
+    def watched_replay(graph: "CUDAGraph") -> None:
         if id(graph) not in seen:
             seen.add(id(graph))
             times.append(time.monotonic())
         replay(graph)
 
-    def watched_train(jobs: Any) -> Any:
+    def watched_train(jobs: "Sequence[Job]") -> "Iterator[fc.ClientUpdate]":
         called, updates = time.monotonic(), train(jobs)
         if not times:
             times.append(called)
         return updates
 
-    torch.cuda.CUDAGraph.replay = watched_replay
-    engine.train = watched_train
+    torch.cuda.CUDAGraph.replay = watched_replay  # type: ignore[method-assign,assignment]
+    engine.train = watched_train  # type: ignore[method-assign]
     return times
 
 
@@ -121,6 +130,12 @@ def run_process(settings: dict[str, Any], environment: dict[str, str]) -> dict[s
     if process.wait():
         raise RuntimeError(f"the process failed after {events}")
     return {**events, "process_ended": round(time.monotonic() - settings["start"], 3)}
+
+
+def measure(settings: dict[str, Any], environment: dict[str, str], caches: str) -> dict[str, Any]:
+    """Return the row of a new process."""
+    facts = {"clients": settings["clients"], "kind": settings["kind"], "caches": caches}
+    return {**facts, **run_process(settings, environment)}
 
 
 def main() -> None:
@@ -143,14 +158,10 @@ def main() -> None:
     for clients in args.clients:
         for kind in args.kinds:
             with tempfile.TemporaryDirectory() as folder:
+                environment = cache_folders(Path(folder)) if args.caches == "cold" else {}
+                settings = {**shared, "clients": clients, "kind": kind}
                 for caches in ("cold", "warm") if args.caches == "cold" else ("warm",):
-                    settings = {**shared, "clients": clients, "kind": kind}
-                    environment = cache_folders(Path(folder)) if args.caches == "cold" else {}
-                    facts = {"clients": clients, "kind": kind, "caches": caches}
-
-                    def work(settings=settings, environment=environment, facts=facts) -> dict[str, Any]:
-                        return {**facts, **run_process(settings, environment)}
-
+                    work = partial(measure, settings, environment, caches)
                     report.measure("rows", f"{clients} clients, {kind}, caches {caches}", work)
     print(report.path, flush=True)
 

@@ -15,7 +15,7 @@ import argparse
 import itertools
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ NAME = "gpu-heterofl.json"
 PARTS = ("speed", "loop", "accuracy")
 PRECISIONS = ("bf16", "tf32", "fp32")
 WIDTHS = "1,0.5,0.25,0.125,0.0625"
-RECIPES = {"published": {"weight_decay": 5e-4, "clip": 1.0}, "plain": {}}
+RECIPE = fc.LocalSGD(batch_size=10, lr=0.1, momentum=0.9)
+RECIPES = {"published": replace(RECIPE, weight_decay=5e-4, clip=1.0), "plain": RECIPE}
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ class Experiment:
     def federation(self, seed: int, engine: fc.Engine) -> fc.Federation:
         """Return the federation with a seed, which decides theta_0, the partition and all draws."""
         args, size = self.args, self.size
-        recipe = fc.LocalSGD(size.epochs, 10, lr=0.1, momentum=0.9, **RECIPES[args.recipe])
+        recipe = replace(RECIPES[args.recipe], epochs=size.epochs)
         dynamic = args.widths == "dynamic"
         budgets = fc.by_slot(f"{size.cohort}x1") if dynamic else fc.by_client(WIDTHS)
-        task = fc.Task(build("resnet18", tuple(self.train.inputs.shape[1:]), self.train.classes, seed))
+        task = fc.Task(build("resnet18", self.train.input_shape, self.train.classes, seed))
         clients = fc.data.iid(self.train, size.clients, seed=seed)
         policy = fc.heterofl(dynamic=dynamic)
         return fc.Federation(task, clients, policy, budgets, recipe, cohort=size.cohort, seed=seed, engine=engine)
@@ -87,8 +88,8 @@ class Experiment:
 
         federations = [self.federation(seed, engine) for seed in seeds]
         laps[0] = time.perf_counter()
-        evaluated = {"evaluate_on": self.test, "evaluate_every": rounds} if test else {}
-        fc.run_many(federations, rounds, engine=engine, on_round=on_round, **evaluated)
+        test_set = self.test if test else None
+        fc.run_many(federations, rounds, test_set, engine=engine, on_round=on_round, evaluate_every=rounds)
         synchronize(args.device)
         laps[-1] = time.perf_counter()
         seconds = [round(b - a, 3) for a, b in itertools.pairwise(laps)]

@@ -40,7 +40,7 @@ PARTS = ("tiles", "step", "linear", "kernels")
 EXAMPLES = 10_000
 PROCESSES = 8
 """The number of processes that compile."""
-PATHS = {"compiled by torch": (False, TILES), "kernels": (True, TILES)}
+PATHS: dict[str, tuple[bool, tuple[PooledTiles, ...]]] = {"compiled by torch": (False, TILES), "kernels": (True, TILES)}
 """For each path, whether it uses the kernels for pooled convolutions, and their tiles."""
 FORWARD = [
     KernelTiles(128, 64),
@@ -113,6 +113,15 @@ def tile_choices(at: int) -> Iterator[tuple[str, PooledTiles]]:
     yield from (("images", now._replace(images=tiles)) for tiles in IMAGES if at)
 
 
+def with_tiles(tiles: PooledTiles, kernel: str, own: KernelTiles) -> PooledTiles:
+    """Return tiles in which those of one kernel are replaced."""
+    return {
+        "forward": tiles._replace(forward=own),
+        "sums": tiles._replace(sums=own),
+        "images": tiles._replace(images=own),
+    }[kernel]
+
+
 def launch_of(
     layers: ChainLayers, models: int, at: int, kernel: str, tiles: PooledTiles, device: str = "cuda"
 ) -> Callable[[], None]:
@@ -134,7 +143,7 @@ def compile_tiles(arguments: tuple[Any, ...]) -> None:
 
 def tile_rows(layers: ChainLayers, models: int) -> Iterator[dict[str, Any]]:
     """Yield the microseconds of every kernel with every choice of tiles, from the fastest to the slowest."""
-    from triton.testing import do_bench_cudagraph  # type: ignore[import-not-found,unused-ignore]
+    from triton.testing import do_bench_cudagraph
 
     work = [(layers, 1, at, *choice) for at in range(2) for choice in tile_choices(at)]
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
@@ -161,7 +170,7 @@ def fastest(rows: list[dict[str, Any]]) -> tuple[PooledTiles, ...]:
             own = [row for row in rows if row["convolution"] == at and row["kernel"] == kernel]
             if own:
                 first = min(own, key=lambda row: row["us"])
-                best[at] = best[at]._replace(**{kernel: KernelTiles(*(first[f] for f in KernelTiles._fields))})
+                best[at] = with_tiles(best[at], kernel, KernelTiles(*(first[f] for f in KernelTiles._fields)))
                 best[at] = best[at]._replace(each=first.get("each", best[at].each))
     return tuple(best)
 
@@ -195,8 +204,8 @@ def kernel_rows(name: str, models: int) -> Iterator[dict[str, Any]]:
         step.replay(steps)
         torch.cuda.synchronize()
     times: dict[str, list[float]] = defaultdict(list)
-    for kernel in read_profile(done, "cuda")[0]:
-        times[kernel.name].append(kernel.end - kernel.start)
+    for launch in read_profile(done, "cuda")[0]:
+        times[launch.name].append(launch.end - launch.start)
     for kernel, spent in sorted(times.items(), key=lambda item: -sum(item[1])):
         launches, microseconds = round(len(spent) / steps, 1), round(sum(spent) / steps, 1)
         yield {"path": name, "kernel": kernel[:80], "launches": launches, "us": microseconds}

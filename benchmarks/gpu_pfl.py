@@ -11,6 +11,8 @@ does not shuffle a user's images. FOLDER holds pfl and the packages that it impo
 import argparse
 import copy
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import nn
 import fedcover as fc
 from benchmarks.contenders.pfl_gpu import PflRun, find_pfl, seconds_since_warm_up
 from benchmarks.gpu_report import Report, gpu_parser, synchronize
+from benchmarks.tensors import tensors_of
 from fedcover.clients import sample_ids
 from fedcover.federation.evaluate import evaluate
 from fedcover.params import Params, params_of
@@ -60,7 +63,7 @@ class Experiment:
             split = fc.data.load("cifar10")
             self.train, self.test, self.data = split.train, split.test, split.test.provenance
         self.clients = fc.data.iid(self.train, self.users, seed=args.seed)
-        self.model = simple_cnn(self.train.inputs.shape[-1], args.seed)
+        self.model = simple_cnn(self.train.input_shape[-1], args.seed)
 
     def accuracy(self, theta: Params) -> float:
         """Return the accuracy of a model on the test set."""
@@ -77,25 +80,26 @@ class Experiment:
             "iterations_per_second": round(counted / (times[1] - times[0]), 2), "accuracy": self.accuracy(theta),
         }  # fmt: skip
 
-    def watch(self) -> Any:
+    def watch(self) -> tuple[Callable[[int], None], list[float]]:
         """Return a function to call after each iteration, and the list of times that it fills."""
         args = self.args
         return seconds_since_warm_up(args.warm_up, args.iterations, lambda: synchronize(args.device))
 
     def pfl(self, evaluate_every: int | None) -> dict[str, Any]:
         """Play pfl."""
-        args, on_iteration_and_times = self.args, self.watch()
-        inputs, labels = (tensor.to(args.device) for tensor in self.train.tensors())
+        args = self.args
+        on_iteration, times = self.watch()
+        inputs, labels = (tensor.to(args.device) for tensor in tensors_of(self.train))
         parts = [self.clients.indices(user).to(args.device) for user in range(self.users)]
         rounds = (fc.Round(index, args.seed) for index in itertools.count(1))
         cohorts = itertools.chain.from_iterable(sample_ids(self.users, self.cohort, r) for r in rounds)
         run = PflRun(
-            [(inputs[part], labels[part]) for part in parts], cohorts, self.cohort, self.test.tensors(),
+            [(inputs[part], labels[part]) for part in parts], cohorts, self.cohort, tensors_of(self.test),
             args.iterations, LR, BATCH, args.device, evaluate_every,
         )  # fmt: skip
-        net = run.play(copy.deepcopy(self.model), on_iteration_and_times[0])
+        net = run.play(copy.deepcopy(self.model), on_iteration)
         what = "pfl, fp32" + (f", evaluating every {evaluate_every}" if evaluate_every else "")
-        return self.row(what, on_iteration_and_times[1], params_of(net))
+        return self.row(what, times, params_of(net))
 
     def fedcover(self, precision: str, evaluate_every: int | None) -> dict[str, Any]:
         """Play fedcover with the vectorized engine."""
@@ -107,8 +111,11 @@ class Experiment:
             fc.Task(copy.deepcopy(self.model)), self.clients, local=recipe, cohort=self.cohort, seed=args.seed,
             engine=engine,
         )  # fmt: skip
-        options = {"evaluate_on": self.test, "evaluate_every": evaluate_every} if evaluate_every else {}
-        history = playing.run(args.iterations, on_round=lambda record: on_iteration(record.round), **options)
+        history = playing.run(
+            args.iterations, evaluate_on=self.test if evaluate_every else None,
+            on_round=lambda record: on_iteration(record.round), evaluate_every=evaluate_every or 1,
+        )  # fmt: skip
+        assert history.theta is not None
         what = f"fedcover, {precision}" + (f", evaluating every {evaluate_every}" if evaluate_every else "")
         return self.row(what, times, history.theta)
 
@@ -144,11 +151,10 @@ def main() -> None:
     for part in args.parts:
         every = EVALUATE_EVERY if part.endswith("evaluating") else None
         if part.startswith("pfl"):
-            report.measure("rows", part, lambda every=every: experiment.pfl(every))
+            report.measure("rows", part, partial(experiment.pfl, every))
             continue
         for precision in args.precisions[:1] if every else args.precisions:
-            label = f"{part}, {precision}"
-            report.measure("rows", label, lambda p=precision, every=every: experiment.fedcover(p, every))
+            report.measure("rows", f"{part}, {precision}", partial(experiment.fedcover, precision, every))
     print(report.path, flush=True)
 
 

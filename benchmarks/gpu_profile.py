@@ -11,13 +11,13 @@ recognised by their names: see KINDS. The result lists the kernels by name, so t
 import os
 import re
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import fedcover as fc
@@ -25,6 +25,7 @@ from benchmarks.gpu_first_round import federation
 from benchmarks.gpu_report import Report, gpu_parser, synchronize
 from fedcover.aggregation.region_mean import RegionSum
 from fedcover.engines.vectorized.sub_models import SubModels
+from fedcover.federation.checkpoint import State
 
 NAME = "gpu-profile.json"
 MODELS = ("full", "widths")
@@ -120,7 +121,7 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE)), OTHER)
 
 
-def play_in_stages(playing: fc.Federation, state: Any, stages: Stages) -> Any:
+def play_in_stages(playing: fc.Federation, state: State, stages: Stages) -> State:
     """Play one round stage by stage, and return the state after it."""
     engine = playing.engine
     with engine.playing():
@@ -150,7 +151,7 @@ def read_profile(done: profile, device: str) -> tuple[list[Kernel], list[Kernel]
     kernels, stages, on_cpu = [], [], torch.device(device).type == "cpu"
     for event in done.events():
         marked = Kernel(event.name, event.time_range.start, event.time_range.end)
-        on_gpu = event.device_type == DeviceType.CUDA
+        on_gpu = event.device_type.name == "CUDA"
         if event.name.startswith(STAGE):
             if not on_gpu:
                 stages.append(marked._replace(name=event.name.removeprefix(STAGE)))
@@ -169,7 +170,7 @@ def table_of(kernels: list[Kernel], windows: list[Kernel], steps: int) -> dict[s
     inside: dict[str, list[Kernel]] = defaultdict(list)
     for window in windows:
         inside[window.name] += [k for k in kernels if window.start <= k.start < window.end]
-    walls: Counter[str] = Counter()
+    walls: dict[str, float] = defaultdict(float)
     for window in windows:
         walls[window.name] += window.end - window.start
     wall, busy = sum(walls.values()), busy_of(kernels)
@@ -258,7 +259,7 @@ def main() -> None:
     shared = {"device": args.device, "precision": args.precision, "clients": args.clients, **size}
     start_profiler(args.device)
     for kind in args.models:
-        report.measure("rows", kind, lambda kind=kind: measure({**shared, "kind": kind}, args.warm_up))
+        report.measure("rows", kind, partial(measure, {**shared, "kind": kind}, args.warm_up))
         if "error" not in report.result["rows"][-1]:
             show(report.result["rows"][-1])
     print(report.path, flush=True)

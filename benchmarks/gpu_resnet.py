@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import fedcover as fc
 from benchmarks.gpu import seconds_of
 from benchmarks.output import add_out, result_path, write_result
+from benchmarks.tensors import tensors_of
 from fedcover.models import build
 from fedcover.training.client import Job
 
@@ -45,18 +46,18 @@ def plain_loop(steps: int) -> float:
     """Return the client-steps per second of a loop over clients."""
     playing = federation(fc.Serial(), fc.full(), f"{CLIENTS}x1")
     model = playing.task.model.cuda().train()
-    inputs, labels = (tensor.cuda() for tensor in playing.clients.examples.tensors())
+    inputs, labels = (tensor.cuda() for tensor in tensors_of(playing.clients.examples))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
-    def step(at: int) -> None:
-        rows = slice(at * BATCH, (at + 1) * BATCH)
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs[rows]), labels[rows]).backward()
-        optimizer.step()
+    def train(count: int) -> None:
+        for at in range(count):
+            rows = slice(at * BATCH, (at + 1) * BATCH)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[rows]), labels[rows]).backward()
+            optimizer.step()
 
-    for at in range(10):
-        step(at)
-    return steps / seconds_of(lambda: [step(at) for at in range(steps)], 2)
+    train(10)
+    return steps / seconds_of(lambda: train(steps), 2)
 
 
 def measure(what: str, policy: fc.Policy, code: str, precision: str, augment: bool = False) -> dict[str, Any]:

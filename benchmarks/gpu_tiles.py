@@ -10,7 +10,7 @@ from functools import partial
 from itertools import product
 
 import torch
-import triton  # type: ignore[import-not-found,unused-ignore]
+import triton
 
 from benchmarks.output import add_out, result_path, write_result
 from fedcover.engines.vectorized import patch_products

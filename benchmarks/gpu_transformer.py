@@ -10,12 +10,14 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 import fedcover as fc
 from benchmarks.gpu_report import Report, gpu_parser, synchronize
+from benchmarks.tensors import tensors_of
 from fedcover.models import Transformer
 from fedcover.seeding import ambient
 from fedcover.training.client import Job
@@ -68,7 +70,7 @@ def measure_loop(args: argparse.Namespace, autocast: bool) -> dict[str, Any]:
     """Return the speed of a loop over clients."""
     playing = federation(args, fc.Serial())
     model = playing.task.model.to(args.device).train()
-    inputs, labels = (tensor.to(args.device) for tensor in playing.clients.examples.tensors())
+    inputs, labels = (tensor.to(args.device) for tensor in tensors_of(playing.clients.examples))
 
     def client(number: int, steps: int) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -80,10 +82,14 @@ def measure_loop(args: argparse.Namespace, autocast: bool) -> dict[str, Any]:
             playing.task.loss(scores.float(), labels[rows]).backward()
             optimizer.step()
 
+    def all_clients() -> None:
+        for number in range(args.loop_models):
+            client(number, args.steps)
+
     with exact_products():
         first = timed(lambda: client(0, 1), args.device)
         client(0, args.steps)
-        seconds = timed(lambda: [client(n, args.steps) for n in range(args.loop_models)], args.device)
+        seconds = timed(all_clients, args.device)
     kind = "bf16 autocast" if autocast else "fp32"
     return {
         "what": f"a loop over clients, {kind}", "models": args.loop_models,
@@ -121,9 +127,9 @@ def main() -> None:
     report = Report(parser, args, NAME, what="a transformer of four layers and width 256", parameters=parameters)
     for row in args.rows:
         if row.startswith("loop"):
-            report.measure("rows", row, lambda row=row: measure_loop(args, autocast=row == "loop-bf16"))
+            report.measure("rows", row, partial(measure_loop, args, autocast=row == "loop-bf16"))
         else:
-            report.measure("rows", row, lambda row=row: measure_vectorized(args, row))
+            report.measure("rows", row, partial(measure_vectorized, args, row))
         if torch.device(args.device).type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

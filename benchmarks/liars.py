@@ -118,7 +118,7 @@ def federation(
 ) -> fc.Federation:
     """Return a federation of an MLP; its first clients have the first budgets."""
     with ambient(seed, "model"):
-        model = MLP(tuple(clients.examples.example().shape[1:]), 10)
+        model = MLP(clients.examples.input_shape, 10)
     spec = [fc.Budget(keep) for keep in budgets]
     local = fc.LocalSGD(epochs=2, batch_size=16, lr=0.1)
     return fc.Federation(
@@ -148,11 +148,17 @@ def played(federations: Sequence[fc.Federation], split: fc.data.Split, rounds: i
     histories = [playing.run(rounds, evaluate_on=split.test, evaluate_every=rounds) for playing in federations]
     records = [record for history in histories for record in history]
     return {
-        "accuracy": round(fmean(history.last.accuracy for history in histories), 4),
-        "robust_to": min(record.robust_to for record in records),
+        "accuracy": round(fmean(map(_last_accuracy, histories)), 4),
+        "robust_to": min(record.robust_to for record in records if record.robust_to is not None),
         "limited": round(fmean(len(record.limited) for record in records), 2),
         "withheld": round(fmean(record.withheld for record in records), 3),
     }
+
+
+def _last_accuracy(history: fc.History) -> float:
+    accuracy = history.last.accuracy
+    assert accuracy is not None
+    return accuracy
 
 
 def attack_rows(split: fc.data.Split, attack: str, seeds: int, rounds: int) -> list[dict[str, Any]]:
@@ -221,7 +227,7 @@ def honest_row(split: fc.data.Split, partition: str, policy: str, seeds: int, ro
                 parts[partition](seed), POLICIES[policy](), budgets, seed, screening=screening,
                 hook=watch if screening is None else RoundHook(),
             )  # fmt: skip
-            column.append(playing.run(rounds, evaluate_on=split.test, evaluate_every=rounds).last.accuracy)
+            column.append(_last_accuracy(playing.run(rounds, evaluate_on=split.test, evaluate_every=rounds)))
     ratios = sorted(watch.ratios)
     row = {
         "partition": partition,

@@ -23,7 +23,6 @@ from benchmarks.round_overhead import NoTraining, Stopwatch, use_batches_of_gpu
 from fedcover import params
 from fedcover._threads import one_thread
 from fedcover.aggregation import region_mean
-from fedcover.data.loading import Split
 from fedcover.federation import measure_together
 from fedcover.federation.interrupts import Interrupts
 from fedcover.federation.lockstep import GroupRound
@@ -41,7 +40,8 @@ def open_runs(runs: list[ExperimentRun], engine: fc.Engine, side: int) -> list[R
     data = fc.Examples(images, torch.arange(60_000) % 10, classes=10)
     tasks = {seed: fc.Task(build("mlp", (1, side, side), 10, seed)) for seed in {run.seed for run in runs}}
     settings = [
-        {**one, "task": tasks[run.seed]} for run, one in zip(runs, settings_of(runs, Split(data, data)), strict=True)
+        {**one, "task": tasks[run.seed]}
+        for run, one in zip(runs, settings_of(runs, fc.data.Split(data, data)), strict=True)
     ]
     opened = [Run(by_policy(run, one), None, lambda record: None) for run, one in zip(runs, settings, strict=True)]
     for run in opened:

@@ -31,7 +31,7 @@ class OperationCounter(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self.counts: Counter[str] = Counter()
         self.names: Counter[str] = Counter()

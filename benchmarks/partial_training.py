@@ -43,6 +43,7 @@ from benchmarks.partial_clients import (
     random_images,
     small_models,
 )
+from benchmarks.tensors import tensors_of
 from fedcover.models import default_model
 from fedcover.params import Mask, Params, entries_of, params_of
 
@@ -64,7 +65,7 @@ def play(name: str, folder: Path, steps: int) -> None:
     examples = random_images(BATCH, steps)
     player = Player(one, model, torch.load(folder / f"{one.mask}.pt") if one.mask else {}, examples, BATCH)
     with torch.no_grad():
-        model(examples.tensors()[0][:BATCH])
+        model(tensors_of(examples)[0][:BATCH])
     gc.collect()
     for _ in sys.stdin:
         Path("/proc/self/clear_refs").write_text("5")
@@ -116,7 +117,7 @@ def compete_on_gpu(
         one = CONTENDERS[name]
         model = small[one.mask or ""] if one.small else default_model(MODEL)[0]
         players[name] = Player(one, model, masks.get(one.mask or "", {}), examples, batch)
-    warm_up(examples.tensors()[0][:batch])
+    warm_up(tensors_of(examples)[0][:batch])
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for number in range(repeats + 1):
         for name, player in players.items():

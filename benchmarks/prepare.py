@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.tensors import tensors_of
 from benchmarks.workload import Prepared, Workload
 from fedcover import data
 from fedcover.clients import sample_ids
@@ -33,15 +34,16 @@ def prepare(work: Workload, folder: Path) -> Prepared:
     clients = data.iid(split.train, work.clients, seed=work.seed)
     mean, std = (np.array(values, dtype=np.float32) for values in (source.mean, source.std))
     scale = torch.tensor(std).view(-1, 1, 1), torch.tensor(mean).view(-1, 1, 1)
-    pixels = (split.train.inputs * scale[0] + scale[1]).mul_(255).round_().to(torch.uint8)
-    model = build(work.model, tuple(split.train.inputs.shape[1:]), split.train.classes, work.seed)
+    (train_images, train_labels), (test_images, test_labels) = tensors_of(split.train), tensors_of(split.test)
+    pixels = (train_images * scale[0] + scale[1]).mul_(255).round_().to(torch.uint8)
+    model = build(work.model, split.train.input_shape, split.train.classes, work.seed)
     prepared = Prepared(folder, work)
     prepared.write(
-        train_images=split.train.inputs.numpy(),
-        train_labels=split.train.labels.numpy(),
+        train_images=train_images.numpy(),
+        train_labels=train_labels.numpy(),
         train_bytes=pixels.permute(0, 2, 3, 1).squeeze(-1).contiguous().numpy(),
-        test_images=split.test.inputs.numpy(),
-        test_labels=split.test.labels.numpy(),
+        test_images=test_images.numpy(),
+        test_labels=test_labels.numpy(),
         parts=np.stack([clients.indices(i).numpy() for i in range(work.clients)]),
         cohorts=np.array([sample_ids(work.clients, work.cohort, Round(q, work.seed)) for q in range(1, ROUNDS + 1)]),
         theta=torch.cat([tensor.detach().flatten() for tensor in model.parameters()]).numpy(),

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.contenders.ours import federation_of, find_engine
+from benchmarks.contenders.ours import federation_of
 from benchmarks.workload import Workload
-from fedcover import by_slot, data
+from fedcover import Engine, Serial, by_slot, data
 from fedcover.policies.registry import named_policy
 
 KEEPS = (1.0, 0.75, 0.5, 0.25)
@@ -23,16 +23,13 @@ def measure(work: Workload, repeats: int, policies: Sequence[str] = ("NP", "FS")
     rows: list[dict[str, Any]] = []
     for policy in policies:
         for way in ("masked", "shrunk"):
-            try:
-                engine = find_engine("serial", shrink=way == "shrunk")
-            except ImportError as error:
-                rows.append({"technique": policy, "way": way, "error": str(error)})
-                continue
-            rows += _measure(single, split, engine, policy, way, repeats)
+            rows += _measure(single, split, Serial(shrink=way == "shrunk"), policy, way, repeats)
     return rows
 
 
-def _measure(work: Workload, split: data.Split, engine: Any, name: str, way: str, repeats: int) -> list[dict[str, Any]]:
+def _measure(
+    work: Workload, split: data.Split, engine: Engine, name: str, way: str, repeats: int
+) -> list[dict[str, Any]]:
     policy = named_policy(name)
     federations = {keep: federation_of(work, split, engine, policy=policy, budgets=by_slot([keep])) for keep in KEEPS}
     states = {keep: federation.start() for keep, federation in federations.items()}

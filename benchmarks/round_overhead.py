@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedcover as fc
 from benchmarks.machine import facts
@@ -31,7 +31,9 @@ from fedcover.aggregation.base import Aggregation, Aggregator, ClientUpdate, Pla
 from fedcover.engines.vectorized import engine as vectorized
 from fedcover.engines.vectorized.batched_step import TrainedStacks
 from fedcover.engines.vectorized.stacks import StackResults
-from fedcover.federation.round import Arrivals
+from fedcover.engines.vectorized.step_cache import StepKey
+from fedcover.federation.averaged_round import Arrivals
+from fedcover.federation.checkpoint import State
 from fedcover.models import build
 from fedcover.params import Params
 from fedcover.training.client import Job
@@ -88,7 +90,7 @@ class NoTraining(fc.Vectorized):
 
     watch: Stopwatch
 
-    def _run(self, key: Any, model: Callable[[], Any], jobs: Sequence[Job]) -> Any:
+    def _run(self, key: StepKey, model: Callable[[], nn.Module], jobs: Sequence[Job]) -> vectorized._Trained:
         with self.watch.stage("training"):
             theta = {name: torch.stack([_masked(job, name) for job in jobs]) for name in jobs[0].theta}
             losses = torch.zeros(len(jobs), device=self.device)
@@ -157,7 +159,7 @@ def federation(policy: fc.Policy, code: str, clients: int, engine: fc.Engine) ->
     return fc.Federation(task, parts, policy, budgets, recipe, clients, 0, TimedMean(), engine)
 
 
-def play(playing: fc.Federation, state: Any, watch: Stopwatch) -> Any:
+def play(playing: fc.Federation, state: State, watch: Stopwatch) -> State:
     """Play a round and return the state after it."""
     engine = playing.engine
     assert isinstance(playing.aggregator, TimedMean)

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Message
+from flwr.app.message import make_message
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity  # Flower sets it in the processes of a real run
 
@@ -36,7 +37,7 @@ from fedcover.deploy.wire import open_frame, pack_frame
 from fedcover.federation.runs import Run, RunSchedule
 from fedcover.models.resnet import resnet18_gn
 
-AGGREGATORS = {"mean": fc.mean, "median": fc.median}
+AGGREGATORS: dict[str, Callable[[], fc.Aggregator]] = {"mean": fc.mean, "median": fc.median}
 EXAMPLES = 50
 DONE = "done"
 
@@ -74,7 +75,7 @@ class FileGrid(Grid):
             draft = self._folder / f"{key}.draft"
             draft.write_bytes(body_of(message))
             draft.rename(self._folder / f"{key}.request")
-            self._sent[key] = Message(body_content(b""), metadata=message.metadata)
+            self._sent[key] = make_message(message.metadata, body_content(b""))
             keys.append(key)
         return keys
 

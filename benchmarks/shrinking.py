@@ -51,6 +51,7 @@ def step(module: nn.Module, example: torch.Tensor) -> None:
     loss.backward()
     with torch.no_grad():
         for tensor in module.parameters():
+            assert tensor.grad is not None
             tensor.sub_(tensor.grad, alpha=0.01)
             tensor.grad = None
 

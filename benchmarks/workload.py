@@ -6,9 +6,11 @@ This module does not import fedcover, which is not installed in the environment 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks import networks
@@ -52,16 +54,17 @@ class Prepared:
         """Return the workload that ``benchmarks.prepare`` wrote into a folder."""
         return cls(Path(folder), Workload(**json.loads((Path(folder) / "workload.json").read_text())))
 
-    def write(self, **arrays: np.ndarray) -> None:
+    def write(self, **arrays: NDArray[Any]) -> None:
         """Write the arrays and the description into the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "workload.json").write_text(json.dumps(asdict(self.workload)))
         for name, array in arrays.items():
             np.save(self.folder / f"{name}.npy", array)
 
-    def array(self, name: str, mapped: bool = False) -> np.ndarray:
+    def array(self, name: str, mapped: bool = False) -> NDArray[Any]:
         """Return one array, read, or mapped into memory so that only the parts in use are read."""
-        return np.load(self.folder / f"{name}.npy", mmap_mode="r" if mapped else None)
+        array: NDArray[Any] = np.load(self.folder / f"{name}.npy", mmap_mode="r" if mapped else None)
+        return array
 
     def tensor(self, name: str) -> Tensor:
         """Return one array as a tensor."""

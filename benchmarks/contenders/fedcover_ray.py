@@ -54,8 +54,11 @@ def main() -> None:
         federation, test = build_federation(config, devices=list(registry.devices.values()))
         schedule = RunSchedule(10**6, 10**6, 0, 10**6)
 
-        def score() -> float:
-            return evaluate(federation.task.model, federation.task.loss, run.state.theta, test).accuracy
+        assert test is not None
+        task, test_set = federation.task, test
+
+        def score() -> float | None:
+            return evaluate(task.model, task.loss, run.state.theta, test_set).accuracy
 
         def between(record: object) -> None:
             player.done()

@@ -7,7 +7,9 @@ cohorts; all clients have the same number of examples, so the work is the same.
 import os
 import random
 import sys
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+from numpy.typing import NDArray
+from torch import Tensor
 
 from benchmarks.player import Player
 from benchmarks.workload import Prepared
@@ -25,13 +29,14 @@ FOLDER = "BENCH_FOLDER"  # an environment variable, since Ray's workers import t
 
 
 @cache
-def prepared_arrays():
+def prepared_arrays() -> tuple[Prepared, NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return the workload, with the training set mapped into memory: a client reads its own part."""
     prepared = Prepared.open(os.environ[FOLDER])
-    return prepared, *(prepared.array(name, mapped=True) for name in ("train_images", "train_labels", "parts"))
+    images, labels, parts = (prepared.array(name, mapped=True) for name in ("train_images", "train_labels", "parts"))
+    return prepared, images, labels, parts
 
 
-def batches(images, labels, batch_size):
+def batches(images: Tensor, labels: Tensor, batch_size: int) -> Iterable[tuple[Tensor, Tensor]]:
     """Return shuffled batches of tensors."""
     order = torch.randperm(len(labels))
     return zip(images[order].split(batch_size), labels[order].split(batch_size), strict=True)
@@ -42,10 +47,10 @@ def train(message: Message, context: Context) -> Message:
     """Train one client."""
     prepared, images, labels, parts = prepared_arrays()
     work = prepared.workload
-    part = parts[context.node_config["partition-id"]]
+    part = parts[int(context.node_config["partition-id"])]
     x, y = torch.from_numpy(images[part]), torch.from_numpy(labels[part])
     net = prepared.model()
-    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     net.train()
     optimizer = torch.optim.SGD(net.parameters(), lr=work.lr, momentum=work.momentum)
     for _ in range(work.epochs):
@@ -66,7 +71,7 @@ def main(grid: Grid, context: Context) -> None:
     net = prepared.model()
     random.seed(0)
 
-    def between(server_round, arrays):
+    def between(server_round: int, arrays: ArrayRecord) -> None:
         net.load_state_dict(arrays.to_torch_state_dict())
         player.done() if server_round else player.ready()
         if not player.wait():

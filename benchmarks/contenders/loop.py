@@ -5,32 +5,36 @@ With ``--transforms`` each example is built from a PIL image whenever it is draw
 
 import argparse
 import copy
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from benchmarks.player import Player
-from benchmarks.workload import Prepared
+from benchmarks.workload import Prepared, Workload
 
 
-class Images(Dataset):
+class Images(Dataset[tuple[Tensor, int]]):
     """Byte images with labels, transformed when drawn, as torchvision's MNIST and CIFAR10 are.
 
     The steps are those of torchvision's ToTensor and Normalize; torchvision itself does not load with a CPU build of
     torch.
     """
 
-    def __init__(self, images, labels, mean, std):
+    def __init__(self, images: NDArray[Any], labels: NDArray[Any], mean: NDArray[Any], std: NDArray[Any]) -> None:
         self.images, self.labels = images, labels.tolist()
         self.mean, self.std = mean.tolist(), std.tolist()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image = Image.fromarray(self.images[index])
         pixels = torch.from_numpy(np.array(image, copy=True))
         pixels = pixels.view(image.size[1], image.size[0], -1).permute(2, 0, 1).contiguous()
@@ -39,7 +43,7 @@ class Images(Dataset):
         return tensor.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1)), self.labels[index]
 
 
-def train(net, dataset, work):
+def train(net: nn.Module, dataset: Dataset[Any], work: Workload) -> dict[str, Any]:
     """Return the trained parameters of a client."""
     net.train()
     loader = DataLoader(dataset, batch_size=work.batch_size, shuffle=True)
@@ -52,18 +56,19 @@ def train(net, dataset, work):
     return net.state_dict()
 
 
-def average(states):
+def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean of the clients' parameters."""
     return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
 
 
-def main():
+def main() -> None:
     """Play rounds until stdin ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--transforms", action="store_true")
     args = parser.parse_args()
     prepared = Prepared.open(args.folder)
+    dataset: Dataset[Any]
     if args.transforms:
         dataset = Images(*(prepared.array(name) for name in ("train_bytes", "train_labels", "mean", "std")))
     else:

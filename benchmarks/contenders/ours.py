@@ -3,11 +3,13 @@
 import argparse
 import importlib
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks.player import Player
 from benchmarks.workload import WORKLOADS, Workload
-from fedcover import Federation, LocalSGD, Task, data
+from fedcover import Federation, LocalSGD, Policy, Task, data, full
+from fedcover.budgets import Budgets
 from fedcover.engines.base import Engine
 from fedcover.federation.evaluate import evaluate
 from fedcover.models import build
@@ -16,22 +18,27 @@ from fedcover.models import build
 def find_engine(name: str, **options: object) -> Engine:
     """Return the engine with this name, built with those of the options that it accepts."""
     module = importlib.import_module(f"fedcover.engines.{name}")
-    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and getattr(kind, "name", None) == name]
+    kind: Callable[..., Engine] = next(
+        kind for kind in vars(module).values() if isinstance(kind, type) and getattr(kind, "name", None) == name
+    )
     wanted = {key: value for key, value in options.items() if value is not None}
-    return kinds[0](**{key: value for key, value in wanted.items() if key in inspect.signature(kinds[0]).parameters})
+    return kind(**{key: value for key, value in wanted.items() if key in inspect.signature(kind).parameters})
 
 
-def federation_of(work: Workload, split: data.Split, engine: Engine, **options: object) -> Federation:
-    """Return the workload as a federation; ``options`` are further arguments of Federation."""
-    model = build(work.model, tuple(split.train.inputs.shape[1:]), split.train.classes, work.seed)
+def federation_of(
+    work: Workload, split: data.Split, engine: Engine, policy: Policy | None = None, budgets: Budgets | None = None
+) -> Federation:
+    """Return the workload as a federation, by default of full models."""
+    model = build(work.model, split.train.input_shape, split.train.classes, work.seed)
     return Federation(
         Task(model),
         data.iid(split.train, work.clients, seed=work.seed),
+        policy or full(),
+        budgets,
         local=LocalSGD(work.epochs, work.batch_size, work.lr, work.momentum),
         cohort=work.cohort,
         seed=work.seed,
         engine=engine,
-        **options,
     )
 
 
@@ -57,8 +64,7 @@ def main() -> None:
             state, _ = federation.play_round(state)
             player.done()
     finally:
-        if hasattr(engine, "close"):
-            engine.close()
+        engine.close()
 
 
 if __name__ == "__main__":

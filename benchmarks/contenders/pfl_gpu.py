@@ -29,7 +29,9 @@ UNUSED = (
 class _Unused(ModuleType):
     """A module without content, any name of which can be imported."""
 
-    __path__: tuple[str, ...] = ()
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -127,8 +129,10 @@ class PflRun:
         from pfl.data.dataset import Dataset
         from pfl.metrics import Metrics
 
-        class Watch(TrainingProcessCallback):
-            def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        class Watch(TrainingProcessCallback):  # type: ignore[misc,unused-ignore]
+            def after_central_iteration(
+                self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+            ) -> tuple[bool, Any]:
                 on_iteration(central_iteration + 1)
                 return False, Metrics()
 
@@ -139,7 +143,9 @@ class PflRun:
         return [StopwatchCallback(), evaluate, Watch()]
 
 
-def seconds_since_warm_up(warm_up: int, last: int, wait: Callable[[], None]) -> tuple[Callable[[int], None], list]:
+def seconds_since_warm_up(
+    warm_up: int, last: int, wait: Callable[[], None]
+) -> tuple[Callable[[int], None], list[float]]:
     """Return a function to call after each iteration, and the list of the times at which two of them had ended.
 
     Args:

@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,50 +16,53 @@ from pfl.data.pytorch import PyTorchTensorDataset
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
+from torch import Tensor, nn
 
 from benchmarks.player import Player
 from benchmarks.workload import Prepared
 
 
-class Learner(torch.nn.Module):
+class Learner(nn.Module):
     """The model with the two methods that pfl requires."""
 
-    def __init__(self, net):
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
-    def loss(self, images, labels):
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss that local training minimises."""
         self.train()
         return F.cross_entropy(self.net(images), labels)
 
     @torch.no_grad()
-    def metrics(self, images, labels):
+    def metrics(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
         """Return the loss in the form that pfl requires."""
         self.eval()
         return {"loss": Weighted(F.cross_entropy(self.net(images), labels, reduction="sum").item(), len(images))}
 
 
-class OnDemand(TrainingProcessCallback):
+class OnDemand(TrainingProcessCallback):  # type: ignore[misc,unused-ignore]
     """A callback that starts the next iteration when the contest requests it."""
 
-    def __init__(self, player):
+    def __init__(self, player: Player) -> None:
         self.player = player
 
-    def on_train_begin(self, *, model):
+    def on_train_begin(self, *, model: Any) -> Any:
         """Wait for the first round."""
         self.player.ready()
         if not self.player.wait():
             sys.exit()
         return Metrics()
 
-    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Any]:
         """Report this round and wait for the next; return True to stop the run."""
         self.player.done()
         return not self.player.wait(), Metrics()
 
 
-def main():
+def main() -> None:
     """Play rounds until stdin ends."""
     prepared = Prepared.open(sys.argv[1])
     work = prepared.workload
@@ -66,7 +70,7 @@ def main():
     torch.manual_seed(0)
     images, labels, parts = (prepared.tensor(name) for name in ("train_images", "train_labels", "parts"))
 
-    def user_data(user):
+    def user_data(user: int) -> Any:
         return PyTorchTensorDataset((images[parts[user]], labels[parts[user]]))
 
     cohorts = iter(prepared.array("cohorts").ravel().tolist())

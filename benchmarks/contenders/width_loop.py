@@ -6,16 +6,18 @@ the published code does not do. As an engine, it plays the same plans and batche
 averages and evaluates in the same way.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.tensors import tensors_of
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.engines.base import Engine
 from fedcover.structure.submodel import Shrinker, SubModel
 from fedcover.training.client import Job, epoch_orders, training_batch
+from fedcover.training.recipes import LocalSGD
 
 
 class WidthLoop(Engine):
@@ -47,6 +49,7 @@ class WidthLoop(Engine):
         sub = self._sub_model(job)
         model = self._model(job, sub)
         recipe = job.recipe
+        assert isinstance(recipe, LocalSGD)
         optimizer = torch.optim.SGD(
             model.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay, nesterov=recipe.nesterov
         )
@@ -97,18 +100,19 @@ class WidthLoop(Engine):
                 yield from ((inputs[a:b], labels[a:b]) for a, b in pairwise(bounds))
                 continue
             for rows in order.split(size):
-                inputs, labels = training_batch(job, rows, step)
-                yield inputs.to(self.device), labels.to(self.device)
+                batch, labels = training_batch(job, rows, step)
+                assert isinstance(batch, Tensor)
+                yield batch.to(self.device), labels.to(self.device)
                 step += 1
 
     def _tensors(self, job: Job) -> tuple[Tensor, Tensor]:
         examples = job.population.examples
         if self._data is None or self._data[0] is not examples:
-            inputs, labels = (tensor.to(self.device) for tensor in examples.tensors())
+            inputs, labels = (tensor.to(self.device) for tensor in tensors_of(examples))
             self._data = (examples, (inputs, labels))
         return self._data[1]
 
 
-def _scaler(gain: float):
+def _scaler(gain: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
     """Return a hook that multiplies what a layer computes by 1/r."""
     return lambda layer, inputs, output: output * gain

@@ -11,10 +11,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from repository import ROOT
+
+if TYPE_CHECKING:
+    from fedcover_experiments.paper.claim_tests import Comparison
+    from fedcover_experiments.results import Results
+    from fedcover_experiments.studies.registry import Study
 
 FOLDER = ROOT / "docs" / "results"
 STUDY, PAPER = ROOT / "docs" / "study", ROOT / "docs" / "paper" / "results"
@@ -100,7 +105,7 @@ def studies() -> dict[str, Any]:
     }
 
 
-def _compared(study: Any, results: Any) -> dict[str, Any]:
+def _compared(study: "Study", results: "Results") -> dict[str, Any]:
     """Return, by part, policy and what it is compared with, the counts of the report and the significant gains."""
     from fedcover_experiments.studies.report import tally
 
@@ -125,26 +130,26 @@ def _counts(text: str) -> dict[str, int]:
     return dict(zip(("better", "worse", "settings"), numbers, strict=True))
 
 
-def _gains(study: Any, results: Any, codes: Sequence[str], policy: str) -> dict[str, Any]:
+def _gains(study: "Study", results: "Results", codes: Sequence[str], policy: str) -> dict[str, Any]:
     """Return the differences from the study's base: all by code, and by data set those that are significant."""
     from fedcover.report.statistics import holm
     from fedcover_experiments.studies.report import cells, data_titles
 
     some = [
-        cell
+        (cell.experiment, cell.gain)
         for title in data_titles(study, results)
         for cell in cells(study, results, title)
         if cell.gain and cell.experiment.policy == policy and cell.experiment.code in codes
     ]
     sure: dict[str, dict[str, list[float]]] = {}
-    for cell, p in zip(some, holm([cell.gain.p for cell in some]), strict=True):
-        lists = sure.setdefault(cell.experiment.data, {"gains": [], "losses": []})
+    for (experiment, gain), p in zip(some, holm([gain.p for _, gain in some]), strict=True):
+        lists = sure.setdefault(experiment.data, {"gains": [], "losses": []})
         if p < 0.05:
-            lists["gains" if cell.gain.mean > 0 else "losses"].append(abs(cell.gain.mean))
+            lists["gains" if gain.mean > 0 else "losses"].append(abs(gain.mean))
     by_data = {data: {kind: sorted(values) for kind, values in lists.items()} for data, lists in sure.items()}
-    if len({cell.experiment.data_title for cell in some}) > 1:
+    if len({experiment.data_title for experiment, _ in some}) > 1:
         return by_data
-    intervals = {c.experiment.code: {"mean": c.gain.mean, "low": c.gain.low, "high": c.gain.high} for c in some}
+    intervals = {e.code: {"mean": gain.mean, "low": gain.low, "high": gain.high} for e, gain in some}
     return by_data | {"codes": intervals}
 
 
@@ -187,15 +192,15 @@ def paper() -> dict[str, Any]:
     }
 
 
-def _verdicts(comparisons: Sequence[Any]) -> dict[str, int]:
+def _verdicts(comparisons: Sequence["Comparison"]) -> dict[str, int]:
     verdicts = [comparison.verdict for comparison in comparisons]
-    published = [c for c in comparisons if c.published is not None and c.difference is not None]
+    published = [(c.published, c.difference) for c in comparisons if c.published is not None and c.difference]
     return {
         "comparisons": len(verdicts),
         "claimed": verdicts.count("as claimed"),
         "opposite": verdicts.count("the opposite"),
         "published": len(published),
-        "outside": sum(not c.difference.low <= c.published <= c.difference.high for c in published),
+        "outside": sum(not difference.low <= value <= difference.high for value, difference in published),
     }
 
 
@@ -210,7 +215,8 @@ def cost_map() -> dict[str, Any]:
 def memory() -> dict[str, Any]:
     """Return how far the model of training costs is from what was measured of one client of ResNet-18."""
     sys.path.insert(0, str(ROOT))
-    from benchmarks.partial_training import BATCH, CONTENDERS, MODEL, make_masks
+    from benchmarks.partial_clients import CONTENDERS, MODEL, make_masks
+    from benchmarks.partial_training import BATCH
 
     from fedcover.masks.training_cost import TrainingCosts
     from fedcover.models import default_model

@@ -3,7 +3,7 @@
 import ast
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,7 @@ def data_table() -> str:
     return table(rows, "name", "training + test examples", "shape", "natural clients", "from", "licence")
 
 
-PARTS = {
+PARTS: dict[str, Callable[[], str]] = {
     "rooms": rooms_table,
     "settings": settings_tables,
     "policies": partial(named_table, "policies", "policy"),

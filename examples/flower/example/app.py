@@ -1,5 +1,7 @@
 """Your own model and data on Flower: each node trains the part of the model that it can afford."""
 
+from collections.abc import Sequence
+
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -31,7 +33,7 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     nodes, rounds = int(context.run_config["nodes"]), int(context.run_config["rounds"])
 
-    def make(devices: list[fc.data.Device]) -> FederationSetup:
+    def make(devices: Sequence[fc.data.Device]) -> FederationSetup:
         budgets = fc.by_client([KEEPS[number % len(KEEPS)] for number in range(len(devices))])
         clients = DevicePopulation(split.train, devices)
         return fc.Federation(task, clients, fc.neuron_pruning(), budgets, cohort=nodes), split.test, None

@@ -28,7 +28,7 @@ from fedcover.params import (
     spans_of,
 )
 
-ONE_BY_ONE = ("cpu",)
+ONE_BY_ONE: tuple[str, ...] = ("cpu",)
 """Devices on which clients with different masks are added one after another: launches cost little there."""
 
 

@@ -13,7 +13,7 @@ from fedcover.federation.planned_round import PlannedRound
 from fedcover.masks.noise import queue_together
 from fedcover.params import HostCopy, device_of, entries_of, flat_mask, most_together, spans_of
 
-SINGLE = ("cpu",)
+SINGLE: tuple[str, ...] = ("cpu",)
 """Devices on which each run is measured by itself: launches cost little there, and results are exact."""
 
 

@@ -53,7 +53,7 @@ class Recipe(ABC):
     clip: float | None = field(default=None, kw_only=True)
     proximal: float = field(default=0.0, kw_only=True)
     schedule: LrSchedule | None = field(default=None, kw_only=True)
-    transforms: tuple[GradientTransform, ...] = field(default=(), kw_only=True)
+    transforms: Sequence[GradientTransform] = field(default=(), kw_only=True)
 
     moments: ClassVar[tuple[str, ...]]
     """The names of the optimizer's moments."""
