@@ -119,9 +119,10 @@ def test_the_benchmark_of_pfl_runs(tmp_path: Path) -> None:
     assert all(row["iterations_per_second"] > 0 and 0 <= row["accuracy"] <= 1 for row in result["rows"])
 
 
-def test_the_benchmark_of_a_transformer_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["gpu_transformer", "gpu_lstm"])
+def test_the_benchmarks_of_text_run(script: str, tmp_path: Path) -> None:
     sizes = ("--models", "3", "--loop-models", "2", "--steps", "2", "--repeats", "1")
-    result = quick("gpu_transformer", tmp_path / "transformer.json", *sizes)
+    result = quick(script, tmp_path / "text.json", *sizes)
     assert len(result["rows"]) == 5
     assert all(row["client_steps_per_second"] > 0 for row in result["rows"])
 
