@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedcover._memory import is_out_of_memory
 from fedcover.clients import Client
 from fedcover.data import Population
 from fedcover.engines.client_trainer import ClientTrainer
@@ -104,10 +105,9 @@ def work(
         try:
             site, layout = sites[message.site], layouts[message.site]
             reply = _train(message, site, layout, layout.params(thetas[message.theta]), buffers, trainer)
-        except MemoryError:
-            reply = JobReply(0, 0.0, error="its worker ran out of memory; use fewer workers")
         except Exception as error:
-            reply = JobReply(0, 0.0, error=str(error) or type(error).__name__)
+            reason = "its worker ran out of memory; use fewer workers" if is_out_of_memory(error) else str(error)
+            reply = JobReply(0, 0.0, error=reason or type(error).__name__)
         pipe.send(reply)
 
 

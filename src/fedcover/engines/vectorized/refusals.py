@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fedcover._memory import is_out_of_memory
 from fedcover.data import Examples
 from fedcover.data.inputs import copy_of, count, take
 from fedcover.engines.client_trainer import ClientTrainer
@@ -50,13 +51,13 @@ def checked_device(name: str) -> torch.device:
 def only_together(job: Job, error: Exception) -> InputError | None:
     """Return the reason if the training of a batch failed for a client that can be trained alone; None if it cannot.
 
-    An error of the device is not the model's.
+    Errors of the device and of memory are not the model's.
 
     Args:
         job: The first job of the batch.
         error: The error of the batch.
     """
-    if isinstance(error, torch.AcceleratorError):
+    if isinstance(error, torch.AcceleratorError) or is_out_of_memory(error):
         return None
     reason = next((words for pattern, words in REASONS.items() if re.search(pattern, str(error))), None)
     if reason is None and not _trains_alone(job):

@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedcover._memory import is_out_of_memory
 from fedcover.data.inputs import Inputs, copy_of
 from fedcover.params import Params
 from fedcover.seeding import generator_states, seeded
@@ -85,9 +86,9 @@ def agree(fast: Callable[[int], Result | None], defined: Callable[[int], Result]
         return any(
             (result := _drawn(fast, seed)) is not None and _close(result, _drawn(defined, seed)) for seed in SEEDS
         )
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception:  # such as an operation that a traced step cannot replay
+    except Exception as error:  # such as an operation that a traced step cannot replay
+        if is_out_of_memory(error):
+            raise
         return False
 
 
