@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedcover._memory import is_out_of_memory
 from fedcover.clients import Client
 from fedcover.data import Population
 from fedcover.engines.client_trainer import ClientTrainer
@@ -19,6 +18,7 @@ from fedcover.engines.processes.shared_memory import BufferLayout, shared_bytes
 from fedcover.params import Params
 from fedcover.seeding import Round
 from fedcover.training.client import Job
+from fedcover.training.memory import is_out_of_memory
 from fedcover.training.options import TrainingOptions, widths_of
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task

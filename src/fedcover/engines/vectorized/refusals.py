@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fedcover._memory import is_out_of_memory
 from fedcover.data import Examples
 from fedcover.data.inputs import copy_of, count, take
 from fedcover.engines.client_trainer import ClientTrainer
@@ -17,6 +16,7 @@ from fedcover.seeding import seeded
 from fedcover.structure.calls import call_model, first_line
 from fedcover.structure.dropout import draws, silent_dropout
 from fedcover.training.client import Job
+from fedcover.training.memory import is_out_of_memory
 from fedcover.training.recipes import Recipe, moment_dtype
 
 LOOKED_AT = 64

@@ -6,13 +6,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedcover._memory import is_out_of_memory
 from fedcover.data.inputs import Inputs, copy_of
 from fedcover.params import Params
 from fedcover.seeding import generator_states, seeded
 from fedcover.structure.calls import call_model, call_with
 from fedcover.structure.dropout import Stream
 from fedcover.structure.state import plain_attributes
+from fedcover.training.memory import is_out_of_memory
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.step import StepData, start_state, take_step
 
