@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from fedcover.errors import InputError
+from fedcover.errors import FolderError, InputError
 
 SPACE = "free some space and repeat the command; a run continues with --resume"
 REASONS = {
@@ -30,7 +30,7 @@ IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST)
 """Errors for which ``{folder}`` is a file where the path needs a folder."""
 
 
-def write_error(path: str | os.PathLike[str], error: OSError) -> InputError:
+def write_error(path: str | os.PathLike[str], error: OSError) -> FolderError:
     """Return why a file or folder cannot be written, in one sentence with the remedy.
 
     >>> str(write_error("/tmp/run/a", OSError(errno.ENAMETOOLONG, "File name too long")))
@@ -41,7 +41,7 @@ def write_error(path: str | os.PathLike[str], error: OSError) -> InputError:
     if not folder.is_dir() and error.errno not in IN_THE_WAY:
         folder = folder.parent
     reason, remedy = REASONS.get(error.errno or 0, (str(error.strerror or error), "give another path"))
-    return InputError(f"{target} cannot be written: {reason.format(folder=folder)}; {remedy}")
+    return FolderError(f"{target} cannot be written: {reason.format(folder=folder)}; {remedy}")
 
 
 def full_disk_error(error: OSError) -> InputError | None:

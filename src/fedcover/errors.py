@@ -16,6 +16,10 @@ class InputError(FedcoverError, ValueError):
     """An argument, setting, file, mask or folder that cannot be used."""
 
 
+class FolderError(InputError):
+    """A file that cannot be written, or a folder in which a run cannot be kept: it is in use, or holds another run."""
+
+
 class MissingExtraError(InputError):
     """A package that only some features need is not installed; the message ends with the pip command."""
 

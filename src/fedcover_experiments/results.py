@@ -184,19 +184,19 @@ class Results:
 def sole_writer(path: Path) -> Iterator[None]:
     """Enter a context in which no other process changes a file of results, if all of them enter it.
 
-    Several processes can then add their outcomes to one file. The folder of the file is locked, as far as the system
-    has file locks.
+    Several processes can then add their outcomes to one file. A hidden file beside it is locked, as far as the system
+    has file locks; it stays, since another process may wait for it.
     """
     make_folder(path.parent)
     if fcntl is None:
         yield
         return
-    folder = os.open(path.parent, os.O_RDONLY)
+    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)  # NFS locks no folders
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(folder)
+        os.close(lock)
 
 
 def save(path: Path, outcomes: Mapping[ExperimentRun, Outcome], rounds: int, entry: Mapping[str, Any]) -> None:

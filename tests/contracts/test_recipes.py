@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedcover as fc
 from fedcover.aggregation.base import ClientUpdate
@@ -13,11 +13,13 @@ from fedcover.engines.processes.pool import Processes
 from fedcover.engines.serial import Serial
 from fedcover.engines.vectorized.engine import Vectorized
 from fedcover.params import Mask, Params, device_of, on_device, prune
+from fedcover.seeding import ambient
 from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.client import Job, train_client
 from fedcover.training.recipes import Moments, Recipe
 from fedcover.training.steps.defined import DefinedSteps
 from fedcover.training.steps.stepper import Stepper
+from tests.contracts.chain_jobs import assert_alike, jobs_of
 from tests.contracts.federations import TOLERANCE, images, serial
 from tests.laws.strategies import same
 
@@ -186,6 +188,26 @@ def test_kept_moments_continue_on_a_gpu_cuda() -> None:
     expected = [by_definition(job) for job in continued(jobs_for(RECIPES["kept Adam"], "none"), first)]
     jobs = continued(jobs_for(RECIPES["kept Adam"], "none", device="cuda"), first)
     assert_agree(expected, list(Vectorized("cuda").train(jobs)))
+
+
+class Mixed(nn.Module):
+    """A linear layer of float32 after a parameter of bfloat16, on which scores do not depend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Parameter(torch.ones(4, dtype=torch.bfloat16)), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.last(x.float().flatten(1)) + 0 * self.first.float().sum()
+        return scores
+
+
+@pytest.mark.parametrize("recipe", [fc.LocalAdam(2, 5, 0.1), fc.LocalSGD(2, 5, 0.1)], ids=["Adam", "SGD"])
+def test_the_type_of_the_first_tensor_does_not_round_the_step_size(recipe: Recipe) -> None:
+    """In bfloat16 a step size of 0.1 would be 0.10009766 for all tensors."""
+    with ambient(0, "mixed"):
+        net = Mixed()
+    assert_alike(Vectorized("cpu", compile=False), jobs_of(net, recipe))
 
 
 def test_processes_equal_serial_bit_for_bit() -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from fedcover._files import append_text, make_folder, write_atomically, write_error
-from fedcover.errors import InputError
+from fedcover.errors import FolderError, InputError
 from fedcover.federation import checkpoint
 from fedcover.federation.callbacks.keep_best import BEST
 from fedcover.federation.checkpoint import Checkpoint, State
@@ -164,17 +164,17 @@ class RunFolder:
             method: What is trained, and how; a folder without ``method.json``, of an older version, fits any.
 
         Raises:
-            InputError: If the folder cannot be used, or holds another run; the message says what differs.
+            FolderError: If the folder cannot be used, or holds another run; the message says what differs.
         """
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path} is a file; name a folder for the run")
+            raise FolderError(f"{self.path} is a file; name a folder for the run")
         config = self.path / "config.toml"
         if self.path.is_dir() and not config.exists():
             # A process may be killed after it wrote method.json, or a part of it, and before config.toml.
             own = (".lock", "method.json")
             strangers = [p.name for p in self.path.iterdir() if p.name not in own and not p.match(".*.part")]
             if strangers:
-                raise InputError(
+                raise FolderError(
                     f"{self.path} is not empty and not a run folder (it holds {strangers[0]}); name a new folder"
                 )
         make_folder(self.path)
@@ -209,7 +209,7 @@ class RunFolder:
         """Return the newest usable checkpoint in the folder; raise InputError if it belongs to another run."""
         if not resume:
             done = next(iter(checkpoint_files(self.path).values()), 0)
-            raise InputError(
+            raise FolderError(
                 f"{self.path} already holds a run of {done} rounds; continue it with resume=True (--resume on the"
                 f" command line), or name another folder"
             )
@@ -217,7 +217,7 @@ class RunFolder:
         stored = resumable.checkpoint
         self._check_same(settings, method, stored is None or stored.fingerprint == fingerprint)
         if stored and (done := stored.state.round) > rounds:
-            raise InputError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
+            raise FolderError(f"{self.path} already has {done} rounds; rounds must be at least {done}")
         return resumable
 
     def compare(self, settings: Settings, method: Method, fingerprint_of: Callable[[str], str] | None = None) -> None:
@@ -249,7 +249,7 @@ class RunFolder:
             )
             changed = [f"{kinds} differ"]
         if changed:
-            raise InputError(
+            raise FolderError(
                 f"{self.path} was started with other settings: {'; '.join(changed)};"
                 f" resume with the same ones, or name another folder"
             )
@@ -261,7 +261,7 @@ class RunFolder:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise InputError(f"{self.path / 'method.json'} cannot be read ({error}); name another folder") from error
+            raise FolderError(f"{self.path / 'method.json'} cannot be read ({error}); name another folder") from error
         return stored if isinstance(stored, dict) else {}
 
     def append(self, record: RoundRecord) -> None:
@@ -283,7 +283,7 @@ def lock_folder(path: Path) -> int:
     """Lock a folder for this process and return the lock, which ``unlock_folder`` takes; -1 without file locks.
 
     Raises:
-        InputError: If another process has locked the folder.
+        FolderError: If another process has locked the folder.
     """
     if fcntl is None:
         note = f"this system has no file locks; make sure that no other process writes to {path}"
@@ -299,7 +299,7 @@ def lock_folder(path: Path) -> int:
     except BlockingIOError:
         owner = os.read(lock, 32).decode(errors="replace").strip() or "another process"
         os.close(lock)
-        raise InputError(f"{path} is in use by process {owner}; wait for it, or name another folder") from None
+        raise FolderError(f"{path} is in use by process {owner}; wait for it, or name another folder") from None
     try:
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())

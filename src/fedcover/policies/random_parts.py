@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.masks.part_sizes import PartSizes, sizes_of_items
-from fedcover.params import FULL, Mask, Params, device_of, to_device
+from fedcover.params import FULL, Mask, Params, device_of, most_together, to_device
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.policies.layer_items import LayerItems, entries_of_layers, outputs_of_layers
 from fedcover.policies.registry import register
@@ -56,11 +56,13 @@ class RandomParts(Policy):
         check_bound(self.lists, self)
         widths = [width_of(client.budget, self) for client in cohort]
         plans = [ClientPlan(client, FULL) for client in cohort]
+        together = most_together(sum(items.size for items in self.lists), device_of(theta))
         for keep in sorted(set(widths) - {1}):
             places = [place for place, width in enumerate(widths) if width == keep]
-            masks = self._masks(theta, [cohort[place] for place in places], keep, this_round)
-            for place, mask in zip(places, masks, strict=True):
-                plans[place] = ClientPlan(cohort[place], mask)
+            for some in (places[first : first + together] for first in range(0, len(places), together)):
+                masks = self._masks(theta, [cohort[place] for place in some], keep, this_round)
+                for place, mask in zip(some, masks, strict=True):
+                    plans[place] = ClientPlan(cohort[place], mask)
         return plans, state
 
     def _masks(self, theta: Params, clients: Sequence[Client], keep: float, this_round: Round) -> list[Mask]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from fedcover.data import Split, load
 from fedcover.engines.base import Engine
 from fedcover.engines.choose import choose_engine
-from fedcover.errors import ClientError, CoverageWarning, InputError, StepSizeWarning, WholeLayersWarning
-from fedcover_experiments.parallel import results_of
+from fedcover.errors import ClientError, CoverageWarning, FolderError, InputError, StepSizeWarning, WholeLayersWarning
+from fedcover_experiments.parallel import cores_of, results_of
 from fedcover_experiments.referee.cells import RefereeCell, Selection, federations_of, tuned_setting
 from fedcover_experiments.referee.measures import evaluate_every, measure
 from fedcover_experiments.referee.methods import Method
@@ -29,6 +29,7 @@ class EndedBatch:
 
     cells: Sequence[RefereeCell]
     rows: Sequence[RefereeRow]
+    """Empty if another process has run the cells."""
     seconds: float
 
 
@@ -78,33 +79,42 @@ class Referee:
 
     def _run_all(self, cells: Sequence[RefereeCell]) -> None:
         """Run those of the cells that the file does not have."""
-        together = self.processes > 1
-        quiet = replace(self, on_batch=ignore_batch, on_progress=ignore_progress) if together else self
         results = load_results(self.path)
         missing = _batches([cell for cell in cells if not results.has(cell)])
-        if together:  # the largest first, so that all processes end at about the same time
+        runner = replace(self, processes=min(self.processes, len(missing) or 1))
+        if together := runner.processes > 1:
+            runner = replace(runner, on_batch=ignore_batch, on_progress=ignore_progress)
+            # The largest first, so that all processes end at about the same time.
             missing.sort(key=lambda batch: sum(cell.setting.client_steps(cell.rounds) for cell in batch), reverse=True)
-        for ended in results_of(quiet.run_batch, missing, self.processes):
-            self.on_batch(ended.rows, ended.seconds)
+        for ended in results_of(runner.run_batch, missing, runner.processes):
+            if ended.rows:
+                self.on_batch(ended.rows, ended.seconds)
             for cell in ended.cells if together else ():
                 self.on_progress(cell, cell.rounds)
 
-    def run_batch(self, cells: Sequence[RefereeCell]) -> "EndedBatch":
-        """Run cells in lockstep, and add their rows to the file."""
+    def run_batch(self, cells: Sequence[RefereeCell]) -> EndedBatch:
+        """Run those of the cells that the file still does not have, and add their rows to it."""
+        results = load_results(self.path)  # another process may have added rows
+        missing = [cell for cell in cells if not results.has(cell)]
+        return EndedBatch(cells, *(self._play(missing) if missing else ([], 0.0)))
+
+    def _play(self, cells: Sequence[RefereeCell]) -> tuple[list[RefereeRow], float]:
+        """Run cells in lockstep, and add their rows to the file; return the rows and the seconds."""
         split = _loaded(cells[0].setting.problem.data, self.data)
         start = time.perf_counter()
-        with choose_engine(self.engine, cohort=COHORT * len(cells), precision=self.precision) as engine:
+        workers, precision = cores_of(self.processes), self.precision
+        with choose_engine(self.engine, workers, cohort=COHORT * len(cells), precision=precision) as engine:
             rows = self._rows(cells, split, engine)
             seconds = time.perf_counter() - start
             data = {cells[0].setting.problem.data: split.train.provenance}
             entry = provenance_of(self.command, len(cells), round(seconds, 1), engine, data)
         with sole_writer(self.path):
-            results = load_results(self.path)  # another process may have added rows
+            results = load_results(self.path)
             number, share = len(results.batches), round(seconds / len(cells), 2)
             rows = [replace(row, wall_seconds=share, batch=number) for row in rows]
-            entry |= {"precision": self.precision} | ({"processes": self.processes} if self.processes > 1 else {})
+            entry |= {"precision": precision} | ({"processes": self.processes} if self.processes > 1 else {})
             results.add(cells, rows, entry).save(self.path)
-        return EndedBatch(cells, rows, seconds)
+        return rows, seconds
 
     def _rows(self, cells: Sequence[RefereeCell], split: Split, engine: Engine) -> list[RefereeRow]:
         """Return the rows of cells that are run in lockstep; if one fails, each is run by itself."""
@@ -124,6 +134,8 @@ class Referee:
                     lambda number, record: self.on_progress(cells[number], record.round),
                     evaluate_every(rounds),
                 )
+        except FolderError:  # which is not the method's: no row with an error stands for the cell
+            raise
         except (ClientError, InputError) as error:
             if len(cells) > 1:
                 return [row for cell in cells for row in self._rows([cell], split, engine)]

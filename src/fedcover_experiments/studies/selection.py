@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedcover.engines.choose import choose_engine
 from fedcover.errors import InputError
-from fedcover_experiments.parallel import results_of
+from fedcover_experiments.parallel import cores_of, results_of
 from fedcover_experiments.results import run_and_save
 from fedcover_experiments.runner import COHORT, Experiment, ExperimentRun, OnProgress, ignore_progress
 from fedcover_experiments.studies.registry import STUDIES
@@ -100,12 +100,13 @@ class StudyRunner:
 
     def run(self, selection: StudySelection) -> float:
         """Run a selection, and return the seconds that its batches took."""
-        together = self.processes > 1
-        function = partial(_run_batch, replace(self, on_progress=ignore_progress) if together else self)
         batches, total = selection.batches(), 0.0
-        if together:  # the largest first, so that all processes end at about the same time
+        runner = replace(self, processes=min(self.processes, len(batches)))
+        if together := runner.processes > 1:
+            runner = replace(runner, on_progress=ignore_progress)
+            # The largest first, so that all processes end at about the same time.
             batches.sort(key=lambda batch: len(batch.runs), reverse=True)
-        for batch, seconds in results_of(function, batches, self.processes):
+        for batch, seconds in results_of(partial(_run_batch, runner), batches, runner.processes):
             total += seconds
             for run in batch.runs if together else ():
                 self.on_progress(run, selection.rounds)
@@ -114,8 +115,8 @@ class StudyRunner:
 
 def _run_batch(runner: StudyRunner, batch: StudySelection) -> tuple[StudySelection, float]:
     """Run a batch and add its outcomes to the file; return it with the seconds that it took."""
-    study, runs = STUDIES[batch.study], batch.runs
-    with choose_engine(runner.engine, cohort=COHORT * len(runs), precision=batch.precision) as engine:
+    study, runs, workers = STUDIES[batch.study], batch.runs, cores_of(runner.processes)
+    with choose_engine(runner.engine, workers, cohort=COHORT * len(runs), precision=batch.precision) as engine:
         seconds = run_and_save(
             runner.path,
             runs,

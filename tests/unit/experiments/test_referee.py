@@ -1,7 +1,7 @@
 """The referee: budgets of methods, the search for step sizes, rows that are run once, and what is measured."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from fedcover.calibration.cost_model import CostModel
 from fedcover.data import Split
 from fedcover.engines.serial import Serial
 from fedcover.errors import InputError
+from fedcover.federation.run_folder import lock_folder, unlock_folder
 from fedcover.params import count, params_of
 from fedcover_experiments.__main__ import main
 from fedcover_experiments.referee import running
@@ -114,6 +115,37 @@ def test_cells_are_tuned_measured_and_run_once(tmp_path: Path) -> None:
     assert batches == [3, 4]
     assert {row.key for row in results.rows} < {row.key for row in more.rows}
     assert load_results(path).rows == more.rows
+
+
+@pytest.mark.usefixtures("small_data")
+def test_cells_that_another_command_has_run_in_the_meantime_are_not_run_again(tmp_path: Path) -> None:
+    path, batches = tmp_path / "referee.json", []
+    other, first = Referee(path, "other", "serial"), Referee(path, "first", "serial")
+
+    def note(rows: Sequence[RefereeRow], seconds: float) -> None:
+        batches.append(rows)
+        other.run(selection("FS,smallest", 1, 1))
+
+    first.on_batch = note
+    results = first.run(selection("FS,smallest", 1, 1))
+    assert len(batches) == 1
+    assert [batch["command"] for batch in results.batches].count("first") == 1
+
+
+@pytest.mark.usefixtures("small_data")
+def test_a_run_folder_in_use_is_not_a_failure_of_the_method(tmp_path: Path) -> None:
+    """Another command runs this cell: a row with an error would leave the step size out of the search for good."""
+    path, chosen = tmp_path / "referee.json", selection("FS", 1, 1)
+    folder = tmp_path / "runs" / chosen.tuning_cells()[0].name
+    folder.mkdir(parents=True)
+    lock = lock_folder(folder)
+    try:
+        with pytest.raises(InputError, match="is in use by process"):
+            Referee(path, "command", "serial", out=tmp_path / "runs").run(chosen)
+    finally:
+        unlock_folder(lock)
+    assert not any(row.error for row in load_results(path).rows)
+    assert Referee(path, "command", "serial", out=tmp_path / "runs").run(chosen).rows
 
 
 @pytest.mark.usefixtures("small_data")

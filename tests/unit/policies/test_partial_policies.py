@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import POLICIES
+from tests.conftest import POLICIES, plan_masks, small_net
 from torch import nn
 
 import fedcover as fc
 from fedcover.audit.code import audit_code
 from fedcover.models import build
-from fedcover.params import count, params_of
+from fedcover.params import MOST_AT_ONCE, count, params_of
 
 PARTIAL = [name for name, make in POLICIES.items() if make().traits().needs_complement]
 
@@ -72,6 +72,21 @@ def test_random_weights_of_a_client_do_not_depend_on_the_cohort() -> None:
             draws = torch.rand(kept.numel(), generator=rng, dtype=torch.float64)
             chosen = draws.argsort()[: max(1, -int(-client.budget.keep * kept.numel() // 1))]
             assert kept.flatten().nonzero().flatten().tolist() == sorted(chosen.tolist()), name
+
+
+def test_random_weights_of_a_large_model_are_drawn_client_by_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of a whole cohort take eight times the memory of its masks, and masks would be views of all of them."""
+    net = small_net()
+    policy, theta = fc.random_weights().bind(fc.trace(net, torch.zeros(2, 6))), params_of(net)
+    cohort = [fc.Client(n, n, fc.Budget((0.5, 1, 0.25)[n % 3])) for n in range(6)]
+    together, _ = plan_masks(policy, theta, cohort, fc.Round(1, 0), {})
+    monkeypatch.setitem(MOST_AT_ONCE, "cpu", 10)
+    alone, _ = plan_masks(policy, theta, cohort, fc.Round(1, 0), {})
+    for one, other in zip(together, alone, strict=True):
+        assert one.keys() == other.keys()
+        for name, kept in other.items():
+            assert torch.equal(one[name], kept)
+            assert kept.untyped_storage().nbytes() == kept.numel()
 
 
 @pytest.mark.parametrize("name", ["FedPLT", "random_weights", "disjoint_weights"])

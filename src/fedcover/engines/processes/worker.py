@@ -18,6 +18,7 @@ from fedcover.engines.processes.shared_memory import BufferLayout, shared_bytes
 from fedcover.params import Params
 from fedcover.seeding import Round
 from fedcover.training.client import Job
+from fedcover.training.memory import is_out_of_memory
 from fedcover.training.options import TrainingOptions, widths_of
 from fedcover.training.recipes import Recipe
 from fedcover.training.task import Task
@@ -104,10 +105,9 @@ def work(
         try:
             site, layout = sites[message.site], layouts[message.site]
             reply = _train(message, site, layout, layout.params(thetas[message.theta]), buffers, trainer)
-        except MemoryError:
-            reply = JobReply(0, 0.0, error="its worker ran out of memory; use fewer workers")
         except Exception as error:
-            reply = JobReply(0, 0.0, error=str(error) or type(error).__name__)
+            reason = "its worker ran out of memory; use fewer workers" if is_out_of_memory(error) else str(error)
+            reply = JobReply(0, 0.0, error=reason or type(error).__name__)
         pipe.send(reply)
 
 

@@ -16,6 +16,7 @@ from fedcover.seeding import seeded
 from fedcover.structure.calls import call_model, first_line
 from fedcover.structure.dropout import draws, silent_dropout
 from fedcover.training.client import Job
+from fedcover.training.memory import is_out_of_memory
 from fedcover.training.recipes import Recipe, moment_dtype
 
 LOOKED_AT = 64
@@ -50,13 +51,13 @@ def checked_device(name: str) -> torch.device:
 def only_together(job: Job, error: Exception) -> InputError | None:
     """Return the reason if the training of a batch failed for a client that can be trained alone; None if it cannot.
 
-    An error of the device is not the model's.
+    Errors of the device and of memory are not the model's.
 
     Args:
         job: The first job of the batch.
         error: The error of the batch.
     """
-    if isinstance(error, torch.AcceleratorError):
+    if isinstance(error, torch.AcceleratorError) or is_out_of_memory(error):
         return None
     reason = next((words for pattern, words in REASONS.items() if re.search(pattern, str(error))), None)
     if reason is None and not _trains_alone(job):

@@ -119,7 +119,7 @@ def load_shifts(stacks: Params, shifts: Sequence[Mapping[str, Tensor]]) -> None:
     for name, stack in stacks.items():
         zeros = torch.zeros_like(stack[0])
         rows = [tensors[name].to(zeros) if name in tensors else zeros for tensors in shifts]
-        stack[: len(rows)].copy_(torch.stack(rows))
+        torch.stack(rows, out=stack[: len(rows)])
 
 
 def column(values: Tensor, stack: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from fedcover.seeding import generator_states, seeded
 from fedcover.structure.calls import call_model, call_with
 from fedcover.structure.dropout import Stream
 from fedcover.structure.state import plain_attributes
+from fedcover.training.memory import is_out_of_memory
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.step import StepData, start_state, take_step
 
@@ -85,9 +86,9 @@ def agree(fast: Callable[[int], Result | None], defined: Callable[[int], Result]
         return any(
             (result := _drawn(fast, seed)) is not None and _close(result, _drawn(defined, seed)) for seed in SEEDS
         )
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception:  # such as an operation that a traced step cannot replay
+    except Exception as error:  # such as an operation that a traced step cannot replay
+        if is_out_of_memory(error):
+            raise
         return False
 
 
