@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -136,6 +137,28 @@ def test_a_sequence_without_a_batch_has_its_own_shapes() -> None:
         outputs, last = layer(x, first)
         torch.testing.assert_close(outputs, expected[0])
         torch.testing.assert_close(last, expected[1])
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, partial(nn.RNNCell, nonlinearity="relu")])
+def test_cells_are_layers_of_one_time_step(kind: Callable[..., nn.Module], biased: bool) -> None:
+    cell = kind(INPUTS, UNITS, bias=biased).double()
+    own = copy.deepcopy(cell)
+    assert use_stacked_recurrence(own)
+    draws = [torch.randn(BATCH, size, dtype=torch.float64) for size in (INPUTS, UNITS, UNITS)]
+
+    def results(layer: nn.Module, given: bool, rows: Any) -> tuple[Tensor, ...]:
+        x, *states = (draw[rows].clone().requires_grad_() for draw in draws)
+        first = (tuple(states) if isinstance(layer, nn.LSTMCell) else states[0]) if given else None
+        last = layer(x, first)
+        lasts = last if isinstance(last, tuple) else (last,)
+        total = sum((state.sin() * (n + 2)).sum() for n, state in enumerate(lasts))
+        inputs = [*layer.parameters(), x, *(states[: len(lasts)] if given else ())]
+        return *lasts, *torch.autograd.grad(total, inputs)
+
+    for given in (True, False):
+        for rows in (slice(None), 1):  # a batch, and an example by itself
+            torch.testing.assert_close(results(own, given, rows), results(cell, given, rows), rtol=0, atol=1e-12)
 
 
 def test_unused_outputs_need_no_gradient() -> None:

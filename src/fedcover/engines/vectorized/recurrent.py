@@ -1,4 +1,4 @@
-"""Recurrent layers of many clients: ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` as products of stacks.
+"""Recurrent layers of many clients: ``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` and their cells as products of stacks.
 
 torch has no rule for batches of these layers: clients would run one by one, on a GPU not at all. Here a time step is
 one product for all clients and one pass over their gates, and the gradient of the recurrent weights is one product over
@@ -17,8 +17,9 @@ from fedcover.engines.vectorized.channels_last import over_stacks
 from fedcover.engines.vectorized.convolutions import has_own_forward
 from fedcover.engines.vectorized.recurrent_cells import CELLS, After, Before, Gradients, RecurrentCell
 
-Recurrent = nn.LSTM | nn.GRU | nn.RNN
-KINDS = nn.LSTM, nn.GRU, nn.RNN
+Layer = nn.LSTM | nn.GRU | nn.RNN
+SingleStep = nn.LSTMCell | nn.GRUCell | nn.RNNCell
+LAYERS, SINGLE_STEPS = (nn.LSTM, nn.GRU, nn.RNN), (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 
 
 @over_stacks
@@ -110,19 +111,37 @@ def use_stacked_recurrence(model: nn.Module) -> bool:
 
     Layers with dropout between them, projections or hooks stay as they are.
     """
-    layers = [layer for layer in model.modules() if _is_supported(layer)]
+    layers = [layer for layer in model.modules() if _is_layer(layer) or _is_single_step(layer)]
     for layer in layers:
-        layer.forward = MethodType(_run, layer)  # type: ignore[method-assign]
+        layer.forward = MethodType(_run if _is_layer(layer) else _run_single_step, layer)  # type: ignore[method-assign]
     return bool(layers)
 
 
-def _is_supported(layer: nn.Module) -> TypeGuard[Recurrent]:
-    if not isinstance(layer, Recurrent) or type(layer) not in KINDS or has_own_forward(layer):
+def _is_layer(layer: nn.Module) -> TypeGuard[Layer]:
+    if not isinstance(layer, Layer) or type(layer) not in LAYERS or has_own_forward(layer):
         return False
     return layer.proj_size == 0 and (layer.dropout == 0 or layer.num_layers == 1)
 
 
-def _run(layer: Recurrent, input: Any, hx: Any = None) -> Any:
+def _is_single_step(layer: nn.Module) -> TypeGuard[SingleStep]:
+    return type(layer) in SINGLE_STEPS and not has_own_forward(layer)
+
+
+def _run_single_step(layer: SingleStep, input: Tensor, hx: Any = None) -> Any:
+    """Return what the forward pass of a cell returns: a sequence of one time step."""
+    has_state = isinstance(layer, nn.LSTMCell)
+    mode = f"RNN_{layer.nonlinearity.upper()}" if isinstance(layer, nn.RNNCell) else type(layer).__name__[:-4]
+    x = input if input.ndim == 2 else input.unsqueeze(0)
+    if hx is None:
+        firsts = [x.new_zeros(len(x), layer.hidden_size)] * 2
+    else:
+        firsts = [state.reshape(len(x), -1) for state in (hx if has_state else [hx])]
+    hs, cs = _one_direction(layer, "", x.unsqueeze(0), firsts[0], firsts[1] if has_state else None, CELLS[mode])
+    lasts = [states[-1] if input.ndim == 2 else states[-1, 0] for states in ((hs, cs) if has_state else (hs,))]
+    return tuple(lasts) if has_state else lasts[0]
+
+
+def _run(layer: Layer, input: Any, hx: Any = None) -> Any:
     """Return what the layer's own ``forward`` returns."""
     if not isinstance(input, Tensor):  # a packed sequence
         own: Any = type(layer).forward
@@ -135,7 +154,7 @@ def _run(layer: Recurrent, input: Any, hx: Any = None) -> Any:
         outputs = []
         for suffix in ("", "_reverse")[: 1 + layer.bidirectional]:
             h, c = (states[len(last_h)] for states in firsts) if has_state else (firsts[0][len(last_h)], None)
-            hs, cs = _one_direction(layer, f"l{number}{suffix}", x.flip(0) if suffix else x, h, c, cell)
+            hs, cs = _one_direction(layer, f"_l{number}{suffix}", x.flip(0) if suffix else x, h, c, cell)
             outputs.append(hs[1:].flip(0) if suffix else hs[1:])
             last_h.append(hs[-1])
             last_c.append(cs[-1] if has_state else cs)
@@ -148,7 +167,7 @@ def _run(layer: Recurrent, input: Any, hx: Any = None) -> Any:
     return x, tuple(lasts) if has_state else lasts[0]
 
 
-def _first_states(layer: Recurrent, x: Tensor, hx: Any, batched: bool) -> Sequence[Tensor]:
+def _first_states(layer: Layer, x: Tensor, hx: Any, batched: bool) -> Sequence[Tensor]:
     """Return the states before the first time step, (layers, b, H): the hidden ones, and the cells of an LSTM."""
     if hx is None:
         rows = layer.num_layers * (1 + layer.bidirectional)
@@ -158,11 +177,11 @@ def _first_states(layer: Recurrent, x: Tensor, hx: Any, batched: bool) -> Sequen
 
 
 def _one_direction(
-    layer: Recurrent, name: str, x: Tensor, h: Tensor, c: Tensor | None, cell: RecurrentCell
+    layer: Layer | SingleStep, suffix: str, x: Tensor, h: Tensor, c: Tensor | None, cell: RecurrentCell
 ) -> tuple[Tensor, Tensor]:
     """Return the hidden and the cell states of one layer in one direction, beginning with the first ones."""
-    weights = (getattr(layer, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh"))
-    biases = (getattr(layer, f"{kind}_{name}") if layer.bias else None for kind in ("bias_ih", "bias_hh"))
+    weights = (getattr(layer, f"{kind}{suffix}") for kind in ("weight_ih", "weight_hh"))
+    biases = (getattr(layer, f"{kind}{suffix}") if layer.bias else None for kind in ("bias_ih", "bias_hh"))
     (outer, inner), (bias, inner_bias) = weights, biases
     if bias is not None and not cell.gates_product:
         bias, inner_bias = bias + inner_bias, None
