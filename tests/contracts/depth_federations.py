@@ -26,7 +26,7 @@ KINDS = ("weight", "bias")
 
 
 def text_net() -> TransformerExits:
-    return TransformerExits((5,), 7, width=8, head=4, layers=6)
+    return TransformerExits((5,), 7, width=8, head=4, layers=5)
 
 
 NETWORKS: dict[str, tuple[Callable[[], ExitModel], Tensor]] = {

@@ -85,7 +85,7 @@ def corrected_jobs(network: str, recipe: str, complement: bool = False) -> list[
     jobs = jobs_of(net(network), local, NETWORKS[network][1])
     several = [shifts_of(jobs[0].theta, 1), {}, dict(list(shifts_of(jobs[0].theta, 2).items())[1:])]
     options = [fc.TrainingOptions(shifts=one if shifted else {}, complement=complement) for one in several]
-    steps = [replace(local, lr=lr, epochs=epochs) for lr, epochs in ((0.1, 2), (0.2, 1), (0.05, 2))]
+    steps = [replace(local, lr=lr, epochs=epochs) for lr, epochs in ((0.1, 1), (0.2, 2), (0.05, 1))]
     return [replace(job, recipe=r, options=o) for job, r, o in zip(jobs, steps, options, strict=True)]
 
 

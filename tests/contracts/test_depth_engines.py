@@ -1,6 +1,7 @@
 """Policies by depth in every engine, and their steps by hand."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -24,10 +25,16 @@ from tests.laws.strategies import same
 from tests.networks import ExitNet
 
 
+@cache
+def by_serial(name: str, network: str) -> fc.History:
+    """Return three rounds of a policy by the serial engine, which several engines are compared with."""
+    return playing(serial(), network, policy_for(name, network)).run(3)
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", POLICIES)
 def test_steps_agree_traced_shrunk_and_by_autograd(name: str, network: str) -> None:
-    expected = playing(serial(), network, policy_for(name, network)).run(3)
+    expected = by_serial(name, network)
     for engine in (Serial(shrink=False, traced=False), serial(shrink=True)):
         actual = playing(engine, network, policy_for(name, network)).run(3)
         if not engine.shrink or (name, network) != ("ScaleFL", "linear"):  # whose dropout draws for fewer units
@@ -45,10 +52,10 @@ def test_vectorized_agrees_with_serial(
     """Clients of different depths, short batches, and a weight of distillation that changes."""
     monkeypatch.setattr(sub_models, "WORTHWHILE", 0.0)
     shrink = shrink and (name, network) != ("ScaleFL", "linear")  # with dropout, for fewer units
-    engines = serial(), Vectorized(device, shrink=shrink)
-    histories = [playing(engine, network, policy_for(name, network)).run(3) for engine in engines]
-    assert furthest(*histories) < TOLERANCE
-    assert histories[0].column("train_loss") == pytest.approx(histories[1].column("train_loss"), rel=1e-4)
+    expected = by_serial(name, network)
+    actual = playing(Vectorized(device, shrink=shrink), network, policy_for(name, network)).run(3)
+    assert furthest(expected, actual) < TOLERANCE
+    assert expected.column("train_loss") == pytest.approx(actual.column("train_loss"), rel=1e-4)
 
 
 @pytest.mark.parametrize("shrink", [False, True])

@@ -125,10 +125,16 @@ print(*sorted(set(loaded)), len(loaded))
 """
 
 
-def kernels_of(script: str, tmp_path: Path) -> tuple[set[str], int]:
-    """Return the names of the kernels that a script compiles, and their number, in a process of its own."""
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled kernels, which is empty at first; a kernel of several scripts is compiled once."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+def kernels_of(script: str, cache: Path) -> tuple[set[str], int]:
+    """Return the names of the kernels that a script compiles or finds, and their number, in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment |= {"TRITON_CACHE_DIR": str(cache)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", DRIVER + script],
         env=environment, capture_output=True, text=True, check=False,
@@ -141,8 +147,8 @@ def kernels_of(script: str, tmp_path: Path) -> tuple[set[str], int]:
 @pytest.mark.parametrize(
     ("norm", "precision"), [("BatchNorm2d(32)", "bf16"), ("BatchNorm2d(32)", "fp32"), ("GroupNorm(4, 32)", "tf32")]
 )
-def test_all_kernels_of_a_step_compile_for_a_gpu(norm: str, precision: str, tmp_path: Path) -> None:
-    names, count = kernels_of(IMAGES.replace("{norm}", norm).replace("{precision}", precision), tmp_path)
+def test_all_kernels_of_a_step_compile_for_a_gpu(norm: str, precision: str, cache: Path) -> None:
+    names, count = kernels_of(IMAGES.replace("{norm}", norm).replace("{precision}", precision), cache)
     wanted = {"forward", "input_gradient", "weight_gradient", "normalise", "norm_part_sums", "norm_gradient"}
     wanted |= {"sgd_step", "sgd_square_sums"} | (set() if precision == "bf16" else {"operand_largest", "operand_split"})
     assert wanted <= names, names
@@ -158,17 +164,17 @@ def test_all_kernels_of_a_step_compile_for_a_gpu(norm: str, precision: str, tmp_
     ],
 )  # fmt: skip
 def test_all_kernels_of_a_chain_compile_for_a_gpu(
-    network: str, shape: tuple[int, ...], wanted: set[str], tmp_path: Path
+    network: str, shape: tuple[int, ...], wanted: set[str], cache: Path
 ) -> None:
-    names, count = kernels_of(CHAINS.replace("{network}", network).replace("{shape}", str(shape)), tmp_path)
+    names, count = kernels_of(CHAINS.replace("{network}", network).replace("{shape}", str(shape)), cache)
     assert names == wanted
     assert count < 20
 
 
-def test_kernels_with_corrections_compile_for_a_gpu(tmp_path: Path) -> None:
+def test_kernels_with_corrections_compile_for_a_gpu(cache: Path) -> None:
     script = CHAINS.replace("{network}", "lenet").replace("{shape}", "(3, 32, 32)")
     script = script.replace("layers.front)", "layers.front, chain_stacks.Correction(True, 0.5))")
-    names, count = kernels_of("from fedcover.engines.vectorized import chain_stacks" + script, tmp_path)
+    names, count = kernels_of("from fedcover.engines.vectorized import chain_stacks" + script, cache)
     assert {"head", "inner_backward", "update"} <= names
     assert count < 20
 

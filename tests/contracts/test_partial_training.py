@@ -23,7 +23,7 @@ from fedcover.params import Mask, Params, params_of
 from fedcover.policies import POLICIES
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import with_keyed_dropout
-from fedcover.structure.trace import trace
+from fedcover.structure.trace import ModelStructure, trace
 from fedcover.training.client import ClientSteps, Job, train_client
 from fedcover.training.options import TrainingOptions
 from fedcover.training.steps import partial as partial_steps
@@ -63,6 +63,11 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 LARGE = ("resnet18_gn", "resnet18")
 
 
+def kinds_for(name: str) -> tuple[str, ...]:
+    """Return the kinds of masks for a network; in a large one, the units of one policy stand for those of others."""
+    return (*(["HeteroFL"] if name in LARGE else ["NP", "random_submodels"]), "FedRolex", "WP", "entries", "window")
+
+
 @cache
 def made(name: str) -> tuple[fc.Task, fc.Population]:
     """Return a task in double precision, and the data of one client."""
@@ -87,15 +92,18 @@ def window(theta: Params) -> Mask:
     return {name: torch.zeros_like(theta[name], dtype=torch.bool) for name in names[:-last]}
 
 
-def mask_of(kind: str, model: nn.Module, example: Any, keep: float = 0.5) -> Mask:
+def entries(theta: Params) -> Mask:
+    """Return a mask of single entries, with empty rows."""
+    rng = torch.Generator().manual_seed(3)
+    return {name: _entries(tensor, rng) for name, tensor in theta.items()}
+
+
+def mask_of(kind: str, structure: ModelStructure, keep: float = 0.5) -> Mask:
     """Return a mask of some kind: a window of the last layers, entries with empty rows, or that of a policy."""
-    theta = params_of(model)
-    if kind == "window":
-        return window(theta)
-    if kind == "entries":
-        rng = torch.Generator().manual_seed(3)
-        return {n: _entries(t, rng) for n, t in theta.items()}
-    policy = POLICIES[kind]().bind(trace(model, example))
+    theta = params_of(structure.model)
+    if kind in ("window", "entries"):
+        return window(theta) if kind == "window" else entries(theta)
+    policy = POLICIES[kind]().bind(structure)
     (plan,), _ = policy.plan(theta, [fc.Client(0, 0, fc.Budget(keep))], fc.Round(2, 0), policy.start())
     return plan.mask
 
@@ -142,13 +150,10 @@ def check_agreement(job: Job) -> None:
             assert float(torch.where(kept, moment_now - tensor, 0.0).abs().max()) <= CLOSE * (1 + tensor.abs().max())
 
 
-@pytest.mark.parametrize("kind", ["NP", "FedRolex", "random_submodels", "WP", "entries", "window"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in NETWORKS for kind in kinds_for(name)])
 def test_partial_steps_agree_with_the_definition(name: str, kind: str) -> None:
-    if name in LARGE and kind in ("NP", "random_submodels"):
-        kind = "HeteroFL"  # also units; the others take the same path
     task, clients = made(name)
-    check_agreement(job_of(task, clients, mask_of(kind, task.model, clients.examples.example())))
+    check_agreement(job_of(task, clients, mask_of(kind, task.structure(clients.examples.example()))))
 
 
 @pytest.mark.parametrize("kind", ["NP", "WP"])
@@ -159,7 +164,7 @@ def test_recipes_agree_with_the_definition(recipe: str, kind: str) -> None:
         "clip and decay": fc.LocalSGD(2, 4, 0.1, weight_decay=0.1, clip=0.2, proximal=0.3),
     }
     task, clients = made("dropout")
-    job = job_of(task, clients, mask_of(kind, task.model, clients.examples.example()), {**RECIPES, **more}[recipe])
+    job = job_of(task, clients, mask_of(kind, task.structure(clients.examples.example())), {**RECIPES, **more}[recipe])
     inside = {n: torch.where(job.mask[n], 1.0, 0.0) if n in job.mask else torch.ones(()) for n in job.theta}
     options = TrainingOptions(complement=True, thresholds={"0.weight": 0.1})
     if recipe == "SCAFFOLD":
@@ -179,7 +184,7 @@ def test_the_zoo_agrees_with_the_definition(name: str, kind: str) -> None:
     inputs = map_inputs(lambda part: part.double() if part.is_floating_point() else part, inputs)
     labels = labels.double() if labels.is_floating_point() else labels
     clients = fc.data.from_parts((inputs, labels), [torch.arange(8)])
-    mask = mask_of(kind, model, example)
+    mask = mask_of(kind, trace(model, example))
     task = fc.Task(copy.deepcopy(model).double(), LOSSES.get(name, F.cross_entropy)).fitted(clients.examples)
     check_agreement(job_of(task, clients, mask))
 
@@ -215,7 +220,7 @@ def watched(job: Job, narrow: bool) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["lenet", "resnet18_gn", "transformer"])
 def test_no_gradient_of_a_whole_weight_is_computed(name: str) -> None:
     task, clients = made(name)
-    job = job_of(task, clients, mask_of("FedRolex", task.model, clients.examples.example(), 0.4))
+    job = job_of(task, clients, mask_of("FedRolex", task.structure(clients.examples.example()), 0.4))
     cut = {tuple(job.theta[n].shape) for n, kept in job.mask.items() if kept.ndim > 1 and not kept.all()}
     activations = watched(replace(job, mask=window(job.theta)), narrow=True)
     assert not (watched(job, narrow=True) & cut) - activations
@@ -223,8 +228,7 @@ def test_no_gradient_of_a_whole_weight_is_computed(name: str) -> None:
 
 
 def test_nothing_is_saved_below_the_lowest_trained_layer() -> None:
-    task, clients = made("resnet18_gn")
-    job = job_of(task, clients, {})
+    job = job_of(*made("resnet18_gn"), {})
     last = list(job.theta).index("blocks.7.conv2.weight")
     mask = {name: torch.zeros_like(t, dtype=torch.bool) for name, t in list(job.theta.items())[:last]}
     saved: list[Tensor] = []
@@ -280,9 +284,8 @@ class Checkpointed(nn.Module):
 
 
 def own_job(model: nn.Module) -> Job:
-    clients = made("dropout")[1]
-    job = job_of(fc.Task(model.double()), clients, {})
-    return replace(job, mask=mask_of("entries", model, None))
+    job = job_of(fc.Task(model.double()), made("dropout")[1], {})
+    return replace(job, mask=entries(job.theta))
 
 
 @pytest.mark.parametrize("make", [Cached, Counting, Checkpointed])
@@ -375,7 +378,7 @@ def test_partial_steps_are_taken_where_they_pay(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(partial_steps.PartialSteps, "finish", finish)
     task, clients = deep_parts()
-    job = job_of(task, clients, mask_of("FedRolex", task.model, clients.examples.example()))
+    job = job_of(task, clients, mask_of("FedRolex", task.structure(clients.examples.example())))
     ClientTrainer(shrink=True).train(job)
     assert len(taken) == 1
     ClientTrainer(shrink=True).train(replace(job, options=None))

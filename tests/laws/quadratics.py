@@ -6,6 +6,7 @@ whole model, and averages may be damped, as a ``Scheme`` declares.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from hypothesis import strategies as st
@@ -32,23 +33,29 @@ class Quadratic:
     def smoothness(self) -> float:
         return float(torch.linalg.matrix_norm(self.curvature, 2))
 
+    @cached_property
+    def centre(self) -> Tensor:
+        """The minimum of F."""
+        return self.centres.mean(0)
+
     @property
     def gap(self) -> float:
-        away = self.start - self.centres.mean(0)
+        away = self.start - self.centre
         return float(away @ self.curvature @ away) / 2
 
     def gradient(self, theta: Tensor) -> Tensor:
         """grad F."""
-        return (theta - self.centres.mean(0)) @ self.curvature
+        return (theta - self.centre) @ self.curvature
 
     def loss(self, theta: Tensor) -> Tensor:
         """F - F_inf."""
-        return ((theta - self.centres.mean(0)) * self.gradient(theta)).sum(-1) / 2
+        away = theta - self.centre
+        return (away * (away @ self.curvature)).sum(-1) / 2
 
     @property
     def heterogeneity(self) -> float:
         """zeta^2."""
-        away = (self.centres - self.centres.mean(0)) @ self.curvature
+        away = (self.centres - self.centre) @ self.curvature
         return float(away.square().sum(-1).mean())
 
 
@@ -117,11 +124,13 @@ def play(
     gradients, losses, client_losses = [], [float(case.loss(theta).mean())], []
     weights = [(1 - steps.momentum ** (steps.count - t)) / steps.weight for t in range(steps.count)]
     for kept in masks.double():
-        squared.append(float(case.gradient(theta).square().sum(-1).mean()))
+        slope = case.gradient(theta)
+        squared.append(float(slope.square().sum(-1).mean()))
         if drawn:
             centres = case.centres[torch.randint(len(case.centres), (copies, kept.shape[0]), generator=rng)]
-        gradients.append(float((case.gradient(theta)[:, None, :] * kept).square().sum((-1, -2)).mean()))
-        damping = (kept.sum(0) / len(kept)) ** scheme.damping
+        gradients.append(float((slope[:, None, :] * kept).square().sum((-1, -2)).mean()))
+        holders = kept.sum(0)
+        damping = (holders / len(kept)) ** scheme.damping
         whole = theta[:, None, :]
         outside = complements.values(whole)
         local, velocity, far = whole * kept + outside * (1 - kept), torch.zeros_like(whole * kept), 0.0
@@ -137,12 +146,12 @@ def play(
             velocity = steps.momentum * velocity + gradient
             local = local - steps.size * velocity
         strayed.append(far)
-        off = exact.sum(1) / kept.sum(0) - case.gradient(theta)
+        off = exact.sum(1) / holders - slope
         deviations.append(float((damping * off.square()).sum(-1).mean()))
-        noises.append(float((damping * random.sum(1) / kept.sum(0)).square().sum(-1).mean()))
+        noises.append(float((damping * random.sum(1) / holders).square().sum(-1).mean()))
         complements.refresh(local, kept)
         client_losses.append(float(case.loss(torch.where(kept.bool(), local, whole)).mean()))
-        theta = theta + damping * ((local * kept).sum(1) / kept.sum(0) - theta)
+        theta = theta + damping * ((local * kept).sum(1) / holders - theta)
         losses.append(float(case.loss(theta).mean()))
     mean_error, last = sum(map(sum, errors)) / len(errors), float(case.gradient(theta).norm(dim=-1).max())
     return Played(

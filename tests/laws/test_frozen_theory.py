@@ -279,18 +279,18 @@ def test_quantized_complements_have_a_floor_that_falls_fourfold_with_each_bit(se
 def test_kept_complements_stall_unless_masks_rotate(seed: int, window: int, damping: float) -> None:
     case, rng = iid_case(seed, window, window, 1.0, 0.0)
     case = replace(case, curvature=spd(rng, window, 0.5, 1.0))
-    fixed = torch.eye(window, dtype=torch.bool).expand(4000, -1, -1)
-    turning = torch.stack([fixed[0].roll(q % window, 1) for q in range(4000)])
-    known, scheme, steps = exact_constants(case), Scheme("kept", damping), Steps(2, 0.03)
+    fixed = torch.eye(window, dtype=torch.bool).expand(2400, -1, -1)
+    turning = torch.stack([fixed[0].roll(q % window, 1) for q in range(2400)])
+    known, scheme, steps = exact_constants(case), Scheme("kept", damping), Steps(2, 0.05)
     rotated, stalled = (play(case, masks, steps, copies=1, scheme=scheme) for masks in (turning, fixed))
     assert rotated.last < 1e-10 < 1e-3 < stalled.last
     for played in (rotated, stalled):
-        bound = theorem3(known, steps, 4000, window, 1, played.error, scheme)
+        bound = theorem3(known, steps, 2400, window, 1, played.error, scheme)
         assert bound.holds
         assert played.squared <= bound.sharp().total
     stale = staleness_error(steps, rotated.gradient, window, 1, window)
     assert 0 < max(sum(errors) for errors in rotated.errors) <= stale
-    assert staleness_error(replace(steps, size=0.015), rotated.gradient, window, 1, window) == pytest.approx(stale / 4)
+    assert staleness_error(replace(steps, size=0.025), rotated.gradient, window, 1, window) == pytest.approx(stale / 4)
     assert max(sum(errors) for errors in stalled.errors[100:]) > 1e-3
 
 

@@ -104,7 +104,11 @@ class Task:
             InputError: If there is no such prediction.
         """
         model = with_prediction(self.model, self.prediction or prediction)
-        return self if model is self.model else replace(self, model=model)
+        if model is self.model:
+            return self
+        task = replace(self, model=model)
+        object.__setattr__(task, "_fits", self._fits)  # else every federation would fit the task again
+        return task
 
     def fitted(self, examples: Examples) -> "Task":
         """Return the task as it is trained on examples.

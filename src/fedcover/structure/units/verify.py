@@ -26,8 +26,8 @@ from fedcover.structure.units.slicing import cuts_of, smaller_copy
 PATTERNS = 4
 MORE_RUNS = 8
 """Additional dry runs of a small model, in which each group has its own pattern."""
-TRIAL_RUNS = 1
-"""Dry runs of a candidate by itself."""
+TRIAL_RUNS = 2
+"""Dry runs of a candidate by itself: every second unit, which an even number of heads can share, and all but one."""
 MOST_INPUTS = 16
 WORK = 3e7
 """About the number of multiply-adds that a dry run may take for more inputs than the example has."""
