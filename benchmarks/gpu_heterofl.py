@@ -55,6 +55,7 @@ class Experiment:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.size = args, QUICK if args.quick else Size()
+        self._tasks: dict[int, fc.Task] = {}
         if args.quick:
             self.train, self.test = _random_images(self.size.clients * self.size.examples), _random_images(40)
             self.data = "random images"
@@ -70,10 +71,16 @@ class Experiment:
         recipe = replace(RECIPES[args.recipe], epochs=size.epochs)
         dynamic = args.widths == "dynamic"
         budgets = fc.by_slot(f"{size.cohort}x1") if dynamic else fc.by_client(WIDTHS)
-        task = fc.Task(build("resnet18", self.train.input_shape, self.train.classes, seed))
         clients = fc.data.iid(self.train, size.clients, seed=seed)
         policy = fc.heterofl(dynamic=dynamic)
-        return fc.Federation(task, clients, policy, budgets, recipe, cohort=size.cohort, seed=seed, engine=engine)
+        task, cohort = self.task(seed), size.cohort
+        return fc.Federation(task, clients, policy, budgets, recipe, cohort=cohort, seed=seed, engine=engine)
+
+    def task(self, seed: int) -> fc.Task:
+        """Return the task of a seed, whose units are found once."""
+        if seed not in self._tasks:
+            self._tasks[seed] = fc.Task(build("resnet18", self.train.input_shape, self.train.classes, seed))
+        return self._tasks[seed]
 
     def play(self, engine: fc.Engine, seeds: list[int], rounds: int, test: bool, label: str) -> dict[str, Any]:
         """Play rounds of several seeds in lockstep; return the seconds of each round and the last accuracies."""

@@ -1,12 +1,14 @@
-"""What the contracts of engines share: worker processes that stay open between tests, and quick kernels on a CPU."""
+"""What the contracts of engines share: worker processes that stay open, quick kernels on a CPU, quick compilation."""
 
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
+import torch
 
 from fedcover.engines.processes.pool import Processes
 
@@ -30,3 +32,26 @@ def _quick_interpreter() -> Iterator[None]:
             builder = import_module("triton.runtime.interpreter").interpreter_builder
             patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
         yield
+
+
+@pytest.fixture
+def compiled_steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Compile steps to torch's own operations instead of generated code; the list has an item for each step that ran.
+
+    What a compiled step reads from its arguments is decided when it is traced, before code is generated.
+    ``test_vectorized_compiled`` generates it.
+    """
+    compile, ran = torch.compile, list[Any]()
+
+    def without_code(graph: Any, **options: Any) -> Any:
+        compiled = compile(graph, backend="aot_eager", **options)
+
+        def run(*tensors: Any) -> Any:
+            result = compiled(*tensors)
+            ran.append(graph)
+            return result
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", without_code)
+    return ran

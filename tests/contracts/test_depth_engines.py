@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ def test_runs_with_other_weights_of_distillation_share_a_batch() -> None:
 
 
 @pytest.mark.filterwarnings("default")  # of the compiler
-def test_a_compiled_step_follows_the_weight_of_distillation() -> None:
+def test_a_compiled_step_follows_the_weight_of_distillation(compiled_steps: list[Any]) -> None:
     """In the second round the weight is another one, and the step is that of the first."""
     x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
     clients = fc.data.from_parts((x, x[:, :3].argmax(1)), [torch.arange(4), torch.arange(4, 8)])
@@ -109,6 +110,7 @@ def test_a_compiled_step_follows_the_weight_of_distillation() -> None:
         for engine in (serial(), Vectorized("cpu", compile=True))
     ]
     assert furthest(*histories) < TOLERANCE
+    assert compiled_steps
 
 
 def test_one_client_of_depth_two_trains_what_autograd_trains_by_hand() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -109,9 +110,10 @@ def test_many_clients_regrow_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("default")  # of the compiler
-def test_regrowth_between_compiled_steps() -> None:
+def test_regrowth_between_compiled_steps(compiled_steps: list[Any]) -> None:
     jobs = jobs_of("mlp", [fc.TrainingOptions(regrow=fc.Regrow(0.3))] * 5, fc.LocalSGD(2, 4, 0.05, 0.5))
     assert_alike(jobs, Vectorized("cpu", compile=True))
+    assert compiled_steps
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -104,9 +104,10 @@ def test_vectorized_agrees_with_serial(name: str, network: str, device: str) -> 
 
 @pytest.mark.filterwarnings("default")  # of the compiler
 @pytest.mark.parametrize("name", ["mixed", "FjORD"])
-def test_vectorized_compiled(name: str) -> None:
+def test_compiled_steps_follow_options(name: str, compiled_steps: list[Any]) -> None:
     expected = images(serial(), "mlp", POLICIES[name](), shared=True).run(1)
     assert furthest(expected, images(Vectorized("cpu", compile=True), "mlp", POLICIES[name]()).run(1)) < TOLERANCE
+    assert compiled_steps
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
