@@ -1,8 +1,7 @@
 """Recurrent layers of many clients: ``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` and their cells as products of stacks.
 
-torch has no rule for batches of these layers: clients would run one by one, on a GPU not at all. Here a time step is
-one product for all clients and one pass over their gates, and the gradient of the recurrent weights is one product over
-all time steps.
+torch has no rules for batches of these layers, so clients would run one by one. Here a time step is one product for all
+clients and one pass over their gates, and the gradient of the recurrent weights is one product over all time steps.
 """
 
 from collections.abc import Sequence
