@@ -51,6 +51,11 @@ def remedy(
         )
     if any(budget.full for budget in cohort):
         lost = "lower local.lr, if clients that could hold it diverged and were rejected"
+        if policy.traits().wants_classes:
+            return (
+                f"no client of the round that could hold these output rows has examples of their classes: make the"
+                f" cohort larger (cohort), or set policy.label_aware=false; {lost}"
+            )
         return lost if designed else f"the policy leaves it out for all budgets: {masks}; {lost}"
     if by == "client" and any(budget.full for budget in budgets):
         return f"no client with the whole model was drawn: make the cohort larger (cohort){design}"
