@@ -98,6 +98,7 @@ def evaluate_clients(
     evaluate_on: Any,
     personalise: int = 0,
     clients: Sequence[int] | Sequence[str] | None = None,
+    all_classes: bool = False,
 ) -> ClientEvaluation:
     """Evaluate the sub-model of each client, as the next round would plan it.
 
@@ -111,6 +112,8 @@ def evaluate_clients(
         evaluate_on: A test set, as for ``Federation.run``.
         personalise: Epochs of fine-tuning on the client's own examples, inside its mask, before a second evaluation.
         clients: Ids of the clients, or their names if they have some; all by default.
+        all_classes: Whether sub-models have the output rows of all classes, also where the policy would leave out those
+            of classes that a client does not have, as HeteroFL does.
 
     Raises:
         InputError: If the history has no state, or there is no client with an id or a name.
@@ -126,12 +129,14 @@ def evaluate_clients(
     if test is None:
         raise InputError("evaluate_on must be a test set; got None")
     with one_thread(), federation.engine.playing():
-        return _Evaluation(federation, state.on_device(federation.engine.device), test).result(personalise, ids)
+        evaluation = _Evaluation(federation, state.on_device(federation.engine.device), test, all_classes)
+        return evaluation.result(personalise, ids)
 
 
 class _Evaluation:
-    def __init__(self, federation: "Federation", state: State, test: Examples) -> None:
+    def __init__(self, federation: "Federation", state: State, test: Examples, all_classes: bool) -> None:
         self._federation, self._state, self._test = federation, state, test
+        self._by_classes = needs_classes(federation) and not all_classes
         self._round = Round(state.round + 1, federation.seed)
         population, decision = federation.clients, federation.task.decision
         by_labels = decision is not None and population.shares_labels and test.classes > 0
@@ -162,7 +167,7 @@ class _Evaluation:
             part = list(ids[start : start + federation.cohort])
             sizes, numbers = [population.size(i) for i in part], [population.number_of(i) for i in part]
             cohort = cohort_of(part, sizes, federation.resolved_budgets, federation.by, numbers)
-            if needs_classes(federation):
+            if self._by_classes:
                 cohort = [replace(client, classes=population.classes_of(client.id)) for client in cohort]
             planned, policy_state = plan_round(federation.policy, self._state, cohort, self._round)
             plans += with_client_states(federation, self._state, with_complement(federation, planned, policy_state))

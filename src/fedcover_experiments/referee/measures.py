@@ -60,9 +60,10 @@ def _by_clients(cell: RefereeCell, federation: Federation, history: History, tes
     clients = list(range(min(EVALUATED_CLIENTS, len(federation.clients))))
     scores = evaluate_clients(federation, history, test, clients=clients).clients
     whole = scores
-    if federation.clients.tests is not None:  # the scores are those on the clients' own test sets
+    if federation.clients.tests is not None or federation.policy.traits().wants_classes:
+        # The scores are those on the clients' own test sets, or of sub-models without rows of classes that they lack.
         without = replace(federation, clients=federation.clients.with_tests(None))
-        whole = evaluate_clients(without, history, test, clients=clients).clients
+        whole = evaluate_clients(without, history, test, clients=clients, all_classes=True).clients
     groups: dict[float, list[tuple[ClientScore, ClientScore]]] = {}
     for pair in zip(scores, whole, strict=True):
         groups.setdefault(cell.setting.width_of(pair[0].client), []).append(pair)

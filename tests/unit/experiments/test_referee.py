@@ -117,6 +117,17 @@ def test_cells_are_tuned_measured_and_run_once(tmp_path: Path) -> None:
     assert load_results(path).rows == more.rows
 
 
+@pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning")  # of classes that no client of a round has
+def test_levels_are_tested_with_the_output_rows_of_all_classes() -> None:
+    """HeteroFL's clients leave out the rows of classes that they lack; the largest level is the whole model."""
+    cell, split = RefereeCell(EVEN, METHODS["HeteroFL"], 0, 0.1, 4), small_split()
+    (federation,) = federations_of([cell], split, Serial())
+    assert len(federation.clients.classes_of(0)) < 10
+    row = measure(cell, federation, federation.run(4, evaluate_on=split.test), split.test)
+    assert row.levels[0].accuracy == row.curve[-1][1]
+    assert row.levels[0].kept < 1
+
+
 @pytest.mark.usefixtures("small_data")
 def test_cells_that_another_command_has_run_in_the_meantime_are_not_run_again(tmp_path: Path) -> None:
     path, batches = tmp_path / "referee.json", []

@@ -51,6 +51,22 @@ def test_clients_levels_and_classes(small_federation: Make) -> None:
         assert tables.classes[label] == pytest.approx(by_hand(small_net(), state.theta, mix))
 
 
+@pytest.mark.filterwarnings("ignore::fedcover.errors.CoverageWarning")  # of classes that no client of a round has
+def test_sub_models_can_have_the_output_rows_of_all_classes() -> None:
+    clients = fc.data.shards(small_data(), 8, 1, seed=0)
+    federation = fc.Federation(fc.Task(small_net()), clients, fc.heterofl(), fc.by_slot("1,0.5"), cohort=2)
+    history = federation.run(2, evaluate_on=TEST)
+    own, whole = (fc.evaluate_clients(federation, history, TEST, all_classes=every) for every in (False, True))
+    state, plan_of = history.state, federation.policy.plan
+    for row in whole.clients:
+        client = fc.Client(row.client, row.client % 2, federation.resolved_budgets[row.client % 2])
+        (plan,), _ = plan_of(state.theta, [client], fc.Round(3, 0), state.policy)
+        expected = by_hand(small_net(), prune(state.theta, plan.mask), federation.clients.label_mix(row.client))
+        assert row.accuracy == pytest.approx(expected)
+    assert all(a.kept < b.kept for a, b in zip(own.clients, whole.clients, strict=True))
+    assert whole.clients[0].kept == 1
+
+
 @pytest.mark.parametrize("engine", [fc.Serial(shrink=False), fc.Vectorized()])
 def test_personalised_is_one_step_of_gradient_descent(engine: fc.Engine) -> None:
     with ambient(0, "net"):
