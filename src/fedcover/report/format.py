@@ -22,6 +22,15 @@ def percent(share: float | None, digits: int = 2) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def p_value(p: float, digits: int = 3) -> str:
+    """Return a p-value, which never reads as 0.
+
+    >>> p_value(0.0312), p_value(0.00002)
+    ('0.031', '< 0.001')
+    """
+    return f"< {10**-digits:.{digits}f}" if p < 10**-digits else f"{p:.{digits}f}"
+
+
 def percent_down(share: float) -> str:
     """Return a share in percent, rounded down: only a share of exactly 1 reads as 100 %.
 

@@ -58,7 +58,7 @@ def paired_rows(runs: Iterable[LoadedRun | AnyPath]) -> list[dict[str, str]]:
             "metric": c.metric,
             "difference": _difference(c.metric, c.difference.mean),
             "95 % interval": f"{_difference(c.metric, c.difference.low)} to {_difference(c.metric, c.difference.high)}",
-            "p (Holm)": "< 0.0001" if c.p < 0.0001 else f"{c.p:.4f}",
+            "p (Holm)": cells.p_value(c.p, 4),
             "pairs": f"{c.difference.pairs}",
             "verdict": _verdict(c),
         }

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedcover.report.figures import Drawing
-from fedcover.report.format import MISSING, duration, signed
+from fedcover.report.format import MISSING, duration, p_value, signed
 from fedcover_experiments.measures import LATE, MEASURES
 from fedcover_experiments.paper.arithmetic import OPEN_RULE, audit_rows
 from fedcover_experiments.paper.claim_tests import VERDICTS, Comparison, outside
@@ -152,7 +152,7 @@ def _comparison(c: Comparison) -> dict[str, str]:
         "difference": signed(c.difference.mean, digits),
         "95 % interval": f"{signed(c.difference.low, digits)} to {signed(c.difference.high, digits)}",
         "published difference": MISSING if c.published is None else signed(c.published),
-        "p (Holm)": "< 0.0001" if c.p < 0.0001 else f"{c.p:.4f}",
+        "p (Holm)": p_value(c.p, 4),
         "verdict": c.verdict,
     }
 

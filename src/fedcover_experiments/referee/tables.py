@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fedcover.report.format import MISSING, mean_and_deviation, megabytes, percent, signed
+from fedcover.report.format import MISSING, mean_and_deviation, megabytes, p_value, percent, signed
 from fedcover.report.statistics import Difference
 from fedcover_experiments.referee.leaderboard import Entry, Value
 from fedcover_experiments.referee.methods import METHODS, own_method
@@ -43,7 +43,7 @@ def _row(entry: Entry) -> dict[str, str]:
         "kind": kind,
         ACCURACY: mean_and_deviation([100 * (row.accuracy or 0.0) for row in entry.rows]) if entry.rows else MISSING,
         "gain over HeteroFL": _gain(entry.against_base),
-        "p (Holm)": f"{entry.p:.3f}" if entry.against_base else MISSING,
+        "p (Holm)": p_value(entry.p) if entry.against_base else MISSING,
         "gain over smallest": _gain(entry.gain),
         "worst level, %": _percent(entry, lambda row: row.worst_level),
         "mean level, %": _percent(entry, lambda row: row.mean_level),

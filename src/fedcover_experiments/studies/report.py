@@ -7,7 +7,7 @@ from statistics import fmean
 
 from fedcover._files import write_atomically
 from fedcover.errors import InputError
-from fedcover.report.format import mean_and_deviation, signed
+from fedcover.report.format import mean_and_deviation, p_value, signed
 from fedcover.report.statistics import Difference, holm, paired
 from fedcover_experiments.markdown import markdown_table
 from fedcover_experiments.measures import late_accuracy
@@ -102,7 +102,7 @@ def _row(study: Study, results: Results, cell: Cell) -> dict[str, str]:
         "mean δ²": f"{cell.noise:.3f}",
         "accuracy, %": mean_and_deviation(cell.accuracies),
         f"gain over {study.base} [95 %]": gain,
-        "p (Holm)": f"{cell.p:.4f}" if cell.gain else "",
+        "p (Holm)": p_value(cell.p, 4) if cell.gain else "",
         **(_costs(results, cell.experiment) if study.separate else {}),
     }
 

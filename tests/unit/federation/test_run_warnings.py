@@ -1,4 +1,4 @@
-"""Warnings of a run about policies of one's own that do not keep to budgets."""
+"""Warnings of a run: policies of one's own that do not keep to budgets, and output rows of absent classes."""
 
 import re
 import warnings
@@ -104,3 +104,16 @@ def test_parts_that_never_move_are_warned_of_and_turns_are_not() -> None:
         warnings.simplefilter("error")
         play(fc.fedpart(warmup=0), "2x1")
         play(fc.depth_windows(), "2x0.25")
+
+
+def test_rows_of_classes_that_no_client_of_the_round_has_are_named_as_such() -> None:
+    labels = torch.arange(24) % 2  # the network has three classes
+    clients = fc.data.iid(fc.Examples(torch.randn(24, 6), labels, classes=3), clients=4, seed=0)
+
+    def run(label_aware: bool) -> None:
+        policy = fc.heterofl(label_aware=label_aware)
+        fc.Federation(fc.Task(small_net()), clients, policy, fc.by_slot("1,0.5"), cohort=2).run(1)
+
+    with pytest.warns(fc.CoverageWarning, match=r"could hold these output rows has examples .*label_aware=false"):
+        run(label_aware=True)
+    run(label_aware=False)

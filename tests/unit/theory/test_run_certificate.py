@@ -280,19 +280,6 @@ def test_a_run_names_the_remedy_of_the_round_with_the_hole(small_federation: Mak
     assert "no client with the whole model was drawn: make the cohort larger (cohort)" in last["sentence"]
 
 
-def test_rows_of_classes_that_no_client_of_the_round_has_are_named_as_such() -> None:
-    labels = torch.arange(24) % 2  # the network has three classes
-    clients = fc.data.iid(fc.Examples(torch.randn(24, 6), labels, classes=3), clients=4, seed=0)
-
-    def run(label_aware: bool) -> None:
-        policy = fc.heterofl(label_aware=label_aware)
-        fc.Federation(fc.Task(small_net()), clients, policy, fc.by_slot("1,0.5"), cohort=2).run(1)
-
-    with pytest.warns(fc.CoverageWarning, match=r"could hold these output rows has examples .*label_aware=false"):
-        run(label_aware=True)
-    run(label_aware=False)
-
-
 def test_uncovered_masks_are_refused_before_training_if_asked(small_federation: Make) -> None:
     federation = small_federation(budgets=fc.by_slot("4777"), require_coverage=True)
     with pytest.raises(
