@@ -53,8 +53,8 @@ def remedy(
         lost = "lower local.lr, if clients that could hold it diverged and were rejected"
         if policy.traits().wants_classes:
             return (
-                f"no client of the round that could hold these output rows has examples of their classes: make the"
-                f" cohort larger (cohort), or set policy.label_aware=false; {lost}"
+                f"output rows stay if no client of the round that could hold them has examples of their classes: make"
+                f" the cohort larger (cohort), or let masks ignore classes (HeteroFL: policy.label_aware=false); {lost}"
             )
         return lost if designed else f"the policy leaves it out for all budgets: {masks}; {lost}"
     if by == "client" and any(budget.full for budget in budgets):

@@ -114,6 +114,6 @@ def test_rows_of_classes_that_no_client_of_the_round_has_are_named_as_such() -> 
         policy = fc.heterofl(label_aware=label_aware)
         fc.Federation(fc.Task(small_net()), clients, policy, fc.by_slot("1,0.5"), cohort=2).run(1)
 
-    with pytest.warns(fc.CoverageWarning, match=r"could hold these output rows has examples .*label_aware=false"):
+    with pytest.warns(fc.CoverageWarning, match=r"could hold them has examples of their classes: .*label_aware=false"):
         run(label_aware=True)
     run(label_aware=False)

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedcover.engines.vectorized.channels_last import over_stacks
 from fedcover.engines.vectorized.convolutions import has_own_forward
-from fedcover.engines.vectorized.recurrent_cells import CELLS, After, Before, Gradients, RecurrentCell
+from fedcover.engines.vectorized.over_stacks import over_stacks
+from fedcover.engines.vectorized.recurrent_cells import CELLS, After, Before, Gradients, RecurrentCell, wide_type
 
 Layer = nn.LSTM | nn.GRU | nn.RNN
 SingleStep = nn.LSTMCell | nn.GRUCell | nn.RNNCell
@@ -38,7 +38,7 @@ def _forward(
     x, units, by_units = x.contiguous(), weight.shape[2], weight.transpose(1, 2)
     n, time, batch, _ = x.shape
     hs = x.new_empty(time + 1, n, batch, units)
-    cs = hs.new_empty(time + 1 if c is not None else 0, n, batch, units, dtype=_wide(x.dtype))
+    cs = hs.new_empty(time + 1 if c is not None else 0, n, batch, units, dtype=wide_type(x.dtype))
     saved = x.new_empty(time, n, batch, cell.saved * units)
     hs[0] = h
     if c is not None:
@@ -65,7 +65,7 @@ def _gradients(
     hs, cs, saved = (stack.transpose(0, 1).contiguous() for stack in (hs, cs, saved))
     time, n, batch, units = hs[1:].shape
     dh = torch.zeros_like(hs) if dh is None else dh.transpose(0, 1).contiguous()
-    of_state = hs.new_zeros(hs[0].shape, dtype=_wide(hs.dtype))
+    of_state = hs.new_zeros(hs[0].shape, dtype=wide_type(hs.dtype))
     if dc is not None:
         of_state.copy_(dc[:, -1])
     d_x = hs.new_empty(time, n, batch, cell.gates * units)
@@ -186,7 +186,7 @@ def _one_direction(
         bias, inner_bias = bias + inner_bias, None
     products = F.linear(x, outer, bias)
     arguments = (None if one is None else one.to(products.dtype) for one in (inner, inner_bias, h))
-    state = None if c is None else c.to(_wide(products.dtype))
+    state = None if c is None else c.to(wide_type(products.dtype))
     hs, cs, _ = _Recurrence.apply(products, *arguments, state, cell)  # type: ignore[no-untyped-call]
     return hs, cs
 
@@ -194,8 +194,3 @@ def _one_direction(
 def _at(states: Tensor, t: int) -> Tensor:
     """Return the cell states of a time; layers without any have an empty tensor."""
     return states[t] if len(states) else states
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of cell states."""
-    return torch.promote_types(dtype, torch.float32)

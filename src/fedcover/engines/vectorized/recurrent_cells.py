@@ -176,6 +176,10 @@ def _launch(name: str, h: Tensor, *arguments: Any) -> None:
     launch(getattr(kernels, name), (-(-h.numel() // BLOCK),), *arguments, h.numel(), h.shape[-1], BLOCK)
 
 
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which gates are computed and cell states are kept: float32, or a wider one."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _wide(x: Tensor) -> Tensor:
-    """Return numbers in float32, or in their own type if that is wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(wide_type(x.dtype))
