@@ -33,9 +33,10 @@ from fedcover.training.metrics import Metric
 from fedcover.training.targets import Decision, hits_of
 from fedcover.training.task import Task
 
-CHUNK_WORK = 5e10
-"""Multiply-adds of one forward pass on a CPU; activations of larger batches do not fit into caches."""
-SMALLEST_CHUNK = 50
+LARGEST_VALUE = 2**21
+"""Entries of the largest tensor in a forward pass on a CPU: larger ones do not fit into caches, and the system maps new
+memory for each of them, which takes as long as the pass."""
+SMALLEST_CHUNK = 16
 
 Progress = Callable[[int, int], None]
 """Called with the number of examples that were evaluated so far, over all models, and their total."""
@@ -178,7 +179,8 @@ class Evaluator:
     def _spans(self, examples: int, device: torch.device) -> list[tuple[int, int]]:
         """Return the first and last example of each forward pass; together they are the batches of the loss."""
         batch = batch_on(device)
-        chunk = max(SMALLEST_CHUNK, int(CHUNK_WORK / self._work)) if self._work and device.type == "cpu" else batch
+        most = max(SMALLEST_CHUNK, LARGEST_VALUE // max(1, self._structure.largest_value))
+        chunk = most if device.type == "cpu" else batch
         return [
             (start, min(start + chunk, first + batch, examples))
             for first in range(0, examples, batch)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from fedcover.data.inputs import Inputs, copy_of, count, join, map_inputs, parts_of, shapes, take
 from fedcover.errors import InputError
@@ -45,6 +46,8 @@ class ModelStructure:
     """Weight tensors whose multiply-adds could not be counted, as in a matrix power; ``macs`` is 0 for them."""
     moving: tuple[str, ...]
     """Buffers that a forward pass in training mode changes, such as running statistics."""
+    largest_value: int = 0
+    """Entries, per example, of the largest tensor that an operation of the forward pass returns."""
     frozen: frozenset[str] = frozenset()
     """Parameters that are never trained, since they do not require gradients."""
 
@@ -133,9 +136,12 @@ class _ParameterWatch(Watch):
         self.macs: dict[str, float] = {}
         self.first: set[str] = set()
         self.elsewhere: set[str] = set()
+        self.largest_value = 0
 
     def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record one operation."""
+        values = [value for value in tree_leaves(out) if isinstance(value, Tensor)]
+        self.largest_value = max(self.largest_value, *(v.numel() for v in values if _storage(v) not in self._names), 0)
         tensors = [a for a in args if isinstance(a, Tensor)]
         named = [(self._names.get(_storage(t)), t) for t in tensors]
         for name, _ in named:
@@ -208,6 +214,7 @@ def trace(model: nn.Module, example: Inputs) -> ModelStructure:
         first=frozenset(watch.first),
         uncounted=tuple(name for name in weights if name in watch.elsewhere and not watch.macs.get(name)),
         moving=moving_buffers(scratch, buffers, example),
+        largest_value=watch.largest_value // count(example),
         frozen=frozenset(name for name, p in model.named_parameters() if not p.requires_grad),
         order=tuple(names),
         **_exits(unused, example),

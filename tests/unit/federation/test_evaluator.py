@@ -136,7 +136,7 @@ def test_the_global_model_may_be_pruned() -> None:
 
 def test_large_models_are_evaluated_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """But their loss is still that of a whole batch, for losses that are not means of single examples' losses."""
-    monkeypatch.setattr("fedcover.federation.evaluator.CHUNK_WORK", 1.0)
+    monkeypatch.setattr("fedcover.federation.evaluator.LARGEST_VALUE", 1)
     monkeypatch.setattr("fedcover.federation.evaluator.SMALLEST_CHUNK", 7)
     task, structure, theta, data = setting(MLP((1, 8, 8), 4, hidden=20))
     task = fc.Task(task.model, lambda scores, labels: F.cross_entropy(scores - scores.mean(0), labels))
