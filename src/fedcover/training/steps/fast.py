@@ -1,4 +1,4 @@
-"""Fast steps of one client: SGD with momentum, by the C library or on flat buffers."""
+"""Fast steps of one client by the C library or on flat buffers: SGD with momentum and a linear term."""
 
 from collections.abc import Sequence
 
@@ -6,20 +6,21 @@ import torch
 from torch import Tensor
 
 from fedcover.data.inputs import Inputs
-from fedcover.params import Mask, Params
+from fedcover.params import Mask, Params, prune
 from fedcover.training.client import Job, TrainedClient, dropout_key
 from fedcover.training.options import PLAIN, TrainingOptions
 from fedcover.training.recipes import LocalSGD
+from fedcover.training.steps.linear_term import is_plain_but_for_linear_term, linear_term_of
 from fedcover.training.steps.stepper import Stepper
 
-SUPPORTED = ("gains", "regrow", "exits", "complement")
+SUPPORTED = ("gains", "regrow", "exits", "complement", "shifts")
 """The options that these steps support."""
 
 
 def try_fast_steps(stepper: Stepper, job: Job) -> "FastSteps | None":
     """Return fast steps for a job; None if its recipe or its options ask for anything that they do not know."""
     recipe, options = job.recipe, job.options or PLAIN
-    if not isinstance(recipe, LocalSGD) or not recipe.is_plain or options.has_beyond(*SUPPORTED):
+    if not isinstance(recipe, LocalSGD) or options.has_beyond(*SUPPORTED) or not is_plain_but_for_linear_term(recipe):
         return None
     return FastSteps(stepper, job, recipe, options)
 
@@ -29,8 +30,10 @@ class FastSteps:
 
     def __init__(self, stepper: Stepper, job: Job, recipe: LocalSGD, options: TrainingOptions) -> None:
         self._stepper = stepper
+        term = linear_term_of(recipe, prune(job.theta, job.mask) if recipe.proximal else {}, options.shifts)
         stepper.start(
-            job.theta, job.mask, recipe.lr, recipe.momentum, dropout_key(job), options.gains, options.complement
+            *(job.theta, job.mask, recipe.lr, recipe.momentum, dropout_key(job)),
+            *(options.gains, options.complement, term),
         )
 
     def epochs(self, inputs: Inputs, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:

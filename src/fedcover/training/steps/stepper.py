@@ -20,6 +20,7 @@ from fedcover.structure.calls import call_model
 from fedcover.structure.dropout import DropoutCall, Stream, scales
 from fedcover.training.client import batches_of
 from fedcover.training.steps.agreement import RECIPE, STEP, agree, defined_steps, repeats
+from fedcover.training.steps.linear_term import LinearTerm
 from fedcover.training.steps.native import ChainState, Matcher
 from fedcover.training.steps.traced import TracedStep, trace_step
 
@@ -55,12 +56,16 @@ class Flat:
     """1 where an entry is kept and 0 where it is pruned; None if all are kept. With gains g, g^2 where kept."""
     gain: Tensor | None = None
     """The factor of ``theta`` during training; None for 1."""
+    anchor: Tensor | None = None
+    """The anchor of the linear term, times ``gain``; None for 0."""
+    shift: Tensor | None = None
+    """The shift of the linear term, divided by ``gain``; None for 0."""
 
-    def over(self, values: Mapping[str, Tensor] | Mapping[str, float]) -> Tensor | None:
-        """Return values by name in the layout of theta, with 1 for missing names; None if all are missing."""
+    def over(self, values: Mapping[str, Tensor] | Mapping[str, float], fill: float = 1.0) -> Tensor | None:
+        """Return values by name in the layout of theta, with ``fill`` for missing names; None if all are missing."""
         if not any(name in values for name in self.names):
             return None
-        flat = torch.ones_like(self.theta)
+        flat = torch.full_like(self.theta, fill)
         for name, (at, size) in zip(self.names, self.places, strict=True):
             if name in values:
                 value = values[name]
@@ -89,7 +94,7 @@ class Stepper:
         self.flats = _lay_out(model)
         self._matcher = Matcher(model, stream, loss)
         self._traced_steps: dict[object, TracedStep | None] = {}
-        self.lr = self.momentum = 0.0
+        self.lr = self.momentum = self._strength = 0.0
         self._gains: Mapping[str, float] = NONE
         self._frozen: Params = {}
         """Frozen tensors with gains: multiplying by a gain and dividing by it may round."""
@@ -107,6 +112,7 @@ class Stepper:
         key: int,
         gains: Mapping[str, float] = NONE,
         complement: bool = False,
+        term: LinearTerm | None = None,
     ) -> None:
         """Reset to theta o m with zero momentum, or with a complement to theta, of which only theta o m is trained.
 
@@ -121,7 +127,9 @@ class Stepper:
             key: The key of the client's dropout.
             gains: The factors of tensors in forward passes, by name.
             complement: Whether entries outside the mask stay at their values in theta, instead of 0.
+            term: What is added to gradients.
         """
+        self._strength = term.strength if term else 0.0
         self.lr, self.momentum, self._gains = lr, momentum, gains
         self.stream.key, self.number = key, 0
         self._dropout.clear()
@@ -136,6 +144,11 @@ class Stepper:
             if flat.gain is not None:
                 squared = flat.gain.square()
                 flat.kept = squared if flat.kept is None else flat.kept.mul_(squared)
+            flat.anchor = flat.over(term.anchors, fill=0.0) if term else None
+            flat.shift = flat.over(term.shifts, fill=0.0) if term else None
+            if flat.gain is not None:
+                flat.anchor = None if flat.anchor is None else flat.anchor.mul_(flat.gain)
+                flat.shift = None if flat.shift is None else flat.shift.div_(flat.gain)
 
     def remask(self, old: Mask, new: Mask) -> None:
         """Continue with another mask; entries that it drops or adds become 0, with zero momentum."""
@@ -151,8 +164,21 @@ class Stepper:
     def step(self, x: Inputs, y: Tensor) -> Tensor:
         """Take one step on a batch, and return the loss before it."""
         loss = self._gradients_into_momenta(x, y)
+        self._add_linear_term()
         self._descend()
         return loss
+
+    def _add_linear_term(self) -> None:
+        """Add the linear term to the momenta. With a gain, momenta are gradients by ``gain`` times a parameter."""
+        for flat in self.flats:
+            if self._strength:
+                away = flat.theta if flat.anchor is None else flat.theta - flat.anchor
+                if flat.gain is None:
+                    flat.velocity.add_(away, alpha=self._strength)
+                else:
+                    flat.velocity.addcdiv_(away, flat.gain.square(), value=self._strength)
+            if flat.shift is not None:
+                flat.velocity.add_(flat.shift)
 
     def _descend(self) -> None:
         """Step by the momenta, inside the mask."""
@@ -221,10 +247,14 @@ class Stepper:
         if flat.gain is not None:  # the library only distinguishes kept and pruned
             return None
         places = dict(zip(flat.names, flat.places, strict=True))
-        chain = self._matcher.find(inputs, labels, orders, batch_size, places)
+        with_term = bool(self._strength) or flat.shift is not None
+        chain = self._matcher.find(inputs, labels, orders, batch_size, places, with_term)
         if chain is None:
             return None
-        state = ChainState(flat.theta, flat.velocity, flat.kept, self.lr, self.momentum, self.stream.key, self.number)
+        state = ChainState(
+            *(flat.theta, flat.velocity, flat.kept, self.lr, self.momentum, self.stream.key, self.number),
+            *(self._strength, flat.anchor, flat.shift),
+        )
         losses = chain.epochs(state, inputs, labels, orders, batch_size)
         self.number += 0 if losses is None else len(orders) * len(losses)
         return losses

@@ -65,7 +65,8 @@ def _processor() -> bytes:
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the argument and result types of the library's functions."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.fedcover_chain_size.argtypes, library.fedcover_chain_size.restype = [pointer, number, number], number
-    library.fedcover_chain_epoch.argtypes = [pointer, number, pointer]
+    for function in (library.fedcover_chain_size, library.fedcover_chain_epoch):
+        function.argtypes = [pointer, number, pointer]
+    library.fedcover_chain_size.restype = number
     library.fedcover_chain_epoch.restype = ctypes.c_int
     return library

@@ -84,8 +84,9 @@ static float cross_entropy(const Chain *c, int64_t classes, const float *scores,
 static int has_images(const Chain *c, const Op *ops) { return c->head && ops[0].channels[0]; }
 
 /* Lay out a chain in ``work``, and return the number of floats that it takes. */
-static int64_t lay_out(Chain *c, const Op *ops, int64_t n, int64_t batch, float *work) {
+static int64_t lay_out(Chain *c, const Op *ops, int64_t n, int64_t batch, int corrected, float *work) {
     float *at = work;
+    c->corrected = corrected;
     c->tiles = up(batch, MOST);
     c->tile = up(batch, c->tiles);
     if (c->tile > 1) c->tile += c->tile % 2;
@@ -104,16 +105,20 @@ static int64_t lay_out(Chain *c, const Op *ops, int64_t n, int64_t batch, float 
         if (ops[i].kind != LINEAR) continue;
         s->grad = TAKE(out);
         s->weight = TAKE(entries * 2 * L);
+        if (corrected) s->fixed = TAKE(entries * 2 * L);
         s->kept = (uint16_t *)TAKE(up(entries, 2));
         if (ops[i].bias >= 0) s->bias = TAKE(up(ops[i].out, L) * 2 * L);
+        if (ops[i].bias >= 0 && corrected) s->bias_fixed = TAKE(up(ops[i].out, L) * 2 * L);
         s->bias_kept = (uint16_t *)TAKE(up(ops[i].out, L));
     }
     return at - work;
 }
 
-/* Copy a matrix between theta and the chain's layout, in which inputs are padded to a multiple of ``pad``. */
-static void carry(const Job *job, int64_t from, int64_t in, int64_t out, int64_t pad, float *w, uint16_t *kept,
-                  int back) {
+/* Copy a matrix between theta and the chain's layout, in which inputs are padded to a multiple of ``pad``.
+
+With ``fixed``, anchors and shifts go where weights and momenta are in ``w``. */
+static void carry(const Job *job, int64_t from, int64_t in, int64_t out, int64_t pad, float *w, float *fixed,
+                  uint16_t *kept, int back) {
     for (int64_t kb = 0; kb < in; kb += DEPTH)
         for (int64_t h0 = 0; h0 < out; h0 += L) {
             const int64_t depth = least_of(DEPTH, in - kb), lanes = least_of(L, out - h0);
@@ -127,10 +132,13 @@ static void carry(const Job *job, int64_t from, int64_t in, int64_t out, int64_t
                         w[k * 2 * L + lane] = job->theta[at];
                         w[k * 2 * L + L + lane] = job->velocity[at];
                         if (job->kept && job->kept[at] != 0) kept[k] |= (uint16_t)(1u << lane);
+                        if (fixed && job->anchor) fixed[k * 2 * L + lane] = job->anchor[at];
+                        if (fixed && job->shift) fixed[k * 2 * L + L + lane] = job->shift[at];
                     }
                 }
             const int64_t padded = up(depth, pad) * pad;
             w += padded * 2 * L;
+            if (fixed) fixed += padded * 2 * L;
             kept += padded;
         }
 }
@@ -139,8 +147,8 @@ static void carry_all(const Chain *c, const Job *job, int back) {
     for (int64_t i = c->head; i < c->ops; i++) {
         const Stage *s = &c->stages[i];
         if (s->op.kind != LINEAR) continue;
-        carry(job, s->op.weight, s->op.in, s->op.out, L, s->weight, s->kept, back);
-        if (s->bias) carry(job, s->op.bias, 1, s->op.out, 1, s->bias, s->bias_kept, back);
+        carry(job, s->op.weight, s->op.in, s->op.out, L, s->weight, s->fixed, s->kept, back);
+        if (s->bias) carry(job, s->op.bias, 1, s->op.out, 1, s->bias, s->bias_fixed, s->bias_kept, back);
     }
 }
 
@@ -162,9 +170,9 @@ static void enter(const Chain *c, const Job *job, int64_t batch, float *x) {
     }
 }
 
-int64_t fedcover_chain_size(const Op *ops, int64_t n, int64_t batch) {
+int64_t fedcover_chain_size(const Op *ops, int64_t n, const Job *job) {
     Chain c;
-    return lay_out(&c, ops, n, batch, 0) + 16;
+    return lay_out(&c, ops, n, job->batch, is_corrected(job), 0) + 16;
 }
 
 /* Compute the loss from the head's output, the gradients, and all updates after the head; return the loss. */
@@ -234,10 +242,11 @@ static int epoch(const Op *ops, int64_t n, const Job *job) {
         if (job->labels[job->order[i]] < 0 || job->labels[job->order[i]] >= classes) return 1;
     }
     float *work = (float *)(((uintptr_t)job->work + 63) / 64 * 64);
-    const int64_t size = lay_out(c, ops, n, job->batch, work);
+    const int64_t size = lay_out(c, ops, n, job->batch, is_corrected(job), work);
     c->masked = job->kept != 0;
     c->lr = (float)job->lr;
     c->momentum = (float)job->momentum;
+    c->pull = (float)job->pull;
     if (job->first) {
         memset(work, 0, sizeof(float) * (size_t)size);
         carry_all(c, job, 0);

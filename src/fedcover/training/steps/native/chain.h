@@ -19,12 +19,13 @@ typedef struct {
 typedef struct {
     float *theta, *velocity;
     const float *kept; /* 0 where an entry does not change; NULL if all do */
+    const float *anchor, *shift; /* gradients are corrected by pull (theta - anchor) + shift; NULL for 0 */
     const float *inputs;
     const int64_t *labels, *order;
     int64_t examples, count, batch;
     int64_t step;
     uint64_t key;
-    double lr, momentum;
+    double lr, momentum, pull;
     int64_t first, last; /* whether to load theta and velocity before, and to store them after */
     float *losses, *work;
 } Job;
@@ -33,6 +34,7 @@ typedef struct {
     Op op;
     float *value, *scale, *grad; /* in rows: output, dropout's multipliers, gradient of a linear layer's output */
     float *weight, *bias;        /* with momenta; the bias is a weight matrix with one input */
+    float *fixed, *bias_fixed;   /* anchors with shifts, in the same layout; NULL if gradients are not corrected */
     uint16_t *kept, *bias_kept;  /* one bit per lane */
     /* Of layers of images, in which value and scale have one part of ``size`` floats for each group: */
     int64_t size, padded_size;
@@ -50,9 +52,11 @@ typedef struct {
     float *images;              /* the input of all groups */
     int64_t input_size;         /* floats of one group's input */
     float *grads[2], *spread;   /* gradients of one group: before and after a layer; spread for a convolution */
-    int masked;
-    float lr, momentum;
+    int masked, corrected;
+    float lr, momentum, pull;
 } Chain;
+
+INLINE int is_corrected(const Job *job) { return job->anchor || job->shift || job->pull != 0; }
 
 /* Return the position of feature f of a row, in rows of ``width`` features. */
 INLINE int64_t place(const Chain *c, int64_t width, int64_t row, int64_t f) {

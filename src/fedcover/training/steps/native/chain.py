@@ -47,14 +47,17 @@ def _packed(op: Op) -> _Op:
     return _Op(*integers, tuple(geometry or ()), scale)
 
 
+_TENSORS = ("theta", "velocity", "kept", "anchor", "shift", "inputs", "labels", "order")
+
+
 class _Job(ctypes.Structure):
     """``Job`` of chain.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("theta", "velocity", "kept", "inputs", "labels", "order")),
+        *((name, ctypes.c_void_p) for name in _TENSORS),
         *((name, ctypes.c_int64) for name in ("examples", "count", "batch", "step")),
         ("key", ctypes.c_uint64),
-        *((name, ctypes.c_double) for name in ("lr", "momentum")),
+        *((name, ctypes.c_double) for name in ("lr", "momentum", "pull")),
         *((name, ctypes.c_int64) for name in ("first", "last")),
         *((name, ctypes.c_void_p) for name in ("losses", "work")),
     )
@@ -71,6 +74,12 @@ class ChainState:
     momentum: float
     key: int
     step: int
+    pull: float = 0.0
+    """The gradient of theta is corrected by pull (theta - anchor) + shift."""
+    anchor: Tensor | None = None
+    """None for 0."""
+    shift: Tensor | None = None
+    """None for 0."""
 
 
 class Chain:
@@ -106,18 +115,19 @@ class Chain:
         assert labels.is_contiguous()
         assert orders.is_contiguous()
         batch_size = min(batch_size, orders.shape[1])
-        size = self._library.fedcover_chain_size(self._ops, len(self._ops), batch_size)
-        if len(self._work) < size:
-            self._work = torch.empty(size)
         losses = torch.empty(-(-orders.shape[1] // batch_size))
         for epoch, order in enumerate(orders):
-            tensors = (state.theta, state.velocity, state.kept, inputs, labels, order)
+            ours = (state.theta, state.velocity, state.kept, state.anchor, state.shift)
             job = _Job(
-                *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+                *(None if tensor is None else tensor.data_ptr() for tensor in (*ours, inputs, labels, order)),
                 *(len(labels), len(order), batch_size, state.step + epoch * len(losses), state.key),
-                *(state.lr, state.momentum, epoch == 0, epoch == len(orders) - 1),
-                *(losses.data_ptr(), self._work.data_ptr()),
+                *(state.lr, state.momentum, state.pull, epoch == 0, epoch == len(orders) - 1),
+                losses.data_ptr(),
             )
+            size = self._library.fedcover_chain_size(self._ops, len(self._ops), ctypes.byref(job))
+            if len(self._work) < size:
+                self._work = torch.empty(size)
+            job.work = self._work.data_ptr()
             if self._library.fedcover_chain_epoch(self._ops, len(self._ops), ctypes.byref(job)):
                 return None
         return losses

@@ -168,7 +168,10 @@ static void clear_ends(const Op *op, int64_t n, float *images) {
 }
 
 /* Take a step of a convolution's weights or bias, from their gradient. */
-static void descend(const Chain *c, const Job *job, int64_t at, int64_t size, const float *slope) {
+static void descend(const Chain *c, const Job *job, int64_t at, int64_t size, float *slope) {
+    for (int64_t i = at; c->corrected && i < at + size; i++)
+        slope[i - at] += c->pull * (job->theta[i] - (job->anchor ? job->anchor[i] : 0)) +
+                         (job->shift ? job->shift[i] : 0);
     for (int64_t i = at; i < at + size; i++) {
         const float v = c->momentum * job->velocity[i] + slope[i - at], value = job->theta[i] - c->lr * v;
         job->velocity[i] = v;

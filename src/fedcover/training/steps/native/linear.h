@@ -43,6 +43,16 @@ INLINE void forward(const int rows, const int vectors, int64_t depth, int64_t ap
         UNROLL for (int i = 0; i < vectors; i++) store(out + r * DEPTH + i * L, sum[r][i]);
 }
 
+/* Decay the momenta of the same weights, and add to them what corrects gradients. */
+static void correct(const Chain *c, int64_t vectors, int64_t depth, int64_t apart, float *restrict w,
+                    const float *restrict fixed) {
+    for (int64_t i = 0; i < vectors; i++)
+        for (int64_t at = i * apart; at < i * apart + depth * 2 * L; at += 2 * L) {
+            const vf added = c->pull * (load(w + at) - load(fixed + at)) + load(fixed + at + L);
+            store(w + at + L, load(w + at + L) * c->momentum + added);
+        }
+}
+
 typedef void Update(int64_t, int64_t, float *, const uint16_t *, const float *, const float *, float, float);
 typedef void Forward(int64_t, int64_t, const float *, const float *, float *);
 typedef struct {
@@ -91,12 +101,15 @@ static void pass(const Chain *c, const Stage *s, const float *x, const float *ne
         const int64_t at = backwards ? blocks * pairs - 1 - i : i, kb = at / pairs, hv = at % pairs * 2;
         const int64_t depth = least_of(DEPTH, in - kb * DEPTH), padded = up(depth, L) * L, apart = padded * 2 * L;
         const int64_t first = kb * DEPTH * vectors + hv * padded, out = hv * L / DEPTH * tile + hv * L % DEPTH;
-        const Kernels *kernel = &kernels[c->tile / 2][hv + 1 < vectors];
+        const int64_t both = hv + 1 < vectors;
+        const Kernels *kernel = &kernels[c->tile / 2][both];
+        const float beta = c->corrected ? 1.0f : c->momentum;
         float *w = s->weight + first * 2 * L;
+        if (x && c->corrected) correct(c, 1 + both, depth, apart, w, s->fixed + first * 2 * L);
         for (int64_t t = 0; x && t < c->tiles; t++)
             kernel->update[t < c->tiles - 1 ? 0 : c->masked ? 2 : 1](
                 depth, apart, w, s->kept + first, x + kb * tile + t * x_step, s->grad + out + t * out_step,
-                t ? 1.0f : c->momentum, c->lr);
+                t ? 1.0f : beta, c->lr);
         for (int64_t t = 0; next && t < c->tiles; t++)
             kernel->forward(depth, apart, w, next + kb * tile + t * x_step, s->value + out + t * out_step);
     }
@@ -113,7 +126,9 @@ static void update_bias(const Chain *c, const Stage *s) {
     for (int64_t h = 0; s->bias && h < s->op.out; h += L) {
         vf g = {};
         for (int64_t row = 0; row < c->tile * c->tiles; row++) g += load(s->grad + place(c, s->op.out, row, h));
-        const vf v = load(s->bias + 2 * h + L) * c->momentum + g, old = load(s->bias + 2 * h), value = old - c->lr * v;
+        if (c->corrected) correct(c, 1, 1, 0, s->bias + 2 * h, s->bias_fixed + 2 * h);
+        const vf v = load(s->bias + 2 * h + L) * (c->corrected ? 1.0f : c->momentum) + g;
+        const vf old = load(s->bias + 2 * h), value = old - c->lr * v;
         store(s->bias + 2 * h + L, v);
         store(s->bias + 2 * h, c->masked ? keep(old, value, s->bias_kept[h / L]) : value);
     }
