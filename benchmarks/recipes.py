@@ -31,7 +31,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "weight decay": {"weight_decay": 5e-4},
     "FedProx": {"proximal": 0.01},
     "SCAFFOLD": {"control_variates": True},
-    "clip": {"clip": 10.0},
+    "clip": {"clip": 1.0},
+    "HeteroFL's": {"momentum": 0.9, "weight_decay": 5e-4, "clip": 1.0},
 }
 
 

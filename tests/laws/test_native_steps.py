@@ -15,6 +15,7 @@ from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.step import StepData, start_state, take_step
 from fedcover.training.steps.native import library
+from fedcover.training.steps.rule import Rule
 from fedcover.training.steps.stepper import Stepper
 from tests.laws.strategies import random_mask, seeds
 
@@ -106,7 +107,7 @@ def test_convolutional_networks_take_the_steps_of_the_definition(seed: int) -> N
     complement = rng.random() < 0.5
     expected = by_definition(model, theta, mask, recipe, x, y, orders, complement)
     stepper = Stepper(*with_keyed_dropout(model), F.cross_entropy)
-    stepper.start(theta, mask, recipe.lr, recipe.momentum, KEY, complement=complement)
+    stepper.start(theta, mask, Rule(recipe.lr, recipe.momentum), KEY, complement=complement)
     with torch.no_grad():
         stepper.epochs(x, y, orders, recipe.batch_size)
     assert not stepper._traced_steps

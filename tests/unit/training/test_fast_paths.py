@@ -75,7 +75,8 @@ def test_deep_models_are_not_traced() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), *(nn.Linear(4, 4) for _ in range(13)), nn.Linear(4, 2))
     engine = Serial(shrink=False)
     playing = federation(model)
-    playing = fc.Federation(playing.task, playing.clients, cohort=2, engine=engine, local=fc.LocalSGD(1, 5, clip=1.0))
+    local = fc.LocalSGD(1, 5, keep_moments=True)
+    playing = fc.Federation(playing.task, playing.clients, cohort=2, engine=engine, local=local)
     with engine:
         playing.run(1)
         (scratch,) = engine._trainer._scratches.values()

@@ -20,6 +20,7 @@ from fedcover.params import Mask, Params, params_of
 from fedcover.seeding import ambient
 from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.steps.native import library
+from fedcover.training.steps.rule import Rule
 from fedcover.training.steps.stepper import Stepper
 from tests.conftest import small_data, small_net
 
@@ -87,7 +88,7 @@ def train(
     momentum: float = 0.5, batch: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Params, Tensor]:  # fmt: skip
     """Train one client for two epochs."""
-    stepper.start(params_of(build(make)), mask or {}, 0.1, momentum, key=2**62 + 2**33 + 5)
+    stepper.start(params_of(build(make)), mask or {}, Rule(0.1, momentum), key=2**62 + 2**33 + 5)
     x, y = batch or data()
     with ambient(0, "train"), torch.no_grad():
         losses = stepper.epochs(x, y, orders(count, examples=len(x)), batch_size)
@@ -149,7 +150,7 @@ def test_steps_continue_after_the_last_ones() -> None:
     expected = train(stepper_of(make), make, count=30)
     for traced in (True, False):
         stepper = stepper_of(make)
-        stepper.start(params_of(build(make)), {}, 0.1, 0.5, key=2**62 + 2**33 + 5)
+        stepper.start(params_of(build(make)), {}, Rule(0.1, 0.5), key=2**62 + 2**33 + 5)
         with torch.no_grad():
             stepper.epochs(x, y, order[:1], 10)
             stepper._trace = traced

@@ -13,6 +13,7 @@ from fedcover.engines.serial import Serial
 from fedcover.models import LeNet
 from fedcover.params import params_of
 from fedcover.training.steps.native import layers, library
+from fedcover.training.steps.rule import Rule
 from tests.unit.training.test_native import (
     RUNS,
     Make,
@@ -173,7 +174,7 @@ def test_steps_continue_after_the_last_ones() -> None:
     expected = train(stepper_of(make), make, count=30, batch=(x, y))
     for traced in (True, False):
         stepper = stepper_of(make)
-        stepper.start(params_of(build(make)), {}, 0.1, 0.5, key=2**62 + 2**33 + 5)
+        stepper.start(params_of(build(make)), {}, Rule(0.1, 0.5), key=2**62 + 2**33 + 5)
         with torch.no_grad():
             stepper.epochs(x, y, order[:1], 10)
             stepper._trace = traced

@@ -23,6 +23,7 @@ from fedcover.structure.dropout import (
     with_keyed_dropout,
 )
 from fedcover.training.client import Job
+from fedcover.training.steps.rule import Rule
 from fedcover.training.steps.stepper import Stepper
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import random_mask
@@ -148,7 +149,7 @@ def train(name: str, traced: bool, masked: bool, momentum: float = 0.5) -> tuple
     losses = []
     for client in range(2):
         mask = {k: m for k, m in random_mask(theta, client).items() if k in trained} if masked else {}
-        stepper.start(theta, mask, 0.1, momentum, key=77 + client)
+        stepper.start(theta, mask, Rule(0.1, momentum), key=77 + client)
         with ambient(client, "train"), torch.no_grad():
             for size in (5, 5, 2, 5):
                 x = torch.randn(size, 1, side, side, generator=rng, dtype=dtype)
@@ -189,7 +190,7 @@ def test_a_client_does_not_depend_on_earlier_clients(name: str) -> None:
     theta = params_of(net(name))
 
     def run(stepper: Stepper) -> Params:
-        stepper.start(theta, {}, 0.1, 0.5, key=5)
+        stepper.start(theta, {}, Rule(0.1, 0.5), key=5)
         with ambient(1, "x"), torch.no_grad():
             for _ in range(3):
                 stepper.step(x.clone(), y)

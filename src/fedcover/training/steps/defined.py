@@ -13,6 +13,7 @@ from fedcover.training.client import Job, TrainedClient, batches_of, dropout_key
 from fedcover.training.exits import ExitLoss
 from fedcover.training.options import PLAIN
 from fedcover.training.step import StepData, StepState, as_bits, reads_start, shown_values, start_state, take_step
+from fedcover.training.steps.rule import Rule
 from fedcover.training.steps.stepper import Loss, Stepper
 
 
@@ -55,7 +56,7 @@ class DefinedSteps:
     def __init__(self, stepper: Stepper, job: Job) -> None:
         self._stepper, self._recipe, self._theta = stepper, job.recipe, job.theta
         options = job.options or PLAIN
-        stepper.start(job.theta, job.mask, 0.0, 0.0, dropout_key(job))
+        stepper.start(job.theta, job.mask, Rule(0.0, 0.0), dropout_key(job))
         trained, data = client_data(job, stepper.trained)
         self._data = data._replace(kept=self._bits(data.kept))
         self._state: StepState = start_state(job.recipe, trained, bool(options.widths), options.report)

@@ -1,4 +1,4 @@
-"""Fast steps of one client by the C library or on flat buffers: SGD with momentum and a linear term."""
+"""Fast steps of one client by the C library or on flat buffers: recipes of SGD that are a ``Rule``."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from fedcover.params import Mask, Params, prune
 from fedcover.training.client import Job, TrainedClient, dropout_key
 from fedcover.training.options import PLAIN, TrainingOptions
 from fedcover.training.recipes import LocalSGD
-from fedcover.training.steps.linear_term import is_plain_but_for_linear_term, linear_term_of
+from fedcover.training.steps.rule import Rule, rule_of
 from fedcover.training.steps.stepper import Stepper
 
 SUPPORTED = ("gains", "regrow", "exits", "complement", "shifts")
@@ -20,21 +20,18 @@ SUPPORTED = ("gains", "regrow", "exits", "complement", "shifts")
 def try_fast_steps(stepper: Stepper, job: Job) -> "FastSteps | None":
     """Return fast steps for a job; None if its recipe or its options ask for anything that they do not know."""
     recipe, options = job.recipe, job.options or PLAIN
-    if not isinstance(recipe, LocalSGD) or options.has_beyond(*SUPPORTED) or not is_plain_but_for_linear_term(recipe):
+    if not isinstance(recipe, LocalSGD) or options.has_beyond(*SUPPORTED):
         return None
-    return FastSteps(stepper, job, recipe, options)
+    rule = rule_of(recipe, prune(job.theta, job.mask) if recipe.proximal else {}, options.shifts)
+    return None if rule is None else FastSteps(stepper, job, rule, options)
 
 
 class FastSteps:
     """The steps of one client by a stepper; a tensor with gain g is trained as g theta, which is equivalent."""
 
-    def __init__(self, stepper: Stepper, job: Job, recipe: LocalSGD, options: TrainingOptions) -> None:
+    def __init__(self, stepper: Stepper, job: Job, rule: Rule, options: TrainingOptions) -> None:
         self._stepper = stepper
-        term = linear_term_of(recipe, prune(job.theta, job.mask) if recipe.proximal else {}, options.shifts)
-        stepper.start(
-            *(job.theta, job.mask, recipe.lr, recipe.momentum, dropout_key(job)),
-            *(options.gains, options.complement, term),
-        )
+        stepper.start(job.theta, job.mask, rule, dropout_key(job), options.gains, options.complement)
 
     def epochs(self, inputs: Inputs, labels: Tensor, orders: Sequence[Tensor], batch_size: int) -> Tensor:
         """Take the steps of several epochs, and return the losses of the last."""

@@ -20,9 +20,10 @@ from fedcover.structure.calls import call_model
 from fedcover.structure.dropout import DropoutCall, Stream, scales
 from fedcover.training.client import batches_of
 from fedcover.training.steps.agreement import RECIPE, STEP, agree, defined_steps, repeats
-from fedcover.training.steps.linear_term import LinearTerm
 from fedcover.training.steps.native import ChainState, Matcher
+from fedcover.training.steps.rule import Rule
 from fedcover.training.steps.traced import TracedStep, trace_step
+from fedcover.training.transforms import TINY
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -57,9 +58,9 @@ class Flat:
     gain: Tensor | None = None
     """The factor of ``theta`` during training; None for 1."""
     anchor: Tensor | None = None
-    """The anchor of the linear term, times ``gain``; None for 0."""
+    """The rule's anchors, times ``gain``; None for 0."""
     shift: Tensor | None = None
-    """The shift of the linear term, divided by ``gain``; None for 0."""
+    """The rule's shifts, divided by ``gain``; None for 0."""
 
     def over(self, values: Mapping[str, Tensor] | Mapping[str, float], fill: float = 1.0) -> Tensor | None:
         """Return values by name in the layout of theta, with ``fill`` for missing names; None if all are missing."""
@@ -71,6 +72,13 @@ class Flat:
                 value = values[name]
                 flat[at : at + size] = value.reshape(-1) if isinstance(value, Tensor) else value
         return flat
+
+    def descend(self, direction: Tensor, lr: float) -> None:
+        """Step along a direction, inside the mask."""
+        if self.kept is None:
+            self.theta.sub_(direction, alpha=lr)
+        else:
+            self.theta.addcmul_(direction, self.kept, value=-lr)
 
     def split(self, values: Tensor) -> Params:
         """Return copies of the parts of a buffer in the layout of theta, by name."""
@@ -94,7 +102,7 @@ class Stepper:
         self.flats = _lay_out(model)
         self._matcher = Matcher(model, stream, loss)
         self._traced_steps: dict[object, TracedStep | None] = {}
-        self.lr = self.momentum = self._strength = 0.0
+        self.rule = Rule(0.0, 0.0)
         self._gains: Mapping[str, float] = NONE
         self._frozen: Params = {}
         """Frozen tensors with gains: multiplying by a gain and dividing by it may round."""
@@ -107,12 +115,10 @@ class Stepper:
         self,
         theta: Params,
         mask: Mask,
-        lr: float,
-        momentum: float,
+        rule: Rule,
         key: int,
         gains: Mapping[str, float] = NONE,
         complement: bool = False,
-        term: LinearTerm | None = None,
     ) -> None:
         """Reset to theta o m with zero momentum, or with a complement to theta, of which only theta o m is trained.
 
@@ -122,15 +128,12 @@ class Stepper:
         Args:
             theta: The parameters.
             mask: The client's mask.
-            lr: The step size.
-            momentum: The factor by which momentum decays at each step.
+            rule: The rule of the steps.
             key: The key of the client's dropout.
             gains: The factors of tensors in forward passes, by name.
             complement: Whether entries outside the mask stay at their values in theta, instead of 0.
-            term: What is added to gradients.
         """
-        self._strength = term.strength if term else 0.0
-        self.lr, self.momentum, self._gains = lr, momentum, gains
+        self.rule, self._gains = rule, gains
         self.stream.key, self.number = key, 0
         self._dropout.clear()
         fixed = [name for name, p in self.model.named_parameters() if name in gains and not p.requires_grad]
@@ -144,8 +147,7 @@ class Stepper:
             if flat.gain is not None:
                 squared = flat.gain.square()
                 flat.kept = squared if flat.kept is None else flat.kept.mul_(squared)
-            flat.anchor = flat.over(term.anchors, fill=0.0) if term else None
-            flat.shift = flat.over(term.shifts, fill=0.0) if term else None
+            flat.anchor, flat.shift = flat.over(rule.anchors, fill=0.0), flat.over(rule.shifts, fill=0.0)
             if flat.gain is not None:
                 flat.anchor = None if flat.anchor is None else flat.anchor.mul_(flat.gain)
                 flat.shift = None if flat.shift is None else flat.shift.div_(flat.gain)
@@ -163,31 +165,46 @@ class Stepper:
 
     def step(self, x: Inputs, y: Tensor) -> Tensor:
         """Take one step on a batch, and return the loss before it."""
-        loss = self._gradients_into_momenta(x, y)
-        self._add_linear_term()
-        self._descend()
+        if self.rule.is_apart:
+            return self._step_apart(x, y)
+        loss = self._gradients_into_momenta(x, y, self.rule.momentum)
+        for flat in self.flats:
+            self._correct(flat)
+            flat.descend(flat.velocity, self.rule.lr)
+        self.number += 1
         return loss
 
-    def _add_linear_term(self) -> None:
-        """Add the linear term to the momenta. With a gain, momenta are gradients by ``gain`` times a parameter."""
-        for flat in self.flats:
-            if self._strength:
-                away = flat.theta if flat.anchor is None else flat.theta - flat.anchor
-                if flat.gain is None:
-                    flat.velocity.add_(away, alpha=self._strength)
-                else:
-                    flat.velocity.addcdiv_(away, flat.gain.square(), value=self._strength)
-            if flat.shift is not None:
-                flat.velocity.add_(flat.shift)
-
-    def _descend(self) -> None:
-        """Step by the momenta, inside the mask."""
-        for flat in self.flats:
-            if flat.kept is None:
-                flat.theta.sub_(flat.velocity, alpha=self.lr)
-            else:
-                flat.theta.addcmul_(flat.velocity, flat.kept, value=-self.lr)
+    def _step_apart(self, x: Inputs, y: Tensor) -> Tensor:
+        """Take one step for which the gradients of all tensors must be known."""
+        momentum, before = self.rule.momentum, [flat.velocity.clone() for flat in self.flats]
+        loss = self.gradients(x, y)
+        scale = self._clipping() if self.rule.clip else None
+        for flat, velocity in zip(self.flats, before, strict=True):
+            grads = flat.velocity if scale is None else flat.velocity.mul_(scale)
+            self._correct(flat)
+            velocity.mul_(momentum).add_(grads)
+            flat.descend(grads.add_(velocity, alpha=momentum) if self.rule.nesterov else velocity, self.rule.lr)
+            flat.velocity.copy_(velocity)
         self.number += 1
+        return loss
+
+    def _clipping(self) -> Tensor:
+        """Return the factor that clips the gradients. ``kept`` has the squares of gains, which they lack."""
+        squares = [flat.velocity.square() for flat in self.flats]
+        inside = [s if flat.kept is None else s.mul_(flat.kept) for s, flat in zip(squares, self.flats, strict=True)]
+        norm = torch.stack([square.sum(dtype=torch.float64) for square in inside]).sum().sqrt()
+        return (self.rule.clip / norm.clamp_min(TINY)).clamp(max=1.0)
+
+    def _correct(self, flat: Flat) -> None:
+        """Add to the momenta what the rule adds. With a gain they are gradients by ``gain`` times a parameter."""
+        if self.rule.strength:
+            away = flat.theta if flat.anchor is None else flat.theta - flat.anchor
+            if flat.gain is None:
+                flat.velocity.add_(away, alpha=self.rule.strength)
+            else:
+                flat.velocity.addcdiv_(away, flat.gain.square(), value=self.rule.strength)
+        if flat.shift is not None:
+            flat.velocity.add_(flat.shift)
 
     def epochs(self, inputs: Inputs, labels: Tensor, orders: Tensor, batch_size: int) -> Tensor:
         """Take the steps of several epochs, each with its own order of the examples; return the losses of the last."""
@@ -206,19 +223,15 @@ class Stepper:
             y: The labels.
             loss: Another loss function than the stepper's; it is left to autograd.
         """
-        momentum, self.momentum = self.momentum, 0.0
         for flat in self.flats:
             flat.velocity.zero_()
-        try:
-            return self._gradients_into_momenta(x, y) if loss is None else self._by_autograd(x, y, loss)
-        finally:
-            self.momentum = momentum
+        return self._gradients_into_momenta(x, y, 0.0) if loss is None else self._by_autograd(x, y, 0.0, loss)
 
-    def _gradients_into_momenta(self, x: Inputs, y: Tensor) -> Tensor:
+    def _gradients_into_momenta(self, x: Inputs, y: Tensor, momentum: float) -> Tensor:
         """Add the gradients on a batch to the decayed momenta, and return the loss."""
         if isinstance(x, Tensor) and (traced := self._traced_step(x, y)) is not None:
-            return self._by_traced(traced, x, y)
-        return self._by_autograd(x, y)
+            return self._by_traced(traced, x, y, momentum)
+        return self._by_autograd(x, y, momentum)
 
     @property
     def trained(self) -> list[str]:
@@ -247,13 +260,12 @@ class Stepper:
         if flat.gain is not None:  # the library only distinguishes kept and pruned
             return None
         places = dict(zip(flat.names, flat.places, strict=True))
-        with_term = bool(self._strength) or flat.shift is not None
-        chain = self._matcher.find(inputs, labels, orders, batch_size, places, with_term)
+        chain = self._matcher.find(inputs, labels, orders, batch_size, places, self.rule)
         if chain is None:
             return None
         state = ChainState(
-            *(flat.theta, flat.velocity, flat.kept, self.lr, self.momentum, self.stream.key, self.number),
-            *(self._strength, flat.anchor, flat.shift),
+            *(flat.theta, flat.velocity, flat.kept, flat.anchor, flat.shift),
+            *(self.rule, self.stream.key, self.number),
         )
         losses = chain.epochs(state, inputs, labels, orders, batch_size)
         self.number += 0 if losses is None else len(orders) * len(losses)
@@ -271,20 +283,22 @@ class Stepper:
     def _agrees(self, traced: TracedStep, x: Tensor, y: Tensor) -> bool:
         """Return whether a traced step agrees with the definition on a batch; the state stays as it is."""
         before = [(flat.theta.clone(), flat.velocity.clone(), flat.kept) for flat in self.flats]
-        settings = self.lr, self.momentum, self.number, self.stream.key
+        settings = self.number, self.stream.key
         theta = params_of(self.model)
 
         def fast(seed: int) -> list[Tensor]:
             put_params(self.model, theta)
-            self.lr, self.momentum, self.number, self.stream.key = RECIPE.lr, RECIPE.momentum, STEP, seed
+            self.number, self.stream.key = STEP, seed
             self._dropout.clear()
             for flat in self.flats:
                 flat.velocity.zero_()
                 flat.kept = None
             losses = []
             for _ in range(2):
-                losses.append(self._by_traced(traced, x.clone(), y))
-                self._descend()
+                losses.append(self._by_traced(traced, x.clone(), y, RECIPE.momentum))
+                for flat in self.flats:
+                    flat.descend(flat.velocity, RECIPE.lr)
+                self.number += 1
             values, velocities = params_of(self.model), self.velocities()
             return [torch.stack(losses), *(t.clone() for n in self.trained for t in (values[n], velocities[n]))]
 
@@ -296,14 +310,14 @@ class Stepper:
             return agree(fast, defined)
         finally:
             self._dropout.clear()
-            self.lr, self.momentum, self.number, self.stream.key = settings
+            self.number, self.stream.key = settings
             for flat, (values, velocity, kept) in zip(self.flats, before, strict=True):
                 flat.theta.copy_(values)
                 flat.velocity.copy_(velocity)
                 flat.kept = kept
 
-    def _by_traced(self, traced: TracedStep, x: Tensor, y: Tensor) -> Tensor:
-        return traced.run(x, y, self.momentum, *[self._scale(call, x.device) for call in traced.calls])
+    def _by_traced(self, traced: TracedStep, x: Tensor, y: Tensor, momentum: float) -> Tensor:
+        return traced.run(x, y, momentum, *[self._scale(call, x.device) for call in traced.calls])
 
     def _scale(self, call: DropoutCall, device: torch.device) -> Tensor:
         """Return the multipliers of a dropout layer at this step; they are drawn for many steps at once."""
@@ -316,7 +330,7 @@ class Stepper:
             self._dropout[call] = (first, drawn)
         return drawn[self.number - first]
 
-    def _by_autograd(self, x: Inputs, y: Tensor, loss_function: Loss | None = None) -> Tensor:
+    def _by_autograd(self, x: Inputs, y: Tensor, momentum: float, loss_function: Loss | None = None) -> Tensor:
         self.stream.step = self.number
         with torch.enable_grad():
             trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -326,7 +340,7 @@ class Stepper:
         grads = dict(zip(names, gradients, strict=True))
         for flat in self.flats:
             for name, v in zip(flat.names, flat.momenta, strict=True):
-                v.mul_(self.momentum).add_(grads[name])
+                v.mul_(momentum).add_(grads[name])
         return loss.detach()
 
 

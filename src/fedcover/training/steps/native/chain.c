@@ -19,6 +19,7 @@ bits. */
 #include "conv.h"
 #include "images.h"
 #include "linear.h"
+#include "apart.h"
 
 /* ---- operations on rows, without weights ---- */
 
@@ -84,9 +85,11 @@ static float cross_entropy(const Chain *c, int64_t classes, const float *scores,
 static int has_images(const Chain *c, const Op *ops) { return c->head && ops[0].channels[0]; }
 
 /* Lay out a chain in ``work``, and return the number of floats that it takes. */
-static int64_t lay_out(Chain *c, const Op *ops, int64_t n, int64_t batch, int corrected, float *work) {
+static int64_t lay_out(Chain *c, const Op *ops, int64_t n, const Job *job, float *work) {
+    const int64_t batch = job->batch;
     float *at = work;
-    c->corrected = corrected;
+    c->corrected = is_corrected(job);
+    c->apart = is_apart(job);
     c->tiles = up(batch, MOST);
     c->tile = up(batch, c->tiles);
     if (c->tile > 1) c->tile += c->tile % 2;
@@ -105,10 +108,12 @@ static int64_t lay_out(Chain *c, const Op *ops, int64_t n, int64_t batch, int co
         if (ops[i].kind != LINEAR) continue;
         s->grad = TAKE(out);
         s->weight = TAKE(entries * 2 * L);
-        if (corrected) s->fixed = TAKE(entries * 2 * L);
+        if (c->corrected) s->fixed = TAKE(entries * 2 * L);
+        if (c->apart) s->grads = TAKE(entries * 2 * L);
         s->kept = (uint16_t *)TAKE(up(entries, 2));
         if (ops[i].bias >= 0) s->bias = TAKE(up(ops[i].out, L) * 2 * L);
-        if (ops[i].bias >= 0 && corrected) s->bias_fixed = TAKE(up(ops[i].out, L) * 2 * L);
+        if (ops[i].bias >= 0 && c->corrected) s->bias_fixed = TAKE(up(ops[i].out, L) * 2 * L);
+        if (ops[i].bias >= 0 && c->apart) s->bias_grads = TAKE(up(ops[i].out, L) * 2 * L);
         s->bias_kept = (uint16_t *)TAKE(up(ops[i].out, L));
     }
     return at - work;
@@ -172,7 +177,7 @@ static void enter(const Chain *c, const Job *job, int64_t batch, float *x) {
 
 int64_t fedcover_chain_size(const Op *ops, int64_t n, const Job *job) {
     Chain c;
-    return lay_out(&c, ops, n, job->batch, is_corrected(job), 0) + 16;
+    return lay_out(&c, ops, n, job, 0) + 16;
 }
 
 /* Compute the loss from the head's output, the gradients, and all updates after the head; return the loss. */
@@ -210,11 +215,13 @@ static void rows_epoch(const Chain *c, const Job *job, int64_t batches) {
         job->losses[batch] = after_head(c, job, batch, least_of(job->batch, job->count - batch * job->batch));
         update_bias(c, head);
         float *x = c->x[batch % 2], *next = batch + 1 < batches ? c->x[(batch + 1) % 2] : 0;
-        if (next) {
-            enter(c, job, batch + 1, next);
-            begin(c, head);
+        if (next) enter(c, job, batch + 1, next);
+        if (c->apart) {
+            pass(c, head, x, 0, 0);
+            step_apart(c, job);
         }
-        pass(c, head, x, next, batch % 2);
+        if (next) begin(c, head);
+        pass(c, head, c->apart ? 0 : x, next, batch % 2);
     }
 }
 
@@ -231,6 +238,7 @@ static void images_epoch(const Chain *c, const Job *job, int64_t batches) {
         update_bias(c, head);
         pass(c, head, c->x[0], 0, 0);
         backward_images(c, job, n, c->x[1]);
+        if (c->apart) step_apart(c, job);
     }
 }
 
@@ -242,7 +250,7 @@ static int epoch(const Op *ops, int64_t n, const Job *job) {
         if (job->labels[job->order[i]] < 0 || job->labels[job->order[i]] >= classes) return 1;
     }
     float *work = (float *)(((uintptr_t)job->work + 63) / 64 * 64);
-    const int64_t size = lay_out(c, ops, n, job->batch, is_corrected(job), work);
+    const int64_t size = lay_out(c, ops, n, job, work);
     c->masked = job->kept != 0;
     c->lr = (float)job->lr;
     c->momentum = (float)job->momentum;

@@ -25,7 +25,8 @@ typedef struct {
     int64_t examples, count, batch;
     int64_t step;
     uint64_t key;
-    double lr, momentum, pull;
+    double lr, momentum, pull, clip; /* clip: the largest norm of a gradient; 0 for none */
+    int64_t nesterov;
     int64_t first, last; /* whether to load theta and velocity before, and to store them after */
     float *losses, *work;
 } Job;
@@ -35,6 +36,7 @@ typedef struct {
     float *value, *scale, *grad; /* in rows: output, dropout's multipliers, gradient of a linear layer's output */
     float *weight, *bias;        /* with momenta; the bias is a weight matrix with one input */
     float *fixed, *bias_fixed;   /* anchors with shifts, in the same layout; NULL if gradients are not corrected */
+    float *grads, *bias_grads;   /* gradients in place of momenta, in the same layout; NULL if steps are not apart */
     uint16_t *kept, *bias_kept;  /* one bit per lane */
     /* Of layers of images, in which value and scale have one part of ``size`` floats for each group: */
     int64_t size, padded_size;
@@ -53,10 +55,12 @@ typedef struct {
     int64_t input_size;         /* floats of one group's input */
     float *grads[2], *spread;   /* gradients of one group: before and after a layer; spread for a convolution */
     int masked, corrected;
+    int apart; /* whether all gradients are computed before weights change: their norm is needed, or they are */
     float lr, momentum, pull;
 } Chain;
 
 INLINE int is_corrected(const Job *job) { return job->anchor || job->shift || job->pull != 0; }
+INLINE int is_apart(const Job *job) { return job->clip > 0 || job->nesterov; }
 
 /* Return the position of feature f of a row, in rows of ``width`` features. */
 INLINE int64_t place(const Chain *c, int64_t width, int64_t row, int64_t f) {

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcover.training.steps.chains import Geometry
+from fedcover.training.steps.rule import Rule
 
 
 class Op(NamedTuple):
@@ -57,7 +58,8 @@ class _Job(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _TENSORS),
         *((name, ctypes.c_int64) for name in ("examples", "count", "batch", "step")),
         ("key", ctypes.c_uint64),
-        *((name, ctypes.c_double) for name in ("lr", "momentum", "pull")),
+        *((name, ctypes.c_double) for name in ("lr", "momentum", "pull", "clip")),
+        ("nesterov", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("first", "last")),
         *((name, ctypes.c_void_p) for name in ("losses", "work")),
     )
@@ -65,21 +67,18 @@ class _Job(ctypes.Structure):
 
 @dataclass(frozen=True)
 class ChainState:
-    """The state of a client: parameters, momenta and mask as flat buffers, and its settings."""
+    """The state of a client: its tensors as flat buffers, and its settings."""
 
     theta: Tensor
     velocity: Tensor
     kept: Tensor | None
-    lr: float
-    momentum: float
+    anchor: Tensor | None
+    """The rule's anchors; None for 0."""
+    shift: Tensor | None
+    """The rule's shifts; None for 0."""
+    rule: Rule
     key: int
     step: int
-    pull: float = 0.0
-    """The gradient of theta is corrected by pull (theta - anchor) + shift."""
-    anchor: Tensor | None = None
-    """None for 0."""
-    shift: Tensor | None = None
-    """None for 0."""
 
 
 class Chain:
@@ -121,8 +120,8 @@ class Chain:
             job = _Job(
                 *(None if tensor is None else tensor.data_ptr() for tensor in (*ours, inputs, labels, order)),
                 *(len(labels), len(order), batch_size, state.step + epoch * len(losses), state.key),
-                *(state.lr, state.momentum, state.pull, epoch == 0, epoch == len(orders) - 1),
-                losses.data_ptr(),
+                *(state.rule.lr, state.rule.momentum, state.rule.strength, state.rule.clip, state.rule.nesterov),
+                *(epoch == 0, epoch == len(orders) - 1, losses.data_ptr()),
             )
             size = self._library.fedcover_chain_size(self._ops, len(self._ops), ctypes.byref(job))
             if len(self._work) < size:

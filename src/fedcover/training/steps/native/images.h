@@ -204,7 +204,7 @@ static void backward_images(const Chain *c, const Job *job, int64_t n, float *ro
             }
         }
     }
-    for (const Stage *s = first; s < head; s++)
+    for (const Stage *s = first; s < head && !c->apart; s++)
         if (s->op.kind == CONV) {
             const int64_t weights = slope_size(&s->op) - s->op.channels[1];
             descend(c, job, s->op.weight, weights, s->slope);

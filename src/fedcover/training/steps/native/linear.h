@@ -92,6 +92,8 @@ static const Kernels kernels[][2] = {
 
 /* Update all of a layer's weights by (x, d) unless x is NULL, then multiply them by ``next`` unless it is NULL.
 
+If steps are apart, an update only computes the gradients, and nothing is multiplied in the same call.
+
 A block of weights is small enough to be still in the L1 cache when it is multiplied. Every other step runs
 backwards, so that it begins with the blocks that were used last and may still be in the L2 cache. */
 static void pass(const Chain *c, const Stage *s, const float *x, const float *next, int backwards) {
@@ -104,7 +106,11 @@ static void pass(const Chain *c, const Stage *s, const float *x, const float *ne
         const int64_t both = hv + 1 < vectors;
         const Kernels *kernel = &kernels[c->tile / 2][both];
         const float beta = c->corrected ? 1.0f : c->momentum;
-        float *w = s->weight + first * 2 * L;
+        float *w = (x && c->apart ? s->grads : s->weight) + first * 2 * L;
+        for (int64_t t = 0; x && c->apart && t < c->tiles; t++)
+            kernel->update[0](depth, apart, w, 0, x + kb * tile + t * x_step, s->grad + out + t * out_step,
+                              t ? 1.0f : 0.0f, 0);
+        if (x && c->apart) continue;
         if (x && c->corrected) correct(c, 1 + both, depth, apart, w, s->fixed + first * 2 * L);
         for (int64_t t = 0; x && t < c->tiles; t++)
             kernel->update[t < c->tiles - 1 ? 0 : c->masked ? 2 : 1](
@@ -126,6 +132,10 @@ static void update_bias(const Chain *c, const Stage *s) {
     for (int64_t h = 0; s->bias && h < s->op.out; h += L) {
         vf g = {};
         for (int64_t row = 0; row < c->tile * c->tiles; row++) g += load(s->grad + place(c, s->op.out, row, h));
+        if (c->apart) {
+            store(s->bias_grads + 2 * h + L, g);
+            continue;
+        }
         if (c->corrected) correct(c, 1, 1, 0, s->bias + 2 * h, s->bias_fixed + 2 * h);
         const vf v = load(s->bias + 2 * h + L) * (c->corrected ? 1.0f : c->momentum) + g;
         const vf old = load(s->bias + 2 * h), value = old - c->lr * v;
