@@ -75,7 +75,7 @@ def main() -> None:
     profile = cProfile.Profile()
     if args.profile:
         profile.enable()
-    histories, _ = run_all(runs, args.rounds, engine, args.data, on_round=report)
+    histories = run_all(runs, args.rounds, engine, args.data, on_round=report).histories
     profile.disable()
     seconds, with_imports = time.perf_counter() - start, _age()
     stages: Counter[str] = Counter()

@@ -64,6 +64,10 @@ class ClientError(FedcoverError):
     """A client's failure; the message names the client, the round and the stage."""
 
 
+class DivergedError(ClientError):
+    """All clients of a round diverged: none of them has trained values that are finite."""
+
+
 def check_extra(extra: str, feature: str, *modules: str) -> None:
     """Raise MissingExtraError unless all these modules of an optional extra are installed; import none of them.
 

@@ -214,7 +214,7 @@ def study(
         raise InputError(f"there is no study '{name}'; use one of {', '.join((*STUDIES, REFEREE))}")
     chosen, path = STUDIES[name], results or folder / f"{name}.json"
     seeds, rounds = seeds or STUDY_SEEDS, rounds or ROUNDS
-    check_whole("seeds", seeds, 1 if chosen.separate else 2)
+    check_whole("seeds", seeds, 1 if chosen.across_codes else 2)
     if results is None:
         selection = StudySelection(name, seeds, rounds, on=on, only=only, budgets=budgets, precision=precision)
         count = len(selection.runs)
@@ -227,7 +227,7 @@ def study(
     if quiet:
         return
     for heading, table in study_tables(chosen, loaded).items():
-        heads = [head for head in table[0] if not chosen.separate or head in ON_SCREEN]
+        heads = [head for head in table[0] if not chosen.across_codes or head in ON_SCREEN]
         show_table([{head: row[head].replace("**", "") for head in heads} for row in table], heading)
     out.print(f"report: {page}")
 

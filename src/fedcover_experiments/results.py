@@ -63,13 +63,15 @@ class Outcome:
     """Share of the model that no client held, mean over rounds; None in older results."""
     macs: float | None = None
     """Multiply-adds of one example as a share of the full model's, mean over clients and rounds; None likewise."""
+    diverged: int | None = None
+    """The round in which all clients diverged; from then on accuracy is that of guessing, and there is no loss."""
 
     def is_sound(self, rounds: int) -> bool:
         """Return whether the curves have this many rounds, all numbers are finite and the last round was evaluated."""
         numbers = [*self.accuracy, *self.loss, self.local_accuracy, self.gamma_min, self.pruning_noise]
         finite = all(value is None or math.isfinite(value) for value in numbers)
         whole = len(self.accuracy) == len(self.loss) == rounds > 0 and isinstance(self.seed, int)
-        return finite and whole and self.accuracy[-1] is not None and self.loss[-1] is not None
+        return finite and whole and self.accuracy[-1] is not None and (self.loss[-1] is not None or bool(self.diverged))
 
     @property
     def run(self) -> ExperimentRun:
@@ -77,21 +79,30 @@ class Outcome:
         return ExperimentRun(Experiment(self.data, self.split, self.policy, self.code), self.seed)
 
 
-def outcome_of(run: ExperimentRun, history: History) -> Outcome:
-    """Return the outcome of a finished run."""
-    sent = sum(len(record.cohort) for record in history)
+def outcome_of(run: ExperimentRun, history: History, rounds: int, classes: int) -> Outcome:
+    """Return the outcome of a run, which has ended early if its clients have diverged.
+
+    Args:
+        run: The run.
+        history: Its records, at least one.
+        rounds: The rounds that it was to have.
+        classes: The number of classes, of which a model that has diverged guesses one.
+    """
+    sent, missing = sum(len(record.cohort) for record in history), rounds - len(history)
+    guess = _rounded(1 / classes)
     return Outcome(
         **asdict(run.experiment),
         seed=run.seed,
-        accuracy=[_rounded(value) for value in history.column("accuracy")],
-        loss=[_rounded(value) for value in history.column("loss")],
-        local_accuracy=_rounded(history.last.local_accuracy),
+        accuracy=[*(_rounded(value) for value in history.column("accuracy")), *[guess] * missing],
+        loss=[*(_rounded(value) for value in history.column("loss")), *[None] * missing],
+        local_accuracy=guess if missing else _rounded(history.last.local_accuracy),
         gamma_min=history.gamma_min,
         pruning_noise=round(sum(history.column("pruning_noise")) / len(history), DIGITS),
         bytes_down=round(sum(history.column("bytes_down")) / sent),
         bytes_up=round(sum(history.column("bytes_up")) / sent),
         uncovered=round(sum(history.column("uncovered")) / len(history), DIGITS),
         macs=round(sum(record.macs / record.macs_full for record in history) / len(history), DIGITS),
+        diverged=len(history) + 1 if missing else None,
     )
 
 
@@ -131,13 +142,17 @@ def run_and_save(
             warm = time.perf_counter()
         on_round(run, record)
 
-    histories, data_provenance = run_all(runs, rounds, engine, data, out, count_round, federation_of)
+    results = run_all(runs, rounds, engine, data, out, count_round, federation_of)
     end = time.perf_counter()
     seconds = round(end - start, 1)
     if not played and path.exists() and any(entry["command"] == command for entry in load(path).provenance):
         return seconds  # all runs were finished before: the file has the time that they took
-    outcomes = {run: outcome_of(run, history) for run, history in histories.items()}
-    entry = provenance_of(command, len(runs), seconds, engine, data_provenance)
+    classes = results.classes
+    outcomes = {
+        run: outcome_of(run, history, rounds, classes[run.experiment.data])
+        for run, history in results.histories.items()
+    }
+    entry = provenance_of(command, len(runs), seconds, engine, results.provenance)
     if policy:  # without a round after the first of each run, there is no time to measure
         measured = round((end - warm) / (played - len(runs)), 4) if played > len(runs) else None
         entry |= {"policy": policy, **({} if measured is None else {"round_seconds": measured})}

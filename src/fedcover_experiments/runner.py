@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcover.budgets import by_slot
 from fedcover.data import Examples, Population, Split, dirichlet, iid, load, shards
 from fedcover.engines.base import Engine
+from fedcover.errors import DivergedError
 from fedcover.federation.federation import Federation
 from fedcover.federation.history import History, RoundRecord
 from fedcover.federation.lockstep import run_many
@@ -92,6 +93,17 @@ def ignore_progress(run: object, index: int) -> None:
     """Do nothing with the progress of a run: the default callback."""
 
 
+class Played(NamedTuple):
+    """What came of several experiments."""
+
+    histories: dict[ExperimentRun, History]
+    """The histories; that of a run whose clients have all diverged has the rounds before."""
+    provenance: dict[str, str]
+    """The provenance of each data set."""
+    classes: dict[str, int]
+    """The number of classes of each data set."""
+
+
 def run_all(
     runs: Sequence[ExperimentRun],
     rounds: int,
@@ -100,11 +112,12 @@ def run_all(
     out: Path | None = None,
     on_round: OnRound = ignore_round,
     federation_of: FederationFactory = by_policy,
-) -> tuple[dict[ExperimentRun, History], dict[str, str]]:
-    """Run experiments and return their histories, and the provenance of each data set.
+) -> Played:
+    """Run experiments and return their histories.
 
     Runs on the same data set advance in lockstep, so that one call of the engine trains the clients of all of them.
-    Runs with the same seed start from the same model and the same split, as in the paper.
+    Runs with the same seed start from the same model and the same split, as in the paper. A run whose clients all
+    diverge ends, unless it does so in its first round; the others continue.
 
     Args:
         runs: The runs, on one data set or several.
@@ -116,11 +129,11 @@ def run_all(
         federation_of: Builds the federation of a run; by default the paper's.
     """
     histories: dict[ExperimentRun, History] = {}
-    provenance: dict[str, str] = {}
+    provenance, classes = dict[str, str](), dict[str, int]()
     for name in dict.fromkeys(run.experiment.data for run in runs):
         batch = [run for run in runs if run.experiment.data == name]
         split = load(name, data)
-        provenance[name] = split.train.provenance
+        provenance[name], classes[name] = split.train.provenance, split.train.classes
         federations = [
             federation_of(run, settings) for run, settings in zip(batch, settings_of(batch, split), strict=True)
         ]
@@ -132,9 +145,19 @@ def run_all(
             engine,
             out,
             lambda number, record, batch=batch: on_round(batch[number], record),  # type: ignore[misc]
+            on_failure=_ended_by_divergence,
         )
-        histories |= zip(batch, played, strict=True)
-    return histories, provenance
+        for run, history in zip(batch, played, strict=True):
+            if not history:
+                raise DivergedError(f"every client of {run.name} diverged in round 1: lower its step size")
+            histories[run] = history
+    return Played(histories, provenance, classes)
+
+
+def _ended_by_divergence(number: int, error: Exception) -> None:
+    """Let the other runs continue if clients have diverged, which is an outcome; raise any other error."""
+    if not isinstance(error, DivergedError):
+        raise error
 
 
 def run_batch(
@@ -146,8 +169,9 @@ def run_batch(
     out: Path | None = None,
     on_round: Callable[[int, RoundRecord], None] = lambda number, record: None,
     evaluate_every: int = 1,
+    on_failure: Callable[[int, Exception], None] | None = None,
 ) -> list[History]:
-    """Run federations in lockstep and return their histories.
+    """Run federations in lockstep and return their histories, see ``fedcover.run_many``.
 
     With ``out``, a folder for one run folder per name, runs that are already there are resumed.
     """
@@ -161,6 +185,7 @@ def run_batch(
         evaluate_every=evaluate_every,
         engine=engine,
         on_round=on_round,
+        on_failure=on_failure,
     )
 
 

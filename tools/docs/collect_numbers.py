@@ -95,7 +95,7 @@ def studies() -> dict[str, Any]:
             for title in data_titles(study, results[name])
         }
         for name, study in STUDIES.items()
-        if study.separate and name in results and not study.findings
+        if study.across_codes and name in results and not study.findings
     }
     return {
         "runs": {name: sum(entry["runs"] for entry in result.provenance) for name, result in results.items()},

@@ -4,7 +4,7 @@ import gc
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -44,17 +44,32 @@ SINGLE = ("cpu",)
 """Devices on which the models of runs are evaluated one by one: launches cost little there, and results are exact."""
 
 
+OnFailure = Callable[[Run, Exception], None]
+"""A callback that receives a run with the error that ended it."""
+
+
 class RunOptions(ProgressOptions, total=False):
     """The keyword options of ``run_many``."""
 
     resume: bool
     callbacks: Sequence[Sequence[Callback] | Callback]
+    on_failure: Callable[[int, Exception], None] | None
 
 
-def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -> list[History]:
+def run_all_rounds(
+    runs: Sequence[Run], schedule: RunSchedule, engine: Engine, on_failure: OnFailure | None = None
+) -> list[History]:
     """Play runs in lockstep and return their histories: one call of the engine per round for all their clients.
 
     An engine that works ahead gets the runs in groups, and trains one while the next is planned.
+
+    Args:
+        runs: The runs.
+        schedule: Their rounds, and when to evaluate and store.
+        engine: What trains all clients.
+        on_failure: Called when a run ends with an error of its own, such as clients that have diverged; the others
+            continue, and its history has the rounds before. By default, such an error ends all runs. An error of the
+            engine always does.
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(noted_interrupts())
@@ -81,11 +96,11 @@ def run_all_rounds(runs: Sequence[Run], schedule: RunSchedule, engine: Engine) -
             for group in groups:
                 if len(in_training) == len(groups):
                     in_training.popleft().end(schedule)
-                playing = [run for run in group if run.state.round < index and not run.stopped]
-                in_training.append(GroupRound(index, playing, engine, interrupts))
+                playing = [run for run in group if run.state.round < index and not run.ended]
+                in_training.append(GroupRound(index, playing, engine, interrupts, on_failure))
         for group_round in in_training:
             group_round.end(schedule)
-        return [run.finish(schedule, engine) for run in runs]
+        return [run.finish(schedule, engine) if run.error is None else run.history for run in runs]
 
 
 def follow_rounds(on_round: OnRound, rounds: int, options: ProgressOptions) -> tuple[OnRound, RunSchedule]:
@@ -117,11 +132,12 @@ def run_many(
         engine: What trains all clients.
         on_round: Called with the federation's position in the list and the record of each round.
         options: ``resume``, to continue the runs in ``out``; ``callbacks``, one list of callbacks per federation;
-            ``evaluate_every``, ``local_every`` and ``checkpoint_every``, see ``RunSchedule``; and ``progress=True``,
-            which prints a line about the runs to stderr every few seconds.
+            ``on_failure``, called with a federation's position and the error that ended its run, while the others
+            continue (by default, all end); ``evaluate_every``, ``local_every`` and ``checkpoint_every``, see
+            ``RunSchedule``; and ``progress=True``, which prints a line about the runs to stderr every few seconds.
 
     Returns:
-        One history per federation.
+        One history per federation; that of a run that has failed has the rounds before.
     """
     if not isinstance(federations, Sequence):
         raise InputError(f"federations must be a list of federations; got {shown(federations)}")
@@ -136,6 +152,7 @@ def run_many(
     if not isinstance(callbacks, Sequence) or len(callbacks) != len(federations):
         got = len(callbacks) if isinstance(callbacks, Sequence) else shown(callbacks)
         raise InputError(f"callbacks must have one list per federation, {len(federations)}; got {got}")
+    on_failure = options.pop("on_failure", None)
     follow = with_progress(on_round, options.pop("progress", False), rounds, len(federations))
     runs = [
         Run(
@@ -148,76 +165,84 @@ def run_many(
         )
         for number, federation in enumerate(federations)
     ]
-    return run_all_rounds(runs, RunSchedule(rounds, **cast(ScheduleOptions, options)), engine or federations[0].engine)
+    schedule = RunSchedule(rounds, **cast(ScheduleOptions, options))
+    numbers = {id(run): number for number, run in enumerate(runs)}
+    failed = None if on_failure is None else lambda run, error: on_failure(numbers[id(run)], error)
+    return run_all_rounds(runs, schedule, engine or federations[0].engine, failed)
 
 
 class GroupRound:
     """One round of several runs whose clients are being trained."""
 
-    def __init__(self, index: int, runs: Sequence[Run], engine: Engine, interrupts: Interrupts) -> None:
-        self._index, self._runs, self._engine, self._interrupts = index, runs, engine, interrupts
+    def __init__(
+        self,
+        index: int,
+        runs: Sequence[Run],
+        engine: Engine,
+        interrupts: Interrupts,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        self._index, self._engine, self._interrupts, self._on_failure = index, engine, interrupts, on_failure
         self._engine_failed = False
-        queued: list[PlannedRound] = []
+        queued: list[tuple[Run, PlannedRound]] = []
         for run in runs:
             with self._errors_of(run):
-                queued.append(run.queue_round(engine.device))
-        with _shared_time(queued):
-            pairs = [(run.federation.structure, m) for run, one in zip(runs, queued, strict=True) for m in one.masks]
-            costs_together(pairs)  # which the masks store
-            queue_noise(queued)
-        self._rounds: list[PlannedRound] = []
-        for run, planned in zip(runs, queued, strict=True):
+                queued.append((run, run.queue_round(engine.device)))
+        with _shared_time([planned for _, planned in queued]):
+            costs_together([(run.federation.structure, m) for run, planned in queued for m in planned.masks])
+            queue_noise([planned for _, planned in queued])  # which, like the costs, the masks store
+        self._rounds: list[tuple[Run, PlannedRound]] = []
+        for run, planned in queued:
             with self._errors_of(run):
-                self._rounds.append(run.settle_round(planned))
-        with _shared_time(self._rounds):
-            queue_coverage(self._rounds)
-        jobs = [job for planned in self._rounds for job in planned.jobs]
+                self._rounds.append((run, run.settle_round(planned)))
+        settled = [planned for _, planned in self._rounds]
+        with _shared_time(settled):
+            queue_coverage(settled)
+        jobs = [job for planned in settled for job in planned.jobs]
         self._updates = self._watched(engine.train(jobs)) if jobs else iter(())
 
     def end(self, schedule: RunSchedule) -> None:
         """Average the updates, evaluate the models and store the records."""
         evaluates, local = schedule.evaluates(self._index), schedule.evaluates_locally(self._index)
-        averaged: list[AveragedRound] = []
+        averaged: Iterable[tuple[Run, AveragedRound]] = self._averaged()
         scores: dict[int, dict[str, Any]] = {}
         if evaluates and self._engine.device.type not in SINGLE:
-            averaged = self._average_all()
+            averaged = list(averaged)
             scores = self._evaluate_together(averaged, local)
-        for number, (run, planned) in enumerate(zip(self._runs, self._rounds, strict=True)):
+        for number, (run, one) in enumerate(averaged):
             with self._errors_of(run):
-                one = averaged[number] if averaged else self._average(run, planned)
-                evaluation = Evaluation(run.test if evaluates else None, local)
-                planned.clock.skip()
-                fields = scores.get(number) or score_fields(run.federation, one.state, planned.plans, evaluation)
+                plans, evaluation = one.planned.plans, Evaluation(run.test if evaluates else None, local)
+                one.planned.clock.skip()
+                fields = scores.get(number) or score_fields(run.federation, one.state, plans, evaluation)
                 run.state, record = one.recorded(fields)
-                run.store(record, schedule, planned.plans)
+                run.store(record, schedule, plans)
             self._interrupts.check()
 
-    def _average(self, run: Run, planned: PlannedRound) -> AveragedRound:
-        """Average the updates of a run, which are the next ones."""
-        updates = islice(self._updates, len(planned.jobs))
-        return average_round(run.federation, planned, Arrivals(updates, self._engine.together, self._engine.precision))
-
-    def _average_all(self) -> list[AveragedRound]:
-        """Average the updates of all runs."""
-        averaged = []
-        for run, planned in zip(self._runs, self._rounds, strict=True):
+    def _averaged(self) -> Iterator[tuple[Run, AveragedRound]]:
+        """Average the updates of each run, which follow one another."""
+        for run, planned in self._rounds:
+            updates = islice(self._updates, len(planned.jobs))
             with self._errors_of(run):
-                averaged.append(self._average(run, planned))
-        return averaged
+                arrivals = Arrivals(updates, self._engine.together, self._engine.precision)
+                yield run, average_round(run.federation, planned, arrivals)
+            deque(updates, maxlen=0)  # those that a failed run has not read
 
-    def _evaluate_together(self, averaged: Sequence[AveragedRound], local: bool) -> dict[int, dict[str, Any]]:
+    def _evaluate_together(
+        self, averaged: Sequence[tuple[Run, AveragedRound]], local: bool
+    ) -> dict[int, dict[str, Any]]:
         """Return the scores of runs by their numbers, as far as they can be evaluated at once."""
         start = time.perf_counter()
         by_test: dict[Any, list[int]] = {}
-        for number, run in enumerate(self._runs):
+        for number, (run, _) in enumerate(averaged):
             key = run.test and (id(run.test.inputs), id(run.test.labels), run.test.classes)  # move_tests shares them
             by_test.setdefault(key, []).append(number)
         scores: dict[int, dict[str, Any]] = {}
         for numbers in by_test.values():
-            rounds = [(self._runs[n].federation, averaged[n].state, averaged[n].planned.plans) for n in numbers]
-            of_test = scores_of_many(rounds, Evaluation(self._runs[numbers[0]].test, local))
+            some = [averaged[n] for n in numbers]
+            rounds = [(run.federation, one.state, one.planned.plans) for run, one in some]
+            of_test = scores_of_many(rounds, Evaluation(some[0][0].test, local))
             scores |= zip(numbers, of_test, strict=True) if of_test is not None else ()
-        for one in averaged:
+        for _, one in averaged:
             one.planned.clock.seconds["evaluate"] += (time.perf_counter() - start) / len(averaged)
         return scores
 
@@ -231,12 +256,14 @@ class GroupRound:
 
     @contextmanager
     def _errors_of(self, run: Run) -> Iterator[None]:
-        """Note an error in the block as that of the run, unless it is the engine's."""
+        """Note an error in the block as that of the run, which ends alone if somebody is told; not the engine's."""
         try:
             yield
         except Exception as error:
             run.error = None if self._engine_failed else error
-            raise
+            if run.error is None or self._on_failure is None:
+                raise
+            self._on_failure(run, error)
 
 
 @contextmanager

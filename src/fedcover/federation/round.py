@@ -15,7 +15,6 @@ import torch
 
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.aggregation.region_mean import step_towards
-from fedcover.errors import ClientError
 from fedcover.federation.averaged_round import Arrivals, AveragedRound
 from fedcover.federation.checkpoint import State
 from fedcover.federation.client_states import client_states, with_client_states
@@ -112,7 +111,7 @@ def average_round(federation: "Federation", planned: PlannedRound, arrivals: Arr
                 observer.add(update)
         clock.lap("aggregate")
     if not feedback_sum.clients:
-        raise ClientError(screened.all_rejected(this_round.index, planned.recipe.lr))
+        raise screened.all_rejected(this_round.index, planned.recipe.lr)
 
     theta = step_towards(before.theta, aggregation.result(), federation.policy.server_step(this_round))
     theta |= {name: before.theta[name] for name in federation.structure.frozen}  # an average may round

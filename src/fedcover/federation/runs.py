@@ -136,6 +136,11 @@ class Run:
         """Whether a callback has stopped the run."""
         return self._callbacks.stopped is not None
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run plays no further round: a callback has stopped it, or it has failed."""
+        return self.stopped or self.error is not None
+
     def check(self, engine: Engine) -> None:
         """Raise InputError if the engine cannot train for the policy; warn about masks that do not fit the model."""
         policy = self.federation.policy

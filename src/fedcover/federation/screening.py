@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcover.aggregation.base import Aggregator, ClientUpdate
 from fedcover.aggregation.screening import LEAST, ChangeSizes, Screening, change_sizes, clipped, excess
-from fedcover.errors import InputError, check_whole
+from fedcover.errors import ClientError, DivergedError, InputError, check_whole
 from fedcover.federation.control_variates import uses_control_variates
 from fedcover.federation.planned_round import PlannedRound
 from fedcover.masks.coverage import coverage_of
@@ -58,14 +58,14 @@ class RoundScreen:
             update = replace(update, examples=max(1, math.floor(self.most_examples)))
         return replace(update, mask=self._robust(update.mask)) if self.enough else update
 
-    def all_rejected(self, index: int, lr: float) -> str:
-        """Return why no update of a round was accepted, and the remedy."""
+    def all_rejected(self, index: int, lr: float) -> ClientError:
+        """Return the error of a round in which no update was accepted, with the remedy."""
         if not self.rejected:
-            return (
+            return DivergedError(
                 f"every client of round {index} diverged: no trained values are finite; lower lr (now {lr}) and start"
                 f" again"
             )
-        return (
+        return ClientError(
             f"no client of round {index} is accepted: {next(iter(self.rejected.values()))}; raise screening.change, or"
             f" use screening.action=clip"
         )

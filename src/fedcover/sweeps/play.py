@@ -124,24 +124,24 @@ class BatchPlayer:
             cells: The cells, which share an engine and a schedule.
             callbacks_of: Returns callbacks of a cell in addition to those of its settings.
         """
-        while runs := self._built(cells, callbacks_of):
-            config = next(iter(runs)).config
-            cohort = sum(cell.config.cohort for cell in runs)
-            engine = engine_of(config, max(cohort, 2))
-            try:
-                run_all_rounds(list(runs.values()), schedule_of(config), engine)
+        runs = self._built(cells, callbacks_of)
+        if not runs:
+            return
+        cell_of = {id(run): cell for cell, run in runs.items()}
+        config = next(iter(runs)).config
+        engine = engine_of(config, max(sum(cell.config.cohort for cell in runs), 2))
+        try:
+            run_all_rounds(
+                *(list(runs.values()), schedule_of(config), engine),
+                on_failure=lambda run, error: self._sweep.fail(cell_of[id(run)], error),
+            )
+        except Exception as error:  # of the engine, or before the first round: the fault of any of them
+            if len(runs) == 1:
+                self._sweep.fail(next(iter(runs)), error)
                 return
-            except Exception as error:
-                failed = {cell: run.error for cell, run in runs.items() if run.error is not None}
-                if len(runs) == 1:
-                    failed = dict.fromkeys(runs, error)
-                for cell, reason in failed.items():
-                    self._sweep.fail(cell, reason or error)
-                cells = [cell for cell in runs if cell not in failed]
-                if not failed:  # the engine failed, which may be the fault of any of them
-                    for cell in cells:
-                        self.play([cell], callbacks_of)
-                    return
+            for cell, run in runs.items():
+                if run.error is None:
+                    self.play([cell], callbacks_of)
 
     def _built(self, cells: Sequence[SweepCell], callbacks_of: CallbacksOf) -> "dict[SweepCell, Run]":
         """Return the runs of cells; those that cannot be built are recorded as failed."""

@@ -170,7 +170,8 @@ def run_departures(
             federations, rounds, split.test, engine=engine,
             on_round=lambda number, record: on_round(runs[number], record),
         )  # fmt: skip
-        outcomes.update((run, outcome_of(run, history)) for run, history in zip(runs, histories, strict=True))
+        ended = zip(runs, histories, strict=True)
+        outcomes.update((run, outcome_of(run, history, rounds, split.train.classes)) for run, history in ended)
         return [hook.round_theta for hook in hooks]
 
     start = time.perf_counter()

@@ -21,6 +21,8 @@ from fedcover_experiments.runner import OnProgress, ignore_progress, run_batch
 
 EXPECTED = (CoverageWarning, StepSizeWarning, WholeLayersWarning)
 """Warnings that are not shown: such runs are part of the comparison, and their rows say so."""
+FAILURES = (ClientError, InputError)
+"""Errors that are a method's outcome in a setting."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,21 @@ class Referee:
         return rows, seconds
 
     def _rows(self, cells: Sequence[RefereeCell], split: Split, engine: Engine) -> list[RefereeRow]:
-        """Return the rows of cells that are run in lockstep; if one fails, each is run by itself."""
-        rounds, names = cells[0].rounds, [cell.name for cell in cells]
+        """Return the rows of cells that are run in lockstep; if the engine fails, each is run by itself."""
+        rounds, failed = cells[0].rounds, dict[int, Exception]()
+
+        def note(number: int, error: Exception) -> None:
+            if not isinstance(error, FAILURES) or isinstance(error, FolderError):
+                raise error  # which is not the method's: no row with an error stands for the cell
+            failed[number] = error
+
         try:
             with warnings.catch_warnings():
                 for expected in EXPECTED:
                     warnings.simplefilter("ignore", expected)
                 federations = federations_of(cells, split, engine)
                 histories = run_batch(
-                    names,
+                    [cell.name for cell in cells],
                     federations,
                     rounds,
                     split.test,
@@ -133,16 +141,22 @@ class Referee:
                     self.out,
                     lambda number, record: self.on_progress(cells[number], record.round),
                     evaluate_every(rounds),
+                    note,
                 )
-        except FolderError:  # which is not the method's: no row with an error stands for the cell
+        except FolderError:
             raise
-        except (ClientError, InputError) as error:
+        except FAILURES as error:
             if len(cells) > 1:
                 return [row for cell in cells for row in self._rows([cell], split, engine)]
-            (cell,) = cells
-            return [RefereeRow(cell.setting.name, cell.method.name, cell.seed, cell.lr, cell.rounds, error=str(error))]
-        ended = zip(cells, federations, histories, strict=True)
-        return [measure(cell, federation, history, split.test) for cell, federation, history in ended]
+            return [_failed_row(cells[0], error)]
+        return [
+            _failed_row(cell, failed[number]) if number in failed else measure(cell, federation, history, split.test)
+            for number, (cell, federation, history) in enumerate(zip(cells, federations, histories, strict=True))
+        ]
+
+
+def _failed_row(cell: RefereeCell, error: Exception) -> RefereeRow:
+    return RefereeRow(cell.setting.name, cell.method.name, cell.seed, cell.lr, cell.rounds, error=str(error))
 
 
 def tuned_lr(results: RefereeResults, setting: Setting, method: Method, selection: Selection) -> float:

@@ -14,9 +14,9 @@ from fedcover_experiments.studies.report import Cell, cells, data_titles
 
 @styled
 def study_figure(study: Study, results: Results) -> Figure:
-    """Draw one panel per data set and split: gains over the base, or accuracies if policies are run separately."""
+    """Draw one panel per data set and split: gains over the base, or accuracies if codes differ."""
     panels = {title: cells(study, results, title) for title in data_titles(study, results)}
-    return _accuracies(study, panels) if study.separate else _gains(study, panels)
+    return _accuracies(study, panels) if study.across_codes else _gains(study, panels)
 
 
 def _gains(study: Study, panels: Mapping[str, Sequence[Cell]]) -> Figure:

@@ -31,9 +31,11 @@ class Study:
     """Codes whose settings are counted together, by a description of the group."""
     own_experiments: Callable[[str], list[Experiment]] | None = None
     """Returns the experiments of a policy of one's own; None if the study takes none."""
-    separate: bool = False
-    """True if each policy is run in a batch of its own, so that its time can be measured, and if policies are compared
-    across codes."""
+    across_codes: bool = False
+    """Whether policies are compared across codes, by their accuracies; otherwise by their gains at the same code."""
+    timed: bool = False
+    """Whether each policy is run in a batch of its own, so that its time can be measured. Otherwise a batch has all
+    runs on one data set and split, which is faster on a GPU."""
     findings: Callable[[Results], list[str]] | None = None
     """Returns sentences for the head of the report, which follow from the results."""
     figure: "Callable[[Results], Figure] | None" = None
@@ -50,7 +52,7 @@ def _complements(of: complements.ComplementStudy) -> Study:
         "random_weights-pruned",
         complements.BUDGETS,
         {description: (code,) for code, description in complements.BUDGETS.items()},
-        separate=True,
+        across_codes=True,
     )
 
 
@@ -85,7 +87,8 @@ STUDIES = {
         methods.BUDGETS,
         {"of all data": tuple(methods.BUDGETS)},
         own_experiments=methods.own_experiments,
-        separate=True,
+        across_codes=True,
+        timed=True,
     ),
     "recipes": Study(
         "What is a published recipe of local training worth?",
@@ -95,7 +98,8 @@ STUDIES = {
         "published",
         {methods.WIDTHS: methods.BUDGETS[methods.WIDTHS]},
         {"of all data": (methods.WIDTHS,)},
-        separate=True,
+        across_codes=True,
+        timed=True,
     ),
     "complements": _complements(complements.LENET),
     "complements-cnn": _complements(complements.CNN),
@@ -108,7 +112,7 @@ STUDIES = {
         "random_weights-zero",
         costs.BUDGETS,
         {description: (code,) for code, description in costs.BUDGETS.items()},
-        separate=True,
+        across_codes=True,
         findings=cost_report.findings,
         figure=cost_report.figure,
     ),

@@ -21,6 +21,7 @@ HOW = (
     "seed. A policy counts as better or worse in a setting if p < 0.05 after Holm's correction over the settings of "
     "that count. Bold cells in the tables of single settings have p < 0.05 after Holm's correction over that table."
 )
+DIVERGED = "A run whose clients have all diverged counts as guessing from then on."
 Table = list[dict[str, str]]
 
 
@@ -32,6 +33,8 @@ class Cell:
     accuracies: tuple[float, ...]
     gamma_min: int
     noise: float
+    diverged: int
+    """The number of runs whose clients have all diverged."""
     gain: Difference | None
     p: float = 1.0
     """After Holm's correction over the comparisons on the same data."""
@@ -58,14 +61,15 @@ def cells(study: Study, results: Results, data_title: str) -> list[Cell]:
         seeds = sorted(ours.keys() & base.keys()) if experiment.policy != study.base else []
         gain = paired([ours[seed] for seed in seeds], [base[seed] for seed in seeds]) if len(seeds) > 1 else None
         gamma_min, noise = min(o.gamma_min for o in outcomes), fmean(o.pruning_noise for o in outcomes)
-        row.append(Cell(experiment, tuple(ours.values()), gamma_min, noise, gain))
+        diverged = sum(o.diverged is not None for o in outcomes)
+        row.append(Cell(experiment, tuple(ours.values()), gamma_min, noise, diverged, gain))
     corrected = iter(holm([cell.gain.p for cell in row if cell.gain]))
     return [replace(cell, p=next(corrected)) if cell.gain else cell for cell in row]
 
 
 def _base_of(study: Study, experiment: Experiment) -> Experiment:
     """Return the base with the same code or, if policies are compared across codes, the base on the same data."""
-    if not study.separate:
+    if not study.across_codes:
         return replace(experiment, policy=study.base)
     bases = (e for e in study.experiments() if e.policy == study.base)
     return next(e for e in bases if e.data_title == experiment.data_title)
@@ -97,13 +101,14 @@ def _row(study: Study, results: Results, cell: Cell) -> dict[str, str]:
         gain = f"**{gain}**" if cell.p < LEVEL else gain
     budgets, policy = {"budgets": study.budgets[cell.experiment.code]}, {"policy": cell.experiment.policy}
     return {
-        **(policy | budgets if study.separate else budgets | policy),
+        **(policy | budgets if study.across_codes else budgets | policy),
         "Γmin": f"{cell.gamma_min}",
         "mean δ²": f"{cell.noise:.3f}",
         "accuracy, %": mean_and_deviation(cell.accuracies),
+        "diverged": f"{cell.diverged} of {len(cell.accuracies)}" if cell.diverged else "",
         f"gain over {study.base} [95 %]": gain,
         "p (Holm)": p_value(cell.p, 4) if cell.gain else "",
-        **(_costs(results, cell.experiment) if study.separate else {}),
+        **(_costs(results, cell.experiment) if study.across_codes else {}),
     }
 
 
@@ -162,9 +167,10 @@ def _gains_by_policy(study: Study, results: Results, codes: Sequence[str]) -> di
 def as_markdown(name: str, results: Results) -> str:
     """Return the report on a study as Markdown; its figure is a file beside it."""
     study = STUDIES[name]
-    caption = "Accuracies" if study.separate else f"Gains over {study.base}"
+    caption = "Accuracies" if study.across_codes else f"Gains over {study.base}"
     sentences = study.findings(results) if study.findings else []
-    parts = [f"# {study.question}", f"![{caption}]({name}.svg)", *("- " + text for text in sentences), HOW]
+    how = f"{HOW} {DIVERGED}" if any(outcome.diverged for outcome in results.outcomes.values()) else HOW
+    parts = [f"# {study.question}", f"![{caption}]({name}.svg)", *("- " + text for text in sentences), how]
     for heading, table in study_tables(study, results).items():
         parts += [f"## {heading}", markdown_table(table)]
     commands = [f"`{entry['command']}` in {entry['seconds']} s on {entry['device']}" for entry in results.provenance]

@@ -1,4 +1,4 @@
-"""Run a study or some of it: all runs as one batch, or one batch per policy so that its time can be measured."""
+"""Run a study or some of it, in batches: the runs on one data set and split, or of one policy, to measure its time."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,10 +69,11 @@ class StudySelection:
 
     def batches(self) -> list["StudySelection"]:
         """Return the selections that are run as one batch each."""
-        if not STUDIES[self.study].separate:
-            return [self]
-        pairs = dict.fromkeys((e.data, e.policy) for e in self.experiments())
-        return [replace(self, on=self.on or data, only=policy) for data, policy in pairs]
+        experiments = self.experiments()
+        if STUDIES[self.study].timed:
+            pairs = dict.fromkeys((e.data, e.policy) for e in experiments)
+            return [replace(self, on=self.on or data, only=policy) for data, policy in pairs]
+        return [replace(self, on=on) for on in dict.fromkeys(f"{e.data}/{e.split}" for e in experiments)]
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,6 @@ def _run_batch(runner: StudyRunner, batch: StudySelection) -> tuple[StudySelecti
             on_round=lambda run, record: runner.on_progress(run, record.round),
             command=f"{runner.command} {batch.options}",
             federation_of=study.federation_of,
-            policy=batch.only if study.separate and runner.processes == 1 else "",
+            policy=batch.only if study.timed and runner.processes == 1 else "",
         )
     return batch, seconds

@@ -256,6 +256,16 @@ def use_channels_last(model: nn.Module, dtype: torch.dtype, numbers: int, side: 
                 setattr(parent, name, PatchConv2d(child, dtype, numbers, stream))
             elif _is_norm(child):
                 setattr(parent, name, ImageNorm(child))
+            elif isinstance(child, nn.BatchNorm2d):
+                child.register_forward_pre_hook(_contiguous)
+
+
+def _contiguous(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the inputs of torch's own batch norm with the channels first.
+
+    The gradient by cuDNN keeps the layout of the inputs, and ``vmap`` has no rule for copies with the channels last.
+    """
+    return inputs[0].contiguous(), *inputs[1:]
 
 
 def _is_product(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
