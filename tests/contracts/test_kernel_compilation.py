@@ -123,6 +123,24 @@ def steps():
 launch.compile_kernels([steps])
 print(*sorted(set(loaded)), len(loaded))
 """
+ADDITION = """
+.version 8.4
+.target sm_90a
+.address_size 64
+.visible .entry addition(.param .u64 result)
+{
+ .reg .b16 %rs<3>; .reg .b32 %r<5>; .reg .b64 %rd<2>;
+ ld.param.b64 %rd1, [result];
+ mov.u32 %r1, %tid.x;
+ cvt.u16.u32 %rs1, %r1;
+ mul.lo.s16 %rs2, %rs1, 7;
+ mov.b32 %r2, {%rs2, %rs1};
+ mov.b32 %r3, CONSTANT;
+ add.s16x2 %r4, %r2, %r3;
+ st.global.b32 [%rd1], %r4;
+ ret;
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +158,7 @@ def kernels_of(script: str, cache: Path) -> tuple[set[str], int]:
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+    assert not [path for path in cache.rglob("*.ptx") if "add.s16x2" in path.read_text()]
     *names, count = done.stdout.split()
     return set(names), int(count)
 
@@ -169,6 +188,22 @@ def test_all_kernels_of_a_chain_compile_for_a_gpu(
     names, count = kernels_of(CHAINS.replace("{network}", network).replace("{shape}", str(shape)), cache)
     assert names == wanted
     assert count < 20
+
+
+def test_an_assembled_kernel_keeps_the_constants_that_it_adds(tmp_path: Path) -> None:
+    """The assembler drops the constant of a packed addition: kernels with other constants would be the same."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    from fedcover.engines.vectorized.triton_compiler import separate_additions
+
+    assembled = set()
+    for constant in (90, 91, 90 << 16):
+        path = tmp_path / f"{constant}.ptx"
+        path.write_text(separate_additions(ADDITION.replace("CONSTANT", str(constant))))
+        output = tmp_path / f"{constant}.cubin"
+        subprocess.run([get_ptxas(90).path, "--gpu-name=sm_90a", str(path), "-o", str(output)], check=True)
+        assembled.add(output.read_bytes())
+    assert len(assembled) == 3
 
 
 def test_kernels_with_corrections_compile_for_a_gpu(cache: Path) -> None:

@@ -16,10 +16,8 @@ Arguments ``shift`` and ``proximal`` correct gradients, see ``_corrected``. Each
 correction, and kernels are then compiled without it.
 """
 
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
-
 from fedcover.engines.vectorized import chain_stacks
+from fedcover.engines.vectorized.triton_compiler import tl, triton
 from fedcover.structure import dropout
 
 PRUNED = tl.constexpr(chain_stacks.PRUNED)

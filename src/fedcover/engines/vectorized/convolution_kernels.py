@@ -12,11 +12,10 @@ lets lanes run.
 from collections.abc import Sequence
 
 import torch
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
 from fedcover.engines.vectorized.convolutions import output_size
+from fedcover.engines.vectorized.triton_compiler import tl, triton
 
 PROGRAMS = 2048
 """The approximate number of programs that keeps a large GPU busy."""

@@ -7,9 +7,9 @@ to memory. Products run on tensor cores as three tf32 products, which keeps the 
 """
 
 import torch
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
+
+from fedcover.engines.vectorized.triton_compiler import tl, triton
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

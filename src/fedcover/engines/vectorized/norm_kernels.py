@@ -8,8 +8,7 @@ Rows are summed in parts. The parts are combined by the programs that need the r
 What follows a norm is done in the same pass: ADDED adds another tensor, and RELU sets negative entries to 0. NaN stays.
 """
 
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+from fedcover.engines.vectorized.triton_compiler import tl, triton
 
 SIZES = ["R", "PARTS", "SEGMENTS", "EACH", "SIZE", "SPAN"]
 """Arguments whose values do not matter to the compiler."""

@@ -1,7 +1,6 @@
 """Triton kernels that turn float32 into float16 times a power of 2 for each client; see ``operands.py``."""
 
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+from fedcover.engines.vectorized.triton_compiler import tl, triton
 
 
 @triton.jit(do_not_specialize=["PARTS", "EACH"])  # type: ignore[untyped-decorator,unused-ignore]

@@ -11,8 +11,7 @@ as float16 times a power of 2 for each client (``operands.py``): SCALED is 0 for
 few variants are compiled for a network.
 """
 
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+from fedcover.engines.vectorized.triton_compiler import tl, triton
 
 SIZES = ["B", "H", "W", "OH", "OW", "SY", "SX", "PY", "PX", "DY", "DX", "HEIGHT", "WIDTH", "EACH", "PARTS"]
 """Arguments whose values do not matter to the compiler; of the others, it must know which are multiples of 16."""

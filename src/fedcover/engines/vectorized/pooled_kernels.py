@@ -16,11 +16,9 @@ As in ``chain_kernels.py``, an index of -1 is padding, a client whose whole batc
 of -0.0 mark pruned entries. Products are three tf32 products, and sums on tensor cores are short.
 """
 
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
-
 from fedcover.engines.vectorized.chain_kernels import _examples, _update, jit
 from fedcover.engines.vectorized.convolution_kernels import LANES_RUN_LAST, _high, _product
+from fedcover.engines.vectorized.triton_compiler import tl, triton
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

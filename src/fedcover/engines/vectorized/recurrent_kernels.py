@@ -4,8 +4,7 @@ Stacks are contiguous, (clients, BATCH, gates H), apart from X, the products of 
 numbers apart. Gates are computed in float32.
 """
 
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+from fedcover.engines.vectorized.triton_compiler import tl, triton
 
 SIZES = ["X_CLIENT", "BATCH", "UNITS", "H"]
 """Arguments whose values do not matter to the compiler."""

@@ -1,7 +1,6 @@
 """Triton kernels for SGD with momentum of many clients: one pass over parameters, momenta, gradients and masks."""
 
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+from fedcover.engines.vectorized.triton_compiler import tl, triton
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

@@ -60,9 +60,9 @@ def rule_of(recipe: LocalSGD, start: Params, shifts: Mapping[str, Tensor]) -> Ru
     >>> rule_of(LocalSGD(keep_moments=True), {}, {}) is None
     True
     """
-    known = replace(recipe, weight_decay=0.0, proximal=0.0, nesterov=False, clip=None, control_variates=False)
+    other = replace(recipe, weight_decay=0.0, proximal=0.0, nesterov=False, clip=None, control_variates=False)
     # The definition clips proximal terms and shifts too, but not weight decay.
-    if not known.is_plain or (recipe.clip and (recipe.proximal or shifts)):
+    if not other.is_plain or (recipe.clip and (recipe.proximal or shifts)):
         return None
     strength = recipe.weight_decay + recipe.proximal
     # With the start as anchor, and not as a shift, the term is exactly 0 at the first step.
