@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,8 +92,7 @@ def studies() -> dict[str, Any]:
     results = {name: load(path) for name in STUDIES if (path := STUDY / f"{name}.json").exists()}
     separate = {
         name: {
-            _key(title): dict(sorted((row["policy"], _numbers(row)) for row in rows(study, results[name], title)))
-            for title in data_titles(study, results[name])
+            _key(title): _by_policy(rows(study, results[name], title)) for title in data_titles(study, results[name])
         }
         for name, study in STUDIES.items()
         if study.across_codes and name in results and not study.findings
@@ -103,6 +103,13 @@ def studies() -> dict[str, Any]:
         "labels": _compared(STUDIES["labels"], results["labels"]),
         **separate,
     }
+
+
+def _by_policy(table: list[dict[str, str]]) -> dict[str, Any]:
+    """Return the numbers of rows by policy and, where a policy has several budgets, by budgets."""
+    counts = Counter(row["policy"] for row in table)
+    keys = [row["policy"] + (f", {row['budgets']}" if counts[row["policy"]] > 1 else "") for row in table]
+    return dict(sorted(zip(keys, map(_numbers, table), strict=True)))
 
 
 def _compared(study: "Study", results: "Results") -> dict[str, Any]:

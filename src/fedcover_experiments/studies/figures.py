@@ -1,5 +1,6 @@
 """The figure of a study: gains over its base, or the accuracy of every policy."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -8,6 +9,7 @@ from matplotlib.figure import Figure
 
 from fedcover.report.style import MUTED, WIDTH, add_legend, colour, styled
 from fedcover_experiments.results import Results
+from fedcover_experiments.runner import Experiment
 from fedcover_experiments.studies.registry import Study
 from fedcover_experiments.studies.report import Cell, cells, data_titles
 
@@ -60,7 +62,17 @@ def _accuracies(study: Study, panels: Mapping[str, Sequence[Cell]]) -> Figure:
             axes.plot(cell.accuracies, [y] * len(cell.accuracies), "o", markersize=4, color=shade)
             if is_base:
                 axes.axvline(fmean(cell.accuracies), color=MUTED, linewidth=0.8)
-        axes.set_yticks(range(len(best)), [cell.experiment.policy for cell in best])
+        axes.set_yticks(range(len(best)), _labels([cell.experiment for cell in best]))
         axes.set_ylim(len(best) - 0.4, -0.6)
         axes.set_title(f"{title}:\nlate accuracy, %")
     return figure
+
+
+def _labels(experiments: Sequence[Experiment]) -> list[str]:
+    """Return the policies, with their codes where a policy has several.
+
+    >>> _labels([Experiment("mnist", "iid", *of) for of in (("WP", "10x1"), ("WP", "10x0.5"), ("FS", "10x1"))])
+    ['WP, 10x1', 'WP, 10x0.5', 'FS']
+    """
+    counts = Counter(experiment.policy for experiment in experiments)
+    return [f"{e.policy}, {e.code}" if counts[e.policy] > 1 else e.policy for e in experiments]

@@ -1,5 +1,6 @@
 """Run a study or some of it, in batches: the runs on one data set and split, or of one policy, to measure its time."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,9 @@ from fedcover_experiments.parallel import cores_of, results_of
 from fedcover_experiments.results import run_and_save
 from fedcover_experiments.runner import COHORT, Experiment, ExperimentRun, OnProgress, ignore_progress
 from fedcover_experiments.studies.registry import STUDIES
+
+TOGETHER = 64
+"""The most runs of a batch, about: they keep a GPU busy, and their outcomes are stored before the next batch begins."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,13 @@ class StudySelection:
         if STUDIES[self.study].timed:
             pairs = dict.fromkeys((e.data, e.policy) for e in experiments)
             return [replace(self, on=self.on or data, only=policy) for data, policy in pairs]
-        return [replace(self, on=on) for on in dict.fromkeys(f"{e.data}/{e.split}" for e in experiments)]
+        batches = []
+        for on, count in Counter(f"{e.data}/{e.split}" for e in experiments).items():
+            seeds = max(1, TOGETHER // count)
+            for start in range(0, self.seeds, seeds):
+                some = min(seeds, self.seeds - start)
+                batches.append(replace(self, on=on, first=self.first + start, seeds=some))
+        return batches
 
 
 @dataclass(frozen=True)
