@@ -8,16 +8,23 @@ these for a block, and restore them afterwards.
 import hashlib
 import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedcover.errors import InputError, shown
 
 Key = int | str
+LOW = 0xFFFFFFFF
+GOLDEN = 0x9E3779B1
+FIRST, SECOND = 0x7FEB352D, 0x846CA68B
+TOP = -(2**31)
+"""The sign bit: with it flipped, signed numbers compare as unsigned ones."""
 
 
 def address(seed: int, *key: Key) -> int:
@@ -57,6 +64,59 @@ def generator(seed: int, *key: Key) -> torch.Generator:
     True
     """
     return torch.Generator().manual_seed(address(seed, *key))
+
+
+def mix(x: Any) -> Any:
+    """Return a 32-bit hash of a 32-bit number, for Python integers and for int64 tensors.
+
+    >>> mix(1) == int(mix(torch.tensor(1))), mix(1) != mix(2)
+    (True, True)
+    """
+    x = (x ^ (x >> 16)) * FIRST & LOW
+    x = (x ^ (x >> 15)) * SECOND & LOW
+    return x ^ (x >> 16)
+
+
+def mix_int32(x: Tensor) -> Tensor:
+    """Return the bits of ``mix`` in int32, twice as fast; products wrap and shifts extend the sign there.
+
+    >>> int(mix_int32(torch.tensor(5, dtype=torch.int32))) & LOW == mix(5)
+    True
+    """
+    x = (x ^ ((x >> 16) & 0xFFFF)) * FIRST
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * (SECOND - 2**32)
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def mix_address(key: Any, step: Any, part: Any = 0) -> Any:
+    """Return a 32-bit hash of a 63-bit key, a step and a part of the step, for integers and for int64 tensors."""
+    low, high = key & LOW, (key >> 32) & LOW
+    return mix(mix(mix(low) ^ high) + step * GOLDEN + part & LOW)
+
+
+def random_numbers(keys: Sequence[int], size: int, device: torch.device, together: int = 1 << 16) -> Tensor:
+    """Return random int32 numbers that are the same on every device, one row for each key; those of a row are distinct.
+
+    Args:
+        keys: Addresses, as ``Round.address`` returns them.
+        size: The numbers of a row, fewer than 2^31.
+        device: The device.
+        together: How many numbers are best computed at once.
+
+    >>> rows = random_numbers([address(0, "x"), address(0, "y")], 3, torch.device("cpu"))
+    >>> rows.shape, len(set(rows.flatten().tolist()))
+    (torch.Size([2, 3]), 6)
+    """
+    parts = torch.tensor([[mix_address(key, part)] for part in (0, 1) for key in keys], device=device)
+    first, second = parts.to(torch.int32).split(len(keys))
+    rows = torch.empty((len(keys), size), dtype=torch.int32, device=device)
+    step = max(1, together // len(keys))
+    for start in range(0, size, step):
+        part = rows[:, start : start + step]
+        places = torch.arange(start, start + part.shape[1], dtype=torch.int32, device=device)
+        # Distinct numbers stay distinct: sums wrap, and the hash has an inverse.
+        part.copy_(mix_int32((first + places) ^ second))
+    return rows
 
 
 @contextmanager

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.masks.part_sizes import PartSizes, sizes_of_items
-from fedcover.params import FULL, Mask, Params, device_of, most_together, to_device
+from fedcover.params import FULL, Mask, Params, device_of, most_entries, most_together
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.policies.layer_items import LayerItems, entries_of_layers, outputs_of_layers
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import units_for, width_of
-from fedcover.seeding import Round
+from fedcover.seeding import Round, random_numbers
 from fedcover.structure.trace import ModelStructure
 
 
@@ -67,8 +67,8 @@ class RandomParts(Policy):
 
     def _masks(self, theta: Params, clients: Sequence[Client], keep: float, this_round: Round) -> list[Mask]:
         """Return the masks of clients that hold the same share of the items."""
-        rngs = [this_round.generator("random weights", client.id) for client in clients]
-        kept = _draw([items.size for items in self.lists], keep, rngs, device_of(theta))
+        keys = [this_round.address("random weights", client.id) for client in clients]
+        kept = _draw([items.size for items in self.lists], keep, keys, device_of(theta))
         masks: list[dict[str, Tensor]] = [{} for _ in clients]
         for items, rows in zip(self.lists, kept, strict=True):
             for mask, row in zip(masks, rows, strict=True):
@@ -76,14 +76,9 @@ class RandomParts(Policy):
         return list(masks)
 
 
-def _draw(sizes: Sequence[int], keep: float, rngs: Sequence[torch.Generator], device: torch.device) -> list[Tensor]:
-    """Return for each list a row for each client that marks ceil(keep K) random items of the K, at least one.
-
-    Numbers are drawn on the CPU, so that masks are the same on every device.
-    """
-    # In double precision, in which no two draws are equal.
-    draws = torch.stack([torch.rand(sum(sizes), generator=rng, dtype=torch.float64) for rng in rngs])
-    lists = to_device(draws, device).split(list(sizes), 1)
+def _draw(sizes: Sequence[int], keep: float, keys: Sequence[int], device: torch.device) -> list[Tensor]:
+    """Return for each list a row for each client that marks ceil(keep K) random items of the K, at least one."""
+    lists = random_numbers(keys, sum(sizes), device, most_entries(device)).split(list(sizes), 1)
     counts = [units_for(keep, size) for size in sizes]
     return [rows <= rows.kthvalue(k, 1, keepdim=True).values for k, rows in zip(counts, lists, strict=True)]
 

@@ -16,46 +16,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedcover.data.inputs import Inputs, copy_of
-from fedcover.seeding import generator_states, seeded
+from fedcover.seeding import TOP, generator_states, mix_address, mix_int32, seeded
 from fedcover.structure.attention import ExplicitAttention, attend, can_be_explicit
 from fedcover.structure.calls import call_model
 from fedcover.structure.dispatch import Watch
 from fedcover.structure.state import copy_with_same_parameters
 
-LOW = 0xFFFFFFFF
-GOLDEN = 0x9E3779B1
-FIRST, SECOND = 0x7FEB352D, 0x846CA68B
 MOST_LAYERS = 1 << 20
-TOP = -(2**31)
-"""The sign bit: with it flipped, signed numbers compare as unsigned ones."""
-
-
-def mix(x: Any) -> Any:
-    """Return a 32-bit hash of a 32-bit number, for Python integers and for int64 tensors.
-
-    >>> mix(1) == int(mix(torch.tensor(1))), mix(1) != mix(2)
-    (True, True)
-    """
-    x = (x ^ (x >> 16)) * FIRST & LOW
-    x = (x ^ (x >> 15)) * SECOND & LOW
-    return x ^ (x >> 16)
-
-
-def mix_int32(x: Tensor) -> Tensor:
-    """Return the bits of ``mix`` in int32, twice as fast; products wrap and shifts extend the sign there.
-
-    >>> int(mix_int32(torch.tensor(5, dtype=torch.int32))) & LOW == mix(5)
-    True
-    """
-    x = (x ^ ((x >> 16) & 0xFFFF)) * FIRST
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * (SECOND - 2**32)
-    return x ^ ((x >> 16) & 0xFFFF)
-
-
-def mix_address(key: Any, step: Any, part: Any = 0) -> Any:
-    """Return a 32-bit hash of a 63-bit key, a step and a part of the step, for integers and for int64 tensors."""
-    low, high = key & LOW, (key >> 32) & LOW
-    return mix(mix(mix(low) ^ high) + step * GOLDEN + part & LOW)
 
 
 class DropoutCall(NamedTuple):

@@ -14,8 +14,7 @@ from fedcover.data.augment import MOST_VIEWS, Views
 from fedcover.data.inputs import Inputs, parts_of, shapes, take
 from fedcover.errors import InputError
 from fedcover.params import Mask, Params, prune
-from fedcover.seeding import Round, seeded
-from fedcover.structure.dropout import LOW, mix, mix_address
+from fedcover.seeding import LOW, Round, mix, mix_address, seeded
 from fedcover.structure.exits import ExitModel
 from fedcover.training.exits import Exits, loss_of
 from fedcover.training.options import PLAIN, TrainingOptions, regrown

@@ -12,6 +12,7 @@ import fedcover as fc
 from fedcover.audit.code import audit_code
 from fedcover.models import build
 from fedcover.params import MOST_AT_ONCE, count, params_of
+from fedcover.seeding import random_numbers
 
 PARTIAL = [name for name, make in POLICIES.items() if make().traits().needs_complement]
 
@@ -67,9 +68,10 @@ def test_random_weights_of_a_client_do_not_depend_on_the_cohort() -> None:
     plans, _ = policy.plan(theta, cohort, fc.Round(6, 0), policy.start())
     assert not plans[1].mask
     for client, plan in zip(cohort, plans, strict=True):
-        rng = fc.Round(6, 0).generator("random weights", client.id)
-        for name, kept in plan.mask.items():
-            draws = torch.rand(kept.numel(), generator=rng, dtype=torch.float64)
+        sizes = [kept.numel() for kept in plan.mask.values()]
+        key = fc.Round(6, 0).address("random weights", client.id)
+        numbers = random_numbers([key], sum(sizes), torch.device("cpu"))[0].split(sizes)
+        for (name, kept), draws in zip(plan.mask.items(), numbers, strict=True):
             chosen = draws.argsort()[: max(1, -int(-client.budget.keep * kept.numel() // 1))]
             assert kept.flatten().nonzero().flatten().tolist() == sorted(chosen.tolist()), name
 

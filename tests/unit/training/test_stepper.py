@@ -11,17 +11,8 @@ import fedcover as fc
 from fedcover.engines.serial import Serial
 from fedcover.models import MLP, LeNet
 from fedcover.params import Params, params_of
-from fedcover.seeding import ambient
-from fedcover.structure.dropout import (
-    LOW,
-    DropoutCall,
-    KeyedDropout,
-    Stream,
-    mix,
-    mix_int32,
-    scales,
-    with_keyed_dropout,
-)
+from fedcover.seeding import LOW, ambient, mix, mix_int32
+from fedcover.structure.dropout import DropoutCall, KeyedDropout, Stream, scales, with_keyed_dropout
 from fedcover.training.client import Job
 from fedcover.training.steps.rule import Rule
 from fedcover.training.steps.stepper import Stepper

@@ -16,12 +16,12 @@ Arguments ``shift`` and ``proximal`` correct gradients, see ``_corrected``. Each
 correction, and kernels are then compiled without it.
 """
 
+from fedcover import seeding
 from fedcover.engines.vectorized import chain_stacks
 from fedcover.engines.vectorized.triton_compiler import tl, triton
-from fedcover.structure import dropout
 
 PRUNED = tl.constexpr(chain_stacks.PRUNED)
-GOLDEN, FIRST, SECOND = (tl.constexpr(number) for number in (dropout.GOLDEN, dropout.FIRST, dropout.SECOND))
+GOLDEN, FIRST, SECOND = (tl.constexpr(number) for number in (seeding.GOLDEN, seeding.FIRST, seeding.SECOND))
 jit = triton.jit(do_not_specialize=["clients", "offset"])
 """Both vary between calls: specialization would compile kernels again."""
 

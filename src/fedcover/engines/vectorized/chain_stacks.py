@@ -18,7 +18,8 @@ from fedcover.engines.vectorized.pooled_stacks import (
 )
 from fedcover.engines.vectorized.stacks import load_shifts, stack_like
 from fedcover.params import Params
-from fedcover.structure.dropout import LOW, DropoutCall, mix
+from fedcover.seeding import LOW, mix
+from fedcover.structure.dropout import DropoutCall
 
 AHEAD = 10
 """The number of steps of a CUDA graph. A round may end with fewer, so the tables have as many rows more."""
