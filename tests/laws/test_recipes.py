@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import fedcover as fc
 from fedcover.engines.serial import Serial
-from fedcover.federation.control_variates import total_weight
-from fedcover.params import prune
+from fedcover.federation.control_variates import key_of, total_weight, trained_by_type
+from fedcover.params import Params, parts_of_flat, prune
 from fedcover.training.step import StepData, start_state, take_step
 from tests.conftest import small_data, small_net
 from tests.contracts.federations import federation, furthest
@@ -64,17 +64,22 @@ def test_control_variates_are_mean_gradients_inside_masks() -> None:
     )  # fmt: skip
     state, _ = playing.play_round(playing.start())
     planned = playing.begin_round(playing.start())
+    (group,) = trained_by_type(playing, playing.theta0)
+
+    def stored(kind: str) -> Params:
+        return parts_of_flat(state.clients[key_of(kind, group)], group)
+
     for job in planned.jobs:
         (update,) = Serial(shrink=False).train([job])
+        controls, trained = (stored(f"{kind}/{job.client.id}") for kind in ("control", "trained"))
         for name, before in playing.theta0.items():
             inside = job.mask.get(name, torch.ones_like(before, dtype=torch.bool))
-            control = state.clients[f"control/{job.client.id}/{name}"]
+            control = controls[name]
             torch.testing.assert_close(control[inside], ((before - update.theta[name]) / 0.1)[inside])
             assert not bool(control[~inside].any())
-            assert torch.equal(state.clients[f"trained/{job.client.id}/{name}"], inside)
-    for name in playing.theta0:
-        controls = [state.clients[f"control/{client.id}/{name}"].double() for client in planned.cohort]
-        torch.testing.assert_close(state.clients[f"sum/{name}"], torch.stack(controls).sum(0))
+            assert torch.equal(trained[name], inside)
+    of_clients = [state.clients[key_of(f"control/{client.id}", group)].double() for client in planned.cohort]
+    torch.testing.assert_close(state.clients[key_of("sum", group)], torch.stack(of_clients).sum(0))
 
 
 @given(st.integers(1, 20), st.floats(0, 0.95))

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
-from fedcover.params import Mask, Params, flat_mask, flat_values, parts_of_flat, spans_of, storage_of
+from fedcover.params import Mask, Params, flat_mask, flat_values, parts_of_flat, storage_of
 from fedcover.policies.base import ClientPlan
 from fedcover.training.options import PLAIN
 from fedcover.training.recipes import LocalSGD, Recipe
@@ -38,8 +38,8 @@ def uses_control_variates(recipe: Recipe) -> bool:
 
 def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[ClientPlan]:
     """Return the plans, with c - c_n added to the clients' gradients."""
-    spans, new = _spans(federation, state.theta), []
-    means = [_mean(state, span) for span in spans]
+    groups, new = trained_by_type(federation, state.theta), []
+    means = [_mean(state, group) for group in groups]
     for plan in plans:
         options = plan.options or PLAIN
         in_turn = options.exits is not None and options.exits.in_turn
@@ -49,51 +49,61 @@ def corrected(federation: "Federation", state: State, plans: Sequence[ClientPlan
                 f" another policy, or control_variates=False"
             )
         shifts: Params = {}
-        for span, mean in zip(spans, means, strict=True):
-            if f"control/{plan.client.id}/{next(iter(span))}" in state.clients:
-                shifts |= parts_of_flat(_shift(state, plan, span, mean), span)
+        for group, mean in zip(groups, means, strict=True):
+            if key_of(f"control/{plan.client.id}", group) in state.clients:
+                shifts |= parts_of_flat(_shift(state, plan, group, mean), group)
         new.append(replace(plan, options=replace(options, shifts=shifts)) if shifts else plan)
     return new
 
 
-def _spans(federation: "Federation", theta: Params) -> list[Params]:
-    """Return the tensors that are trained, in spans of one type that are processed at once."""
-    trained = {name: tensor for name, tensor in theta.items() if name not in federation.structure.frozen}
-    types = dict.fromkeys(tensor.dtype for tensor in trained.values())
-    return [span for dtype in types for span in spans_of({n: t for n, t in trained.items() if t.dtype == dtype})]
+def trained_by_type(federation: "Federation", theta: Params) -> list[Params]:
+    """Return the tensors that are trained, in a group for each type; what is stored of a group is one flat tensor."""
+    groups: dict[torch.dtype, Params] = {}
+    for name, tensor in theta.items():
+        if name not in federation.structure.frozen:
+            groups.setdefault(tensor.dtype, {})[name] = tensor
+    return list(groups.values())
 
 
-def _stored(clients: Mapping[str, Tensor], kind: str, span: Params, like: Tensor) -> Tensor:
-    """Return what is stored of the tensors of a span, as one tensor on the device of another; zeros at first."""
-    dtype = KINDS.get(kind.partition("/")[0], next(iter(span.values())).dtype)
-    if f"{kind}/{next(iter(span))}" not in clients:
-        return torch.zeros_like(like, dtype=dtype)
-    return flat_values({name: clients[f"{kind}/{name}"].to(like.device) for name in span}, dtype)
+def key_of(kind: str, group: Params) -> str:
+    """Return the key in ``State.clients`` of what is stored of a group.
+
+    >>> key_of("control/3", {"w": torch.zeros(2)})
+    'control/3/float32'
+    """
+    return f"{kind}/{next(iter(group.values())).dtype}".replace("torch.", "")
 
 
-def _inside(mask: Mask, span: Params) -> Tensor:
-    """Return a mask over the entries of a span."""
-    return flat_mask({name: mask[name] for name in span if name in mask}, span)
+def _stored(clients: Mapping[str, Tensor], kind: str, group: Params, like: Tensor) -> Tensor:
+    """Return what is stored of a group, on the device of another tensor; zeros at first."""
+    if (stored := clients.get(key_of(kind, group))) is not None:
+        return stored.to(like.device)
+    return torch.zeros_like(like, dtype=KINDS.get(kind.partition("/")[0], next(iter(group.values())).dtype))
 
 
-def _mean(state: State, span: Params) -> Tensor:
-    """Return c: for each entry of a span the mean of c_n over the clients that have ever held it."""
-    like = _flat(span, span)
-    return _stored(state.clients, "sum", span, like) / _stored(state.clients, "holders", span, like).clamp_min(1)
+def _inside(mask: Mask, group: Params) -> Tensor:
+    """Return a mask over the entries of a group."""
+    return flat_mask({name: mask[name] for name in group if name in mask}, group)
 
 
-def _shift(state: State, plan: ClientPlan, span: Params, mean: Tensor) -> Tensor:
-    """Return c - c_n of a span, 0 where the client has never held an entry and outside its mask."""
+def _mean(state: State, group: Params) -> Tensor:
+    """Return c: for each entry of a group the mean of c_n over the clients that have ever held it."""
+    like = _flat(group, group)
+    return _stored(state.clients, "sum", group, like) / _stored(state.clients, "holders", group, like).clamp_min(1)
+
+
+def _shift(state: State, plan: ClientPlan, group: Params, mean: Tensor) -> Tensor:
+    """Return c - c_n of a group, 0 where the client has never held an entry and outside its mask."""
     control, trained = (
-        _stored(state.clients, f"{kind}/{plan.client.id}", span, mean) for kind in ("control", "trained")
+        _stored(state.clients, f"{kind}/{plan.client.id}", group, mean) for kind in ("control", "trained")
     )
-    return torch.where(trained & _inside(plan.mask, span), mean.to(control.dtype) - control, 0.0)
+    return torch.where(trained & _inside(plan.mask, group), mean.to(control.dtype) - control, 0.0)
 
 
-def _flat(tensors: Mapping[str, Tensor], span: Params) -> Tensor:
-    """Return the entries of tensors of a span as one tensor, on the span's device."""
-    dtype = next(iter(span.values())).dtype
-    return flat_values({name: tensors[name].to(like.device) for name, like in span.items()}, dtype)
+def _flat(tensors: Mapping[str, Tensor], group: Params) -> Tensor:
+    """Return the entries of tensors of a group as one tensor, on the group's device."""
+    dtype = next(iter(group.values())).dtype
+    return flat_values({name: tensors[name].to(like.device) for name, like in group.items()}, dtype)
 
 
 def total_weight(steps: int, decay: float) -> float:
@@ -109,7 +119,9 @@ class ControlUpdates:
     """The control variates after a round, from its updates as they arrive."""
 
     def __init__(self, federation: "Federation", planned: "PlannedRound") -> None:
-        self._planned, self._spans = planned, _spans(federation, planned.state.theta)
+        self._planned = planned
+        self._groups = trained_by_type(federation, planned.state.theta)
+        self._starts = [_flat(group, group) for group in self._groups]
         self._plans = {plan.client.id: plan for plan in planned.plans}
         self._state = dict(planned.state.clients)
 
@@ -119,30 +131,28 @@ class ControlUpdates:
         scale = recipe.lr * total_weight(recipe.steps(update.examples), recipe.decay)
         shifts = plan.options.shifts if plan.options else {}
         storage = storage_of(self._planned.state.theta)
-        for span in self._spans:
-            mean = (_flat(span, span) - _flat(update.theta, span)) / scale
+        for group, start in zip(self._groups, self._starts, strict=True):
+            mean = (start - _flat(update.theta, group)) / scale
             if shifts:
-                mean = mean - _flat(shifts, span)
-            inside = _inside(plan.mask, span)
+                mean = mean - _flat(shifts, group)
+            inside = _inside(plan.mask, group)
             if update.mask is not plan.mask:  # the client may have readjusted its mask
-                inside = inside & _inside(update.mask, span)
-            self._set(update.client, span, mean.to(storage), inside.to(storage))
+                inside = inside & _inside(update.mask, group)
+            self._set(update.client, group, mean.to(storage), inside.to(storage))
 
-    def _set(self, client: int, span: Params, mean: Tensor, inside: Tensor) -> None:
-        """Set c_n of a span, and keep the sum and the number of holders of every entry."""
+    def _set(self, client: int, group: Params, mean: Tensor, inside: Tensor) -> None:
+        """Set c_n of a group, and keep the sum and the number of holders of every entry."""
         control, trained, total, holders = (
-            _stored(self._state, kind, span, mean)
+            _stored(self._state, kind, group, mean)
             for kind in (f"control/{client}", f"trained/{client}", "sum", "holders")
         )
         new = torch.where(inside, mean, control)
-        after = {
-            f"control/{client}": new,
-            f"trained/{client}": trained | inside,
-            "sum": total + (new.double() - control.double()),
-            "holders": holders + (inside & ~trained).to(torch.int32),
+        self._state |= {
+            key_of(f"control/{client}", group): new,
+            key_of(f"trained/{client}", group): trained | inside,
+            key_of("sum", group): total + (new.double() - control.double()),
+            key_of("holders", group): holders + (inside & ~trained).to(torch.int32),
         }
-        for kind, flat in after.items():
-            self._state |= {f"{kind}/{name}": part for name, part in parts_of_flat(flat, span).items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of clients for the next round."""
