@@ -65,7 +65,20 @@ class ClientError(FedcoverError):
 
 
 class DivergedError(ClientError):
-    """All clients of a round diverged: none of them has trained values that are finite."""
+    """All clients of a round diverged: none of them has trained values that are finite.
+
+    Args:
+        message: The message.
+        round: The number of the round, from 1.
+    """
+
+    def __init__(self, message: str, round: int) -> None:
+        super().__init__(message, round)
+        self.round = round
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return str(self.args[0])
 
 
 def check_extra(extra: str, feature: str, *modules: str) -> None:

@@ -107,8 +107,9 @@ def random_numbers(keys: Sequence[int], size: int, device: torch.device, togethe
     >>> rows.shape, len(set(rows.flatten().tolist()))
     (torch.Size([2, 3]), 6)
     """
-    parts = torch.tensor([[mix_address(key, part)] for part in (0, 1) for key in keys], device=device)
-    first, second = parts.to(torch.int32).split(len(keys))
+    turned = [key >> 32 | (key & LOW) << 32 for key in keys]  # so that the two hashes of a key are not related
+    hashes = torch.tensor([[mix_address(key, 0)] for key in [*keys, *turned]], device=device)
+    first, second = hashes.to(torch.int32).split(len(keys))
     rows = torch.empty((len(keys), size), dtype=torch.int32, device=device)
     step = max(1, together // len(keys))
     for start in range(0, size, step):

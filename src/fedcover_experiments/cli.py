@@ -201,8 +201,8 @@ def study(
 
     Policies are compared by seed, with 95 % intervals and Holm's correction. A study takes minutes on a GPU and hours
     on two cores. Its runs are kept in `runs/` under --out, and the same command continues an interrupted study.
-    One process leaves a GPU waiting for the CPU: with `--processes 4` other batches use it. Seconds per round are then
-    not recorded.
+    `--processes 2` runs two batches at the same time, for two cores; on a GPU, where processes take turns, four gained
+    a fifth. Seconds per round are then not recorded.
     """
     check_whole("seeds", seeds, 0)
     check_whole("rounds", rounds, 0)

@@ -49,7 +49,7 @@ class Outcome:
     accuracy: list[float | None]
     """Accuracy of the global model after each round; None where it was not evaluated."""
     loss: list[float | None]
-    """Test loss of the global model after each round; None where it was not evaluated."""
+    """Test loss of the global model after each round; None where it was not evaluated or is not finite."""
     local_accuracy: float | None
     """Local accuracy after the last round."""
     gamma_min: int
@@ -67,11 +67,14 @@ class Outcome:
     """The round in which all clients diverged; from then on accuracy is that of guessing, and there is no loss."""
 
     def is_sound(self, rounds: int) -> bool:
-        """Return whether the curves have this many rounds, all numbers are finite and the last round was evaluated."""
+        """Return whether the curves have this many rounds, all numbers are finite and the last round was evaluated.
+
+        A loss of None after a round with an accuracy was not finite.
+        """
         numbers = [*self.accuracy, *self.loss, self.local_accuracy, self.gamma_min, self.pruning_noise]
         finite = all(value is None or math.isfinite(value) for value in numbers)
         whole = len(self.accuracy) == len(self.loss) == rounds > 0 and isinstance(self.seed, int)
-        return finite and whole and self.accuracy[-1] is not None and (self.loss[-1] is not None or bool(self.diverged))
+        return finite and whole and self.accuracy[-1] is not None
 
     @property
     def run(self) -> ExperimentRun:
@@ -216,6 +219,8 @@ def sole_writer(path: Path) -> Iterator[None]:
 
 def save(path: Path, outcomes: Mapping[ExperimentRun, Outcome], rounds: int, entry: Mapping[str, Any]) -> None:
     """Add outcomes and their provenance to a file; outcomes of other runs in the file, or of other processes, stay."""
+    if unsound := [run.name for run, outcome in outcomes.items() if not outcome.is_sound(rounds)]:
+        raise InputError(f"the outcome of {unsound[0]} is not one of {rounds} rounds with accuracies; it is not stored")
     with sole_writer(path):
         previous = load(path) if path.exists() else Results(rounds, [], {})
         if previous.rounds != rounds:

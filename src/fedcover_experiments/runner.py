@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,8 +116,8 @@ def run_all(
     """Run experiments and return their histories.
 
     Runs on the same data set advance in lockstep, so that one call of the engine trains the clients of all of them.
-    Runs with the same seed start from the same model and the same split, as in the paper. A run whose clients all
-    diverge ends, unless it does so in its first round; the others continue.
+    Runs with the same seed start from the same model and the same split, as in the paper. If all clients of a run
+    diverge, only that run ends; in its first round, all end with an error.
 
     Args:
         runs: The runs, on one data set or several.
@@ -145,19 +145,18 @@ def run_all(
             engine,
             out,
             lambda number, record, batch=batch: on_round(batch[number], record),  # type: ignore[misc]
-            on_failure=_ended_by_divergence,
+            on_failure=partial(_end_only_if_diverged, batch),
         )
-        for run, history in zip(batch, played, strict=True):
-            if not history:
-                raise DivergedError(f"every client of {run.name} diverged in round 1: lower its step size")
-            histories[run] = history
+        histories |= zip(batch, played, strict=True)
     return Played(histories, provenance, classes)
 
 
-def _ended_by_divergence(number: int, error: Exception) -> None:
-    """Let the other runs continue if clients have diverged, which is an outcome; raise any other error."""
+def _end_only_if_diverged(runs: Sequence[ExperimentRun], number: int, error: Exception) -> None:
+    """Let the other runs continue if clients have diverged after the first round, which is an outcome; else raise."""
     if not isinstance(error, DivergedError):
         raise error
+    if error.round == 1:
+        raise DivergedError(f"{runs[number].name}: {error}", error.round) from error
 
 
 def run_batch(

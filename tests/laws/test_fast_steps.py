@@ -116,3 +116,23 @@ def test_other_recipes_are_left_to_the_definition(option: dict[str, object]) -> 
     recipe = LocalSGD(1, weight_decay=0.1, **option)  # type: ignore[arg-type]
     other = Job(job.task, job.population, job.client, job.theta, {}, recipe, job.this_round)
     assert try_fast_steps(STEPPERS[CHAIN, True], other) is None
+
+
+@pytest.mark.parametrize(("scale", "clip"), [(2000.0, 1.0), (0.005, 1e-3)])
+def test_norms_of_half_precision_gradients_are_computed_in_float32(scale: float, clip: float) -> None:
+    """Their squares would overflow, or be 0."""
+    with ambient(0, "half"):
+        model = nn.Linear(6, 3).half()
+    data = small_data(EXAMPLES)
+    assert isinstance(data.inputs, Tensor)
+    clients = from_parts(replace(data, inputs=(data.inputs * scale).half()), [torch.arange(EXAMPLES)])
+    theta, recipe = params_of(model), LocalSGD(1, EXAMPLES, 1.0, clip=clip)
+    job = Job(Task(model), clients, Client(0, 0, Budget()), theta, {}, recipe, Round(1, 0), None)
+    steppers = [Stepper(*with_keyed_dropout(model), torch.nn.functional.cross_entropy) for _ in range(2)]
+    fast = try_fast_steps(steppers[0], job)
+    assert isinstance(fast, FastSteps)
+    actual, expected = train_client(fast, job), train_client(DefinedSteps(steppers[1], job), job)
+    for name, before in theta.items():
+        moved = (expected.theta[name] - before).float()
+        torch.testing.assert_close((actual.theta[name] - before).float(), moved, rtol=0.05, atol=clip / 50)
+    assert sum(float((actual.theta[n] - t).float().square().sum()) for n, t in theta.items()) > (clip / 2) ** 2

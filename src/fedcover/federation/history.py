@@ -160,6 +160,10 @@ class History(Sequence[RoundRecord]):
         """Add the record of the next round."""
         self._records.append(record)
 
+    def remove_last(self) -> None:
+        """Remove the newest record."""
+        self._records.pop()
+
     def replace_last(self, record: RoundRecord) -> None:
         """Replace the newest record by one with more scores."""
         self._records[-1] = record

@@ -68,8 +68,8 @@ def run_all_rounds(
         schedule: Their rounds, and when to evaluate and store.
         engine: What trains all clients.
         on_failure: Called when a run ends with an error of its own, such as clients that have diverged; the others
-            continue, and its history has the rounds before. By default, such an error ends all runs. An error of the
-            engine always does.
+            continue, and its history has the rounds that it completed, without a summary and a model. By default, such
+            an error ends all runs. An error of the engine always does.
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(noted_interrupts())
@@ -137,7 +137,8 @@ def run_many(
             ``RunSchedule``; and ``progress=True``, which prints a line about the runs to stderr every few seconds.
 
     Returns:
-        One history per federation; that of a run that has failed has the rounds before.
+        One history per federation; that of a run that has failed has the rounds that it completed, without a summary
+        and a model.
     """
     if not isinstance(federations, Sequence):
         raise InputError(f"federations must be a list of federations; got {shown(federations)}")
@@ -153,6 +154,8 @@ def run_many(
         got = len(callbacks) if isinstance(callbacks, Sequence) else shown(callbacks)
         raise InputError(f"callbacks must have one list per federation, {len(federations)}; got {got}")
     on_failure = options.pop("on_failure", None)
+    if on_failure is not None and not callable(on_failure):
+        raise InputError(f"on_failure must be a function of a position and an error; got {shown(on_failure)}")
     follow = with_progress(on_round, options.pop("progress", False), rounds, len(federations))
     runs = [
         Run(
@@ -189,8 +192,9 @@ class GroupRound:
             with self._errors_of(run):
                 queued.append((run, run.queue_round(engine.device)))
         with _shared_time([planned for _, planned in queued]):
+            # Masks store their costs and noise.
             costs_together([(run.federation.structure, m) for run, planned in queued for m in planned.masks])
-            queue_noise([planned for _, planned in queued])  # which, like the costs, the masks store
+            queue_noise([planned for _, planned in queued])
         self._rounds: list[tuple[Run, PlannedRound]] = []
         for run, planned in queued:
             with self._errors_of(run):
@@ -222,10 +226,12 @@ class GroupRound:
         """Average the updates of each run, which follow one another."""
         for run, planned in self._rounds:
             updates = islice(self._updates, len(planned.jobs))
+            arrivals, averaged = Arrivals(updates, self._engine.together, self._engine.precision), None
             with self._errors_of(run):
-                arrivals = Arrivals(updates, self._engine.together, self._engine.precision)
-                yield run, average_round(run.federation, planned, arrivals)
+                averaged = average_round(run.federation, planned, arrivals)
             deque(updates, maxlen=0)  # those that a failed run has not read
+            if averaged is not None:
+                yield run, averaged
 
     def _evaluate_together(
         self, averaged: Sequence[tuple[Run, AveragedRound]], local: bool

@@ -253,7 +253,11 @@ class Run:
         last = self.state.round == schedule.rounds
         before = self._callbacks.state() if last and schedule.longer().trim(record) != record else {}
         self.history.append(record)
-        self._callbacks.on_round(self._round_view(record))
+        try:
+            self._callbacks.on_round(self._round_view(record))
+        except Exception:
+            self.history.remove_last()  # the folder does not have it either
+            raise
         if self.stopped and self.test is not None and not schedule.evaluates_locally(record.round):
             scores = score_fields(self.federation, self.state, plans, Evaluation(self.test, local=True))
             record = replace(record, **scores)

@@ -63,7 +63,8 @@ class RoundScreen:
         if not self.rejected:
             return DivergedError(
                 f"every client of round {index} diverged: no trained values are finite; lower lr (now {lr}) and start"
-                f" again"
+                f" again",
+                index,
             )
         return ClientError(
             f"no client of round {index} is accepted: {next(iter(self.rejected.values()))}; raise screening.change, or"

@@ -30,6 +30,8 @@ class RandomParts(Policy):
     outputs: bool = False
     all_tensors: bool = False
     lists: tuple[LayerItems, ...] = field(default=(), repr=False)
+    draws: str = field(init=False, repr=False, default_factory=lambda: "hash")
+    """How numbers are drawn; a run that drew others cannot be resumed."""
 
     def traits(self) -> Traits:
         """Declare that only the size of a budget counts, and that outputs are for clients that see the whole model.
@@ -52,7 +54,7 @@ class RandomParts(Policy):
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[ClientPlan], State]:
-        """Return masks drawn without replacement, by a generator of each client's own."""
+        """Return masks drawn without replacement, by numbers of each client's own."""
         check_bound(self.lists, self)
         widths = [width_of(client.budget, self) for client in cohort]
         plans = [ClientPlan(client, FULL) for client in cohort]

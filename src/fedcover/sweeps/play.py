@@ -136,11 +136,10 @@ class BatchPlayer:
                 on_failure=lambda run, error: self._sweep.fail(cell_of[id(run)], error),
             )
         except Exception as error:  # of the engine, or before the first round: the fault of any of them
-            if len(runs) == 1:
-                self._sweep.fail(next(iter(runs)), error)
-                return
-            for cell, run in runs.items():
-                if run.error is None:
+            for cell in [cell for cell, run in runs.items() if run.error is None]:
+                if len(runs) == 1:
+                    self._sweep.fail(cell, error)
+                else:
                     self.play([cell], callbacks_of)
 
     def _built(self, cells: Sequence[SweepCell], callbacks_of: CallbacksOf) -> "dict[SweepCell, Run]":

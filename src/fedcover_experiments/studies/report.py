@@ -21,7 +21,7 @@ HOW = (
     "seed. A policy counts as better or worse in a setting if p < 0.05 after Holm's correction over the settings of "
     "that count. Bold cells in the tables of single settings have p < 0.05 after Holm's correction over that table."
 )
-DIVERGED = "A run whose clients have all diverged counts as guessing from then on."
+DIVERGED = "A run whose clients have all diverged is given the accuracy of guessing from then on."
 Table = list[dict[str, str]]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +79,27 @@ def test_a_run_that_diverges_says_so(engine: Engine, small_federation: Make) -> 
     assert [len(history) for history in histories] == [0, 2]
     with pytest.raises(fc.DivergedError, match="every client of round 1 diverged"):
         fc.run_many([diverging, small_federation()], 2, TEST, engine=engine)
+
+
+def test_a_round_whose_callback_fails_is_not_in_the_history(small_federation: Make, tmp_path: Path) -> None:
+    class Failing(fc.Callback):
+        def on_round(self, view: fc.RoundView) -> None:
+            if view.record.round == 2:
+                raise ValueError("callback")
+
+    failed: dict[int, Exception] = {}
+    histories = fc.run_many(
+        [small_federation(), small_federation(seed=1)], 3, out=[tmp_path / "0", tmp_path / "1"],
+        callbacks=[[], [Failing()]], on_failure=failed.__setitem__,
+    )  # fmt: skip
+    assert [len(history) for history in histories] == [3, 1]
+    assert str(failed[1]) == "callback"
+    assert len((tmp_path / "1" / "history.jsonl").read_text().splitlines()) == 1
+
+
+def test_on_failure_must_be_a_function(small_federation: Make) -> None:
+    with pytest.raises(fc.InputError, match="on_failure must be a function of a position and an error; got 3"):
+        fc.run_many([small_federation()], 1, on_failure=3)  # type: ignore[arg-type]
 
 
 def test_an_error_of_the_engine_ends_all_runs(small_federation: Make) -> None:

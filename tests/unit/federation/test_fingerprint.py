@@ -157,6 +157,12 @@ def test_another_method_is_refused_and_named(case: str, tmp_path: Path) -> None:
     assert len(federation(**before).run(2, out=tmp_path / "run", resume=True)) == 2
 
 
+def test_how_random_weights_are_drawn_is_part_of_a_method(tmp_path: Path) -> None:
+    """Runs that began with other draws cannot be resumed."""
+    federation(policy=fc.random_weights()).run(1, out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "method.json").read_text())["policy"]["draws"] == "'hash'"
+
+
 def test_a_built_in_engine_may_change_if_its_bits_do_not(tmp_path: Path) -> None:
     federation().run(1, out=tmp_path / "run")
     assert len(federation(engine=fc.Processes(2, shrink=False)).run(2, out=tmp_path / "run", resume=True)) == 2

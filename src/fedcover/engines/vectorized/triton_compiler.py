@@ -7,6 +7,7 @@ so it stays in place for the whole process.
 """
 
 import re
+from hashlib import sha256
 from typing import Any
 
 import triton  # type: ignore[import-not-found,unused-ignore]
@@ -14,13 +15,13 @@ import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
 __all__ = ["separate_additions", "tl", "triton"]
 
-STAGE = "fedcover-separate-additions"
-"""The name of the stage in the keys of Triton's caches."""
-PACKED = re.compile(r"\badd\.s16x2\s+(%r\d+), (%r\d+), (%r\d+);")
+PACKED = re.compile(r"(?m)^(\s*)add\.s16x2\s+(%r\d+), (%r\d+), (%r\d+);")
 SEPARATE = (
-    r"{ .reg .b16 %%a, %%b, %%c, %%d; mov.b32 {%%a, %%b}, \2; mov.b32 {%%c, %%d}, \3;"
-    r" add.s16 %%a, %%a, %%c; add.s16 %%b, %%b, %%d; mov.b32 \1, {%%a, %%b}; }"
+    r"\1{ .reg .b16 %%a, %%b, %%c, %%d; mov.b32 {%%a, %%b}, \3; mov.b32 {%%c, %%d}, \4;"
+    r" add.s16 %%a, %%a, %%c; add.s16 %%b, %%b, %%d; mov.b32 \2, {%%a, %%b}; }"
 ).replace("%%", "%half_")
+STAGE = f"fedcover-{sha256((PACKED.pattern + SEPARATE).encode()).hexdigest()[:16]}"
+"""What stands for the stage in the keys of Triton's caches."""
 
 
 def separate_additions(ptx: str) -> str:
@@ -41,12 +42,12 @@ def separate_additions(ptx: str) -> str:
 def _with_stage(earlier: Any) -> Any:
     """Return a hook that adds the stage to a compilation, after an earlier hook, if there is one."""
 
-    def hook(backend: Any = None, stages: Any = None, *arguments: Any) -> Any:
+    def hook(backend: Any = None, stages: Any = None, *arguments: Any, **options: Any) -> Any:
         if stages is None:  # Triton asks for what tells the compiled kernels of this hook from others
             key, digest = earlier() if earlier else ("", "")
             return f"{key}-{STAGE}", f"{digest}-{STAGE}"
         if earlier:
-            earlier(backend, stages, *arguments)
+            earlier(backend, stages, *arguments, **options)
         if compile_ptx := stages.get("ptx"):
             stages["ptx"] = lambda source, metadata: separate_additions(compile_ptx(source, metadata))
         return None

@@ -41,7 +41,7 @@ class Rule:
 
     @property
     def is_apart(self) -> bool:
-        """Whether a step needs the gradients of all tensors before it changes any."""
+        """Whether gradients are computed apart from momenta: to clip them, all of them; for Nesterov, each."""
         return bool(self.clip or self.nesterov)
 
 
@@ -67,4 +67,5 @@ def rule_of(recipe: LocalSGD, start: Params, shifts: Mapping[str, Tensor]) -> Ru
     strength = recipe.weight_decay + recipe.proximal
     # With the start as anchor, and not as a shift, the term is exactly 0 at the first step.
     anchors = {n: t * (recipe.proximal / strength) for n, t in start.items()} if recipe.proximal else {}
-    return Rule(recipe.lr, recipe.momentum, recipe.clip or 0.0, recipe.nesterov, strength, anchors, dict(shifts))
+    nesterov = recipe.nesterov and recipe.momentum > 0
+    return Rule(recipe.lr, recipe.momentum, recipe.clip or 0.0, nesterov, strength, anchors, dict(shifts))

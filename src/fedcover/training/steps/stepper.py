@@ -189,10 +189,8 @@ class Stepper:
         return loss
 
     def _clipping(self) -> Tensor:
-        """Return the factor that clips the gradients. ``kept`` has the squares of gains, which they lack."""
-        squares = [flat.velocity.square() for flat in self.flats]
-        inside = [s if flat.kept is None else s.mul_(flat.kept) for s, flat in zip(squares, self.flats, strict=True)]
-        norm = torch.stack([square.sum(dtype=torch.float64) for square in inside]).sum().sqrt()
+        """Return the factor that clips the gradients; ``kept`` has the squares of gains, which they lack."""
+        norm = torch.stack([_square_sum(flat) for flat in self.flats]).sum().sqrt()
         return (self.rule.clip / norm.clamp_min(TINY)).clamp(max=1.0)
 
     def _correct(self, flat: Flat) -> None:
@@ -364,3 +362,11 @@ def _lay_out(model: nn.Module) -> list[Flat]:
                 momenta.append(velocity[start : start + size].view(p.shape))
         flats.append(Flat([name for name, _ in of_dtype], theta, velocity, momenta, places))
     return flats
+
+
+def _square_sum(flat: Flat) -> Tensor:
+    """Return the sum of the squares of the gradients in a flat buffer's momenta, inside the mask."""
+    squares = flat.velocity.to(torch.promote_types(flat.velocity.dtype, torch.float32)).square()
+    if flat.kept is not None:
+        squares = torch.where(flat.kept != 0, squares * flat.kept, 0.0)
+    return squares.sum(dtype=torch.float64)

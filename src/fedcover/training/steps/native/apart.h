@@ -1,4 +1,5 @@
-/* Steps that begin when all gradients are known: those with clipping, which needs their norm, or with Nesterov momentum. */
+/* Steps for which gradients are computed apart from momenta: clipping needs the norm of all of them, and Nesterov momentum
+each of them. */
 
 /* Return the sum of squares of the gradients of some vectors of weights, inside the mask. */
 static double squares(const Chain *c, int64_t vectors, const float *grads, const uint16_t *kept) {

@@ -221,7 +221,7 @@ static void rows_epoch(const Chain *c, const Job *job, int64_t batches) {
             step_apart(c, job);
         }
         if (next) begin(c, head);
-        pass(c, head, c->apart ? 0 : x, next, batch % 2);
+        if (next || !c->apart) pass(c, head, c->apart ? 0 : x, next, batch % 2);
     }
 }
 
