@@ -64,17 +64,14 @@ class Outcome:
     macs: float | None = None
     """Multiply-adds of one example as a share of the full model's, mean over clients and rounds; None likewise."""
     diverged: int | None = None
-    """The round in which all clients diverged; from then on accuracy is that of guessing, and there is no loss."""
+    """The round from which on the loss is not finite. If all clients have diverged, accuracy is that of guessing."""
 
     def is_sound(self, rounds: int) -> bool:
-        """Return whether the curves have this many rounds, all numbers are finite and the last round was evaluated.
-
-        A loss of None after a round with an accuracy was not finite.
-        """
+        """Return whether the curves have this many rounds, all numbers are finite and the last round was evaluated."""
         numbers = [*self.accuracy, *self.loss, self.local_accuracy, self.gamma_min, self.pruning_noise]
         finite = all(value is None or math.isfinite(value) for value in numbers)
         whole = len(self.accuracy) == len(self.loss) == rounds > 0 and isinstance(self.seed, int)
-        return finite and whole and self.accuracy[-1] is not None
+        return finite and whole and self.accuracy[-1] is not None and (self.loss[-1] is not None or bool(self.diverged))
 
     @property
     def run(self) -> ExperimentRun:
@@ -105,8 +102,18 @@ def outcome_of(run: ExperimentRun, history: History, rounds: int, classes: int) 
         bytes_up=round(sum(history.column("bytes_up")) / sent),
         uncovered=round(sum(history.column("uncovered")) / len(history), DIGITS),
         macs=round(sum(record.macs / record.macs_full for record in history) / len(history), DIGITS),
-        diverged=len(history) + 1 if missing else None,
+        diverged=len(history) + 1 if missing else _first_without_loss(history),
     )
+
+
+def _first_without_loss(history: History) -> int | None:
+    """Return the round from which on the loss of evaluated models is not finite; None if the last loss is finite."""
+    first = None
+    for record in reversed([record for record in history if record.accuracy is not None]):
+        if record.loss is not None:
+            break
+        first = record.round
+    return first
 
 
 def _rounded(value: float | None) -> float | None:

@@ -79,7 +79,10 @@ def test_a_file_stays_readable_after_a_run_whose_loss_is_not_finite(lr: float, t
     run_and_save(path, RUNS[:1], 3, fc.Serial(), command="first", federation_of=federation_of)
     run_and_save(path, RUNS[1:], 3, fc.Serial(), command="second", federation_of=exploding)
     assert set(load(path).outcomes) == set(RUNS)
-    assert load(path).outcomes[RUNS[1]].loss[-1] is None
+    outcome = load(path).outcomes[RUNS[1]]
+    assert outcome.diverged is not None
+    assert outcome.loss[outcome.diverged - 1 :] == [None] * (4 - outcome.diverged)
+    assert None not in outcome.accuracy
 
 
 @pytest.mark.filterwarnings("ignore::fedcover.errors.StepSizeWarning")
