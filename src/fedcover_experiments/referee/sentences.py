@@ -28,7 +28,7 @@ def _first(ranked: Sequence[Entry]) -> str:
     firsts = Counter(max(group, key=lambda entry: entry.accuracy).method for group in groups)
     reduced = sum(group[0].reduced for group in groups)
     runs = f", {reduced} of them with reduced runs" if reduced else ""
-    listed = " and ".join(f"{name} in {count}" for name, count in firsts.most_common())
+    listed = _listed(firsts)
     return f"Of {_count(len(groups), 'setting')}{runs}, the most accurate method within its budgets is {listed}."
 
 
@@ -75,7 +75,7 @@ def _worst_level(ranked: Sequence[Entry]) -> str:
         for entry, group in zip(best, groups, strict=True)
     )
     behind = fmean(100 * (entry.accuracy - worst) for group in groups for entry, worst in group)
-    listed = " and ".join(f"{name} in {n}" for name, n in Counter(entry.method for entry in best).most_common())
+    listed = _listed(Counter(entry.method for entry in best))
     return (
         f"The worst level is on average {behind:.1f} points below the global model; it is most accurate with {listed}"
         f" of {_count(len(groups), 'setting')}, and in {same} of them that method is also the most accurate one."
@@ -114,3 +114,13 @@ def _by_setting(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _listed(counts: Counter[str]) -> str:
+    """Return how often each name was counted, as text.
+
+    >>> _listed(Counter("aaabbc"))
+    'a in 3, b in 2 and c in 1'
+    """
+    *others, last = (f"{name} in {count}" for name, count in counts.most_common())
+    return f"{', '.join(others)} and {last}" if others else last
