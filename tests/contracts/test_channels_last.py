@@ -321,3 +321,13 @@ def test_kernels_decline_recipes_that_they_do_not_know(recipe: Any) -> None:
     assert isinstance(try_kernel_sgd(LocalSGD(), PLAIN_OPTIONS, *arguments), KernelSGD)
     doubles = {name: stack.double() for name, stack in stacks.items()}
     assert try_kernel_sgd(LocalSGD(), PLAIN_OPTIONS, doubles, *arguments[1:]) is None
+
+
+def test_a_batch_norm_with_a_hook_may_be_called_by_name() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False))
+    model[0].register_forward_hook(lambda layer, inputs, output: output * 2)
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    expected = model[0](x)
+    use_channels_last(model, torch.float32, 1)
+    torch.testing.assert_close(model[0](input=x), expected)
+    assert model[0](input=x).is_contiguous()

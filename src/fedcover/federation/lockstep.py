@@ -262,7 +262,7 @@ class GroupRound:
 
     @contextmanager
     def _errors_of(self, run: Run) -> Iterator[None]:
-        """Note an error in the block as that of the run, which ends alone if somebody is told; not the engine's."""
+        """Record an error in the block as the run's own, unless it is the engine's, and pass it to ``on_failure``."""
         try:
             yield
         except Exception as error:

@@ -54,7 +54,7 @@ class RandomParts(Policy):
     def plan(
         self, theta: Params, cohort: Sequence[Client], this_round: Round, state: State
     ) -> tuple[list[ClientPlan], State]:
-        """Return masks drawn without replacement, by numbers of each client's own."""
+        """Return masks drawn without replacement, from numbers drawn for each client."""
         check_bound(self.lists, self)
         widths = [width_of(client.budget, self) for client in cohort]
         plans = [ClientPlan(client, FULL) for client in cohort]

@@ -124,7 +124,7 @@ class Referee:
 
         def note(number: int, error: Exception) -> None:
             if not isinstance(error, FAILURES) or isinstance(error, FolderError):
-                raise error  # which is not the method's: no row with an error stands for the cell
+                raise error  # not an outcome of the method
             failed[number] = error
 
         try:

@@ -21,7 +21,10 @@ HOW = (
     "seed. A policy counts as better or worse in a setting if p < 0.05 after Holm's correction over the settings of "
     "that count. Bold cells in the tables of single settings have p < 0.05 after Holm's correction over that table."
 )
-DIVERGED = "A run whose clients have all diverged is given the accuracy of guessing from then on."
+DIVERGED = (
+    "A run has diverged if its loss is not finite at the end. If all of its clients have diverged, it is given the "
+    "accuracy of guessing from then on."
+)
 Table = list[dict[str, str]]
 
 
@@ -34,7 +37,7 @@ class Cell:
     gamma_min: int
     noise: float
     diverged: int
-    """The number of runs whose clients have all diverged."""
+    """The number of runs that have diverged."""
     gain: Difference | None
     p: float = 1.0
     """After Holm's correction over the comparisons on the same data."""

@@ -257,15 +257,15 @@ def use_channels_last(model: nn.Module, dtype: torch.dtype, numbers: int, side: 
             elif _is_norm(child):
                 setattr(parent, name, ImageNorm(child))
             elif isinstance(child, nn.BatchNorm2d):
-                child.register_forward_pre_hook(_contiguous)
+                child.register_forward_pre_hook(_contiguous, with_kwargs=True)
 
 
-def _contiguous(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _contiguous(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> Any:
     """Return the inputs of torch's own batch norm with the channels first.
 
     The gradient by cuDNN keeps the layout of the inputs, and ``vmap`` has no rule for copies with the channels last.
     """
-    return inputs[0].contiguous(), *inputs[1:]
+    return tuple(x.contiguous() for x in inputs), {name: x.contiguous() for name, x in named.items()}
 
 
 def _is_product(layer: nn.Module) -> TypeGuard[nn.Conv2d]:

@@ -21,7 +21,7 @@ SEPARATE = (
     r" add.s16 %%a, %%a, %%c; add.s16 %%b, %%b, %%d; mov.b32 \2, {%%a, %%b}; }"
 ).replace("%%", "%half_")
 STAGE = f"fedcover-{sha256((PACKED.pattern + SEPARATE).encode()).hexdigest()[:16]}"
-"""What stands for the stage in the keys of Triton's caches."""
+"""The name of the stage in the keys of Triton's caches; it changes with what the stage does."""
 
 
 def separate_additions(ptx: str) -> str:

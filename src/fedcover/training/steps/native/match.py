@@ -54,11 +54,9 @@ class Matcher:
             self._chains[shape] = self._find(inputs, places)
         chain = self._chains[shape]
         sizes = {min(batch_size, count), count % batch_size or min(batch_size, count)}
-        return (
-            chain
-            if chain and all(self._agrees(chain, shape, rows, places, _recipe_like(rule)) for rows in sizes)
-            else None
-        )
+        if chain is None or not all(self._agrees(chain, shape, rows, places, _recipe_like(rule)) for rows in sizes):
+            return None
+        return chain
 
     def _find(self, inputs: Tensor, places: Places) -> Chain | None:
         native = library() if self._loss is F.cross_entropy else None
