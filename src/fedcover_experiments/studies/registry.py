@@ -113,7 +113,6 @@ STUDIES = {
         costs.BUDGETS,
         {description: (code,) for code, description in costs.BUDGETS.items()},
         across_codes=True,
-        timed=True,
         findings=cost_report.findings,
         figure=cost_report.figure,
     ),

@@ -12,7 +12,7 @@ from fedcover_experiments.results import run_and_save
 from fedcover_experiments.runner import COHORT, Experiment, ExperimentRun, OnProgress, ignore_progress
 from fedcover_experiments.studies.registry import STUDIES
 
-TOGETHER = 64
+TOGETHER = 160
 """The most runs of a batch, about: they keep a GPU busy, and their outcomes are stored before the next batch begins."""
 
 
