@@ -8,7 +8,7 @@ from torch import nn
 
 import fedcover as fc
 from fedcover.engines import client_trainer
-from fedcover.engines.client_trainer import ClientTrainer, step_work
+from fedcover.engines.client_trainer import ClientTrainer
 from fedcover.masks.cost import costs_of
 from fedcover.models import default_model
 from fedcover.params import Mask, Params, count, entries_of, fixed, on_device, params_of
@@ -17,7 +17,6 @@ from fedcover.training.client import Job
 from fedcover.training.complements import Frozen
 from fedcover.training.options import TrainingOptions
 from fedcover.training.steps.partial import trained_parts
-from fedcover.training.steps.partial_choice import pays
 
 MODEL, KEEP = "resnet18_gn", 0.25
 TENSOR = 4
@@ -128,11 +127,6 @@ class Player:
         client, recipe = fc.Client(0, 0, fc.Budget(KEEP)), fc.LocalSGD(1, batch, 0.01)
         self._job = Job(fc.Task(model), clients, client, params_of(model), mask, recipe, fc.Round(1, 0), options)
         self._dense, self._trainer = one.dense, ClientTrainer(shrink=False)
-
-    def chosen(self) -> bool:
-        """Return whether the library would train only the part, and not mask gradients of the whole."""
-        job = self._job
-        return bool(job.mask and job.options) and pays(job.task.model, job.mask, lambda: step_work(job))
 
     def epoch(self) -> float:
         """Train an epoch as the contender does, whatever the library would choose; return the loss."""

@@ -12,9 +12,7 @@ through the model (VmHWM after a reset, minus VmRSS).
 
 PYTHONPATH=src python -m benchmarks.partial_training --device cuda: the same on a GPU, in batches of 10 and of 128, all
 contenders in one process. Seconds are the least of an epoch, after a first one, with a synchronisation before and after
-it. Memory is the peak of what torch has allocated in the first epoch, minus what was allocated before it. A GPU takes
-small steps in the time of their launches, so parts and masked gradients are both measured, and each row tells which of
-the two the library chooses (``chosen``).
+it. Memory is the peak of what torch has allocated in the first epoch, minus what was allocated before it.
 """
 
 import argparse
@@ -123,7 +121,7 @@ def compete_on_gpu(
         for name, player in players.items():
             rows[name].append(gpu_epoch(player, device))
             print(batch, number, name, rows[name][-1], file=sys.stderr, flush=True)
-    return {name: summary(several) | {"chosen": players[name].chosen()} for name, several in rows.items()}
+    return {name: summary(several) for name, several in rows.items()}
 
 
 def warm_up(inputs: torch.Tensor) -> None:

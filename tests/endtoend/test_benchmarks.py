@@ -232,5 +232,4 @@ def test_the_benchmark_of_partial_training_on_a_gpu_runs(tmp_path: Path) -> None
     done = python("-m", "benchmarks.partial_training", *options)
     assert done.returncode == 0, done.stderr
     window, masked = json.loads(out.read_text())["rows"]
-    assert window["chosen"]
     assert window["train_loss"] == pytest.approx(masked["train_loss"], rel=1e-3)

@@ -163,11 +163,12 @@ def _gains(study: "Study", results: "Results", codes: Sequence[str], policy: str
 def _key(title: str) -> str:
     """Return a name for a title of the report.
 
-    >>> _key("with one full client in ten"), _key("CIFAR-10 non-IID")
-    ('one_full', 'cifar10_non_iid')
+    >>> _key("with one full client in ten"), _key("CIFAR-10 non-IID"), _key("CIFAR-10 Dirichlet 0.3")
+    ('one_full', 'cifar10_non_iid', 'cifar10_dirichlet')
     """
     short = {"with one full client in ten": "one_full", "with no full client": "no_full", "of all codes": "all"}
-    return short.get(title) or title.lower().replace("cifar-10", "cifar10").replace("-", "_").replace(" ", "_")
+    plain = title.lower().replace("cifar-10", "cifar10").removesuffix(" 0.3")
+    return short.get(title) or plain.replace("-", "_").replace(" ", "_")
 
 
 def _numbers(row: dict[str, str]) -> dict[str, float]:

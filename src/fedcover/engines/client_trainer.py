@@ -98,7 +98,7 @@ class ClientTrainer:
         """Return steps that train only a part of the whole model; None if they do not pay or do not know the job."""
         if not job.mask or not job.options or not job.options.complement:
             return None
-        if not pays(scratch.model, job.mask, lambda: step_work(job)):
+        if not pays(scratch.model, job.mask):
             return None
         loss = job.loss
         if id(loss) not in scratch.partial:
@@ -110,11 +110,6 @@ class ClientTrainer:
     def clear(self) -> None:
         """Release all scratch models."""
         self._scratches.clear()
-
-
-def step_work(job: Job) -> float:
-    """Return the multiply-adds of the forward pass of a client's step."""
-    return job.task.structure(job.population.examples.example()).work * job.recipe.batch_size
 
 
 def cut_options(sub: SubModel, options: TrainingOptions) -> TrainingOptions:

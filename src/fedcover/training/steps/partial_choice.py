@@ -1,11 +1,9 @@
 """The choice between partial steps and steps of the whole model whose gradients are masked.
 
 Partial steps always take less memory: gradients and moments are those of the part. Whether they take less time depends
-on the device. On a CPU arithmetic takes the time. On a GPU small steps take the time of their launches, and a part of a
-tensor needs more launches than the whole: its values are written into the tensor, and its gradient is cut.
+on the device. On a CPU arithmetic takes the time. On a GPU launches do, and a part of a tensor needs more of them than
+the whole: its values are written into the tensor, and its gradient is cut.
 """
-
-from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -19,21 +17,18 @@ CUT_LAUNCHES = 8
 """On a GPU: the launches that a step has more for each tensor of which a part is trained."""
 UNTRAINED_LAUNCHES = 4
 """On a GPU: the launches that a step has less for each tensor of which nothing is trained."""
-LAUNCH_WORK = 3e7
-"""The multiply-adds that a GPU computes while one more launch starts."""
 
 
-def pays(model: nn.Module, mask: Mask, work: Callable[[], float]) -> bool:
+def pays(model: nn.Module, mask: Mask) -> bool:
     """Return whether partial steps take less time than other fast paths, or about as much and less memory.
 
     Args:
         model: The model, on the device on which it is trained.
         mask: The client's mask.
-        work: Returns the multiply-adds of the forward pass of a step.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if trained and trained[0].device.type == "cuda":
-        return pays_on_gpu(mask, work)
+        return pays_on_gpu(mask)
     return _pays_on_cpu(trained, mask)
 
 
@@ -51,11 +46,14 @@ def _pays_on_cpu(trained: list[nn.Parameter], mask: Mask) -> bool:
     return large or not all(bool(kept.any()) for kept in mask.values())
 
 
-def pays_on_gpu(mask: Mask, work: Callable[[], float]) -> bool:
-    """Return whether partial steps pay on a GPU: they have fewer launches, or arithmetic takes longer than launches."""
+def pays_on_gpu(mask: Mask) -> bool:
+    """Return whether partial steps have fewer launches, or as many.
+
+    With parts of all tensors of ResNet-18 they take twice the time of whole steps, in batches of 10 and of 128.
+    """
     facts: list[Tensor] = [fact for kept in mask.values() for fact in (kept.any(), kept.all())]
     flags = iter(numbers(facts))  # one transfer from the GPU
     kinds: list[tuple[bool, bool]] = [(next(flags), next(flags)) for _ in mask]
     more = CUT_LAUNCHES * sum(some and not every for some, every in kinds)
     less = UNTRAINED_LAUNCHES * sum(not some for some, _ in kinds)
-    return more <= less or work() >= LAUNCH_WORK * (more - less)
+    return more <= less
