@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from benchmarks.partial_clients import MODEL, make_masks
+
 from fedcover.models import default_model
 from fedcover.params import FixedMask, params_of
 from fedcover.structure.dropout import with_keyed_dropout
@@ -15,7 +15,6 @@ from fedcover.training.steps.partial import PartialModel, PartialSteps, trained_
 from fedcover.training.steps.partial_choice import pays_on_gpu
 from tests.conftest import small_net
 from tests.contracts.test_partial_training import EXAMPLES, SEEN, entries, job_of, made, mask_of
-
 
 MEASURED = Path(__file__).parents[2] / "benchmarks/results/gpu-partial-training.json"
 
