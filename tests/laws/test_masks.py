@@ -140,6 +140,13 @@ def test_packing_of_sparse_masks_is_exact_and_short(size: int, density: float, s
         assert len(packed) <= 2 + 2 * int(kept.sum())
 
 
+@given(st.lists(st.tuples(st.integers(0, 600), st.sampled_from([0.0, 0.003, 0.05, 0.5, 0.99, 1.0])), max_size=6), seeds)
+def test_sizes_of_many_masks_are_those_of_each(kinds: list[tuple[int, float]], seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    masks = [torch.rand((size, 3)[: 1 + size % 2], generator=rng) < density for size, density in kinds]
+    assert packed_sizes(masks) == [(int(mask.sum()), len(pack(mask))) for mask in masks]
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=4))
 def test_packing_of_whole_units_is_exact_and_short(axes: list[list[bool]]) -> None:
     """A mask that keeps whole units along each axis is an outer product, whatever its shape."""

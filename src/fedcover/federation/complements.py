@@ -12,8 +12,22 @@ from torch import Tensor
 from fedcover.aggregation.base import Aggregator, ClientUpdate
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
-from fedcover.masks.noise import PruningNoise
-from fedcover.params import FULL, HostCopy, Mask, Params, device_of, storage_of, to_device
+from fedcover.masks.noise import WIDE, PruningNoise
+from fedcover.params import (
+    FULL,
+    HostCopy,
+    Mask,
+    Params,
+    device_of,
+    entries_of,
+    flat_mask,
+    flat_values,
+    most_entries,
+    most_together,
+    parts_of_flat,
+    storage_of,
+    to_device,
+)
 from fedcover.policies.base import ClientPlan, Policy, shown_in
 from fedcover.theory import Scheme
 from fedcover.theory.scheme import complement_squares
@@ -26,6 +40,8 @@ if TYPE_CHECKING:
 
 COPY = "copy"
 """The first part of the keys of clients' copies in ``State.clients``."""
+SINGLE: tuple[str, ...] = ("cpu",)
+"""Devices on which tensors are processed one by one: launches cost little there."""
 
 
 def resolve_complement(federation: "Federation") -> tuple[Complement, Aggregator]:
@@ -119,11 +135,37 @@ def _on_device(tensors: Params, device: torch.device) -> Params:
 def views_of(theta: Params, plans: Sequence[ClientPlan], outside: Sequence[Params]) -> list[Params]:
     """Return the parameters that each client starts from, before masking; clients that see the same share them."""
     views: dict[tuple[int, int], Params] = {}
+    flat: dict[int, Tensor] = {}
     for plan, values in zip(plans, outside, strict=True):
         key = id(plan.mask), id(values)
-        if key not in views:
-            views[key] = theta if values is theta else seen(theta, plan.mask, values)
+        if key in views:
+            continue
+        if values is theta:
+            views[key] = theta
+        elif _is_one(theta):
+            for tensors in (theta, values):
+                if id(tensors) not in flat:
+                    flat[id(tensors)] = _flat(tensors, theta)
+            kept = flat_mask(plan.mask, theta)
+            views[key] = parts_of_flat(torch.where(kept, flat[id(theta)], flat[id(values)]), theta)
+        else:
+            views[key] = seen(theta, plan.mask, values)
     return [views[id(plan.mask), id(values)] for plan, values in zip(plans, outside, strict=True)]
+
+
+def _is_one(theta: Params) -> bool:
+    """Return whether the entries of all parameters are best processed as one tensor."""
+    device = device_of(theta)
+    return (
+        device.type not in SINGLE
+        and len({tensor.dtype for tensor in theta.values()}) == 1
+        and entries_of(theta) <= most_entries(device)
+    )
+
+
+def _flat(tensors: Mapping[str, Tensor], theta: Params) -> Tensor:
+    """Return the entries of tensors as one tensor, in the order and with the type of theta."""
+    return flat_values({name: tensors[name] for name in theta}, next(iter(theta.values())).dtype)
 
 
 def seen_by(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[Params]:
@@ -148,21 +190,39 @@ def noise_of(
 
 def _queued_errors(theta: Params, masks: Sequence[Mask], outside: Sequence[Params]) -> Callable[[], list[float]]:
     """Start to compute the errors of complements, and return a function that waits for all of them at once."""
-    pairs = [(id(mask), id(values)) for mask, values in zip(masks, outside, strict=True)]
-    squares: dict[tuple[int, int], list[Tensor]] = {}
-    for pair, mask, values in zip(pairs, masks, outside, strict=True):
-        if pair not in squares:
-            squares[pair] = [] if values is theta else complement_squares(theta, mask, values)
-    each = [square for some in squares.values() for square in some]
-    copy = HostCopy(torch.stack(each)) if each else None
-    sizes = {pair: len(some) for pair, some in squares.items()}
+    keys = [(id(mask), id(values)) for mask, values in zip(masks, outside, strict=True)]
+    pairs = {
+        key: pair for key, pair in zip(keys, zip(masks, outside, strict=True), strict=True) if pair[1] is not theta
+    }
+    if _is_one(theta):
+        sums, sizes = _squares_together(theta, list(pairs.values())), dict.fromkeys(pairs, 1)
+    else:
+        squares = {key: complement_squares(theta, mask, values) for key, (mask, values) in pairs.items()}
+        sums, sizes = [one for some in squares.values() for one in some], {k: len(s) for k, s in squares.items()}
+    copy = HostCopy(torch.stack(sums)) if sums else None
 
     def read() -> list[float]:
         numbers = iter(copy.tolist() if copy else [])
-        errors = {pair: math.fsum(islice(numbers, size)) for pair, size in sizes.items()}
-        return [errors[pair] for pair in pairs]
+        errors = {key: math.fsum(islice(numbers, size)) for key, size in sizes.items()}
+        return [errors.get(key, 0.0) for key in keys]
 
     return read
+
+
+def _squares_together(theta: Params, pairs: Sequence[tuple[Mask, Params]]) -> list[Tensor]:
+    """Return the errors of complements, each for a mask and the values outside it, in few and large operations."""
+    if not pairs:
+        return []
+    whole, sums = flat_values(theta, torch.float64), list[Tensor]()
+    together = most_together(WIDE * len(whole), whole.device)
+    for start in range(0, len(pairs), together):
+        some = pairs[start : start + together]
+        values = {id(values): values for _, values in some}
+        squares = {key: (whole - _flat(tensors, theta)).square_() for key, tensors in values.items()}
+        kept = torch.stack([flat_mask(mask, theta) for mask, _ in some])
+        rows = torch.stack([squares[id(values)] for _, values in some])
+        sums += rows.masked_fill_(kept, 0.0).sum(1).unbind()
+    return sums
 
 
 def scheme_of(federation: "Federation") -> Scheme:
@@ -193,12 +253,20 @@ class CopyUpdates:
 
     def add(self, update: ClientUpdate) -> None:
         """Renew a client's copy where it trained."""
-        storage = storage_of(self._before.theta)
-        for name, before in copy_of(self._federation, self._before, update.client).items():
-            new = update.theta[name].to(storage, copy=True)
-            if name in update.mask:
-                new = torch.where(update.mask[name].to(storage), new, before.to(storage))
-            self._state[f"{COPY}/{update.client}/{name}"] = new
+        theta = self._before.theta
+        storage, copy = storage_of(theta), copy_of(self._federation, self._before, update.client)
+        if storage == device_of(theta) and _is_one(theta):
+            before = _flat(_on_device(copy, storage), theta)
+            renewed = torch.where(flat_mask(update.mask, theta), _flat(update.theta, theta), before)
+            new = parts_of_flat(renewed, theta)
+        else:
+            new = {name: self._renewed(update, name, before, storage) for name, before in copy.items()}
+        self._state |= {f"{COPY}/{update.client}/{name}": tensor for name, tensor in new.items()}
+
+    def _renewed(self, update: ClientUpdate, name: str, before: Tensor, storage: torch.device) -> Tensor:
+        """Return a tensor of a client's copy with what it trained."""
+        new = update.theta[name].to(storage, copy=True)
+        return torch.where(update.mask[name].to(storage), new, before.to(storage)) if name in update.mask else new
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of clients for the next round."""

@@ -17,8 +17,8 @@ The lengths are also computed by ``packed_sizes``, and bounded by ``longest_enco
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedcover.errors import InputError
-from fedcover.params import alike
+from fedcover.params import alike, spans_of
 from fedcover.structure.units.masks import outer_product
 
 FULL, BITS, PRODUCT, KEPT, DROPPED = range(5)
@@ -56,17 +56,26 @@ def pack(kept: Tensor) -> bytes:
 def packed_sizes(masks: Sequence[Tensor]) -> list[tuple[int, int]]:
     """Return each mask's number of kept entries and the length of its encoding, without encoding it.
 
+    Few synchronisations wait for a GPU, whatever the number of masks.
+
     >>> packed_sizes([torch.ones(1000, dtype=torch.bool), torch.arange(1000) % 2 == 0])
     [(1000, 1), (500, 126)]
     """
     batches = alike(masks)
     counts = torch.cat([_counts(torch.stack([masks[n] for n in batch])) for batch in batches]).tolist() if masks else []
     sizes: dict[int, tuple[int, int]] = {}
+    lists: dict[int, Tensor] = {}
     values = iter(counts)
     for batch in batches:
         kinds = [[next(values) for _ in batch] for _ in range(1 + len(_axes(masks[batch[0]].shape)))]
         for number, (count, *used) in zip(batch, zip(*kinds, strict=True), strict=True):
-            sizes[number] = _packed_size(masks[number].shape, count, used, partial(_listed_length, masks[number]))
+            length, listed = _length_without_list(masks[number].shape, count, used)
+            sizes[number] = count, length
+            if listed is not None:
+                lists[number] = masks[number].reshape(-1) if listed else ~masks[number].reshape(-1)
+    for number, length in zip(lists, _listed_lengths(list(lists.values())), strict=True):
+        count, other = sizes[number]
+        sizes[number] = count, min(other, 1 + length)
     return [sizes[number] for number in range(len(masks))]
 
 
@@ -81,42 +90,48 @@ def packed_size_of_product(shape: Sequence[int], along: Mapping[int, npt.NDArray
     (500, 16)
     """
     used = [int(np.count_nonzero(along[axis])) if axis in along else size for axis, size in enumerate(shape)]
+    count = math.prod(used)
+    length, listed = _length_without_list(shape, count, used if _axes(shape) else [])
+    if listed is not None:
+        length = min(length, 1 + len(_pack_gaps(np.flatnonzero(outer_product(shape, along) == listed))))
+    return count, length
 
-    def lengths(kept: bool) -> int:
-        return len(_pack_gaps(np.flatnonzero(outer_product(shape, along) == kept)))
 
-    return _packed_size(shape, math.prod(used), used if _axes(shape) else [], lengths)
+def _length_without_list(shape: Sequence[int], count: int, used: Sequence[int]) -> tuple[int, bool | None]:
+    """Return the length of the shortest encoding that is not a list, and which list may be shorter.
 
-
-def _packed_size(
-    shape: Sequence[int], count: int, used: Sequence[int], listed: Callable[[bool], int]
-) -> tuple[int, int]:
-    """Return ``count`` and the length of ``pack`` of a mask.
+    It may be the list of kept entries, True, or of the others, False, but not both. None if neither may be.
 
     Args:
         shape: The shape of the mask.
         count: Its number of kept entries.
         used: For each axis the number of indices with a kept entry; empty for masks of one axis.
-        listed: Returns the length of a list of the kept entries, or of the others.
     """
     size = math.prod(shape)
     if count == size:
-        return count, 1
-    lengths = [-(-size // 8)]
+        return 1, None
+    length = -(-size // 8)
     if used and math.prod(used) == count:
-        lengths.append(sum(-(-n // 8) for n in shape))
-    for kept, number in ((True, count), (False, size - count)):
-        if number < min(lengths):  # a gap takes at least one byte
-            lengths.append(listed(kept))
-    return count, 1 + min(lengths)
+        length = min(length, sum(-(-n // 8) for n in shape))
+    # A gap takes at least one byte.
+    return 1 + length, True if count < length else False if size - count < length else None
 
 
-def _listed_length(mask: Tensor, kept: bool) -> int:
-    """Return the length of ``_pack_gaps`` of a mask's kept entries, or of the others."""
-    indices = (mask == kept).reshape(-1).nonzero().squeeze(1)
-    gaps = indices.diff(prepend=indices.new_tensor([-1])) - 1
-    longer = [(gaps >= 1 << 7 * k).sum() for k in range(1, 9) if 1 << 7 * k < mask.numel()]
-    return len(indices) + (int(torch.stack(longer).sum()) if longer else 0)
+def _listed_lengths(masks: Sequence[Tensor]) -> list[int]:
+    """Return the length of ``_pack_gaps`` of the entries of each mask, which has one axis; masks are on one device."""
+    lengths: list[int] = []
+    for some in spans_of({str(number): mask for number, mask in enumerate(masks)}):
+        sizes = [mask.numel() for mask in some.values()]
+        starts = torch.tensor([0, *accumulate(sizes)], device=masks[0].device)
+        places = torch.cat(list(some.values())).nonzero().squeeze(1)
+        owners = torch.bucketize(places, starts, right=True) - 1
+        before = torch.maximum(torch.cat([starts[:1] - 1, places])[:-1], starts[owners] - 1)
+        widths = torch.ones_like(places)
+        for k in range(1, 9):
+            if 1 << 7 * k < max(sizes):
+                widths += places - before > 1 << 7 * k
+        lengths += torch.zeros_like(starts[:-1]).index_add_(0, owners, widths).tolist()
+    return lengths
 
 
 def _counts(stack: Tensor) -> Tensor:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
-from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.masks.design import Share, deal_around, even_amounts
 from fedcover.masks.design.dealing import GOLDEN
 from fedcover.masks.part_sizes import PartSizes, PooledSizes
-from fedcover.params import FULL, Params, device_of
+from fedcover.params import FULL, FixedMask, Mask, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import width_of
@@ -61,21 +60,20 @@ class DepthWindows(Policy):
         first = float(torch.rand((), generator=generator(this_round.seed, "depth windows"), dtype=torch.float64))
         turn = (first + this_round.index * GOLDEN) % 1
         windows = deal_around(amounts, total, int(turn * total))
-        return plans_of(
-            cohort, [self._mask(theta, one, total) if one.amount < total else FULL for one in windows]
-        ), state
+        return plans_of(cohort, self._masks(theta, windows, total)), state
 
-    def _mask(self, theta: Params, window: Share, total: int) -> dict[str, Tensor]:
-        """Return the mask of a window; what exceeds the last parameter continues at the first one."""
-        mask: dict[str, Tensor] = {}
-        before = 0
-        for name in self.tensors:
-            kept = torch.zeros(theta[name].shape, dtype=torch.bool, device=device_of(theta))
-            for start in (window.start - before, window.start - before - total):
-                kept.view(-1)[max(0, start) : max(0, start + window.amount)] = True
-            mask[name] = kept
-            before += kept.numel()
-        return mask
+    def _masks(self, theta: Params, windows: Sequence[Share], total: int) -> list[Mask]:
+        """Return the masks of windows; what exceeds the last parameter continues at the first one."""
+        sizes = [theta[name].numel() for name in self.tensors]
+        masks: list[Mask] = []
+        for window in windows:
+            kept = torch.zeros(total, dtype=torch.bool, device=device_of(theta))
+            kept[window.start : window.start + window.amount] = True
+            kept[: max(0, window.start + window.amount - total)] = True
+            parts = zip(self.tensors, kept.split(sizes), strict=True)
+            tensors = {name: part.view(theta[name].shape) for name, part in parts}
+            masks.append(FixedMask(tensors, flat=kept, names=self.tensors) if window.amount < total else FULL)
+        return masks
 
 
 @register("depth_windows")

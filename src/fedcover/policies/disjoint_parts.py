@@ -62,15 +62,18 @@ class DisjointParts(Policy):
         check_bound(self.lists, self)
         keeps = [width_of(client.budget, self) for client in cohort]
         longest = max(self.lists, key=lambda items: items.size)
-        masks: list[dict[str, Tensor]] = [{} for _ in cohort]
+        pruned = [number for number, keep in enumerate(keeps) if keep < 1]
+        dealt: list[list[Tensor]] = []
         for items in self.lists:
             least = 1 if items is longest or not self.traits().needs_complement else 0
-            rng = this_round.generator("deal", items.name)
-            shares = _deal(items.size, keeps, least, rng)
-            for mask, keep, chosen in zip(masks, keeps, shares, strict=True):
-                if keep < 1:
-                    items.write(mask, theta, kept_items(items.size, chosen.to(device_of(theta))))
-        return plans_of(cohort, [mask or FULL for mask in masks]), state
+            shares = _deal(items.size, keeps, least, this_round.generator("deal", items.name))
+            dealt.append([shares[number] for number in pruned])
+        masks: list[dict[str, Tensor]] = [{} for _ in pruned]
+        kept = kept_items([items.size for items in self.lists], dealt, device_of(theta))
+        for items, rows in zip(self.lists, kept, strict=True):
+            items.write(masks, theta, rows)
+        of_client = dict(zip(pruned, masks, strict=True))
+        return plans_of(cohort, [of_client.get(number, FULL) for number in range(len(cohort))]), state
 
 
 def _deal(size: int, keeps: Sequence[float], least: int, rng: torch.Generator) -> list[Tensor]:

@@ -19,7 +19,7 @@ from fedcover.clients import Client
 from fedcover.errors import check_whole
 from fedcover.masks.design.dealing import GOLDEN
 from fedcover.masks.part_sizes import PartSizes, sizes_of_items
-from fedcover.params import FULL, Mask, Params, device_of
+from fedcover.params import FULL, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
 from fedcover.policies.layer_items import LayerItems, kept_items, outputs_of_layers
 from fedcover.policies.registry import register
@@ -77,25 +77,31 @@ class FedPLT(Policy):
             if client.id not in starts:
                 starts[client.id], end = end, (end + keep) % 1
         turn = (this_round.index - 1) // self.every * GOLDEN if self.every else 0.0
-        masks = [self._mask(theta, (starts[client.id] + turn) % 1, client.budget.keep) for client in cohort]
-        return plans_of(cohort, masks), {
+        arcs = {place: (starts[client.id] + turn) % 1 for place, client in enumerate(cohort) if client.budget.keep < 1}
+        masks = self._masks(theta, [(start, cohort[place].budget.keep) for place, start in arcs.items()])
+        of_client = dict(zip(arcs, masks, strict=True))
+        return plans_of(cohort, [of_client.get(place, FULL) for place in range(len(cohort))]), {
             "clients": torch.tensor(list(starts), dtype=torch.int64),
             "starts": torch.tensor(list(starts.values()), dtype=torch.float64),
             "next": torch.tensor(end, dtype=torch.float64),
         }
 
-    def _mask(self, theta: Params, start: float, keep: float) -> Mask:
-        """Return the mask of an arc; it has at least one output of the layer that has most."""
-        if keep == 1:
-            return FULL
+    def _masks(self, theta: Params, arcs: Sequence[tuple[float, float]]) -> list[dict[str, Tensor]]:
+        """Return the masks of arcs, each a start and a keep; each has at least one output of the layer with most."""
         longest = max(self.lists, key=lambda items: items.size)
-        mask: dict[str, Tensor] = {}
+        chosen = []
         for items in self.lists:
-            first, last = (floor(place * items.size + 1e-9) for place in (start, start + keep))
-            last = max(last, first + 1) if items is longest else last
-            chosen = torch.arange(first, last, device=device_of(theta)) % items.size
-            items.write(mask, theta, kept_items(items.size, chosen))
-        return mask
+            of_list = []
+            for start, keep in arcs:
+                first, last = (floor(place * items.size + 1e-9) for place in (start, start + keep))
+                last = max(last, first + 1) if items is longest else last
+                of_list.append(torch.arange(first, last) % items.size)
+            chosen.append(of_list)
+        masks: list[dict[str, Tensor]] = [{} for _ in arcs]
+        kept = kept_items([items.size for items in self.lists], chosen, device_of(theta))
+        for items, rows in zip(self.lists, kept, strict=True):
+            items.write(masks, theta, rows)
+        return masks
 
 
 @register("FedPLT")

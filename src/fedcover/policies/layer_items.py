@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedcover.params import Params
+from fedcover.params import Params, to_device
 from fedcover.structure.depth import TrainedLayer, layers_of
 from fedcover.structure.trace import ModelStructure, hidden_weights
 from fedcover.structure.units.group import layer_of
@@ -29,29 +29,41 @@ class LayerItems:
     tensors: tuple[tuple[str, int | None], ...]
     """Each tensor with the axis along which index i belongs to item i modulo ``size``; None if entries are items."""
 
-    def write(self, mask: dict[str, Tensor], theta: Params, kept: Tensor) -> None:
-        """Add the tensors of these items to a mask, in place.
+    def write(self, masks: Sequence[dict[str, Tensor]], theta: Params, kept: Tensor) -> None:
+        """Add the tensors of these items to masks, in place.
 
         Args:
-            mask: Mask to change.
+            masks: Masks to change.
             theta: Parameters, for their shapes.
-            kept: For each item, True if it is kept; on the device of theta.
+            kept: A row for each mask that is True at the items to keep; on the device of theta.
         """
         for name, axis in self.tensors:
             shape = theta[name].shape
             if axis is None:
-                mask[name] = kept.reshape(shape)
-                continue
-            along = [1] * len(shape)
-            along[axis] = -1
-            mask[name] = kept.repeat(shape[axis] // self.size).reshape(along).expand(shape).clone()
+                tensors = kept.reshape(len(masks), *shape)
+            else:
+                along = [1] * len(shape)
+                along[axis] = shape[axis]
+                repeated = kept.repeat(1, shape[axis] // self.size).reshape(len(masks), *along)
+                tensors = repeated.expand(len(masks), *shape).contiguous()
+            for mask, tensor in zip(masks, tensors, strict=True):
+                mask[name] = tensor
 
 
-def kept_items(size: int, chosen: Tensor) -> Tensor:
-    """Return a bool tensor that marks the chosen items, on their device."""
-    kept = torch.zeros(size, dtype=torch.bool, device=chosen.device)
-    kept[chosen] = True
-    return kept
+def kept_items(sizes: Sequence[int], chosen: Sequence[Sequence[Tensor]], device: torch.device) -> list[Tensor]:
+    """Return for each list of items a row for each client that is True at its chosen items, on a device.
+
+    Args:
+        sizes: The number of items of each list.
+        chosen: For each list, the numbers of the items of each client, on the CPU.
+        device: The device.
+    """
+    kept = torch.zeros(len(chosen[0]), sum(sizes), dtype=torch.bool)
+    parts = kept.split(list(sizes), 1)
+    for part, of_list in zip(parts, chosen, strict=True):
+        for row, items in zip(part, of_list, strict=True):
+            row[items] = True
+    return list(to_device(kept, device).split(list(sizes), 1))
 
 
 def entries_of_layers(structure: ModelStructure, policy: object, all_tensors: bool = False) -> tuple[LayerItems, ...]:

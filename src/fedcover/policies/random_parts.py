@@ -73,8 +73,7 @@ class RandomParts(Policy):
         kept = _draw([items.size for items in self.lists], keep, keys, device_of(theta))
         masks: list[dict[str, Tensor]] = [{} for _ in clients]
         for items, rows in zip(self.lists, kept, strict=True):
-            for mask, row in zip(masks, rows, strict=True):
-                items.write(mask, theta, row)
+            items.write(masks, theta, rows)
         return list(masks)
 
 

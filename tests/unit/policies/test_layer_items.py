@@ -14,7 +14,7 @@ from fedcover.policies.layer_items import LayerItems, entries_of_layers, outputs
 
 def owned(items: LayerItems, theta: Params, output: int) -> dict[str, Tensor]:
     mask: dict[str, Tensor] = {}
-    items.write(mask, theta, torch.arange(items.size) == output)
+    items.write([mask], theta, (torch.arange(items.size) == output).unsqueeze(0))
     return mask
 
 
@@ -83,8 +83,7 @@ def test_every_parameter_belongs_to_exactly_one_item(
     for items in lists:
         some = torch.arange(items.size) % 3 == 1
         halves: list[dict[str, Tensor]] = [{}, {}]
-        for mask, kept in zip(halves, (some, ~some), strict=True):
-            items.write(mask, theta, kept)
+        items.write(halves, theta, torch.stack([some, ~some]))
         assert all(bool((halves[0][name] ^ halves[1][name]).all()) for name, _ in items.tensors)
         held = sum(int(kept.sum()) for kept in halves[0].values())
         assert held * items.size == int(some.sum()) * count({name: theta[name] for name, _ in items.tensors})
