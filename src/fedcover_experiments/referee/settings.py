@@ -114,6 +114,7 @@ CIFAR10_RESNET18 = Problem("cifar10", "resnet18", 0.6, examples=50_000, seeds=3,
 SHAKESPEARE_LSTM = Problem("shakespeare", "lstm", 0.45, clients=631, examples=40_067)
 WRITERS_MLP = Problem("mnist_writers", "mlp", 0.85, clients=539)
 MNIST_MLP = Problem("mnist", "mlp", 0.85)
+CIFAR10_LENET = Problem("cifar10", "lenet", 0.45, examples=50_000)
 
 
 def _of(
@@ -143,6 +144,7 @@ SETTINGS: Mapping[str, Setting] = {
         *_of(CIFAR10_RESNET18, "dirichlet-0.3", (EVEN,), trainings.FIARSE, "constraints", CONSTRAINTS[1:]),
         *_of(WRITERS_MLP, "natural", FOUR, trainings.OURS_SHORT, "small"),
         *_of(MNIST_MLP, "dirichlet-0.3", FOUR, trainings.OURS_SHORT, "small"),
+        *_of(CIFAR10_LENET, "dirichlet-0.3", FOUR, trainings.OURS_SHORT, "small"),
     )
 }
 """All settings by name."""
