@@ -104,5 +104,5 @@ def _task_of(network: str, seed: int) -> Task:
 
 
 LENET = ComplementStudy("lenet", LocalSGD(), GRID)
-CNN = ComplementStudy("cnn", LOCAL, GRID)
+CNN = ComplementStudy("cnn", LOCAL, LARGE)
 RESNET = ComplementStudy("resnet18", LOCAL, LARGE)
