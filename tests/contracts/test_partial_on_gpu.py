@@ -1,14 +1,10 @@
 """Partial training on a GPU: steps do not wait for it, and are chosen where launches are saved."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.partial_clients import MODEL, make_masks
 
-from fedcover.models import default_model
 from fedcover.params import FixedMask, params_of
 from fedcover.structure.dropout import with_keyed_dropout
 from fedcover.training.steps.partial import PartialModel, PartialSteps, trained_parts
@@ -16,23 +12,12 @@ from fedcover.training.steps.partial_choice import pays_on_gpu
 from tests.conftest import small_net
 from tests.contracts.test_partial_training import EXAMPLES, SEEN, entries, job_of, made, mask_of
 
-MEASURED = Path(__file__).parents[2] / "benchmarks/results/gpu-partial-training.json"
-
 
 def test_where_partial_steps_pay_on_a_gpu() -> None:
     some, none, every = torch.tensor([True, False]), torch.tensor([False]), torch.tensor([True])
     assert pays_on_gpu({"v": none, "w": every})  # fewer launches
     assert not pays_on_gpu({"v": some, "w": every})  # more launches
     assert pays_on_gpu({"a": none, "b": none, "w": some})
-
-
-@pytest.mark.parametrize("batch", [10, 128])
-def test_the_choice_on_a_gpu_is_what_was_faster_there(batch: int) -> None:
-    rows = json.loads(MEASURED.read_text())["rows"]
-    seconds = {row["contender"]: row["seconds"] for row in rows if row["batch"] == batch}
-    masks = make_masks(params_of(default_model(MODEL)[0]))
-    for name in ("units", "weights", "window"):
-        assert pays_on_gpu(masks[name]) == (seconds[name] < seconds[f"masked_{name}"]), name
 
 
 META = torch.device("meta")

@@ -215,6 +215,26 @@ def test_partial_training_was_measured_to_save_time_and_memory() -> None:
     assert rows["weights"]["peak_mb"] < rows["masked_weights"]["peak_mb"]
 
 
+CHOICE = """
+from benchmarks.partial_clients import MODEL, make_masks
+from fedcover.models import default_model
+from fedcover.params import params_of
+from fedcover.training.steps.partial_choice import pays_on_gpu
+masks = make_masks(params_of(default_model(MODEL)[0]))
+print(*(name for name, mask in masks.items() if pays_on_gpu(mask)))
+"""
+
+
+def test_parts_are_trained_on_a_gpu_in_the_way_that_was_faster() -> None:
+    done = python("-c", CHOICE)
+    assert done.returncode == 0, done.stderr
+    rows = committed("gpu-partial-training.json")["rows"]
+    for batch in (10, 128):
+        seconds = {row["contender"]: row["seconds"] for row in rows if row["batch"] == batch}
+        kinds = ("units", "weights", "window")
+        assert [kind for kind in kinds if seconds[kind] < seconds[f"masked_{kind}"]] == done.stdout.split()
+
+
 def test_the_benchmark_of_partial_training_runs(tmp_path: Path) -> None:
     out = tmp_path / "partial.json"
     done = python(
