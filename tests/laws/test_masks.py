@@ -1,5 +1,6 @@
 """Laws of masks: coverage, regions, noise, ranks, budgets, packing."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from fedcover.masks.encoding import pack, packed_sizes, unpack
 from fedcover.masks.holders import holder_sets
 from fedcover.masks.noise import pruning_noise
 from fedcover.models import MLP
-from fedcover.params import Mask, Params, count, norm2, params_of, prune
+from fedcover.params import MOST_AT_ONCE, Mask, Params, count, norm2, params_of, prune
 from fedcover.policies import fixed_subnetwork, neuron_pruning, weight_pruning
 from fedcover.policies.ranked import rank
 from fedcover.seeding import Round
@@ -140,11 +141,24 @@ def test_packing_of_sparse_masks_is_exact_and_short(size: int, density: float, s
         assert len(packed) <= 2 + 2 * int(kept.sum())
 
 
-@given(st.lists(st.tuples(st.integers(0, 600), st.sampled_from([0.0, 0.003, 0.05, 0.5, 0.99, 1.0])), max_size=6), seeds)
-def test_sizes_of_many_masks_are_those_of_each(kinds: list[tuple[int, float]], seed: int) -> None:
+DENSITIES = st.sampled_from([0.0, 0.003, 0.05, 0.5, 0.99, 1.0])
+
+
+@given(st.lists(st.tuples(st.integers(0, 600), DENSITIES), max_size=6), seeds, st.sampled_from([1, 1000, 1 << 16]))
+def test_sizes_of_many_masks_are_those_of_each(kinds: list[tuple[int, float]], seed: int, most: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     masks = [torch.rand((size, 3)[: 1 + size % 2], generator=rng) < density for size, density in kinds]
-    assert packed_sizes(masks) == [(int(mask.sum()), len(pack(mask))) for mask in masks]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MOST_AT_ONCE, "cpu", most)  # lists are measured in several parts
+        assert packed_sizes(masks) == [(int(mask.sum()), len(pack(mask))) for mask in masks]
+
+
+def test_sizes_of_lists_with_long_gaps_are_exact() -> None:
+    ends = [1 << 7 * k for k in (1, 2, 3)]
+    for gap in (gap + more for gap in ends for more in (-2, -1, 0, 1)):
+        kept = torch.zeros(gap + 30_000, dtype=torch.bool)
+        kept[[0, gap + 1, gap + 2]] = True
+        assert packed_sizes([kept, ~kept]) == [(int(one.sum()), len(pack(one))) for one in (kept, ~kept)], gap
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=4))

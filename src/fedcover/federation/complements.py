@@ -140,7 +140,7 @@ def views_of(theta: Params, plans: Sequence[ClientPlan], outside: Sequence[Param
         key = id(plan.mask), id(values)
         if key in views:
             continue
-        if values is theta:
+        if values is theta or not plan.mask:
             views[key] = theta
         elif _is_one(theta):
             for tensors in (theta, values):

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedcover.errors import InputError
-from fedcover.params import alike, spans_of
+from fedcover.params import alike, spans_of, to_device
 from fedcover.structure.units.masks import outer_product
 
 FULL, BITS, PRODUCT, KEPT, DROPPED = range(5)
@@ -56,7 +56,7 @@ def pack(kept: Tensor) -> bytes:
 def packed_sizes(masks: Sequence[Tensor]) -> list[tuple[int, int]]:
     """Return each mask's number of kept entries and the length of its encoding, without encoding it.
 
-    Few synchronisations wait for a GPU, whatever the number of masks.
+    It waits for a GPU once for the counts of all masks, and twice for lists of up to 2^27 entries.
 
     >>> packed_sizes([torch.ones(1000, dtype=torch.bool), torch.arange(1000) % 2 == 0])
     [(1000, 1), (500, 126)]
@@ -122,7 +122,7 @@ def _listed_lengths(masks: Sequence[Tensor]) -> list[int]:
     lengths: list[int] = []
     for some in spans_of({str(number): mask for number, mask in enumerate(masks)}):
         sizes = [mask.numel() for mask in some.values()]
-        starts = torch.tensor([0, *accumulate(sizes)], device=masks[0].device)
+        starts = to_device(torch.tensor([0, *accumulate(sizes)]), masks[0].device)
         places = torch.cat(list(some.values())).nonzero().squeeze(1)
         owners = torch.bucketize(places, starts, right=True) - 1
         before = torch.maximum(torch.cat([starts[:1] - 1, places])[:-1], starts[owners] - 1)

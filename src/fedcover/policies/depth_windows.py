@@ -64,15 +64,18 @@ class DepthWindows(Policy):
 
     def _masks(self, theta: Params, windows: Sequence[Share], total: int) -> list[Mask]:
         """Return the masks of windows; what exceeds the last parameter continues at the first one."""
-        sizes = [theta[name].numel() for name in self.tensors]
+        sizes, ordered = [theta[name].numel() for name in self.tensors], self.tensors == tuple(theta)
         masks: list[Mask] = []
         for window in windows:
+            if window.amount == total:
+                masks.append(FULL)
+                continue
             kept = torch.zeros(total, dtype=torch.bool, device=device_of(theta))
             kept[window.start : window.start + window.amount] = True
             kept[: max(0, window.start + window.amount - total)] = True
             parts = zip(self.tensors, kept.split(sizes), strict=True)
             tensors = {name: part.view(theta[name].shape) for name, part in parts}
-            masks.append(FixedMask(tensors, flat=kept, names=self.tensors) if window.amount < total else FULL)
+            masks.append(FixedMask(tensors, flat=kept, names=self.tensors) if ordered else FixedMask(tensors))
         return masks
 
 

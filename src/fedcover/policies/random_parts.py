@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcover.clients import Client
 from fedcover.masks.part_sizes import PartSizes, sizes_of_items
-from fedcover.params import FULL, Mask, Params, device_of, most_entries, most_together
+from fedcover.params import FULL, Params, device_of, most_entries, most_together
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
 from fedcover.policies.layer_items import LayerItems, entries_of_layers, outputs_of_layers
 from fedcover.policies.registry import register
@@ -67,14 +67,16 @@ class RandomParts(Policy):
                     plans[place] = ClientPlan(cohort[place], mask)
         return plans, state
 
-    def _masks(self, theta: Params, clients: Sequence[Client], keep: float, this_round: Round) -> list[Mask]:
+    def _masks(
+        self, theta: Params, clients: Sequence[Client], keep: float, this_round: Round
+    ) -> list[dict[str, Tensor]]:
         """Return the masks of clients that hold the same share of the items."""
         keys = [this_round.address("random weights", client.id) for client in clients]
         kept = _draw([items.size for items in self.lists], keep, keys, device_of(theta))
         masks: list[dict[str, Tensor]] = [{} for _ in clients]
         for items, rows in zip(self.lists, kept, strict=True):
             items.write(masks, theta, rows)
-        return list(masks)
+        return masks
 
 
 def _draw(sizes: Sequence[int], keep: float, keys: Sequence[int], device: torch.device) -> list[Tensor]:
