@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Packages are compiled when they are first imported, even where the environment forbids to write bytecode: pip would
+# compile all of them, and without bytecode a hundred processes would compile what they import again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-slow soak test-oldest check setup wheel clean bench docs results
 
@@ -9,10 +12,9 @@ demo: setup
 	$(BIN)/fedcover demo
 
 # One test process more than cores, since some tests only wait for other processes; one thread in each of them.
-# Bytecode is written even where the environment forbids it: a hundred processes would compile the package again.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 test: setup check
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # Tests that take minutes with real processes: faults of a deployment, and the deployment guide, command by command.
 # With FEDCOVER_SLOW=1 `make test` runs them too, and more examples of every law.
@@ -59,8 +61,8 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcover needs Python 3.11 or newer; set PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[all,dev,docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[all,dev,docs]'
 	touch $@
 
 # The source distribution, and the wheel built from it.

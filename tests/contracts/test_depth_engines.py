@@ -28,8 +28,8 @@ from tests.networks import ExitNet
 
 @cache
 def by_serial(name: str, network: str) -> fc.History:
-    """Return three rounds of a policy by the serial engine, which several engines are compared with."""
-    return playing(serial(), network, policy_for(name, network)).run(3)
+    """Return two rounds of a policy by the serial engine, which several engines are compared with."""
+    return playing(serial(), network, policy_for(name, network)).run(2)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -37,7 +37,7 @@ def by_serial(name: str, network: str) -> fc.History:
 def test_steps_agree_traced_shrunk_and_by_autograd(name: str, network: str) -> None:
     expected = by_serial(name, network)
     for engine in (Serial(shrink=False, traced=False), serial(shrink=True)):
-        actual = playing(engine, network, policy_for(name, network)).run(3)
+        actual = playing(engine, network, policy_for(name, network)).run(2)
         if not engine.shrink or (name, network) != ("ScaleFL", "linear"):  # whose dropout draws for fewer units
             assert furthest(expected, actual) < TOLERANCE
         assert actual.column("bytes_up") == expected.column("bytes_up")
@@ -54,7 +54,7 @@ def test_vectorized_agrees_with_serial(
     monkeypatch.setattr(sub_models, "WORTHWHILE", 0.0)
     shrink = shrink and (name, network) != ("ScaleFL", "linear")  # with dropout, for fewer units
     expected = by_serial(name, network)
-    actual = playing(Vectorized(device, shrink=shrink), network, policy_for(name, network)).run(3)
+    actual = playing(Vectorized(device, shrink=shrink), network, policy_for(name, network)).run(2)
     assert furthest(expected, actual) < TOLERANCE
     assert expected.column("train_loss") == pytest.approx(actual.column("train_loss"), rel=1e-4)
 

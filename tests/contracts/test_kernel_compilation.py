@@ -163,9 +163,7 @@ def kernels_of(script: str, cache: Path) -> tuple[set[str], int]:
     return set(names), int(count)
 
 
-@pytest.mark.parametrize(
-    ("norm", "precision"), [("BatchNorm2d(32)", "bf16"), ("BatchNorm2d(32)", "fp32"), ("GroupNorm(4, 32)", "tf32")]
-)
+@pytest.mark.parametrize(("norm", "precision"), [("BatchNorm2d(32)", "bf16"), ("GroupNorm(4, 32)", "tf32")])
 def test_all_kernels_of_a_step_compile_for_a_gpu(norm: str, precision: str, cache: Path) -> None:
     names, count = kernels_of(IMAGES.replace("{norm}", norm).replace("{precision}", precision), cache)
     wanted = {"forward", "input_gradient", "weight_gradient", "normalise", "norm_part_sums", "norm_gradient"}

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.endtoend.deploy.conftest import slow
+
 ROOT = Path(__file__).parents[2]
 WHERE = """
 import argparse, sys
@@ -100,6 +102,7 @@ def test_the_loop_of_heterofl_trains_what_the_serial_engine_does() -> None:
     assert float(done.stdout) < 1e-3
 
 
+@slow
 def test_the_benchmark_of_heterofl_compares_precisions_and_the_loop(tmp_path: Path) -> None:
     sizes = ("--rounds", "1", "--loop-rounds", "1", "--speed-rounds", "2", "--seeds", "0", "1")
     precisions = ("--precisions", "fp32", "--accuracy-precisions", "fp32", "tf32")
@@ -127,6 +130,7 @@ def test_the_benchmarks_of_text_run(script: str, tmp_path: Path) -> None:
     assert all(row["client_steps_per_second"] > 0 for row in result["rows"])
 
 
+@slow
 def test_the_benchmark_of_first_rounds_measures_cold_and_warm_processes(tmp_path: Path) -> None:
     sizes = ("--clients", "5", "--kinds", "widths", "--rounds", "2", "--precision", "fp32")
     result = quick("gpu_first_round", tmp_path / "first.json", *sizes)
@@ -137,6 +141,7 @@ def test_the_benchmark_of_first_rounds_measures_cold_and_warm_processes(tmp_path
         assert events[0] > 0
 
 
+@slow
 def test_the_profile_of_a_round_adds_up(tmp_path: Path) -> None:
     sizes = ("--clients", "5", "--models", "widths", "--warm-up", "1", "--precision", "fp32")
     (row,) = quick("gpu_profile", tmp_path / "profile.json", *sizes)["rows"]
@@ -246,6 +251,7 @@ def test_the_benchmark_of_partial_training_runs(tmp_path: Path) -> None:
     assert window["moments_mb"] < full["moments_mb"] / 4
 
 
+@slow
 def test_the_benchmark_of_partial_training_on_a_gpu_runs(tmp_path: Path) -> None:
     out = tmp_path / "partial.json"
     options = ("--device", "cpu", "--quick", "--contenders", "window", "masked_window", "--out", str(out))

@@ -2,12 +2,15 @@
 
 import contextlib
 import ipaddress
+import random
 import socket
 
 from fedcover.errors import InputError
 
 MAX_PORT = 65535
 LOOPBACK_HOST = "127.0.0.1"
+UNUSED = range(10_000, 32_768)
+"""Ports that no system gives to connections."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -42,12 +45,22 @@ def address_family(host: str) -> socket.AddressFamily:
 
 
 def free_ports(count: int, host: str = LOOPBACK_HOST) -> list[int]:
-    """Return different ports that are free now; another process may still take one before it is used."""
+    """Return different random ports that are free now.
+
+    They are not among those that systems give to connections, of which any may be in use a moment later.
+    """
+    ports: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket(address_family(host))) for _ in range(count)]
-        for sock in sockets:
-            sock.bind((host, 0))
-        return [sock.getsockname()[1] for sock in sockets]
+        for port in random.SystemRandom().sample(UNUSED, len(UNUSED)):
+            if len(ports) == count:
+                break
+            sock = stack.enter_context(socket.socket(address_family(host)))
+            with contextlib.suppress(OSError):  # it is in use
+                sock.bind((host, port))
+                ports.append(port)
+    if len(ports) < count:
+        raise InputError(f"{host} has no free port from {UNUSED.start} to {UNUSED.stop - 1}; give a port")
+    return ports
 
 
 def check_port_free(host: str, port: int) -> None:

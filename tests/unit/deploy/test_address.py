@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from fedcover.deploy import address
 from fedcover.deploy.address import check_port_free, free_ports, parse_address
 from fedcover.errors import InputError
 
@@ -16,6 +17,16 @@ def test_an_address_may_be_ipv6() -> None:
 def test_what_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not an address"):
         parse_address(text)
+
+
+def test_free_ports_are_none_that_are_in_use_or_given_to_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(free_ports(50)) < 32_768  # where the ports of connections begin
+    first = free_ports(1)[0]
+    monkeypatch.setattr(address, "UNUSED", range(first, first + 3))
+    with socket.create_server(("127.0.0.1", first)):
+        assert sorted(free_ports(2)) == [first + 1, first + 2]
+        with pytest.raises(InputError, match="has no free port from"):
+            free_ports(3)
 
 
 def test_a_port_in_use_is_refused() -> None:
