@@ -1,5 +1,6 @@
 """What tests share: small federations, the real data's folder, and the command line."""
 
+import gc
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from fedcover.seeding import ambient
 EXAMPLES = 60 if os.environ.get("FEDCOVER_SLOW") else 25
 hypothesis.settings.register_profile("fedcover", deadline=None, max_examples=EXAMPLES, derandomize=True)
 hypothesis.settings.load_profile("fedcover")
+gc.set_threshold(200_000, 50, 100)  # a process has thousands of tests on its heap, which are garbage only at the end
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job; programs under test would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

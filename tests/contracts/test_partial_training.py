@@ -18,7 +18,7 @@ from fedcover.data.inputs import map_inputs
 from fedcover.engines.client_trainer import ClientTrainer
 from fedcover.engines.processes.pool import Processes
 from fedcover.engines.vectorized.engine import Vectorized
-from fedcover.models import MLP, LeNet, ResNet18, Transformer
+from fedcover.models import MLP, LeNet, Transformer
 from fedcover.params import Mask, Params, params_of
 from fedcover.policies import POLICIES
 from fedcover.seeding import ambient
@@ -37,6 +37,7 @@ from tests.contracts.federations import TOLERANCE, Residual, furthest, serial
 from tests.contracts.test_complements import RECIPES
 from tests.contracts.test_zoo_engines import LOSSES, data
 from tests.laws.strategies import same
+from tests.networks import narrow_resnet18
 from tests.zoo import ZOO, network
 
 EXAMPLES = 9
@@ -51,21 +52,13 @@ def text_model() -> nn.Module:
     return Transformer((7,), 5, width=8, head=4, layers=2)
 
 
-def narrow(norm: str) -> nn.Module:
-    """Return ResNet-18 with a quarter of its units."""
-    model, example = ResNet18((3, 16, 16), 3, norm), torch.zeros(2, 3, 16, 16)
-    policy = POLICIES["NP"]().bind(fc.trace(model, example))
-    (plan,), _ = policy.plan(params_of(model), [fc.Client(0, 0, fc.Budget(0.25))], fc.Round(1, 0), policy.start())
-    return fc.shrink(model, plan.mask, example).model
-
-
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: MLP((1, 6, 6), 3, hidden=20), (1, 6, 6)),
     "dropout": (small_net, (6,)),
     "lenet": (lambda: LeNet((1, 16, 16), 3), (1, 16, 16)),
     "residual": (Residual, (1, 6, 6)),
-    "resnet18_gn": (lambda: narrow("group"), (3, 16, 16)),
-    "resnet18": (lambda: narrow("batch"), (3, 16, 16)),
+    "resnet18_gn": (lambda: narrow_resnet18("group"), (3, 16, 16)),
+    "resnet18": (lambda: narrow_resnet18("batch"), (3, 16, 16)),
     "transformer": (text_model, (7,)),
 }
 LARGE = ("resnet18_gn", "resnet18")

@@ -12,12 +12,13 @@ import pytest
 
 from fedcover_experiments.results import load
 
-STUDY = ["study", "labels", "--on", "mnist", "--only", "uniform", "--seeds", "2", "--rounds", "3"]
-RUNS = 8
+STUDY = ["study", "labels", "--on", "mnist", "--only", "uniform", "--budgets", "1111223344"]
+SIZE = ["--seeds", "2", "--rounds", "3"]
+RUNS = 2
 
 
 def command(out: Path) -> list[str]:
-    return [sys.executable, "-m", "fedcover", *STUDY, "--engine", "serial", "--out", str(out)]
+    return [sys.executable, "-m", "fedcover", *STUDY, *SIZE, "--engine", "serial", "--out", str(out)]
 
 
 @pytest.mark.usefixtures("mnist_folder")

@@ -273,7 +273,7 @@ KILLED = (
     "data.name=digits", "data.clients=20", "data.partition=dirichlet", "budgets.code=1111223344", "rounds=6",
     "local.local_steps=60", "local.name=Adam", "local.lr=0.003", "local.keep_moments=true", "engine=serial",
     "callbacks.early_stopping.patience=2", "callbacks.early_stopping.min_delta=0.05", "callbacks.keep_best=true",
-    "callbacks.csv_log=true", "policy.name=WP,PT", "seed=0,1",
+    "callbacks.csv_log=true", "policy.name=WP,PT",
 )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def masks_for(holders: str, rng: torch.Generator, rounds: int) -> Tensor:
     return masks.repeat(1, 2, 1) if balanced else masks
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seeds, st.integers(1, 3), dampings, st.sampled_from([0.0, 0.5]))
 def test_frozen_complements_reach_a_stationary_point_where_pruned_models_stall(
     seed: int, count: int, damping: float, momentum: float
