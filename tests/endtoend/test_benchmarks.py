@@ -95,6 +95,7 @@ print((squares[0] / squares[1]) ** 0.5)
 """
 
 
+@slow
 def test_the_loop_of_heterofl_trains_what_the_serial_engine_does() -> None:
     """Scalers, masked output rows, weight decay and clipping are those of the definition of a step."""
     done = python("-W", "ignore", "-c", LOOP)
@@ -240,6 +241,7 @@ def test_parts_are_trained_on_a_gpu_in_the_way_that_was_faster() -> None:
         assert [kind for kind in kinds if seconds[kind] < seconds[f"masked_{kind}"]] == done.stdout.split()
 
 
+@slow
 def test_the_benchmark_of_partial_training_runs(tmp_path: Path) -> None:
     out = tmp_path / "partial.json"
     done = python(

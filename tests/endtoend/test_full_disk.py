@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 import fedcover as fc
+from tests.endtoend.deploy.conftest import SKIP
 from tests.endtoend.test_bad_input import QUICK
 from tests.small_disk import needs_small_disk, on_small_disk
 
+SLOW = (pytest.mark.slow, SKIP)
+
 
 @needs_small_disk
-@pytest.mark.parametrize("size", ["30k", "110k", "130k"])
+@pytest.mark.parametrize("size", [pytest.param("30k", marks=SLOW), "110k", pytest.param("130k", marks=SLOW)])
 def test_full_disk(tmp_path: Path, size: str) -> None:
     """At the start, at the first and at the second checkpoint; with more space the run continues to the same bits."""
     disk, whole = tmp_path / "disk", tmp_path / "whole"

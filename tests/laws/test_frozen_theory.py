@@ -254,7 +254,7 @@ def test_the_holders_data_leave_a_floor_unless_clients_are_drawn() -> None:
     assert ends["drawn", 0.004] < 0.2 * ends["drawn", 0.04] < 0.1 * ends["fixed", 0.04]
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seeds, dampings)
 def test_quantized_complements_have_a_floor_that_falls_fourfold_with_each_bit(seed: int, damping: float) -> None:
     case, rng = iid_case(seed, 4, 6, 1.0, 0.0)
@@ -274,7 +274,7 @@ def test_quantized_complements_have_a_floor_that_falls_fourfold_with_each_bit(se
     assert quantization_error(theta, mask, 3) == pytest.approx(9 / 49 * quantization_error(theta, mask, 2))
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(seeds, st.integers(2, 4), dampings)
 def test_kept_complements_stall_unless_masks_rotate(seed: int, window: int, damping: float) -> None:
     case, rng = iid_case(seed, window, window, 1.0, 0.0)
