@@ -161,6 +161,17 @@ def flat_values(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat(parts).to(dtype)
 
 
+def flat_like(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensor:
+    """Return the entries of tensors as one new tensor, in the order and on the device of others, with their first type.
+
+    >>> like = {"w": torch.zeros(1), "b": torch.zeros(1)}
+    >>> flat_like({"b": torch.tensor([2.0]), "w": torch.tensor([1.0])}, like).tolist()
+    [1.0, 2.0]
+    """
+    dtype = next(iter(like.values())).dtype
+    return flat_values({name: tensors[name].to(tensor.device) for name, tensor in like.items()}, dtype)
+
+
 def parts_of_flat(flat: Tensor, theta: Mapping[str, Tensor]) -> Params:
     """Return one tensor over the entries of all parameters as views in their shapes.
 

@@ -19,12 +19,12 @@ from fedcover.params import (
     Mask,
     Params,
     device_of,
-    entries_of,
+    flat_like,
     flat_mask,
     flat_values,
-    most_entries,
     most_together,
     parts_of_flat,
+    spans_of,
     storage_of,
     to_device,
 )
@@ -145,7 +145,7 @@ def views_of(theta: Params, plans: Sequence[ClientPlan], outside: Sequence[Param
         elif _is_one(theta):
             for tensors in (theta, values):
                 if id(tensors) not in flat:
-                    flat[id(tensors)] = _flat(tensors, theta)
+                    flat[id(tensors)] = flat_like(tensors, theta)
             kept = flat_mask(plan.mask, theta)
             views[key] = parts_of_flat(torch.where(kept, flat[id(theta)], flat[id(values)]), theta)
         else:
@@ -159,13 +159,8 @@ def _is_one(theta: Params) -> bool:
     return (
         device.type not in SINGLE
         and len({tensor.dtype for tensor in theta.values()}) == 1
-        and entries_of(theta) <= most_entries(device)
+        and len(spans_of(theta)) == 1
     )
-
-
-def _flat(tensors: Mapping[str, Tensor], theta: Params) -> Tensor:
-    """Return the entries of tensors as one tensor, in the order and with the type of theta."""
-    return flat_values({name: tensors[name] for name in theta}, next(iter(theta.values())).dtype)
 
 
 def seen_by(federation: "Federation", state: State, plans: Sequence[ClientPlan]) -> list[Params]:
@@ -218,7 +213,7 @@ def _squares_together(theta: Params, pairs: Sequence[tuple[Mask, Params]]) -> li
     for start in range(0, len(pairs), together):
         some = pairs[start : start + together]
         values = {id(values): values for _, values in some}
-        squares = {key: (whole - _flat(tensors, theta)).square_() for key, tensors in values.items()}
+        squares = {key: (whole - flat_like(tensors, theta)).square_() for key, tensors in values.items()}
         kept = torch.stack([flat_mask(mask, theta) for mask, _ in some])
         rows = torch.stack([squares[id(values)] for _, values in some])
         sums += rows.masked_fill_(kept, 0.0).sum(1).unbind()
@@ -256,8 +251,8 @@ class CopyUpdates:
         theta = self._before.theta
         storage, copy = storage_of(theta), copy_of(self._federation, self._before, update.client)
         if storage == device_of(theta) and _is_one(theta):
-            before = _flat(_on_device(copy, storage), theta)
-            renewed = torch.where(flat_mask(update.mask, theta), _flat(update.theta, theta), before)
+            before = flat_like(_on_device(copy, storage), theta)
+            renewed = torch.where(flat_mask(update.mask, theta), flat_like(update.theta, theta), before)
             new = parts_of_flat(renewed, theta)
         else:
             new = {name: self._renewed(update, name, before, storage) for name, before in copy.items()}

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcover.aggregation.base import ClientUpdate
 from fedcover.errors import InputError
 from fedcover.federation.checkpoint import State
-from fedcover.params import Mask, Params, flat_mask, flat_values, parts_of_flat, storage_of
+from fedcover.params import Mask, Params, flat_like, flat_mask, parts_of_flat, storage_of
 from fedcover.policies.base import ClientPlan
 from fedcover.training.options import PLAIN
 from fedcover.training.recipes import LocalSGD, Recipe
@@ -88,7 +88,7 @@ def _inside(mask: Mask, group: Params) -> Tensor:
 
 def _mean(state: State, group: Params) -> Tensor:
     """Return c: for each entry of a group the mean of c_n over the clients that have ever held it."""
-    like = _flat(group, group)
+    like = flat_like(group, group)
     return _stored(state.clients, "sum", group, like) / _stored(state.clients, "holders", group, like).clamp_min(1)
 
 
@@ -98,12 +98,6 @@ def _shift(state: State, plan: ClientPlan, group: Params, mean: Tensor) -> Tenso
         _stored(state.clients, f"{kind}/{plan.client.id}", group, mean) for kind in ("control", "trained")
     )
     return torch.where(trained & _inside(plan.mask, group), mean.to(control.dtype) - control, 0.0)
-
-
-def _flat(tensors: Mapping[str, Tensor], group: Params) -> Tensor:
-    """Return the entries of tensors of a group as one tensor, on the group's device."""
-    dtype = next(iter(group.values())).dtype
-    return flat_values({name: tensors[name].to(like.device) for name, like in group.items()}, dtype)
 
 
 def total_weight(steps: int, decay: float) -> float:
@@ -121,7 +115,7 @@ class ControlUpdates:
     def __init__(self, federation: "Federation", planned: "PlannedRound") -> None:
         self._planned = planned
         self._groups = trained_by_type(federation, planned.state.theta)
-        self._starts = [_flat(group, group) for group in self._groups]
+        self._starts = [flat_like(group, group) for group in self._groups]
         self._plans = {plan.client.id: plan for plan in planned.plans}
         self._state = dict(planned.state.clients)
 
@@ -132,9 +126,9 @@ class ControlUpdates:
         shifts = plan.options.shifts if plan.options else {}
         storage = storage_of(self._planned.state.theta)
         for group, start in zip(self._groups, self._starts, strict=True):
-            mean = (start - _flat(update.theta, group)) / scale
+            mean = (start - flat_like(update.theta, group)) / scale
             if shifts:
-                mean = mean - _flat(shifts, group)
+                mean = mean - flat_like(shifts, group)
             inside = _inside(plan.mask, group)
             if update.mask is not plan.mask:  # the client may have readjusted its mask
                 inside = inside & _inside(update.mask, group)

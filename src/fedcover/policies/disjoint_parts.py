@@ -18,7 +18,7 @@ from fedcover.masks.design import deal_around, even_amounts
 from fedcover.masks.part_sizes import PartSizes, sizes_of_items
 from fedcover.params import FULL, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
-from fedcover.policies.layer_items import LayerItems, entries_of_layers, kept_items, outputs_of_layers
+from fedcover.policies.layer_items import LayerItems, entries_of_layers, kept_items, masks_of_items, outputs_of_layers
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
@@ -68,10 +68,8 @@ class DisjointParts(Policy):
             least = 1 if items is longest or not self.traits().needs_complement else 0
             shares = _deal(items.size, keeps, least, this_round.generator("deal", items.name))
             dealt.append([shares[number] for number in pruned])
-        masks: list[dict[str, Tensor]] = [{} for _ in pruned]
         kept = kept_items([items.size for items in self.lists], dealt, device_of(theta))
-        for items, rows in zip(self.lists, kept, strict=True):
-            items.write(masks, theta, rows)
+        masks = masks_of_items(self.lists, theta, kept)
         of_client = dict(zip(pruned, masks, strict=True))
         return plans_of(cohort, [of_client.get(number, FULL) for number in range(len(cohort))]), state
 

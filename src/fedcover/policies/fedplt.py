@@ -21,7 +21,7 @@ from fedcover.masks.design.dealing import GOLDEN
 from fedcover.masks.part_sizes import PartSizes, sizes_of_items
 from fedcover.params import FULL, Params, device_of
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound, plans_of
-from fedcover.policies.layer_items import LayerItems, kept_items, outputs_of_layers
+from fedcover.policies.layer_items import LayerItems, kept_items, masks_of_items, outputs_of_layers
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import width_of
 from fedcover.seeding import Round
@@ -97,11 +97,8 @@ class FedPLT(Policy):
                 last = max(last, first + 1) if items is longest else last
                 of_list.append(torch.arange(first, last) % items.size)
             chosen.append(of_list)
-        masks: list[dict[str, Tensor]] = [{} for _ in arcs]
         kept = kept_items([items.size for items in self.lists], chosen, device_of(theta))
-        for items, rows in zip(self.lists, kept, strict=True):
-            items.write(masks, theta, rows)
-        return masks
+        return masks_of_items(self.lists, theta, kept)
 
 
 @register("FedPLT")

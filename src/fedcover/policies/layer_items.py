@@ -50,6 +50,14 @@ class LayerItems:
                 mask[name] = tensor
 
 
+def masks_of_items(lists: Sequence[LayerItems], theta: Params, kept: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """Return the masks of clients, from a row for each client and list that is True at the items to keep."""
+    masks: list[dict[str, Tensor]] = [{} for _ in kept[0]]
+    for items, rows in zip(lists, kept, strict=True):
+        items.write(masks, theta, rows)
+    return masks
+
+
 def kept_items(sizes: Sequence[int], chosen: Sequence[Sequence[Tensor]], device: torch.device) -> list[Tensor]:
     """Return for each list of items a row for each client that is True at its chosen items, on a device.
 

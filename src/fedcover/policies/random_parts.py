@@ -16,7 +16,7 @@ from fedcover.clients import Client
 from fedcover.masks.part_sizes import PartSizes, sizes_of_items
 from fedcover.params import FULL, Params, device_of, most_entries, most_together
 from fedcover.policies.base import ClientPlan, Policy, State, Traits, check_bound
-from fedcover.policies.layer_items import LayerItems, entries_of_layers, outputs_of_layers
+from fedcover.policies.layer_items import LayerItems, entries_of_layers, masks_of_items, outputs_of_layers
 from fedcover.policies.registry import register
 from fedcover.policies.unit_policy import units_for, width_of
 from fedcover.seeding import Round, random_numbers
@@ -73,10 +73,7 @@ class RandomParts(Policy):
         """Return the masks of clients that hold the same share of the items."""
         keys = [this_round.address("random weights", client.id) for client in clients]
         kept = _draw([items.size for items in self.lists], keep, keys, device_of(theta))
-        masks: list[dict[str, Tensor]] = [{} for _ in clients]
-        for items, rows in zip(self.lists, kept, strict=True):
-            items.write(masks, theta, rows)
-        return masks
+        return masks_of_items(self.lists, theta, kept)
 
 
 def _draw(sizes: Sequence[int], keep: float, keys: Sequence[int], device: torch.device) -> list[Tensor]:

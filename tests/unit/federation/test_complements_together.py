@@ -28,14 +28,14 @@ def test_runs_are_those_of_single_tensors(
     make = lambda: small_federation(policy=policy, complement=complement, budgets=fc.by_slot("1x1,3x0.5"))  # noqa: E731
     alone = make().run(4)
     flats: list[Params] = []
-    flat = complements._flat
+    flat = complements.flat_like
 
     def counted(tensors: Params, theta: Params) -> torch.Tensor:
         flats.append(tensors)
         return flat(tensors, theta)
 
     monkeypatch.setattr(complements, "SINGLE", ())
-    monkeypatch.setattr(complements, "_flat", counted)
+    monkeypatch.setattr(complements, "flat_like", counted)
     monkeypatch.setitem(params.MOST_AT_ONCE, "cpu", most)
     together = make().run(4)
     assert bool(flats) == (most > 1 << 4 and not isinstance(complement, Frozen))
