@@ -142,6 +142,15 @@ def test_odd_models_are_trained_as_by_the_serial_engine(case: str) -> None:
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
 
 
+@pytest.mark.parametrize("case", ["plain", "images that differ in size are added", "a norm of sequences"])
+def test_short_batches_are_trained_as_by_the_serial_engine(case: str) -> None:
+    """The padding of a client is in no statistics: neither where a norm is fused nor where it is not."""
+    jobs = jobs_of(ODD[case], fc.LocalSGD(1, 4, 0.1, 0.5), (7, 4, 6))
+    for a, b in zip(serial().train(jobs), fc.Vectorized(DEVICE, compile=False).train(jobs), strict=True):
+        for name, tensor in a.theta.items():
+            assert float((tensor - b.theta[name].cpu()).abs().max()) < TOLERANCE, name
+
+
 def test_models_with_dropout_are_traced() -> None:
     x = torch.randn(2, 2, 5, 4)
     keyed, _ = with_keyed_dropout(ODD["dropout"](), x)

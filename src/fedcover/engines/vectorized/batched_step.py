@@ -14,6 +14,7 @@ from fedcover.engines.vectorized.batch_data import BatchData, own_padding
 from fedcover.engines.vectorized.batch_table import BatchTable, to_device
 from fedcover.engines.vectorized.channels_last import AnyLayout
 from fedcover.engines.vectorized.compile import compile_step
+from fedcover.engines.vectorized.counted_norms import RealExamples
 from fedcover.engines.vectorized.fused_sgd import try_fused
 from fedcover.engines.vectorized.gradients import grad_and_value
 from fedcover.engines.vectorized.kernel_sgd import try_kernel_sgd
@@ -21,7 +22,6 @@ from fedcover.engines.vectorized.launch import LAUNCHING, compile_kernels
 from fedcover.engines.vectorized.layers import Arithmetic, Layers
 from fedcover.engines.vectorized.mapped_steps import ClientGradients, MappedSteps
 from fedcover.engines.vectorized.prepared_model import PreparedModel
-from fedcover.engines.vectorized.refusals import refuse_short_batches
 from fedcover.engines.vectorized.regrowing import MOST_AT_ONCE, Readjustment, readjustments, regrow_rows
 from fedcover.engines.vectorized.side_stream import SideStream, behind
 from fedcover.engines.vectorized.stacks import ClientKeys, OptionsKind, StackResults, Stacks, distinct, prune_stacks
@@ -98,7 +98,7 @@ class BatchedStep:
         arithmetic: Arithmetic,
     ) -> None:
         self._device, self._precision = arithmetic.device, arithmetic.precision
-        layers, stream, self._parameters, self._needs_full_batches = prepared
+        layers, stream, self._parameters, batch = prepared
         self._data, self.kind = data, kind
         self._channels_last, self.has_kernels = layers.channels_last, layers.kernels
         # Layers behind the last exit of a sub-model have no entries.
@@ -112,7 +112,7 @@ class BatchedStep:
         self._step_number = torch.zeros((), dtype=torch.long, device=self._device)
         # The compiler fuses torch's own operations of a loss, and imports what their rules for batches need.
         loss = jobs[0].loss if layers.compiled else batchable(jobs[0].loss)
-        one_client = _client_gradients(layers, stream, loss, kind.full, arithmetic)
+        one_client = _client_gradients(layers, stream, batch, loss, kind.full, arithmetic)
         self._gradients = _client_stacks(one_client, layers.side)
         recipe, theta = jobs[0].recipe, self._stacks_of(kind.clients)
         masks = self._stacks_of(kind.clients, torch.bool) if kind.masked else {}
@@ -153,13 +153,7 @@ class BatchedStep:
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def run(self, jobs: Sequence[Job], table: BatchTable) -> TrainedStacks:
-        """Train these jobs, and return copies of the results.
-
-        Raises:
-            InputError: If a model with batch norm would be trained on a short batch.
-        """
-        if self._needs_full_batches:
-            refuse_short_batches(jobs[0], table)
+        """Train these jobs, and return copies of the results."""
         with nullcontext() if self.stream is None else LAUNCHING, self._precision.steps():
             self._load(jobs, table)
             if self._device.type == "cuda" and self._graph is None:
@@ -290,6 +284,7 @@ def _fill(tensors: Sequence[Tensor], number_of: Sequence[int], stack: Tensor) ->
 def _client_gradients(
     layers: Layers,
     stream: Stream,
+    batch: RealExamples | None,
     loss: Loss,
     full: bool,
     arithmetic: Arithmetic,
@@ -302,6 +297,8 @@ def _client_gradients(
         parameters: Params, fixed: Params, x: Inputs, y: Tensor, real: Tensor, keys: ClientKeys, step: Tensor
     ) -> Tensor:
         (stream.key, distil), stream.step = keys, step
+        if batch is not None:
+            batch.are(real)
         own_loss = partial(loss, distil=distil) if isinstance(loss, ExitLoss) else loss
         with layout():
             with precision.passes(device):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedcover.engines.vectorized.convolutions import has_own_forward, is_plain
+from fedcover.engines.vectorized.counted_norms import CountedNorm
 from fedcover.engines.vectorized.operands import ProductOperand, operand
 from fedcover.engines.vectorized.over_stacks import over_stacks
 from fedcover.engines.vectorized.side_stream import SideStream, SideWork
@@ -58,14 +59,15 @@ def _product_gradients(
 @over_stacks
 def _normalised(
     x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, means: Tensor | None, squares: Tensor | None,
-    norm: "Norm",
+    counts: Tensor | None, norm: "Norm",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from fedcover.engines.vectorized.norms import forward
     from fedcover.engines.vectorized.patch_products import PartMoments
 
     moments = None if means is None or squares is None else PartMoments(means.contiguous(), squares.contiguous())
     added = None if added is None else added.contiguous()
-    result, statistics = forward(x.contiguous(), weight, bias, added, norm, moments)
+    counts = None if counts is None else counts.contiguous()
+    result, statistics = forward(x.contiguous(), weight, bias, added, norm, moments, counts)
     return result, *statistics
 
 
@@ -73,9 +75,8 @@ def _normalised(
 def _norm_gradients(d: Tensor, norm: "Norm", added: bool, *saved: Tensor) -> tuple[Tensor, ...]:
     from fedcover.engines.vectorized.norms import Saved, Statistics, backward
 
-    x, y, weight, bias, *statistics = saved
-    statistics = [tensor.contiguous() for tensor in statistics]
-    arguments = Saved(x.contiguous(), y.contiguous(), weight, bias, Statistics(*statistics))
+    x, y, weight, bias, mean, scale, *counts = (tensor.contiguous() for tensor in saved)
+    arguments = Saved(x, y, weight, bias, Statistics(mean, scale), *counts)
     return tuple(backward(d.contiguous(), arguments, norm, added))
 
 
@@ -124,10 +125,10 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, bias, added, _, _, ctx.norm = inputs
+        x, weight, bias, added, _, _, counts, ctx.norm = inputs
         ctx.added = added is not None
         result = output[0] if ctx.added and ctx.norm.relu else x  # it is not read otherwise
-        ctx.save_for_backward(x, result, weight, bias, *output[1:])
+        ctx.save_for_backward(x, result, weight, bias, *output[1:], *([] if counts is None else [counts]))
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
@@ -135,7 +136,7 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor, *_: Any) -> Any:
         with torch.no_grad():
             x, weight, bias, added = _norm_gradients(d, ctx.norm, ctx.added, *ctx.saved_tensors)
-        return x, weight, bias, added if ctx.added else None, None, None, None
+        return x, weight, bias, added if ctx.added else None, None, None, None, None
 
 
 class PatchConv2d(nn.Module):
@@ -180,11 +181,16 @@ class PatchConv2d(nn.Module):
 
 
 class ImageNorm(nn.Module):
-    """A static batch norm or a group norm of images, with the same parameters; statistics are in float32."""
+    """A static batch norm or a group norm of images, with the same parameters; statistics are in float32.
 
-    def __init__(self, layer: nn.BatchNorm2d | nn.GroupNorm) -> None:
+    Attributes:
+        batch: The real examples of each batch, which have the statistics of a batch norm; None if all are real.
+    """
+
+    def __init__(self, layer: nn.BatchNorm2d | nn.GroupNorm | CountedNorm) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
+        self.batch = layer.batch if isinstance(layer, CountedNorm) else None
         self.groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else 0
 
     def forward(self, input: Tensor) -> Tensor:
@@ -208,7 +214,8 @@ class ImageNorm(nn.Module):
         fused = added is None or _is_alike(added, images)
         what = Norm(self.groups, self.eps, relu and fused)
         other = added.permute(0, 2, 3, 1) if added is not None and fused else None
-        arguments = images, self.weight.float(), self.bias.float(), other, means, squares, what
+        counts = None if self.batch is None else self.batch.count
+        arguments = images, self.weight.float(), self.bias.float(), other, means, squares, counts, what
         out: Tensor = _Normalise.apply(*arguments)[0].permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
         return out if fused else then(out, added, relu)
 
@@ -272,7 +279,9 @@ def _is_product(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     return is_plain(layer) and layer.weight.dtype == torch.float32
 
 
-def _is_norm(layer: nn.Module) -> TypeGuard[nn.BatchNorm2d | nn.GroupNorm]:
+def _is_norm(layer: nn.Module) -> TypeGuard[nn.BatchNorm2d | nn.GroupNorm | CountedNorm]:
+    if isinstance(layer, CountedNorm):
+        return layer.of_images and layer.weight is not None and layer.weight.dtype == torch.float32
     if type(layer) not in (nn.BatchNorm2d, nn.GroupNorm) or has_own_forward(layer):
         return False
     averages = isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None

@@ -38,7 +38,7 @@ class NormSequence(nn.Module):
     def forward(self, x: Tensor, added: Any = None) -> Tensor:
         """Return the result for a batch of images."""
         conv, norm = self._layers
-        if conv is not None and conv.bias is None and not norm.groups:
+        if conv is not None and conv.bias is None and not norm.groups and norm.batch is None:
             images, *moments = conv.product(x, moments=True)
             return norm.normalised(images, added, self._relu, *moments)
         images = x if conv is None else conv(x)

@@ -2,6 +2,7 @@
 
 Images are (n, b, H, W, C). A segment is the R rows that share statistics: all pixels of a client's batch for batch
 norm, those of one image for group norm. SIZE is the number of neighbouring channels that share them, 1 for batch norm.
+If COUNTED, the first rows of a segment are real, IMAGE for each of ``counts`` examples, and the others are padding.
 Rows are summed in parts. The parts are combined by the programs that need the result, or first by a kernel of their own
 (READY). Means and squared deviations of parts are combined, not sums of squares, which would cancel.
 
@@ -10,20 +11,30 @@ What follows a norm is done in the same pass: ADDED adds another tensor, and REL
 
 from fedcover.engines.vectorized.triton_compiler import tl, triton
 
-SIZES = ["R", "PARTS", "SEGMENTS", "EACH", "SIZE", "SPAN"]
+SIZES = ["R", "IMAGE", "PARTS", "SEGMENTS", "EACH", "SIZE", "SPAN"]
 """Arguments whose values do not matter to the compiler."""
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _real_rows(counts, segment, R, IMAGE, COUNTED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the number of rows of a segment that have statistics, at least 1."""
+    rows = R
+    if COUNTED:
+        rows = tl.maximum(tl.load(counts + segment) * IMAGE, 1)
+    return rows
 
 
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def norm_part_moments(  # type: ignore[no-untyped-def]
-    x, means, squares, R, C, PARTS, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, means, squares, counts, R, IMAGE, C, PARTS, COUNTED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute the mean and the sum of squared deviations of each channel in one part."""
     segment, part = tl.program_id(2).to(tl.int64), tl.program_id(0)
     r, c = part * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (r < R)[:, None] & (c < C)[None, :]
+    rows = _real_rows(counts, segment, R, IMAGE, COUNTED)
+    inside = (r < rows)[:, None] & (c < C)[None, :]
     tile = tl.load(x + segment * (R * C) + r[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
-    count = tl.minimum(ROWS, R - part * ROWS).to(tl.float32)
+    count = tl.maximum(tl.minimum(ROWS, rows - part * ROWS), 1).to(tl.float32)
     mean = tl.sum(tile, 0) / count
     off = tl.where(inside, tile - mean[None, :], 0.0)
     at = (segment * PARTS + part) * C + c
@@ -33,8 +44,8 @@ def norm_part_moments(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def norm_moments(  # type: ignore[no-untyped-def]
-    means, squares, mean_out, scale_out, eps, R, C, SIZE, PARTS, EACH,
-    PART: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr,
+    means, squares, mean_out, scale_out, counts, eps, R, IMAGE, C, SIZE, PARTS, EACH,
+    COUNTED: tl.constexpr, PART: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """Combine the parts of a segment, and the channels of each group, to a mean and 1 / sqrt(variance + eps)."""
     segment = tl.program_id(1).to(tl.int64)
@@ -44,9 +55,10 @@ def norm_moments(  # type: ignore[no-untyped-def]
     c = group * SIZE + member
     inside = (part < PARTS) & (c < C) & (member < SIZE)
     at = (segment * PARTS + part) * C + c
-    count = tl.where(inside, tl.minimum(EACH, R - part * EACH), 0).to(tl.float32)
+    rows = _real_rows(counts, segment, R, IMAGE, COUNTED)
+    count = tl.where(inside, tl.maximum(tl.minimum(EACH, rows - part * EACH), 0), 0).to(tl.float32)
     mean = tl.load(means + at, mask=inside, other=0.0)
-    total = R * SIZE * 1.0
+    total = rows * SIZE * 1.0
     center = tl.sum(tl.sum(mean * count, 2, keep_dims=True), 0, keep_dims=True) / total
     off = mean - center
     deviations = tl.load(squares + at, mask=inside, other=0.0) + count * off * off
@@ -73,8 +85,9 @@ def _moments(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def normalise(  # type: ignore[no-untyped-def]
-    x, added, y, weight, bias, means, squares, mean_out, scale_out, eps, R, C, PARTS, EACH, SEGMENTS, SPAN,
-    READY: tl.constexpr, PART: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr,
+    x, added, y, weight, bias, means, squares, mean_out, scale_out, counts, eps,
+    R, IMAGE, C, PARTS, EACH, SEGMENTS, SPAN,
+    COUNTED: tl.constexpr, READY: tl.constexpr, PART: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Normalise SPAN rows of some channels."""
@@ -85,7 +98,8 @@ def normalise(  # type: ignore[no-untyped-def]
         mean = tl.load(mean_out + segment * C + c, mask=c < C, other=0.0)
         scale = tl.load(scale_out + segment * C + c, mask=c < C, other=0.0)
     else:
-        mean, scale = _moments(means, squares, eps, segment, c, R, C, PARTS, EACH, PART)
+        rows = _real_rows(counts, segment, R, IMAGE, COUNTED)
+        mean, scale = _moments(means, squares, eps, segment, c, rows, C, PARTS, EACH, PART)
         if tl.program_id(0) == 0:
             tl.store(mean_out + segment * C + c, mean, mask=c < C)
             tl.store(scale_out + segment * C + c, scale, mask=c < C)
@@ -146,8 +160,8 @@ def norm_part_sums(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def norm_sums(  # type: ignore[no-untyped-def]
-    sums, products, weight, bias_out, weight_out, first_out, second_out, R, C, SIZE, PARTS, SEGMENTS,
-    PART: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr,
+    sums, products, weight, bias_out, weight_out, first_out, second_out, counts, R, IMAGE, C, SIZE, PARTS, SEGMENTS,
+    COUNTED: tl.constexpr, PART: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """Combine the sums of a segment's parts; the two results are means over each group, times the gains."""
     segment = tl.program_id(1).to(tl.int64)
@@ -164,7 +178,7 @@ def norm_sums(  # type: ignore[no-untyped-def]
     tl.store(bias_out + segment * C + c, first, mask=wanted)
     tl.store(weight_out + segment * C + c, second, mask=wanted)
     gain = tl.load(weight + client * C + c, mask=wanted, other=0.0)
-    total = R * SIZE * 1.0
+    total = _real_rows(counts, segment, R, IMAGE, COUNTED) * SIZE * 1.0
     first = tl.sum(first * gain, 2, keep_dims=True) / total + tl.zeros_like(gain)
     second = tl.sum(second * gain, 2, keep_dims=True) / total + tl.zeros_like(gain)
     tl.store(first_out + segment * C + c, first, mask=wanted)
@@ -181,8 +195,8 @@ def _sum_of_parts(parts, segment, c, C, PARTS, PART: tl.constexpr):  # type: ign
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator,unused-ignore]
 def norm_gradient(  # type: ignore[no-untyped-def]
     d, x, y, out, added_out, weight, bias, mean, scale, sums, products, bias_out, weight_out, first_in, second_in,
-    R, C, PARTS, SEGMENTS, SPAN,
-    READY: tl.constexpr, PART: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr,
+    counts, R, IMAGE, C, PARTS, SEGMENTS, SPAN,
+    COUNTED: tl.constexpr, READY: tl.constexpr, PART: tl.constexpr, ADDED: tl.constexpr, RELU: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of SPAN rows of some channels, and of what was added if a ReLU lies between."""
@@ -193,6 +207,7 @@ def norm_gradient(  # type: ignore[no-untyped-def]
     center = tl.load(mean + segment * C + c, mask=c < C, other=0.0)
     gain = tl.load(weight + client * C + c, mask=c < C, other=0.0)
     shift = tl.load(bias + client * C + c, mask=c < C, other=0.0)
+    rows = _real_rows(counts, segment, R, IMAGE, COUNTED)
     if READY:
         one = tl.load(first_in + segment * C + c, mask=c < C, other=0.0)
         two = tl.load(second_in + segment * C + c, mask=c < C, other=0.0)
@@ -202,7 +217,7 @@ def norm_gradient(  # type: ignore[no-untyped-def]
         if tl.program_id(0) == 0:
             tl.store(bias_out + segment * C + c, first, mask=c < C)
             tl.store(weight_out + segment * C + c, second, mask=c < C)
-        one, two = first * gain / R, second * gain / R
+        one, two = first * gain / rows, second * gain / rows
     begin = tl.program_id(0) * SPAN
     for start in range(begin, tl.minimum(begin + SPAN, R), ROWS):
         r = start + tl.arange(0, ROWS)
@@ -212,4 +227,6 @@ def norm_gradient(  # type: ignore[no-untyped-def]
         if ADDED and RELU:
             tl.store(added_out + at, tile.to(added_out.dtype.element_ty), mask=inside)
         tile = (tile * gain[None, :] - one[None, :] - normal * two[None, :]) * factor[None, :]
+        if COUNTED:
+            tile = tl.where((r < rows)[:, None], tile, 0.0)
         tl.store(out + at, tile.to(out.dtype.element_ty), mask=inside)

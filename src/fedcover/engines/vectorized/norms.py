@@ -58,6 +58,7 @@ class _Grid:
         self.parts = triton.cdiv(tiles, each)
         self.grid = (self.parts, columns, n * self.segments)
         self.part_grid = (tiles, columns, n * self.segments)
+        self.image = h * w
 
     def combined(self, parts: int) -> tuple[tuple[int, int], tuple[int, int, int]]:
         """Return the grid and the tile of a kernel that combines parts."""
@@ -82,7 +83,13 @@ def _chunks(x: Tensor, norm: Norm) -> list[slice]:
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, norm: Norm, moments: PartMoments | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    added: Tensor | None,
+    norm: Norm,
+    moments: PartMoments | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Statistics]:
     """Return the normalised images, and the statistics.
 
@@ -93,6 +100,8 @@ def forward(
         added: What is added to the normalised images, or None.
         norm: What to do.
         moments: The moments of parts of the rows, for batch norm, if they are known.
+        counts: For batch norm, how many of each client's images are real; they come first. By default all are. The
+            statistics are those of real images.
     """
     check_entries(x.shape)
     if len(chunks := _chunks(x, norm)) > 1:
@@ -104,20 +113,24 @@ def forward(
     weight, bias = weight.contiguous(), bias.contiguous()
     at, y = _Grid(x, norm.groups), torch.empty_like(x)
     statistics = Statistics(at.of_segments(x), at.of_segments(x))
+    counted, real = counts is not None, weight if counts is None else counts
     if moments is None:
         parts = at.part_grid[0]
         moments = PartMoments(at.of_parts(x, parts), at.of_parts(x, parts))
-        launch(kernels.norm_part_moments, at.part_grid, x, *moments, at.rows, at.channels, parts, *at.tile)
+        launch(
+            kernels.norm_part_moments, at.part_grid, x, *moments, real, at.rows, at.image, at.channels, parts,
+            counted, *at.tile,
+        )  # fmt: skip
     parts, each = moments.means.shape[1], moments.each(at.rows)
     ready = bool(norm.groups) or parts > MOST_PARTS
     if ready:
         grid, tile = at.combined(parts)
-        sizes = at.rows, at.channels, at.size, parts, each
-        launch(kernels.norm_moments, grid, *moments, *statistics, norm.eps, *sizes, *tile)
+        sizes = at.rows, at.image, at.channels, at.size, parts, each
+        launch(kernels.norm_moments, grid, *moments, *statistics, real, norm.eps, *sizes, counted, *tile)
     launch(
-        kernels.normalise, at.grid, x, x if added is None else added, y, weight, bias, *moments, *statistics,
-        norm.eps, at.rows, at.channels, parts, each, at.segments, at.span,
-        ready, _power(parts), added is not None, norm.relu, *at.tile,
+        kernels.normalise, at.grid, x, x if added is None else added, y, weight, bias, *moments, *statistics, real,
+        norm.eps, at.rows, at.image, at.channels, parts, each, at.segments, at.span,
+        counted, ready, _power(parts), added is not None, norm.relu, *at.tile,
     )  # fmt: skip
     return y, statistics
 
@@ -131,10 +144,11 @@ class Saved(NamedTuple):
     weight: Tensor
     bias: Tensor
     statistics: Statistics
+    counts: Tensor | None = None
 
     def of(self, clients: slice) -> "Saved":
-        """Return what belongs to some clients."""
-        x, y, weight, bias, (mean, scale) = self
+        """Return what belongs to some clients of a group norm."""
+        x, y, weight, bias, (mean, scale), _ = self
         statistics = Statistics(mean[clients], scale[clients])
         return Saved(x[clients], y[clients], weight[clients], bias[clients], statistics)
 
@@ -157,7 +171,7 @@ def backward(d: Tensor, saved: Saved, norm: Norm, added: bool) -> NormGradients:
         norm: What was done.
         added: Whether something was added. Without a ReLU its gradient is ``d``.
     """
-    x, y, weight, bias, (mean, scale) = saved
+    x, y, weight, bias, (mean, scale), counts = saved
     if len(chunks := _chunks(x, norm)) > 1:
         pieces = [backward(d[one], saved.of(one), norm, added) for one in chunks]
         return NormGradients(*map(torch.cat, zip(*pieces, strict=True)))
@@ -166,9 +180,10 @@ def backward(d: Tensor, saved: Saved, norm: Norm, added: bool) -> NormGradients:
     of_added = torch.empty_like(d) if added and norm.relu else d
     sums, products = at.of_parts(x, at.parts), at.of_parts(x, at.parts)
     of_bias, of_weight = at.of_segments(x), at.of_segments(x)
-    sizes = at.rows, at.channels, at.parts, at.segments, at.span
+    counted, real = counts is not None, weight if counts is None else counts
+    sizes = at.channels, at.parts, at.segments, at.span
     launch(
-        kernels.norm_part_sums, at.grid, d, x, y, weight, bias, mean, scale, sums, products, *sizes,
+        kernels.norm_part_sums, at.grid, d, x, y, weight, bias, mean, scale, sums, products, at.rows, *sizes,
         added, norm.relu, *at.tile,
     )  # fmt: skip
     ready = bool(norm.groups) or at.parts > MOST_PARTS
@@ -176,12 +191,13 @@ def backward(d: Tensor, saved: Saved, norm: Norm, added: bool) -> NormGradients:
     if ready:
         grid, tile = at.combined(at.parts)
         launch(
-            kernels.norm_sums, grid, sums, products, weight, of_bias, of_weight, first, second,
-            at.rows, at.channels, at.size, at.parts, at.segments, *tile,
+            kernels.norm_sums, grid, sums, products, weight, of_bias, of_weight, first, second, real,
+            at.rows, at.image, at.channels, at.size, at.parts, at.segments, counted, *tile,
         )  # fmt: skip
     launch(
         kernels.norm_gradient, at.grid, d, x, y, out, of_added, weight, bias, mean, scale, sums, products,
-        of_bias, of_weight, first, second, *sizes, ready, _power(at.parts), added, norm.relu, *at.tile,
+        of_bias, of_weight, first, second, real, at.rows, at.image, *sizes,
+        counted, ready, _power(at.parts), added, norm.relu, *at.tile,
     )  # fmt: skip
     if at.segments == 1:
         return NormGradients(out, of_weight[:, 0], of_bias[:, 0], of_added)

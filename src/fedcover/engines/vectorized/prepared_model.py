@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from fedcover.engines.vectorized.counted_norms import RealExamples, count_examples
 from fedcover.engines.vectorized.layers import Arithmetic, Layers, choose_layers
 from fedcover.engines.vectorized.refusals import (
     refuse_joint_losses,
@@ -24,8 +25,8 @@ class PreparedModel(NamedTuple):
     stream: Stream
     parameters: dict[str, nn.Parameter]
     """The parameters in the model's order: a graph of its layers has them in the order in which they are used."""
-    needs_full_batches: bool
-    """Whether batch norms would include padding in their statistics."""
+    batch: RealExamples | None
+    """What batch norms are told of each batch, so that padding is not in their statistics; None without padding."""
 
 
 def prepare_model(model: nn.Module, job: Job, full: bool, arithmetic: Arithmetic) -> PreparedModel:
@@ -46,14 +47,14 @@ def prepare_model(model: nn.Module, job: Job, full: bool, arithmetic: Arithmetic
     keyed.train()
     if stream.of_functions:
         refuse_randomness(keyed, job)
-    statistics = has_statistics(keyed)
+    batch = None
     if not full:
         refuse_joint_losses(keyed, job)
-    if not full and not statistics:
-        refuse_joint_scores(keyed, job)
+        batch = count_examples(keyed) if has_statistics(keyed) else None
+        refuse_joint_scores(keyed, job, batch)
     refuse_recipes_of_one_step_size(job.recipe)
     parameters = dict(keyed.named_parameters())
-    return PreparedModel(choose_layers(keyed, example, arithmetic), stream, parameters, statistics and not full)
+    return PreparedModel(choose_layers(keyed, example, arithmetic), stream, parameters, batch)
 
 
 class PreparedModels:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedcover.data import Examples
 from fedcover.data.inputs import copy_of, count, take
 from fedcover.engines.client_trainer import ClientTrainer
-from fedcover.engines.vectorized.batch_table import BatchTable
+from fedcover.engines.vectorized.counted_norms import RealExamples
 from fedcover.errors import InputError
 from fedcover.params import on_device
 from fedcover.seeding import seeded
@@ -92,17 +92,6 @@ def refuse_randomness(model: nn.Module, job: Job) -> None:
         )
 
 
-def refuse_short_batches(job: Job, table: BatchTable) -> None:
-    """Raise InputError if a batch norm would include the padding of a short batch in its statistics."""
-    real = table.index >= 0
-    if bool((real.any(2) & ~real.all(2)).any()):
-        size = job.recipe.batch_size
-        raise InputError(
-            f"engine=vectorized needs full batches of {size} examples for a model with batch norm; give every client"
-            f" a multiple of {size} examples, or use engine=processes"
-        )
-
-
 def refuse_joint_losses(model: nn.Module, job: Job) -> None:
     """Raise InputError unless the loss of a batch is the mean over its examples: padding could not be left out."""
     examples, loss = job.population.examples, job.loss
@@ -120,16 +109,29 @@ def refuse_joint_losses(model: nn.Module, job: Job) -> None:
         )
 
 
-def refuse_joint_scores(model: nn.Module, job: Job) -> None:
-    """Raise InputError if the scores of an example depend on others of its batch, as padding would be among them."""
+def refuse_joint_scores(model: nn.Module, job: Job, batch: RealExamples | None = None) -> None:
+    """Raise InputError if the scores of an example depend on others of its batch, as padding would be among them.
+
+    Args:
+        model: The model.
+        job: A job that it is trained for.
+        batch: What its batch norms are told of each batch, if it has any: they depend on real examples only.
+    """
     examples = job.population.examples
     with seeded(0, "look"), torch.no_grad(), silent_dropout():
         inputs, _ = examples.read(_one_of_each_label(examples))
         rows = count(inputs) // 2
-        together, apart = (call_model(model, copy_of(one)) for one in (inputs, take(inputs, slice(rows))))
+        if rows < (1 if batch is None else 2):  # one example may have no statistics
+            return
+        apart = call_model(model, copy_of(take(inputs, slice(rows))))
+        if batch is not None:
+            batch.are(torch.arange(count(inputs)) < rows)
+        together = call_model(model, copy_of(inputs))
+        if batch is not None:
+            batch.are(None)
     close = 1e-3 if together.dtype == torch.float32 else 4 * torch.finfo(together.dtype).eps
     atol = close * max(1e-6, float(apart.abs().max()))
-    if rows and not torch.allclose(together[:rows], apart, rtol=0, atol=atol, equal_nan=True):
+    if not torch.allclose(together[:rows], apart, rtol=0, atol=atol, equal_nan=True):
         size, name = job.recipe.batch_size, type(job.task.model).__name__
         raise InputError(
             f"the scores that the model {name} gives an example depend on the others of its batch, so"
