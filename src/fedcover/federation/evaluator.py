@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedcover._threads import one_thread
 from fedcover.data import Examples, Inputs
-from fedcover.data.inputs import copy_of, count, take, to_device
+from fedcover.data.inputs import copy_of, count, parts_of, take, to_device
 from fedcover.engines.vectorized.precision import Precision
 from fedcover.federation.evaluate import Score, ScoreSum, batch_on, measure, num_classes, read_test
 from fedcover.masks.content import content_keys
@@ -27,6 +27,7 @@ from fedcover.seeding import seeded
 from fedcover.structure.batch_norm import gather_statistics, has_statistics, spread_over, statistics_examples
 from fedcover.structure.calls import call_model
 from fedcover.structure.exits import limit_exits
+from fedcover.structure.layouts import AnyLayout, gains_from_channels_last, with_channels_last
 from fedcover.structure.submodel import Shrinker
 from fedcover.structure.trace import ModelStructure
 from fedcover.training.metrics import Metric
@@ -75,7 +76,7 @@ class Evaluator:
         self._work = structure.work
         self._scratches: dict[tuple[torch.device, int], nn.Module] = {}
         self._norm_inputs: tuple[torch.device, Inputs] | None = None
-        self._memory = _Memory()
+        self._passes = _Passes()
         self.workers = 1
         self.precision = "fp32"
         plain = not has_statistics(task.model) and not list(task.model.buffers())
@@ -152,7 +153,7 @@ class Evaluator:
         total = len(masks) * (len(test) + of_norms)
         first_model = _FirstModel(self.task, self._metrics, test, device)
         rights: list[Tensor | None] = [None] * len(masks)
-        predict = _Predict(test, self.task.decision, device, self._memory, replicate=workers > 1)
+        predict = _Predict(test, self.task.decision, device, self._passes, replicate=workers > 1)
         with ExitStack() as stack:
             stack.enter_context(one_thread())
             stack.enter_context(self.products())
@@ -238,10 +239,10 @@ class _Predict:
     """The forward passes of models over a test set."""
 
     def __init__(
-        self, test: Examples, decision: Decision | None, device: torch.device, memory: "_Memory", replicate: bool
+        self, test: Examples, decision: Decision | None, device: torch.device, passes: "_Passes", replicate: bool
     ) -> None:
         self._test, self._decision, self._device, self._replicate = test, decision, device, replicate
-        self._memory = memory
+        self._passes = passes
         self._reading = Lock()
 
     def __call__(self, one: _Pass) -> _Prediction:
@@ -253,7 +254,7 @@ class _Predict:
             with self._reading:  # a data set needs not be safe for threads
                 inputs, targets = read_test(self._test, rows, self._device)
         with torch.no_grad():
-            scores = self._memory.scores(model, inputs)
+            scores = self._passes.scores(model, inputs)
             hits = None
             if self._decision is not None:
                 classes = num_classes(self._test, scores, self._decision)
@@ -261,14 +262,29 @@ class _Predict:
         return (scores, targets, hits) if one.number == 0 else (None, None, hits)
 
 
-class _Memory:
-    """Forward passes that are divided if they do not fit into the memory of a GPU."""
+class _Passes:
+    """Forward passes, with the channels of images last in memory where that is faster.
+
+    They are divided if they do not fit into the memory of a GPU.
+    """
 
     def __init__(self) -> None:
         self._most = 1 << 62  # examples at once
+        self._any_layout = True
 
     def scores(self, model: nn.Module, inputs: Inputs) -> Tensor:
-        """Return the scores of inputs; later passes are not larger than those that fitted."""
+        """Return the scores of inputs, on their device; later passes are not larger than those that fitted."""
+        if self._any_layout and gains_from_channels_last(model, next(iter(parts_of(inputs).values())).device):
+            try:
+                with AnyLayout():
+                    return self._divided(model, with_channels_last(inputs))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # such as a view in TorchScript
+                self._any_layout = False
+        return self._divided(model, inputs)
+
+    def _divided(self, model: nn.Module, inputs: Inputs) -> Tensor:
         parts: list[Tensor] = []
         done, total = 0, count(inputs)
         while done < total:

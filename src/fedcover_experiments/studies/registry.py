@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SEEDS = 5
+MANY_RUNS, FEW_RUNS = 160, 7
+"""Runs that keep a GPU busy: of small networks, and of one as large as ResNet-18."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Study:
     runs on one data set and split, which is faster on a GPU."""
     findings: Callable[[Results], list[str]] | None = None
     """Returns sentences for the head of the report, which follow from the results."""
+    together: int = MANY_RUNS
+    """The most runs of a batch, about: they keep a GPU busy, and their outcomes are stored before the next batch begins."""
     figure: "Callable[[Results], Figure] | None" = None
     """Draws the figure of the report, if it is not that of all studies."""
 
@@ -53,6 +57,7 @@ def _complements(of: complements.ComplementStudy) -> Study:
         complements.BUDGETS,
         {description: (code,) for code, description in complements.BUDGETS.items()},
         across_codes=True,
+        together=FEW_RUNS if of.network == "resnet18" else MANY_RUNS,
     )
 
 

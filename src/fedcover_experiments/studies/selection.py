@@ -12,9 +12,6 @@ from fedcover_experiments.results import run_and_save
 from fedcover_experiments.runner import COHORT, Experiment, ExperimentRun, OnProgress, ignore_progress
 from fedcover_experiments.studies.registry import STUDIES
 
-TOGETHER = 160
-"""The most runs of a batch, about: they keep a GPU busy, and their outcomes are stored before the next batch begins."""
-
 
 @dataclass(frozen=True)
 class StudySelection:
@@ -79,7 +76,7 @@ class StudySelection:
             return [replace(self, on=self.on or data, only=policy) for data, policy in pairs]
         batches = []
         for on, count in Counter(f"{e.data}/{e.split}" for e in experiments).items():
-            seeds = max(1, TOGETHER // count)
+            seeds = max(1, STUDIES[self.study].together // count)
             for start in range(0, self.seeds, seeds):
                 some = min(seeds, self.seeds - start)
                 batches.append(replace(self, on=on, first=self.first + start, seeds=some))

@@ -16,7 +16,8 @@ from fedcover_experiments.results import load, outcome_of, run_and_save
 from fedcover_experiments.runner import ExperimentRun, run_all
 from fedcover_experiments.studies import STUDIES
 from fedcover_experiments.studies.report import as_markdown, rows
-from fedcover_experiments.studies.selection import TOGETHER, StudySelection
+from fedcover_experiments.studies.registry import STUDIES
+from fedcover_experiments.studies.selection import StudySelection
 
 ROUNDS = 4
 RUNS = [
@@ -103,12 +104,12 @@ def test_another_error_of_a_run_ends_all() -> None:
         run_all(RUNS, 2, fc.Serial(), federation_of=failing)
 
 
-@pytest.mark.parametrize("first", [0, 5])
-def test_batches_have_every_run_once_and_few_of_them(first: int) -> None:
-    selection = StudySelection("complements", 10, 100, first=first)
+@pytest.mark.parametrize(("study", "first"), [("complements", 0), ("complements", 5), ("complements-resnet", 0)])
+def test_batches_have_every_run_once_and_few_of_them(study: str, first: int) -> None:
+    selection = StudySelection(study, 10, 100, first=first)
     batches = selection.batches()
     runs = [run for batch in batches for run in batch.runs]
     assert len(runs) == len(set(runs))
     assert set(runs) == set(selection.runs)
-    assert max(len(batch.runs) for batch in batches) <= TOGETHER
+    assert max(len(batch.runs) for batch in batches) <= STUDIES[study].together
     assert all(len({(run.experiment.data, run.experiment.split) for run in batch.runs}) == 1 for batch in batches)

@@ -15,6 +15,7 @@ from fedcover.federation.evaluator import Evaluator, LocalTest
 from fedcover.masks.content import content_keys
 from fedcover.models import CNN, MLP
 from fedcover.params import FixedMask, Mask, Params, on_device, params_of, prune
+from fedcover.structure import layouts
 from fedcover.structure.batch_norm import spread_over, static_form
 
 Masks = list[Mask]
@@ -213,6 +214,42 @@ def test_passes_that_do_not_fit_into_memory_are_divided() -> None:
     scratch.most = 0
     with pytest.raises(torch.OutOfMemoryError):
         evaluator.evaluate(theta, data)
+
+
+class Convolved(nn.Module):
+    """A network with a view; it notes whether the channels of its inputs are last, and may refuse such inputs."""
+
+    def __init__(self, refuses: bool) -> None:
+        super().__init__()
+        self.conv, self.layer = nn.Conv2d(2, 6, 3), nn.Linear(6 * 36, 4)
+        self.refuses, self.last = refuses, list[bool]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last.append(not x.is_contiguous())
+        if self.refuses and self.last[-1]:
+            raise RuntimeError("a kernel of its own wants the channels first")
+        scores: Tensor = self.layer(self.conv(x).view(x.size(0), -1))
+        return scores
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_images_have_their_channels_last_where_that_is_faster(refuses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that refuses them is asked once."""
+    inputs, results = torch.randn(60, 2, 8, 8), []
+    data, model = fc.Examples(inputs, torch.arange(60) % 4, classes=4), Convolved(refuses)
+    theta, masks = params_of(model), [{"layer.weight": torch.rand(4, 216) > 0.5}]
+    for device in ("none", "cpu"):
+        monkeypatch.setattr(layouts, "GAINING", (device,))
+        evaluator = Evaluator(fc.Task(model), fc.trace(model, data.inputs), data)
+        score, accuracy = evaluator.evaluate(theta, data, clients=local(masks))
+        (scratch,) = evaluator._scratches.values()
+        assert isinstance(scratch, Convolved)
+        results.append((score.accuracy, accuracy, score.loss, scratch.last[-3:]))
+    plain, last = results
+    assert plain[:2] == last[:2]
+    assert plain[2] == pytest.approx(last[2], rel=1e-6)
+    assert not any(plain[3])
+    assert last[3] == ([True, False, False] if refuses else [True] * len(last[3]))
 
 
 def test_the_number_of_a_mask_does_not_depend_on_other_masks() -> None:

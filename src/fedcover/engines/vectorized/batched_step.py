@@ -12,7 +12,6 @@ from torch.func import vmap
 from fedcover.data import Inputs
 from fedcover.engines.vectorized.batch_data import BatchData, own_padding
 from fedcover.engines.vectorized.batch_table import BatchTable, to_device
-from fedcover.engines.vectorized.channels_last import AnyLayout
 from fedcover.engines.vectorized.compile import compile_step
 from fedcover.engines.vectorized.counted_norms import RealExamples
 from fedcover.engines.vectorized.fused_sgd import try_fused
@@ -28,6 +27,7 @@ from fedcover.engines.vectorized.stacks import ClientKeys, OptionsKind, StackRes
 from fedcover.params import Params
 from fedcover.structure.calls import call_with
 from fedcover.structure.dropout import Stream
+from fedcover.structure.layouts import AnyLayout
 from fedcover.training.client import Job, dropout_key
 from fedcover.training.exits import ExitLoss
 from fedcover.training.losses import batchable

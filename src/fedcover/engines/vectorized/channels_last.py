@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from fedcover.engines.vectorized.convolutions import has_own_forward, is_plain
 from fedcover.engines.vectorized.counted_norms import CountedNorm
@@ -231,15 +230,6 @@ def then(x: Tensor, added: Any, relu: bool) -> Tensor:
     """Return x after an addition and a ReLU, if they are wanted."""
     total: Tensor = x if added is None else x + added
     return F.relu(total) if relu else total
-
-
-class AnyLayout(TorchFunctionMode):
-    """A context in which ``view`` copies a tensor whose memory does not allow a view: one with the channels last."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
-            return Tensor.reshape(*args)
-        return args[0].reshape(args[1].shape) if func is Tensor.view_as else func(*args, **(kwargs or {}))
 
 
 def has_products(model: nn.Module) -> bool:
