@@ -41,7 +41,7 @@ class Study:
     findings: Callable[[Results], list[str]] | None = None
     """Returns sentences for the head of the report, which follow from the results."""
     together: int = MANY_RUNS
-    """The most runs of a batch, about: they keep a GPU busy, and their outcomes are stored before the next batch begins."""
+    """The most runs of a batch, about: they keep a GPU busy, and are stored before the next batch begins."""
     figure: "Callable[[Results], Figure] | None" = None
     """Draws the figure of the report, if it is not that of all studies."""
 

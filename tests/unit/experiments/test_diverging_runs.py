@@ -16,7 +16,6 @@ from fedcover_experiments.results import load, outcome_of, run_and_save
 from fedcover_experiments.runner import ExperimentRun, run_all
 from fedcover_experiments.studies import STUDIES
 from fedcover_experiments.studies.report import as_markdown, rows
-from fedcover_experiments.studies.registry import STUDIES
 from fedcover_experiments.studies.selection import StudySelection
 
 ROUNDS = 4
