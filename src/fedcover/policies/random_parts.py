@@ -22,6 +22,10 @@ from fedcover.policies.unit_policy import units_for, width_of
 from fedcover.seeding import Round, random_numbers
 from fedcover.structure.trace import ModelStructure
 
+LONG_ROW = 1 << 16
+"""From so many numbers on, a GPU finds all of the smallest k sooner than the k-th: 0.5 ms instead of 16 for ten rows of
+2.4 million, each of which one multiprocessor would search alone."""
+
 
 @dataclass(frozen=True)
 class RandomParts(Policy):
@@ -80,7 +84,19 @@ def _draw(sizes: Sequence[int], keep: float, keys: Sequence[int], device: torch.
     """Return for each list a row for each client that marks ceil(keep K) random items of the K, at least one."""
     lists = random_numbers(keys, sum(sizes), device, most_entries(device)).split(list(sizes), 1)
     counts = [units_for(keep, size) for size in sizes]
-    return [rows <= rows.kthvalue(k, 1, keepdim=True).values for k, rows in zip(counts, lists, strict=True)]
+    return [rows <= _kth(rows, k) for k, rows in zip(counts, lists, strict=True)]
+
+
+def _kth(rows: Tensor, k: int) -> Tensor:
+    """Return the k-th smallest number of each row, as a column."""
+    if rows.is_cuda and rows.shape[1] > LONG_ROW:
+        return _largest_of_smallest(rows, k)
+    return rows.kthvalue(k, 1, keepdim=True).values
+
+
+def _largest_of_smallest(rows: Tensor, k: int) -> Tensor:
+    """Return what ``_kth`` returns, found among all of the k smallest."""
+    return rows.topk(k, 1, largest=False, sorted=False).values.amax(1, keepdim=True)
 
 
 @register("random_weights")

@@ -12,6 +12,7 @@ import fedcover as fc
 from fedcover.audit.code import audit_code
 from fedcover.models import build
 from fedcover.params import MOST_AT_ONCE, count, params_of
+from fedcover.policies import random_parts
 from fedcover.seeding import random_numbers
 
 PARTIAL = [name for name, make in POLICIES.items() if make().traits().needs_complement]
@@ -74,6 +75,12 @@ def test_random_weights_of_a_client_do_not_depend_on_the_cohort() -> None:
         for (name, kept), draws in zip(plan.mask.items(), numbers, strict=True):
             chosen = draws.argsort()[: max(1, -int(-client.budget.keep * kept.numel() // 1))]
             assert kept.flatten().nonzero().flatten().tolist() == sorted(chosen.tolist()), name
+
+
+@pytest.mark.parametrize("k", [1, 7, 100])
+def test_both_ways_to_find_the_kth_number_agree(k: int) -> None:
+    rows = random_numbers([1, 2, 3], 100, torch.device("cpu"))
+    assert torch.equal(random_parts._largest_of_smallest(rows, k), random_parts._kth(rows, k))
 
 
 def test_random_weights_of_a_large_model_are_drawn_client_by_client(monkeypatch: pytest.MonkeyPatch) -> None:
