@@ -17,7 +17,7 @@ All marks are HTML comments, so readers see only the numbers. An expression has 
 numbers, ``+ - * /``, and ``min``, ``max``, ``mean``, ``sum``, ``len`` and ``abs``. A list of objects is also indexed
 by the name, label or code of an object, as in ``flower.rounds["Flower, FedAvg"].median``. ``each(flower.rounds,
 "median")`` is one field of all of them. What follows the last colon is a format as in Python's f-strings. A source may
-be a part of a file: ``<!-- numbers: rounds = FILE.json#rounds -->``.
+be a part of a file: ``<!-- numbers: rounds = FILE.json#rounds -->``, or ``FILE.json#["a-name"].rounds``.
 
 ``python tools/docs/fill_numbers.py`` fills every page in place; with ``--check`` it reports pages that would change.
 """
@@ -114,7 +114,8 @@ def filled(text: str, load: Callable[[str], Any]) -> str:
     """
     sources = {}
     for name, path, part in SOURCE.findall(text):
-        sources[name] = value_of(f"file.{part}", {"file": load(path)}) if part else load(path)
+        dot = "" if part.startswith("[") else "."
+        sources[name] = value_of(f"file{dot}{part}", {"file": load(path)}) if part else load(path)
 
     def number(match: re.Match[str]) -> str:
         return f"<!--= {match[1]} -->{written(match[1], sources)}<!--/-->"

@@ -70,11 +70,13 @@ class ComplementStudy:
     """The study with one network.
 
     Args:
-        network: The network's name in the zoo.
+        title: The network's name in reports.
+        network: Its name in the zoo.
         local: Its local training.
         grid: Its masks and complements.
     """
 
+    title: str
     network: str
     local: LocalSGD
     grid: Grid
@@ -103,6 +105,6 @@ def _task_of(network: str, seed: int) -> Task:
     return Task(build(network, SHAPE, CLASSES, seed))
 
 
-LENET = ComplementStudy("lenet", LocalSGD(), GRID)
-CNN = ComplementStudy("cnn", LOCAL, LARGE)
-RESNET = ComplementStudy("resnet18", LOCAL, LARGE)
+LENET = ComplementStudy("LeNet", "lenet", LocalSGD(), GRID)
+CNN = ComplementStudy("HeteroFL's CNN", "cnn", LOCAL, LARGE)
+RESNET = ComplementStudy("ResNet-18", "resnet18", LOCAL, LARGE)

@@ -49,7 +49,7 @@ class Study:
 def _complements(of: complements.ComplementStudy) -> Study:
     """Return the study of complements with one network."""
     return Study(
-        f"What is a client to see outside its mask? ({of.network})",
+        f"What is a client to see outside its mask? ({of.title})",
         of.experiments,
         of.federation_of,
         complements.BASE,
