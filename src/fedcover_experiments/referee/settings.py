@@ -59,14 +59,14 @@ class Setting:
     mix: str
     training: Training
     group: str = "published"
-    """``core``, ``published``, ``constraints`` or ``small``."""
+    """``core``, ``published``, ``constraints``, ``small`` or ``short``."""
     constraint: str = "parameters"
 
     @property
     def name(self) -> str:
         """A unique name, such as ``mnist-cnn/iid/25-25-25-25``."""
-        parts = (self.problem.name, self.partition, self.mix)
-        return "/".join(parts if self.constraint == "parameters" else (*parts, self.constraint))
+        limit = "" if self.constraint == "parameters" else self.constraint
+        return "/".join(filter(None, (self.problem.name, self.partition, self.mix, limit, self.training.label)))
 
     @property
     def tuned_at(self) -> str:
@@ -115,6 +115,7 @@ SHAKESPEARE_LSTM = Problem("shakespeare", "lstm", 0.45, clients=631, examples=40
 WRITERS_MLP = Problem("mnist_writers", "mlp", 0.85, clients=539)
 MNIST_MLP = Problem("mnist", "mlp", 0.85)
 CIFAR10_LENET = Problem("cifar10", "lenet", 0.45, examples=50_000)
+QUICKDRAW_LENET = Problem("quickdraw", "lenet", 0.3, examples=27_600)
 
 
 def _of(
@@ -145,6 +146,9 @@ SETTINGS: Mapping[str, Setting] = {
         *_of(WRITERS_MLP, "natural", FOUR, trainings.OURS_SHORT, "small"),
         *_of(MNIST_MLP, "dirichlet-0.3", FOUR, trainings.OURS_SHORT, "small"),
         *_of(CIFAR10_LENET, "dirichlet-0.3", FOUR, trainings.OURS_SHORT, "small"),
+        *_of(QUICKDRAW_LENET, "iid", FOUR, trainings.OURS_SHORT, "small"),
+        *_of(CIFAR10_RESNET18, "dirichlet-0.3", FOUR, trainings.SHORT, "short"),
+        *_of(SHAKESPEARE_LSTM, "natural", FOUR, trainings.SHAKESPEARE_SHORT, "short"),
     )
 }
 """All settings by name."""
@@ -153,17 +157,23 @@ SETTINGS: Mapping[str, Setting] = {
 def select_settings(wanted: str) -> list[Setting]:
     """Return the settings that a list of groups, names, beginnings of names or patterns selects; all if it is empty.
 
+    A whole name selects no other setting whose name begins with it.
+
     Raises:
         InputError: If an item of the list selects nothing.
 
     >>> [setting.mix for setting in select_settings("mnist-cnn,*resnet18/dirichlet-0.1/*60")]
     ['a-b-c-d-e', 'a-b-c-d-e', '5-10-25-60']
+    >>> [len(select_settings(f"cifar10-resnet18/dirichlet-0.3{mix}")) for mix in ("", "/25-25-25-25", "/*/short")]
+    [11, 1, 4]
     """
     chosen: dict[str, Setting] = {}
-    for item in wanted.split(",") if wanted else [""]:
-        matching = {name: s for name, s in SETTINGS.items() if not item or _matches(s, item.strip())}
+    for item in map(str.strip, wanted.split(",")):
+        matching = {name: setting for name, setting in SETTINGS.items() if item in ("", name)}
+        matching = matching or {name: setting for name, setting in SETTINGS.items() if _matches(setting, item)}
         if not matching:
-            raise InputError(f"no setting matches '{item}'; use some of core, published, small, {', '.join(SETTINGS)}")
+            groups = dict.fromkeys(setting.group for setting in SETTINGS.values())
+            raise InputError(f"no setting matches '{item}'; use some of {', '.join([*groups, *SETTINGS])}")
         chosen |= matching
     return list(chosen.values())
 

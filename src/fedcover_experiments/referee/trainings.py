@@ -1,6 +1,6 @@
 """Local training as published: the recipes of the settings, each with its source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.schedules import Cosine, LrSchedule, Milestones
@@ -28,6 +28,8 @@ class Training:
     """Shares of the rounds after which the step size falls to a tenth."""
     cosine: bool = False
     """Whether the step size falls along half a cosine."""
+    label: str = ""
+    """What names of settings end with, if there are such with the same data and another training."""
 
     @property
     def lrs(self) -> tuple[float, ...]:
@@ -103,3 +105,19 @@ OURS = Training(
     cosine=True,
 )
 OURS_SHORT = Training("not published: one epoch of plain SGD with a cosine schedule", 100, 0.1, 10, 1, cosine=True)
+SHORT = Training(
+    "not published: one epoch of HeteroFL's training with a cosine schedule",
+    100,
+    0.03,
+    10,
+    1,
+    None,
+    0.9,
+    5e-4,
+    1.0,
+    cosine=True,
+    label="short",
+)
+SHAKESPEARE_SHORT = replace(
+    FEDOPT_SHAKESPEARE, source=f"{FEDOPT_SHAKESPEARE.source}; a twelfth of its rounds", rounds=100, label="short"
+)
