@@ -14,17 +14,11 @@ from fedcover_experiments.referee.budgets import within_budget
 from fedcover_experiments.referee.cells import WHOLE_TEST, RefereeCell
 from fedcover_experiments.referee.rows import LevelRow, RefereeRow
 
-EVALUATIONS, LATE = 50, 5
-"""Evaluations of a run, and those at its end over which accuracy is averaged."""
-EVALUATED_CLIENTS = 40
+LATE = 5
+"""Evaluations at the end of a run over which accuracy is averaged."""
 DIGITS = 4
 PASSES = 3
 """Forward passes that a training step costs: one forward, and about two for the gradients."""
-
-
-def evaluate_every(rounds: int) -> int:
-    """Return the number of rounds between two evaluations."""
-    return max(1, rounds // EVALUATIONS)
 
 
 def measure(cell: RefereeCell, federation: Federation, history: History, test: Examples) -> RefereeRow:
@@ -57,7 +51,7 @@ def measure(cell: RefereeCell, federation: Federation, history: History, test: E
 
 def _by_clients(cell: RefereeCell, federation: Federation, history: History, test: Examples) -> dict[str, Any]:
     """Return accuracies by level, and local accuracies with their deviation over clients."""
-    clients = list(range(min(EVALUATED_CLIENTS, len(federation.clients))))
+    clients = list(range(min(cell.setting.training.tested_clients, len(federation.clients))))
     scores = evaluate_clients(federation, history, test, clients=clients).clients
     whole = scores
     if federation.clients.tests is not None or federation.policy.traits().wants_classes:

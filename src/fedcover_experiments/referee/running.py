@@ -12,7 +12,7 @@ from fedcover.engines.choose import choose_engine
 from fedcover.errors import ClientError, CoverageWarning, FolderError, InputError, StepSizeWarning, WholeLayersWarning
 from fedcover_experiments.parallel import cores_of, results_of
 from fedcover_experiments.referee.cells import RefereeCell, Selection, federations_of, tuned_setting
-from fedcover_experiments.referee.measures import evaluate_every, measure
+from fedcover_experiments.referee.measures import measure
 from fedcover_experiments.referee.methods import Method
 from fedcover_experiments.referee.rows import RefereeResults, RefereeRow, load_results
 from fedcover_experiments.referee.settings import COHORT, HELD_OUT, Setting
@@ -140,7 +140,7 @@ class Referee:
                     engine,
                     self.out,
                     lambda number, record: self.on_progress(cells[number], record.round),
-                    evaluate_every(rounds),
+                    max(1, rounds // cells[0].setting.training.evaluations),
                     note,
                 )
         except FolderError:

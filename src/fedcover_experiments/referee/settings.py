@@ -115,7 +115,7 @@ SHAKESPEARE_LSTM = Problem("shakespeare", "lstm", 0.45, clients=631, examples=40
 WRITERS_MLP = Problem("mnist_writers", "mlp", 0.85, clients=539)
 MNIST_MLP = Problem("mnist", "mlp", 0.85)
 CIFAR10_LENET = Problem("cifar10", "lenet", 0.45, examples=50_000)
-QUICKDRAW_LENET = Problem("quickdraw", "lenet", 0.3, examples=27_600)
+QUICKDRAW_LENET = Problem("quickdraw", "lenet", 0.1, examples=27_600)
 
 
 def _of(
@@ -146,7 +146,7 @@ SETTINGS: Mapping[str, Setting] = {
         *_of(WRITERS_MLP, "natural", FOUR, trainings.OURS_SHORT, "small"),
         *_of(MNIST_MLP, "dirichlet-0.3", FOUR, trainings.OURS_SHORT, "small"),
         *_of(CIFAR10_LENET, "dirichlet-0.3", FOUR, trainings.OURS_SHORT, "small"),
-        *_of(QUICKDRAW_LENET, "iid", FOUR, trainings.OURS_SHORT, "small"),
+        *_of(QUICKDRAW_LENET, "iid", FOUR, trainings.OURS_HALF, "small"),
         *_of(CIFAR10_RESNET18, "dirichlet-0.3", FOUR, trainings.SHORT, "short"),
         *_of(SHAKESPEARE_LSTM, "natural", FOUR, trainings.SHAKESPEARE_SHORT, "short"),
     )

@@ -1,6 +1,7 @@
 """Local training as published: the recipes of the settings, each with its source."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fedcover.training.recipes import LocalSGD
 from fedcover.training.schedules import Cosine, LrSchedule, Milestones
@@ -28,6 +29,10 @@ class Training:
     """Shares of the rounds after which the step size falls to a tenth."""
     cosine: bool = False
     """Whether the step size falls along half a cosine."""
+    evaluations: int = 50
+    """How often a run is evaluated."""
+    tested_clients: int = 40
+    """The clients whose sub-models are tested after the last round."""
     label: str = ""
     """What names of settings end with, if there are such with the same data and another training."""
 
@@ -104,7 +109,9 @@ OURS = Training(
     1.0,
     cosine=True,
 )
+OURS_HALF = replace(OURS, rounds=100)
 OURS_SHORT = Training("not published: one epoch of plain SGD with a cosine schedule", 100, 0.1, 10, 1, cosine=True)
+_SHORT: Any = {"evaluations": 10, "tested_clients": 12, "label": "short"}
 SHORT = Training(
     "not published: one epoch of HeteroFL's training with a cosine schedule",
     100,
@@ -116,8 +123,8 @@ SHORT = Training(
     5e-4,
     1.0,
     cosine=True,
-    label="short",
+    **_SHORT,
 )
 SHAKESPEARE_SHORT = replace(
-    FEDOPT_SHAKESPEARE, source=f"{FEDOPT_SHAKESPEARE.source}; a twelfth of its rounds", rounds=100, label="short"
+    FEDOPT_SHAKESPEARE, source=f"{FEDOPT_SHAKESPEARE.source}; a twelfth of its rounds", rounds=100, **_SHORT
 )
