@@ -100,7 +100,7 @@ def test_clients_on_ray_see_what_clients_of_the_serial_engine_see(complement: di
     (tmp_path / "own.py").write_text(OWN_CLIENTS)
     raw: dict[str, Any] = {"rounds": 2, "cohort": 4, "local": {"epochs": 1}, "policy": {"name": "FedRolex"}}
     raw |= {"data": {"name": f"{tmp_path / 'own.py'}:own", "partition": "natural"}}
-    raw |= {"model": {"name": "mlp"}, "budgets": {"code": "1,0.75,0.5,0.25"}}
+    raw |= {"model": {"name": "mlp"}, "budgets": {"code": "1,0.75,0.5,0.25"}, "workers": 1}
     config = check_config({**raw, "complement": complement, "engine": "serial"})
     federation, test = build_federation(config)
     expected = federation.run(2, evaluate_on=test)
@@ -141,7 +141,8 @@ def test_a_bad_file_during_a_simulation_is_one_sentence(tmp_path: Path) -> None:
     """The process of the simulation finds it, not this one."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "strange").touch()
-    config = check_config({"data": {"name": "digits", "clients": 2}, "cohort": 2, "budgets": {"code": "11"}})
+    raw = {"data": {"name": "digits", "clients": 2}, "cohort": 2, "budgets": {"code": "11"}, "workers": 1}
+    config = check_config(raw)
     with pytest.raises(fc.InputError, match="is not empty and not a run folder"):
         simulation.simulate(config.model_copy(update={"engine": "flower-sim"}), tmp_path / "run")
 
