@@ -86,6 +86,8 @@ TOLERANCE = 2e-5
 
 SIZES = (5, 16, 3, 9, 20)
 """The numbers of examples of clients; in batches of 4, most end with a short one."""
+FEW = (5, 8, 3, 6, 9)
+"""Fewer, for kernels in an interpreter."""
 
 
 def images(

@@ -18,7 +18,7 @@ from fedcover.params import Mask, Params
 from fedcover.seeding import ambient
 from fedcover.training.client import Job
 from tests.contracts.chain_jobs import assert_alike, jobs_of
-from tests.contracts.federations import TOLERANCE, furthest, images, serial
+from tests.contracts.federations import FEW, TOLERANCE, furthest, images, serial
 
 triton, tl = pytest.importorskip("triton"), pytest.importorskip("triton.language")
 chain_kernels = pytest.importorskip("fedcover.engines.vectorized.chain_kernels")
@@ -32,8 +32,9 @@ TILES = [ChainTiles(), ChainTiles(16, 16, 1, 1, 1), ChainTiles(16, 32, 2, 1, 2, 
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the kernels on a CPU too."""
+    """Run the kernels, on a CPU too, without steps beyond the last one, which take long in the interpreter."""
     monkeypatch.setattr(chain_step, "has_kernels", lambda device: True)
+    monkeypatch.setattr(chain_step, "AHEAD", 1)
 
 
 def layers_of(sizes: Sequence[int], biases: bool, relu: bool) -> list[Linear]:
@@ -107,7 +108,7 @@ def test_steps_are_those_of_autograd(
     zeros, numbers = torch.zeros(len(LR), dtype=torch.long, device=DEVICE), torch.tensor(MASK_OF, device=DEVICE)
     stacks.start(Clients([theta], zeros, masks, numbers, LR, [0] * len(LR)))
     stacks.take_steps(1, momentum)
-    stacks.take_steps(AHEAD, momentum)
+    stacks.take_steps(STEPS, momentum)
     for client, lr in enumerate(LR):
         rows = [row[row >= 0] for row in index[:, client]]
         batches = [(x[row], y[row]) for row in rows if len(row)]
@@ -161,9 +162,9 @@ def test_momenta_that_vanish_do_not_count_as_pruned() -> None:
 def test_federations_agree_with_serial(policy: str) -> None:
     """Unequal clients, short batches and dropout, in rounds of different clients."""
     engine = fc.Vectorized(DEVICE)
-    expected = images(serial(), "mlp", policy, shared=True).run(2)
+    expected = images(serial(), "mlp", policy, FEW, shared=True).run(2)
     with engine:
-        actual = images(engine, "mlp", policy, shared=True).run(2)
+        actual = images(engine, "mlp", policy, FEW, shared=True).run(2)
         kinds = {type(step) for step in engine._steps.steps}
     assert kinds == {BatchedStep if policy == "HeteroFL" else ChainStep}  # HeteroFL's Scaler is a training option
     assert furthest(expected, actual) < TOLERANCE
@@ -184,7 +185,9 @@ def plain_net() -> nn.Module:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_one_step_serves_rounds_of_fewer_clients_with_other_step_sizes() -> None:
+def test_one_step_serves_rounds_of_fewer_clients_with_other_step_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with as many steps beyond the last one as on a GPU."""
+    monkeypatch.setattr(chain_step, "AHEAD", AHEAD)
     engine, jobs = fc.Vectorized(DEVICE), jobs_of(plain_net(), fc.LocalSGD(3, 5, 0.1))
     assert_alike(engine, [*jobs, replace(jobs[0], recipe=fc.LocalSGD(1, 5, 0.1), mask={})])
     assert_alike(engine, [replace(job, recipe=fc.LocalSGD(2, 5, 0.05 * (1 + i))) for i, job in enumerate(jobs)])

@@ -23,7 +23,7 @@ from fedcover.params import Params
 from fedcover.seeding import ambient
 from fedcover.training.client import Job
 from tests.contracts.chain_jobs import assert_alike, jobs_of
-from tests.contracts.federations import TOLERANCE, furthest, images, serial
+from tests.contracts.federations import FEW, TOLERANCE, furthest, images, serial
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -156,9 +156,9 @@ def test_kernels_are_checked_with_their_corrections(recipe: str, monkeypatch: py
 )
 def test_federations_agree_with_serial(policy: str, local: fc.LocalSGD, steps: list[Any]) -> None:
     """Clients train in several rounds; from the second on, some have control variates and some do not."""
-    expected = replace(images(serial(), "mlp", policy, shared=True), local=local).run(3)
+    expected = replace(images(serial(), "mlp", policy, FEW, shared=True), local=local).run(3)
     with fc.Vectorized(DEVICE) as engine:
-        actual = replace(images(engine, "mlp", policy, shared=True), local=local).run(3)
+        actual = replace(images(engine, "mlp", policy, FEW, shared=True), local=local).run(3)
     assert {type(step) for step in steps} == {ChainStep}
     assert any(step.kind.options.shifts for step in steps) == local.control_variates
     assert furthest(expected, actual) < TOLERANCE
