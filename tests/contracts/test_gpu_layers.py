@@ -114,7 +114,7 @@ ODD: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def jobs_of(make: Callable[[], nn.Module], recipe: fc.LocalSGD, sizes: Sequence[int] = (4, 8, 4)) -> list[Job]:
+def jobs_of(make: Callable[[], nn.Module], recipe: fc.LocalSGD, sizes: Sequence[int] = (4, 8)) -> list[Job]:
     """Return the jobs of some clients with full batches of four images, with random masks."""
     rng = torch.Generator().manual_seed(0)
     with ambient(0, "odd"):
@@ -133,7 +133,7 @@ def jobs_of(make: Callable[[], nn.Module], recipe: fc.LocalSGD, sizes: Sequence[
 
 @pytest.mark.parametrize("case", ODD)
 def test_odd_models_are_trained_as_by_the_serial_engine(case: str) -> None:
-    """One of three clients takes a second step, with momentum."""
+    """One of two clients takes a second step, with momentum."""
     jobs, engine = jobs_of(ODD[case], fc.LocalSGD(1, 4, 0.1, 0.5)), fc.Vectorized(DEVICE, compile=False)
     for a, b in zip(serial().train(jobs), engine.train(jobs), strict=True):
         assert list(a.theta) == list(b.theta)
