@@ -95,6 +95,13 @@ class Browser:
         """Open an address and wait until it is loaded."""
         self._here("url", {"url": url})
 
+    def reset(self) -> None:
+        """Open an empty page in a window and colours as at the start, and forget the console's entries."""
+        self.visit("about:blank")
+        self.devtools("Emulation.clearDeviceMetricsOverride")
+        self.devtools("Emulation.setEmulatedMedia", features=[])
+        self.log()
+
     def resize(self, width: int, height: int, phone: bool = False) -> None:
         """Give the page so many CSS pixels, even fewer than a window can have; phones heed the viewport it asks for."""
         self.devtools(

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fedcover.federation.history import History
 from fedcover.report.live_page import LivePage
 from tests.endtoend.browser import NARROW, WIDE, Browser
@@ -88,35 +86,41 @@ def rows_shown(browser: Browser) -> int:
     return int(browser.script("return document.querySelector('[aria-label^=\"Rounds of\"] tbody')?.rows.length || 0"))
 
 
-@pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_the_page_follows_a_run_in_progress(browser: Browser, tmp_path: Path, width: int) -> None:
-    folder = tmp_path / "run"
+def check_progress(browser: Browser, url: str, run: "subprocess.Popen[bytes]", width: int) -> None:
+    """Open the page of a run in progress on a screen of a width, and check that it follows the run."""
     browser.resize(width, 844, phone=width == NARROW)
+    browser.visit(url)
+    first = eventually(lambda: rows_shown(browser), "the first round on the page")
+    browser.script("window.stays = true; document.querySelector('details').open = true; scrollTo(0, 300)")
+    browser.script("document.querySelector('[aria-label^=\"Rounds of\"] th .sort').click()")
+    browser.script("document.querySelector('[aria-label^=\"Rounds of\"] th .sort').click()")
+    eventually(lambda: rows_shown(browser) > first, "a second drawing")
+    before = round_shown(browser)
+    eventually(lambda: round_shown(browser) > before, "progress")
+    assert run.poll() is None
+    panel = browser.script("return document.querySelector('#live').textContent")
+    assert re.search(r"Running\. Round \d+ of 2000, time left .+, last round .+ ago, no updates rejected", panel)
+    state = browser.script("""
+        const numbers = [...document.querySelectorAll("[aria-label^='Rounds of'] tbody th")];
+        const values = numbers.map((cell) => Number(cell.textContent));
+        return [window.stays, document.querySelector("details").open, scrollY, values[0] > values.at(-1)];
+    """)
+    assert state == [True, True, 300, True]  # no reload; unfolded, scrolled and sorted as before
+    assert browser.script("return document.querySelectorAll('figure > svg').length") >= 5
+
+
+def test_the_page_follows_a_run_in_progress(browser: Browser, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    text = "return document.querySelector('#live').textContent"
     browser.log()
     with watching(folder) as (url, _):
         browser.visit(url)
-        assert "no recorded round yet" in browser.script("return document.querySelector('#live').textContent")
+        assert "no recorded round yet" in browser.script(text)
         with running(folder, "run", "--no-report") as run:
-            first = eventually(lambda: rows_shown(browser), "the first round on the page")
-            browser.script("window.stays = true; document.querySelector('details').open = true; scrollTo(0, 300)")
-            browser.script("document.querySelector('[aria-label^=\"Rounds of\"] th .sort').click()")
-            browser.script("document.querySelector('[aria-label^=\"Rounds of\"] th .sort').click()")
-            eventually(lambda: rows_shown(browser) > first, "a second drawing")
-            before = round_shown(browser)
-            eventually(lambda: round_shown(browser) > before, "progress")
-            assert run.poll() is None
-            panel = browser.script("return document.querySelector('#live').textContent")
-            assert re.search(
-                r"Running\. Round \d+ of 2000, time left .+, last round .+ ago, no updates rejected", panel
-            )
-            state = browser.script("""
-                const numbers = [...document.querySelectorAll("[aria-label^='Rounds of'] tbody th")];
-                const values = numbers.map((cell) => Number(cell.textContent));
-                return [window.stays, document.querySelector("details").open, scrollY, values[0] > values.at(-1)];
-            """)
-            assert state == [True, True, 300, True]  # no reload; unfolded, scrolled and sorted as before
-            assert browser.script("return document.querySelectorAll('figure > svg').length") >= 5
-    eventually(lambda: "has ended" in browser.script("return document.querySelector('#live').textContent"), "the end")
+            eventually(lambda: rows_shown(browser), "the first round on a page that was open before")
+            for width in (NARROW, WIDE):
+                check_progress(browser, url, run, width)
+    eventually(lambda: "has ended" in browser.script(text), "the end")
     assert [entry for entry in browser.log() if "ERR_CONNECTION_REFUSED" not in entry["message"]] == []
 
 
