@@ -20,12 +20,12 @@ from fedcover.federation.run_folder import newest_checkpoint
 from tests.conftest import small_data, small_net
 from tests.laws.strategies import same
 
-Cli = Callable[..., subprocess.CompletedProcess[str]]
+Cli = Callable[..., tuple[int, str, str]]
 
 SETTINGS = [
     "--set", "data.name=digits", "--set", "data.clients=20", "--set", "policy.name=PT",
     "--set", "budgets.code=1111223344",
-    "--set", "local.epochs=500", "--set", "rounds=6", "--quiet", "--no-report",
+    "--set", "local.epochs=500", "--set", "rounds=4", "--quiet", "--no-report",
 ]  # fmt: skip
 
 
@@ -35,26 +35,27 @@ def final_theta(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in load_file(newest).items() if name != "history"}
 
 
-def test_kill_9_in_mid_round_then_resume_gives_the_same_bits(tmp_path: Path, fedcover_cli: Cli) -> None:
+def test_kill_9_in_mid_round_then_resume_gives_the_same_bits(tmp_path: Path, cli: Cli) -> None:
+    """The process that is killed is another one than the one that resumes."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert fedcover_cli("run", *SETTINGS, "--out", str(whole)).returncode == 0
+    assert cli("run", *SETTINGS, "--out", str(whole))[0] == 0
 
     command = [sys.executable, "-m", "fedcover", "run", *SETTINGS, "--out", str(killed)]
     process = subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ))
     history = killed / "history.jsonl"
     deadline = time.time() + 120
-    while time.time() < deadline and (not history.exists() or history.read_text().count("\n") < 3):
+    while time.time() < deadline and (not history.exists() or history.read_text().count("\n") < 2):
         time.sleep(0.005)
-    time.sleep(0.1)  # round 4 has begun: a round takes several times as long
+    time.sleep(0.1)  # round 3 has begun: a round takes several times as long
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert 3 <= history.read_text().count("\n") < 6
+    assert 2 <= history.read_text().count("\n") < 4
     assert not (killed / "summary.json").exists()
 
-    resumed = fedcover_cli("run", "--resume", "--out", str(killed), "--quiet")
-    assert resumed.returncode == 0, resumed.stderr
+    code, _, err = cli("run", "--resume", "--out", str(killed), "--quiet")
+    assert code == 0, err
     assert fc.History.load(killed / "history.jsonl") == fc.History.load(whole / "history.jsonl")
-    assert len(fc.History.load(killed / "history.jsonl")) == 6
+    assert len(fc.History.load(killed / "history.jsonl")) == 4
     assert same(final_theta(killed), final_theta(whole))
     assert any(name.startswith("policy/") for name in final_theta(killed))  # with PT's frozen ranks
 
@@ -255,11 +256,16 @@ def test_one_federation_can_run_twice(small_federation: Callable[..., fc.Federat
     assert federation.run(4) == federation.run(4)
 
 
-def test_same_seed_same_history_in_two_processes(tmp_path: Path, fedcover_cli: Cli) -> None:
+def test_same_seed_same_history_in_two_processes(
+    tmp_path: Path, fedcover_cli: Callable[..., subprocess.CompletedProcess[str]], cli: Cli
+) -> None:
+    """In this process and in one whose hashes of strings differ."""
     short = [*SETTINGS, "--set", "rounds=2", "--set", "local.epochs=1"]
-    for name, hash_seed in (("a", "1"), ("b", "2")):
-        done = fedcover_cli("run", *short, "--out", str(tmp_path / name), env={"PYTHONHASHSEED": hash_seed})
-        assert done.returncode == 0, done.stderr
+    hash_seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    done = fedcover_cli("run", *short, "--out", str(tmp_path / "a"), env={"PYTHONHASHSEED": hash_seed})
+    assert done.returncode == 0, done.stderr
+    code, _, err = cli("run", *short, "--out", str(tmp_path / "b"))
+    assert code == 0, err
     assert fc.History.load(tmp_path / "a/history.jsonl") == fc.History.load(tmp_path / "b/history.jsonl")
     assert same(final_theta(tmp_path / "a"), final_theta(tmp_path / "b"))
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ def command(out: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("mnist_folder")
-def test_progress_and_interruption_of_the_real_command(tmp_path: Path) -> None:
+def test_progress_and_interruption_of_the_real_command(
+    tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
     process = subprocess.Popen(command(tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     first = process.stderr.readline()
@@ -39,8 +42,8 @@ def test_progress_and_interruption_of_the_real_command(tmp_path: Path) -> None:
     assert "--resume" not in rest
     played = len(list(runs.rglob("history.jsonl")))
     assert played == RUNS
-    again = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=240)
-    assert again.returncode == 0, again.stderr
+    code, _, err = cli(*command(tmp_path)[3:])
+    assert code == 0, err
     results = load(tmp_path / "labels.json")
     assert len(results.outcomes) == RUNS
     assert all(outcome.is_sound(3) for outcome in results.outcomes.values())

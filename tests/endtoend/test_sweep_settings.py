@@ -75,7 +75,7 @@ def test_a_sweep_of_simulations_on_flower_with_own_files(cli: Cli, tmp_path: Pat
     changes = ["data.clients=4", "cohort=2", "rounds=3", "local.epochs=1", "budgets.code=1,0.75"]
     changes += [f"model.name={file}:Net", f"data.name={file}:data", f"policy.name={file}:random_weights"]
     changes += [f"task.loss={file}:loss", f"task.metrics={file}:worst", f"callbacks.stop.name={file}:Stop"]
-    changes += ["callbacks.stop.after=2", "engine=serial,flower-sim"]
+    changes += ["callbacks.stop.after=2", "engine=serial,flower-sim", "workers=1"]
     out = tmp_path / "sweep"
     code, printed, err = cli("sweep", *sets(*changes), "--out", str(out), "--no-report")
     assert code == 0, err
