@@ -7,6 +7,7 @@ whole model, and averages may be damped, as a ``Scheme`` declares.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -103,7 +104,7 @@ class Complements:
 
     def refresh(self, local: Tensor, kept: Tensor) -> None:
         """Replace what clients have trained."""
-        self.copy = torch.where(kept.bool(), local, self.copy)
+        self.copy = torch.where(kept, local, self.copy)
 
 
 def play(
@@ -117,47 +118,73 @@ def play(
     drawn: bool = False,
 ) -> Played:
     """Algorithm 1, or another scheme, with the masks [round, client, entry]; each round may draw its clients."""
-    rng = torch.Generator().manual_seed(seed)
-    theta, centres = case.start.expand(copies, -1), case.centres
-    complements = Complements(scheme.complement, bits, theta[:, None, :], masks.shape[1])
-    squared, largest, strayed, errors, deviations, noises = [], 0.0, [], [], [], []
-    gradients, losses, client_losses = [], [float(case.loss(theta).mean())], []
-    weights = [(1 - steps.momentum ** (steps.count - t)) / steps.weight for t in range(steps.count)]
-    for kept in masks.double():
-        slope = case.gradient(theta)
-        squared.append(float(slope.square().sum(-1).mean()))
+    rng, count = torch.Generator().manual_seed(seed), steps.count
+    theta, centres, shape = case.start.expand(copies, -1), case.centres.expand(1, -1, -1), (copies, *masks.shape[1:])
+    complements, several = Complements(scheme.complement, bits, theta[:, None, :], shape[1]), list[Round]()
+    coverage = masks.double().sum(1)
+    damping = (coverage / shape[1]) ** scheme.damping
+    noise = torch.zeros(count, *shape, dtype=torch.float64)
+    for kept, holders, damped in zip(masks, coverage, damping, strict=True):
         if drawn:
-            centres = case.centres[torch.randint(len(case.centres), (copies, kept.shape[0]), generator=rng)]
-        gradients.append(float((slope[:, None, :] * kept).square().sum((-1, -2)).mean()))
-        holders = kept.sum(0)
-        damping = (holders / len(kept)) ** scheme.damping
-        whole = theta[:, None, :]
-        outside = complements.values(whole)
-        local, velocity, far = whole * kept + outside * (1 - kept), torch.zeros_like(whole * kept), 0.0
-        exact, random = torch.zeros_like(local), torch.zeros_like(local)
-        errors.append(((whole - outside) * (1 - kept)).square().sum(-1).mean(0).tolist())
-        for weight in weights:
-            far += float((local - whole).square().sum(-1).mean(0).sum())
-            noise = torch.randn(local.shape, generator=rng, dtype=torch.float64) * case.sigma / local.shape[-1] ** 0.5
-            drift = (local - centres) @ case.curvature
-            exact, random = exact + weight * drift * kept, random + weight * noise * kept
-            gradient = (drift + noise) * kept
-            largest = max(largest, float(gradient.square().sum(-1).mean(0).max()))
-            velocity = steps.momentum * velocity + gradient
+            centres = case.centres[torch.randint(len(case.centres), shape[:2], generator=rng)]
+        if case.sigma:
+            drawings = [torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(count)]
+            noise = torch.stack(drawings) * case.sigma / shape[-1] ** 0.5
+        outside = complements.values(theta[:, None, :])
+        local, velocity, path = torch.where(kept, theta[:, None, :], outside), 0.0, []
+        for error in noise:
+            path.append(local)
+            velocity = steps.momentum * velocity + ((local - centres) @ case.curvature + error) * kept
             local = local - steps.size * velocity
-        strayed.append(far)
-        off = exact.sum(1) / holders - slope
-        deviations.append(float((damping * off.square()).sum(-1).mean()))
-        noises.append(float((damping * random.sum(1) / holders).square().sum(-1).mean()))
+        several.append(Round(theta, outside.expand(shape), centres, noise, torch.stack(path), local))
         complements.refresh(local, kept)
-        client_losses.append(float(case.loss(torch.where(kept.bool(), local, whole)).mean()))
-        theta = theta + damping * ((local * kept).sum(1) / holders - theta)
-        losses.append(float(case.loss(theta).mean()))
-    mean_error, last = sum(map(sum, errors)) / len(errors), float(case.gradient(theta).norm(dim=-1).max())
+        theta = theta + damped * ((local * kept).sum(1) / holders - theta)
+    return measured(case, masks, steps, damping, Round(*map(torch.stack, zip(*several, strict=True))), theta)
+
+
+class Round(NamedTuple):
+    """A round, or many, with an axis for them before all others."""
+
+    theta: Tensor
+    """[copy, entry]."""
+    outside: Tensor
+    """What clients have outside their masks: [copy, client, entry]."""
+    centres: Tensor
+    noise: Tensor
+    """[step, copy, client, entry]."""
+    path: Tensor
+    """The local models before each step: [step, copy, client, entry]."""
+    local: Tensor
+    """Those after the last step."""
+
+
+def measured(case: Quadratic, masks: Tensor, steps: Steps, damping: Tensor, played: Round, last: Tensor) -> Played:
+    """Measure all rounds at once."""
+    kept, thetas = masks.double(), torch.cat([played.theta, last[None]])
+    slopes, whole, holders = case.gradient(played.theta), played.theta[:, :, None, :], kept.sum(1)[:, None, :]
+    drift = (played.path - played.centres[:, None]) @ case.curvature
+    weights = [(1 - steps.momentum ** (steps.count - t)) / steps.weight for t in range(steps.count)]
+    exact, random = (
+        torch.einsum("t,qtcne,qne->qce", torch.tensor(weights, dtype=torch.float64), part, kept) / holders
+        for part in (drift, played.noise)
+    )
+    stochastic = (drift + played.noise) * kept[:, None, None]
+    errors = ((whole - played.outside) * (1 - kept[:, None])).square().sum(-1).mean(1)
+    gradients = (slopes[:, :, None, :] * kept[:, None]).square().sum((-1, -2)).mean(1)
+    trained = torch.where(masks[:, None], played.local, whole)
     return Played(
-        sum(squared) / len(squared), mean_error, largest, strayed, errors, deviations, noises, gradients, losses,
-        client_losses, last,
-    )  # fmt: skip
+        float(slopes.square().sum(-1).mean()),
+        float(errors.sum(1).mean()),
+        float(stochastic.square().sum(-1).mean(2).max()),
+        (played.path - whole[:, None]).square().sum(-1).mean(2).sum((1, 2)).tolist(),
+        errors.tolist(),
+        (damping[:, None] * (exact - slopes).square()).sum(-1).mean(1).tolist(),
+        (damping[:, None] * random).square().sum(-1).mean(1).tolist(),
+        gradients.tolist(),
+        case.loss(thetas).mean(1).tolist(),
+        case.loss(trained).mean((1, 2)).tolist(),
+        float(case.gradient(last).norm(dim=-1).max()),
+    )
 
 
 def spd(rng: torch.Generator, entries: int, low: float, high: float) -> Tensor:
