@@ -20,8 +20,12 @@ POLICIES: dict[str, Callable[[], fc.Policy]] = {
 }
 TOGETHER = [name for name in POLICIES if name != "FeDepth"]
 """Those whose clients can be trained as one batch, and whose budgets limit what they hold."""
-SIZES = (5, 16, 3, 9, 20, 12)
-"""The numbers of examples of clients; in batches of 4, most end with a short one."""
+SIZES = {
+    "linear": (5, 16, 3, 9, 20, 12),
+    "convolutions": (4, 8, 4, 12, 8, 4),
+    "text": (5, 8, 3, 6, 9, 4),
+}
+"""The numbers of examples of clients; in batches of 4, most end with a short one, but for a model with batch norm."""
 KINDS = ("weight", "bias")
 
 
@@ -40,7 +44,7 @@ NETWORKS: dict[str, tuple[Callable[[], ExitModel], Tensor]] = {
 def parts(network: str) -> tuple[fc.Task, fc.Population]:
     """Return a task and clients of unequal sizes; those with batch norm have full batches."""
     make, example = NETWORKS[network]
-    rng, sizes = torch.Generator().manual_seed(0), (4, 8, 4, 12, 8, 4) if network == "convolutions" else SIZES
+    rng, sizes = torch.Generator().manual_seed(0), SIZES[network]
     ends = torch.tensor(sizes).cumsum(0).tolist()
     owned = [torch.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
     with ambient(1, "depth"):
