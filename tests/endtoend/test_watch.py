@@ -24,6 +24,15 @@ Cli = Callable[..., tuple[int, str, str]]
 open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 RUN = ["--set", "data.name=digits", "--set", "data.clients=20", "--set", "local.epochs=1", "--set", "rounds=2000"]
 PATIENCE = 60.0
+PAUSE = """
+import time
+import fedcover as fc
+
+class Pause(fc.Callback):
+    def on_round(self, view):
+        time.sleep(0.1)
+"""
+"""A callback with which a run leaves the processor to the test for most of the time."""
 
 
 @contextmanager
@@ -45,7 +54,9 @@ def watching(folder: Path, *options: str) -> Iterator[tuple[str, "subprocess.Pop
 @contextmanager
 def running(folder: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Start a run or a sweep that takes longer than the test."""
-    settings = [*RUN, "--set", "budgets.code=1111223344", "--quiet", "--out", str(folder)]
+    (pause := folder.with_name("pause.py")).write_text(PAUSE)
+    settings = [*RUN, "--set", "budgets.code=1111223344", "--set", f"callbacks.pause.name={pause}:Pause", "--quiet"]
+    settings += ["--out", str(folder)]
     with subprocess.Popen([sys.executable, "-m", "fedcover", *command, *settings]) as run:
         try:
             yield run
