@@ -271,13 +271,13 @@ def test_a_sweep_in_use_is_refused(cli: Cli, tmp_path: Path) -> None:
 
 KILLED = (
     "data.name=digits", "data.clients=20", "data.partition=dirichlet", "budgets.code=1111223344", "rounds=6",
-    "local.local_steps=60", "local.name=Adam", "local.lr=0.003", "local.keep_moments=true", "engine=serial",
+    "local.local_steps=30", "local.name=Adam", "local.lr=0.003", "local.keep_moments=true", "engine=serial",
     "callbacks.early_stopping.patience=2", "callbacks.early_stopping.min_delta=0.05", "callbacks.keep_best=true",
     "callbacks.csv_log=true", "policy.name=WP,PT",
 )  # fmt: skip
 
 
-def kill_and_resume(tmp_path: Path, kills: int, tag: str) -> None:
+def kill_and_resume(cli: Cli, tmp_path: Path, kills: int, tag: str) -> None:
     """Kill sweeps with SIGKILL at random moments, resume each, and compare the end with an undisturbed sweep."""
     run = [sys.executable, "-m", "fedcover", "sweep", *sets(*KILLED), "--no-report", "--resume", "--quiet", "--out"]
     whole, rng, done, sweeps = tmp_path / "whole", random.Random(tag), 0, 0
@@ -293,7 +293,7 @@ def kill_and_resume(tmp_path: Path, kills: int, tag: str) -> None:
             process.send_signal(signal.SIGKILL)
             if process.wait() != -signal.SIGKILL or (done := done + 1) == kills:
                 break
-        subprocess.run([*run, str(folder)], check=True, timeout=300)
+        assert cli(*run[3:], str(folder))[0] == 0
         check_same(whole, folder)
     print(f"{done} kills of {sweeps} sweeps of {seconds:.1f} s")
 
@@ -316,14 +316,14 @@ def check_same(whole: Path, killed: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_kill_of_a_sweep(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, 1, "quick")
+def test_a_kill_of_a_sweep(cli: Cli, tmp_path: Path) -> None:
+    kill_and_resume(cli, tmp_path, 1, "quick")
 
 
 @slow
 @pytest.mark.timeout(3000)
-def test_fifty_kills_of_sweeps(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, 50, "slow")
+def test_fifty_kills_of_sweeps(cli: Cli, tmp_path: Path) -> None:
+    kill_and_resume(cli, tmp_path, 50, "slow")
 
 
 OWN = """

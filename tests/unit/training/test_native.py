@@ -339,6 +339,10 @@ def test_a_cache_that_cannot_be_written_is_not_an_error(empty_cache: pytest.Monk
 def test_processes_may_compile_at_once_and_later_ones_reuse_the_library(
     empty_cache: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """The compiler waits, so that both are at work, and does not optimise, which takes seconds."""
+    (compiler := tmp_path / "compiler").write_text('#!/bin/sh\nsleep 1\nexec cc "$@" -O0\n')
+    compiler.chmod(0o755)
+    empty_cache.setenv("CC", str(compiler))
     script = "from fedcover.training.steps.native import library; assert library() is not None"
     both = [subprocess.Popen([sys.executable, "-c", script], env={**os.environ}) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
