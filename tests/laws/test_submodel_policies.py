@@ -249,7 +249,7 @@ def test_a_server_step_moves_what_was_averaged_and_nothing_else(step: float, see
 
 
 @given(networks(), widths)
-@settings(max_examples=40)
+@settings(max_examples=80)
 def test_weight_complete_covers_every_weight_within_a_cycle(case: Case, keep: float) -> None:
     """Dealt to one client after another; b^2 sub-models, (2b - 1) b^2 where a group is tied to itself."""
     model, example = case
