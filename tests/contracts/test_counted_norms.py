@@ -1,4 +1,4 @@
-"""Batch norms of short batches: their statistics are those of the real examples, whatever takes the steps."""
+"""Batch norms of short batches: their statistics are those of the real examples, in every kind of steps."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -43,13 +43,13 @@ def test_a_counted_norm_normalises_the_real_examples_as_torch_does(case: str) ->
     d = torch.randn(real, 3, *rest, dtype=torch.float64, generator=rng)
     for padding in (0.0, 1e6):
         x[real:] = padding
-        batch.are(torch.arange(6) < real)
+        batch.set(torch.arange(6) < real)
         out, of_x, *of_parameters = _gradients(counted, x, real, d)
         expected = _gradients(plain, x[:real], real, d)
         assert float(of_x[real:].abs().max()) == 0
         for one, other in zip([out, of_x[:real], *of_parameters], expected, strict=True):
             torch.testing.assert_close(one, other)
-    batch.are(None)
+    batch.set(None)
     torch.testing.assert_close(counted(x), plain(x))
 
 
@@ -58,7 +58,7 @@ def test_a_counted_norm_normalises_the_real_examples_as_torch_does(case: str) ->
 def test_kernels_have_the_statistics_of_real_images(
     added: bool, relu: bool, most_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With several parts of rows, which programs or a kernel of their own combine; the last client has no image."""
+    """With several parts of rows, which programs or a kernel of their own combine."""
     pytest.importorskip("triton")
     from fedcover.engines.vectorized import norms
 
@@ -66,7 +66,7 @@ def test_kernels_have_the_statistics_of_real_images(
     monkeypatch.setattr(norms, "FEW_PARTS", 2 if most_parts == 2 else 16)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rng = torch.Generator().manual_seed(0)
-    counts, (n, b, h, w, c) = (5, 2, 1, 0), (4, 5, 7, 6, 3)
+    counts, (n, b, h, w, c) = (5, 2, 1), (3, 5, 7, 6, 3)
     x, other, d = (torch.randn(n, b, h, w, c, generator=rng) for _ in range(3))
     weight, bias = (torch.randn(n, c, generator=rng) for _ in range(2))
     for client, real in enumerate(counts):
@@ -78,8 +78,7 @@ def test_kernels_have_the_statistics_of_real_images(
     y, statistics = norms.forward(*ours, second, norm, counts=real_counts)
     saved = norms.Saved(ours[0], y, ours[1], ours[2], statistics, real_counts)
     gradients = norms.backward(d.to(device), saved, norm, added)
-    assert bool(torch.stack([tensor[3].isfinite().all() for tensor in (y, gradients.x, gradients.weight)]).all())
-    for client, real in enumerate(counts[:3]):
+    for client, real in enumerate(counts):
         values = [t[client, :real].double().requires_grad_() for t in (x, other)]
         gain, shift = (t[client].double().requires_grad_() for t in (weight, bias))
         images = values[0].permute(0, 3, 1, 2)
@@ -93,16 +92,43 @@ def test_kernels_have_the_statistics_of_real_images(
             torch.testing.assert_close(one.cpu().double(), exact, rtol=1e-4, atol=1e-5)
 
 
-def _jobs(model: nn.Module, shape: tuple[int, ...], sizes: Sequence[int] = (8, 7, 6, 3)) -> list[Job]:
-    x = torch.randn(sum(sizes), *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+def _jobs(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    sizes: Sequence[int] = (8, 7, 6, 3),
+    dtype: torch.dtype = torch.float64,
+) -> list[Job]:
+    x = torch.randn(sum(sizes), *shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
     clients = fc.data.from_parts((x, torch.arange(len(x)) % 3), torch.arange(len(x)).split(list(sizes)))
-    task = fc.Task(model.double())
+    task = fc.Task(model.to(dtype))
     theta = {name: tensor.detach() for name, tensor in task.model.named_parameters()}
     recipe = fc.LocalSGD(2, 4, 0.05, 0.5)
     return [
         Job(task, clients, fc.Client(i, i, fc.Budget()), theta, {}, recipe, fc.Round(1, 0), None)
         for i in range(len(sizes))
     ]
+
+
+def _deep(norms: int) -> nn.Module:
+    blocks = [[nn.BatchNorm1d(5, track_running_stats=False), nn.ReLU(), nn.Linear(5, 5)] for _ in range(norms)]
+    return nn.Sequential(*(layer for block in blocks for layer in block), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_clients_that_have_finished_stay_finite_in_a_deep_network(compiled: bool) -> None:
+    """In float32, in which 20 norms of nothing would overflow."""
+    torch.manual_seed(0)
+    jobs = _jobs(_deep(20), (5,), (7, 3, 16), torch.float32)
+    with fc.Vectorized("cpu", compile=compiled) as engine:
+        assert [update.is_finite() for update in engine.train(jobs)] == [True] * 3
+
+
+def test_deep_networks_in_float64_are_not_refused_for_rounding() -> None:
+    torch.manual_seed(0)
+    jobs = _jobs(_deep(10), (5,), (7, 3, 10))
+    for a, b in zip(fc.Serial(shrink=False).train(jobs), fc.Vectorized("cpu").train(jobs), strict=True):
+        for name, tensor in a.theta.items():
+            torch.testing.assert_close(b.theta[name], tensor, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("images", [False, True])
@@ -134,11 +160,45 @@ class Steps(nn.Sequential):
         return last(rows.view(*input.shape[:2], -1).mean(1))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", ["own type", "other rows"])
-def test_norms_that_cannot_leave_out_padding_are_refused(kind: str) -> None:
+class Asks(nn.Sequential):
+    """A model that asks its norm what it is."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        first, norm, last = self
+        scale = norm.num_features if isinstance(norm, nn.BatchNorm1d) else 1.0
+        return last(norm(first(input)) * scale)  # type: ignore[no-any-return]
+
+
+def test_a_norm_stays_what_it_is_and_may_lack_a_bias() -> None:
     torch.manual_seed(0)
-    norm = OwnNorm(8, track_running_stats=False) if kind == "own type" else nn.BatchNorm1d(8, track_running_stats=False)
-    parts = nn.Linear(5, 8), norm, nn.Linear(8, 3)
-    jobs = _jobs(nn.Sequential(*parts), (5,)) if kind == "own type" else _jobs(Steps(*parts), (3, 5))
-    with pytest.raises(InputError, match=r"cannot leave out the padding of short batches"):
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    norm.bias = None  # type: ignore[assignment]
+    jobs = _jobs(Asks(nn.Linear(5, 8), norm, nn.Linear(8, 3)), (5,))
+    for a, b in zip(fc.Serial(shrink=False).train(jobs), fc.Vectorized("cpu").train(jobs), strict=True):
+        for name, tensor in a.theta.items():
+            torch.testing.assert_close(b.theta[name], tensor, rtol=0, atol=1e-12)
+
+
+def _hooked() -> nn.Module:
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    norm.register_forward_hook(lambda layer, inputs, out: out * 2)
+    return norm
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "own type": (lambda: OwnNorm(8, track_running_stats=False), "a subclass or has hooks, as a OwnNorm"),
+    "hooks": (_hooked, "a subclass or has hooks, as a BatchNorm1d"),
+    "other rows": (lambda: nn.BatchNorm1d(8, track_running_stats=False), "takes 81 rows of 27 examples"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_norms_that_cannot_leave_out_padding_are_refused(kind: str) -> None:
+    """Even if the scores are 0 at first, and depend on nothing."""
+    torch.manual_seed(0)
+    (norm, reason), head = REFUSED[kind], nn.Linear(8, 3)
+    nn.init.zeros_(head.weight)
+    parts = nn.Linear(5, 8), norm(), head
+    jobs = _jobs(Steps(*parts), (3, 5)) if kind == "other rows" else _jobs(nn.Sequential(*parts), (5,))
+    with pytest.raises(InputError, match=f"cannot leave out the padding of short batches .*{reason}"):
         list(fc.Vectorized("cpu").train(jobs))

@@ -38,6 +38,8 @@ LARGEST_VALUE = 2**21
 """Entries of the largest tensor in a forward pass on a CPU: larger ones do not fit into caches, and the system maps new
 memory for each of them, which takes as long as the pass."""
 SMALLEST_CHUNK = 16
+ALIKE = 1e-2
+"""The largest difference between scores in two layouts, as a share of the largest score: products may be in tf32."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of examples that were evaluated so far, over all models, and their total."""
@@ -270,18 +272,16 @@ class _Passes:
 
     def __init__(self) -> None:
         self._most = 1 << 62  # examples at once
-        self._any_layout = True
+        self._takes_channels_last: bool | None = None
 
     def scores(self, model: nn.Module, inputs: Inputs) -> Tensor:
         """Return the scores of inputs, on their device; later passes are not larger than those that fitted."""
-        if self._any_layout and gains_from_channels_last(model, next(iter(parts_of(inputs).values())).device):
-            try:
+        if gains_from_channels_last(model, next(iter(parts_of(inputs).values())).device):
+            if self._takes_channels_last is None:
+                self._takes_channels_last = _takes_channels_last(model, inputs)
+            if self._takes_channels_last:
                 with AnyLayout():
                     return self._divided(model, with_channels_last(inputs))
-            except torch.OutOfMemoryError:
-                raise
-            except Exception:  # such as a view in TorchScript
-                self._any_layout = False
         return self._divided(model, inputs)
 
     def _divided(self, model: nn.Module, inputs: Inputs) -> Tensor:
@@ -303,6 +303,23 @@ class _Passes:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _takes_channels_last(model: nn.Module, inputs: Inputs) -> bool:
+    """Return whether a model gives a few inputs the same scores if their channels are last, up to rounding.
+
+    It does not if it writes through a view, or calls kernels that want another layout.
+    """
+    few = take(inputs, slice(SMALLEST_CHUNK))
+    try:
+        with AnyLayout():
+            last = call_model(model, copy_of(with_channels_last(few))).detach()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return False
+    plain = call_model(model, copy_of(few)).detach()
+    return torch.allclose(last, plain, rtol=0, atol=ALIKE * float(plain.abs().max()), equal_nan=True)
 
 
 class _FirstModel:

@@ -24,7 +24,7 @@ from fedcover.structure.trace import ModelStructure
 
 LONG_ROW = 1 << 16
 """From so many numbers on, a GPU finds all of the smallest k sooner than the k-th: 0.5 ms instead of 16 for ten rows of
-2.4 million, each of which one multiprocessor would search alone."""
+2.4 million. To find the k-th, one multiprocessor searches a row."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _draw(sizes: Sequence[int], keep: float, keys: Sequence[int], device: torch.
 
 def _kth(rows: Tensor, k: int) -> Tensor:
     """Return the k-th smallest number of each row, as a column."""
-    if rows.is_cuda and rows.shape[1] > LONG_ROW:
+    if rows.is_cuda and rows.shape[1] >= LONG_ROW:
         return _largest_of_smallest(rows, k)
     return rows.kthvalue(k, 1, keepdim=True).values
 

@@ -1,4 +1,4 @@
-"""Images with their channels last in memory, as convolutions on a GPU read them: for others they are copied twice."""
+"""Images with their channels last in memory. A convolution on a GPU copies images of another layout twice."""
 
 from typing import Any
 
@@ -18,7 +18,9 @@ class AnyLayout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
             return Tensor.reshape(*args)
-        return args[0].reshape(args[1].shape) if func is Tensor.view_as else func(*args, **(kwargs or {}))
+        if func is Tensor.view_as and not kwargs:
+            return args[0].reshape(args[1].shape)
+        return func(*args, **(kwargs or {}))
 
 
 def gains_from_channels_last(model: nn.Module, device: torch.device) -> bool:

@@ -1,7 +1,7 @@
 """Cells of the referee: one method in one setting with one seed and one step size, and the federation of each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from fedcover.budgets import by_client
@@ -115,7 +115,7 @@ def tuned_setting(setting: Setting) -> Setting:
     >>> tuned_setting(SETTINGS["mnist_writers-cnn/natural/nobody-full"]).mix
     '25-25-25-25'
     """
-    return SETTINGS[f"{setting.problem.name}/{setting.partition}/{setting.tuned_at}"]
+    return SETTINGS[replace(setting, mix=setting.tuned_at, constraint="parameters").name]
 
 
 def population_of(setting: Setting, split: Split, seed: int) -> Population:

@@ -14,8 +14,6 @@ from fedcover_experiments.referee.budgets import within_budget
 from fedcover_experiments.referee.cells import WHOLE_TEST, RefereeCell
 from fedcover_experiments.referee.rows import LevelRow, RefereeRow
 
-LATE = 5
-"""Evaluations at the end of a run over which accuracy is averaged."""
 DIGITS = 4
 PASSES = 3
 """Forward passes that a training step costs: one forward, and about two for the gradients."""
@@ -32,7 +30,7 @@ def measure(cell: RefereeCell, federation: Federation, history: History, test: E
         cell.seed,
         cell.lr,
         cell.rounds,
-        accuracy=_rounded(fmean(value for _, value in curve[-LATE:])),
+        accuracy=_rounded(fmean(value for _, value in curve[-cell.setting.training.late :])),
         **(_by_clients(cell, federation, history, test) if not cell.tuning else {}),
         **_to_target(cell, federation, history),
         gamma_min=history.gamma_min,

@@ -25,7 +25,8 @@ from fedcover_experiments.referee.tables import WORDS, entries_table, methods_ta
 TITLE = "The referee"
 ABOUT = (
     "Methods of the field at the field's own settings, under one protocol that was fixed before the results. "
-    "Accuracy is that of the global model, the mean of the last five evaluations, ± one standard deviation over seeds. "
+    "Accuracy is that of the global model, the mean of the evaluations in the last tenth of the rounds, ± one standard "
+    "deviation over seeds. "
     "Gains are in points, paired by seed, with 95 % intervals; p is corrected by Holm's method over the methods of a "
     "setting."
 )

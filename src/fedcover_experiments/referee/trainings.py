@@ -34,7 +34,12 @@ class Training:
     tested_clients: int = 40
     """The clients whose sub-models are tested after the last round."""
     label: str = ""
-    """What names of settings end with, if there are such with the same data and another training."""
+    """The last part of a setting's name; empty unless another setting has the same data and mix."""
+
+    @property
+    def late(self) -> int:
+        """The evaluations at the end of a run over which accuracy is averaged: those of a tenth of the rounds."""
+        return max(1, self.evaluations // 10)
 
     @property
     def lrs(self) -> tuple[float, ...]:
@@ -111,7 +116,7 @@ OURS = Training(
 )
 OURS_HALF = replace(OURS, rounds=100)
 OURS_SHORT = Training("not published: one epoch of plain SGD with a cosine schedule", 100, 0.1, 10, 1, cosine=True)
-_SHORT: Any = {"evaluations": 10, "tested_clients": 12, "label": "short"}
+_SHORT: Any = {"evaluations": 20, "tested_clients": 12, "label": "short"}
 SHORT = Training(
     "not published: one epoch of HeteroFL's training with a cosine schedule",
     100,

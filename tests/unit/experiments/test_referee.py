@@ -18,7 +18,7 @@ from fedcover.params import count, params_of
 from fedcover_experiments.__main__ import main
 from fedcover_experiments.referee import running
 from fedcover_experiments.referee.budgets import keeps_of, structure_of, within_budget
-from fedcover_experiments.referee.cells import RefereeCell, Selection, federations_of
+from fedcover_experiments.referee.cells import RefereeCell, Selection, federations_of, tuned_setting
 from fedcover_experiments.referee.measures import measure
 from fedcover_experiments.referee.methods import METHODS, method_of
 from fedcover_experiments.referee.rows import LevelRow, RefereeResults, RefereeRow, load_results
@@ -44,6 +44,14 @@ def small_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def selection(methods: str, rounds: int = 4, seeds: int = 2) -> Selection:
     return Selection.of("mnist_writers-mlp/natural/25-25-25-25,*-mlp/natural/nobody-full", methods, seeds, rounds)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_is_tuned_with_its_own_training(name: str) -> None:
+    setting = SETTINGS[name]
+    tuned = tuned_setting(setting)
+    assert (tuned.problem, tuned.partition, tuned.training) == (setting.problem, setting.partition, setting.training)
+    assert tuned.mix == setting.tuned_at
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if within_budget(METHODS[name], EVEN)])

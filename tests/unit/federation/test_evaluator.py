@@ -217,26 +217,34 @@ def test_passes_that_do_not_fit_into_memory_are_divided() -> None:
 
 
 class Convolved(nn.Module):
-    """A network with a view; it notes whether the channels of its inputs are last, and may refuse such inputs."""
+    """A network with views, which notes whether the channels of its inputs are last."""
 
-    def __init__(self, refuses: bool) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
         self.conv, self.layer = nn.Conv2d(2, 6, 3), nn.Linear(6 * 36, 4)
-        self.refuses, self.last = refuses, list[bool]()
+        self.kind, self.last = kind, list[bool]()
 
     def forward(self, x: Tensor) -> Tensor:
         self.last.append(not x.is_contiguous())
-        if self.refuses and self.last[-1]:
+        if self.kind == "refuses" and self.last[-1]:
             raise RuntimeError("a kernel of its own wants the channels first")
-        scores: Tensor = self.layer(self.conv(x).view(x.size(0), -1))
+        hidden = self.conv(x)
+        if self.kind == "writes":
+            hidden.view(x.size(0), -1)[:, ::2] = 1.0
+        scores: Tensor = self.layer(hidden.view(x.size(0), -1))
         return scores
 
 
-@pytest.mark.parametrize("refuses", [False, True])
-def test_images_have_their_channels_last_where_that_is_faster(refuses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that refuses them is asked once."""
+@pytest.mark.parametrize(
+    ("kind", "layouts_seen"),
+    [("reads", [True, False, True, True]), ("refuses", [True, False, False]), ("writes", [True, False, False, False])],
+)
+def test_images_have_their_channels_last_where_that_is_faster(
+    kind: str, layouts_seen: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that refuses them, or writes through a view of them, is tried with a few of them only."""
     inputs, results = torch.randn(60, 2, 8, 8), []
-    data, model = fc.Examples(inputs, torch.arange(60) % 4, classes=4), Convolved(refuses)
+    data, model = fc.Examples(inputs, torch.arange(60) % 4, classes=4), Convolved(kind)
     theta, masks = params_of(model), [{"layer.weight": torch.rand(4, 216) > 0.5}]
     for device in ("none", "cpu"):
         monkeypatch.setattr(layouts, "GAINING", (device,))
@@ -244,12 +252,13 @@ def test_images_have_their_channels_last_where_that_is_faster(refuses: bool, mon
         score, accuracy = evaluator.evaluate(theta, data, clients=local(masks))
         (scratch,) = evaluator._scratches.values()
         assert isinstance(scratch, Convolved)
-        results.append((score.accuracy, accuracy, score.loss, scratch.last[-3:]))
+        results.append((score.accuracy, accuracy, score.loss, scratch.last))
     plain, last = results
     assert plain[:2] == last[:2]
     assert plain[2] == pytest.approx(last[2], rel=1e-6)
+    seen = last[3][len(plain[3]) - 2 :]
     assert not any(plain[3])
-    assert last[3] == ([True, False, False] if refuses else [True] * len(last[3]))
+    assert seen == layouts_seen
 
 
 def test_the_number_of_a_mask_does_not_depend_on_other_masks() -> None:

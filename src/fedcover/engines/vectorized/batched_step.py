@@ -298,7 +298,7 @@ def _client_gradients(
     ) -> Tensor:
         (stream.key, distil), stream.step = keys, step
         if batch is not None:
-            batch.are(real)
+            batch.set(real)
         own_loss = partial(loss, distil=distil) if isinstance(loss, ExitLoss) else loss
         with layout():
             with precision.passes(device):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcover.engines.vectorized.convolutions import has_own_forward, is_plain
-from fedcover.engines.vectorized.counted_norms import CountedNorm
+from fedcover.engines.vectorized.counted_norms import CountedNorm2d
 from fedcover.engines.vectorized.operands import ProductOperand, operand
 from fedcover.engines.vectorized.over_stacks import over_stacks
 from fedcover.engines.vectorized.side_stream import SideStream, SideWork
@@ -186,10 +186,10 @@ class ImageNorm(nn.Module):
         batch: The real examples of each batch, which have the statistics of a batch norm; None if all are real.
     """
 
-    def __init__(self, layer: nn.BatchNorm2d | nn.GroupNorm | CountedNorm) -> None:
+    def __init__(self, layer: nn.BatchNorm2d | nn.GroupNorm) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
-        self.batch = layer.batch if isinstance(layer, CountedNorm) else None
+        self.batch = layer.batch if isinstance(layer, CountedNorm2d) else None
         self.groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else 0
 
     def forward(self, input: Tensor) -> Tensor:
@@ -269,10 +269,9 @@ def _is_product(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     return is_plain(layer) and layer.weight.dtype == torch.float32
 
 
-def _is_norm(layer: nn.Module) -> TypeGuard[nn.BatchNorm2d | nn.GroupNorm | CountedNorm]:
-    if isinstance(layer, CountedNorm):
-        return layer.of_images and layer.weight is not None and layer.weight.dtype == torch.float32
-    if type(layer) not in (nn.BatchNorm2d, nn.GroupNorm) or has_own_forward(layer):
+def _is_norm(layer: nn.Module) -> TypeGuard[nn.BatchNorm2d | nn.GroupNorm]:
+    if type(layer) not in (nn.BatchNorm2d, nn.GroupNorm, CountedNorm2d) or has_own_forward(layer):
         return False
     averages = isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None
-    return bool(layer.affine) and not averages and layer.weight.dtype == torch.float32
+    has_both = layer.weight is not None and layer.bias is not None
+    return has_both and not averages and layer.weight.dtype == torch.float32

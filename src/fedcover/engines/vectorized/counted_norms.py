@@ -1,6 +1,7 @@
 """Batch norms whose statistics are those of the real examples of a batch, and not of its padding."""
 
-from typing import TypeGuard
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -10,43 +11,33 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedcover.engines.vectorized.convolutions import has_own_forward
 from fedcover.errors import InputError
 
-COUNTED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""The types of layers that are replaced."""
-
 
 class RealExamples:
-    """The real examples of the current batch, which come first in it; all norms of a model and of its copies share it.
+    """The real examples of the current batch, which come first in it; all batch norms of a model read them.
 
     Attributes:
-        real: Whether each example is real; None if all are.
-        count: The number of real examples.
+        real: Whether each example has a part in the statistics; None if all have.
+        count: The number of these examples.
     """
 
     def __init__(self) -> None:
         self.real: Tensor | None = None
         self.count: Tensor | None = None
 
-    def __deepcopy__(self, memo: object) -> "RealExamples":
-        return self
+    def set(self, real: Tensor | None) -> None:
+        """Set which examples of the next batch are real.
 
-    def are(self, real: Tensor | None) -> None:
-        """Set which examples of the next batch are real."""
-        self.real = real
-        self.count = None if real is None else real.sum(dtype=torch.int32)
+        If none is, the client has finished, and its padding has a part in the statistics: without any, deep networks
+        would overflow.
+        """
+        self.real = None if real is None else real | ~real.any()
+        self.count = None if self.real is None else self.real.sum(dtype=torch.int32)
 
 
-class CountedNorm(nn.Module):
-    """A static batch norm, with the same parameters, whose statistics are those of the real examples.
+class CountedNorm(_BatchNorm):
+    """A static batch norm whose statistics are those of the real examples."""
 
-    Args:
-        norm: The layer.
-        batch: The real examples.
-    """
-
-    def __init__(self, norm: _BatchNorm, batch: RealExamples) -> None:
-        super().__init__()
-        self.weight, self.bias, self.eps, self.batch = norm.weight, norm.bias, norm.eps, batch
-        self.of_images = isinstance(norm, nn.BatchNorm2d)
+    batch: RealExamples
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalised batch.
@@ -65,30 +56,58 @@ class CountedNorm(nn.Module):
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
         real = self.batch.real.view(-1, *[1] * (x.ndim - 1))
-        count = (real.sum() * x[0, 0].numel()).clamp_min(1)
+        count = real.sum() * x[0, 0].numel()
         off = x - torch.where(real, x, 0.0).sum(axes, keepdim=True) / count
         variance = torch.where(real, off, 0.0).square().sum(axes, keepdim=True) / count
         normal = off * (variance + self.eps).rsqrt()
         if self.weight is not None:
-            normal = normal * self.weight.view(shape) + self.bias.view(shape)
+            normal = normal * self.weight.view(shape)
+        if self.bias is not None:
+            normal = normal + self.bias.view(shape)
         return normal.to(input.dtype)
 
 
-def count_examples(model: nn.Module) -> RealExamples:
-    """Replace the batch norms of a scratch model, in place; return what must be set before each of its passes.
+class CountedNorm1d(CountedNorm, nn.BatchNorm1d):
+    """The form of ``nn.BatchNorm1d``."""
 
-    Batch norms of types of their own, or with a forward pass of their own, stay.
+
+class CountedNorm2d(CountedNorm, nn.BatchNorm2d):
+    """The form of ``nn.BatchNorm2d``."""
+
+
+class CountedNorm3d(CountedNorm, nn.BatchNorm3d):
+    """The form of ``nn.BatchNorm3d``."""
+
+
+COUNTED: dict[type[nn.Module], type[CountedNorm]] = {
+    nn.BatchNorm1d: CountedNorm1d,
+    nn.BatchNorm2d: CountedNorm2d,
+    nn.BatchNorm3d: CountedNorm3d,
+}
+"""The form of each type of layers that can leave out padding."""
+
+
+def count_examples(model: nn.Module) -> RealExamples:
+    """Have the batch norms of a scratch model read the real examples of a batch, which must be set before each pass.
+
+    Raises:
+        InputError: If a batch norm has hooks, or is of another type.
     """
     batch = RealExamples()
-    counted: dict[nn.Module, CountedNorm] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # one layer may have several names
-            if _is_counted(child):
-                setattr(parent, name, counted.setdefault(child, CountedNorm(child, batch)))
+    for layer in _of_batches(model):
+        if type(layer) not in COUNTED or has_own_forward(layer):
+            raise InputError(
+                f"engine=vectorized cannot leave out the padding of short batches in a batch norm that is a subclass or"
+                f" has hooks, as a {type(layer).__name__} of the model; give every client a multiple of the batch size"
+                f" of examples, or use engine=processes"
+            )
+        layer.__class__ = COUNTED[type(layer)]
+        cast(CountedNorm, layer).batch = batch
     return batch
 
 
-def _is_counted(layer: nn.Module | None) -> TypeGuard[_BatchNorm]:
-    if not isinstance(layer, _BatchNorm):
-        return False
-    return type(layer) in COUNTED and layer.running_mean is None and not has_own_forward(layer)
+def _of_batches(model: nn.Module) -> Iterator[_BatchNorm]:
+    """Yield the batch norms that normalise by the statistics of a batch; others have averages that do not change."""
+    for layer in model.modules():
+        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+            yield layer

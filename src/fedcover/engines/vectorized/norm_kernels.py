@@ -17,10 +17,10 @@ SIZES = ["R", "IMAGE", "PARTS", "SEGMENTS", "EACH", "SIZE", "SPAN"]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _real_rows(counts, segment, R, IMAGE, COUNTED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the number of rows of a segment that have statistics, at least 1."""
+    """Return the number of rows of a segment that have a part in its statistics."""
     rows = R
     if COUNTED:
-        rows = tl.maximum(tl.load(counts + segment) * IMAGE, 1)
+        rows = tl.load(counts + segment) * IMAGE
     return rows
 
 

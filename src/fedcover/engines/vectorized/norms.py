@@ -100,8 +100,8 @@ def forward(
         added: What is added to the normalised images, or None.
         norm: What to do.
         moments: The moments of parts of the rows, for batch norm, if they are known.
-        counts: For batch norm, how many of each client's images are real; they come first. By default all are. The
-            statistics are those of real images.
+        counts: For batch norm, how many of each client's images have a part in the statistics, at least one; they come
+            first. By default all have.
     """
     check_entries(x.shape)
     if len(chunks := _chunks(x, norm)) > 1:

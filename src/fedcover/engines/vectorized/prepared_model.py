@@ -5,15 +5,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from fedcover.engines.vectorized.counted_norms import RealExamples, count_examples
+from fedcover.engines.vectorized.counted_norms import RealExamples
 from fedcover.engines.vectorized.layers import Arithmetic, Layers, choose_layers
 from fedcover.engines.vectorized.refusals import (
+    leave_out_padding,
     refuse_joint_losses,
-    refuse_joint_scores,
     refuse_randomness,
     refuse_recipes_of_one_step_size,
 )
-from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.dropout import Stream, with_keyed_dropout
 from fedcover.training.client import Job
 
@@ -26,7 +25,7 @@ class PreparedModel(NamedTuple):
     parameters: dict[str, nn.Parameter]
     """The parameters in the model's order: a graph of its layers has them in the order in which they are used."""
     batch: RealExamples | None
-    """What batch norms are told of each batch, so that padding is not in their statistics; None without padding."""
+    """The real examples of the current batch, which batch norms read; None without padding or batch norms."""
 
 
 def prepare_model(model: nn.Module, job: Job, full: bool, arithmetic: Arithmetic) -> PreparedModel:
@@ -50,8 +49,7 @@ def prepare_model(model: nn.Module, job: Job, full: bool, arithmetic: Arithmetic
     batch = None
     if not full:
         refuse_joint_losses(keyed, job)
-        batch = count_examples(keyed) if has_statistics(keyed) else None
-        refuse_joint_scores(keyed, job, batch)
+        batch = leave_out_padding(keyed, job)
     refuse_recipes_of_one_step_size(job.recipe)
     parameters = dict(keyed.named_parameters())
     return PreparedModel(choose_layers(keyed, example, arithmetic), stream, parameters, batch)

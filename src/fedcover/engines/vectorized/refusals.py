@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from fedcover.data import Examples
 from fedcover.data.inputs import copy_of, count, take
 from fedcover.engines.client_trainer import ClientTrainer
-from fedcover.engines.vectorized.counted_norms import RealExamples
+from fedcover.engines.vectorized.counted_norms import RealExamples, count_examples
 from fedcover.errors import InputError
 from fedcover.params import on_device
 from fedcover.seeding import seeded
+from fedcover.structure.batch_norm import has_statistics
 from fedcover.structure.calls import call_model, first_line
 from fedcover.structure.dropout import draws, silent_dropout
 from fedcover.training.client import Job
@@ -109,27 +110,30 @@ def refuse_joint_losses(model: nn.Module, job: Job) -> None:
         )
 
 
-def refuse_joint_scores(model: nn.Module, job: Job, batch: RealExamples | None = None) -> None:
-    """Raise InputError if the scores of an example depend on others of its batch, as padding would be among them.
+def leave_out_padding(model: nn.Module, job: Job) -> RealExamples | None:
+    """Have the batch norms of a scratch model, which is changed in place, leave out the padding of short batches.
 
-    Args:
-        model: The model.
-        job: A job that it is trained for.
-        batch: What its batch norms are told of each batch, if it has any: they depend on real examples only.
+    Returns:
+        What must be set before each forward pass; None for a model without batch norms.
+
+    Raises:
+        InputError: If the scores of an example depend on others of its batch in another way.
     """
     examples = job.population.examples
     with seeded(0, "look"), torch.no_grad(), silent_dropout():
         inputs, _ = examples.read(_one_of_each_label(examples))
-        rows = count(inputs) // 2
-        if rows < (1 if batch is None else 2):  # one example may have no statistics
-            return
-        apart = call_model(model, copy_of(take(inputs, slice(rows))))
+        statistics = has_statistics(model)
+        rows = max(count(inputs) // 2, 2 if statistics else 1)  # one example may have no statistics
+        apart = call_model(model, copy_of(take(inputs, slice(rows)))) if rows < count(inputs) else None
+        batch = count_examples(model) if statistics else None
+        if apart is None:
+            return batch
         if batch is not None:
-            batch.are(torch.arange(count(inputs)) < rows)
+            batch.set(torch.arange(count(inputs)) < rows)
         together = call_model(model, copy_of(inputs))
         if batch is not None:
-            batch.are(None)
-    close = 1e-3 if together.dtype == torch.float32 else 4 * torch.finfo(together.dtype).eps
+            batch.set(None)
+    close = max(1e-3, 4 * torch.finfo(together.dtype).eps)
     atol = close * max(1e-6, float(apart.abs().max()))
     if not torch.allclose(together[:rows], apart, rtol=0, atol=atol, equal_nan=True):
         size, name = job.recipe.batch_size, type(job.task.model).__name__
@@ -139,6 +143,7 @@ def refuse_joint_scores(model: nn.Module, job: Job, batch: RealExamples | None =
             f" examples, or use engine=processes (attention between examples often means that batch_first=True is"
             f" missing)"
         )
+    return batch
 
 
 def refuse_recipes_of_one_step_size(recipe: Recipe) -> None:
