@@ -292,6 +292,18 @@ def test_a_federation_is_one_batch_even_if_some_of_its_clients_train_plainly(mon
     assert sizes == [4]
 
 
+def test_clients_with_many_steps_are_a_batch_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, engine = count_batched_steps(monkeypatch), Vectorized("cpu")
+    playing = images(serial(), "mlp", "full", sizes=(4, 40, 8, 48, 4, 44, 8, 40))
+    playing = replace(playing, cohort=8, budgets=fc.by_slot("8x1"))
+    jobs = playing.begin_round(playing.start()).jobs
+    updates = list(engine.train(jobs))
+    assert sizes == [4]  # one step of four clients, used twice
+    assert [update.client for update in updates] == [job.client.id for job in jobs]
+    for expected, actual in zip(serial().train(jobs), updates, strict=True):
+        assert max(float((expected.theta[n] - actual.theta[n]).abs().max()) for n in actual.theta) < TOLERANCE
+
+
 def test_a_step_with_masks_replaces_one_without_and_serves_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, engine = count_batched_steps(monkeypatch), Vectorized("cpu")
     playing = images(Serial(shrink=False), "mlp", "full", sizes=(8, 8, 8, 8))

@@ -24,6 +24,7 @@ from fedcover.engines.vectorized.chain_step import ChainStep
 from fedcover.engines.vectorized.client_indices import ClientIndices
 from fedcover.engines.vectorized.launch import compile_kernels, prepare_in_background
 from fedcover.engines.vectorized.layers import Arithmetic
+from fedcover.engines.vectorized.lengths import FEWEST, FEWEST_ON_GPU, of_similar_length
 from fedcover.engines.vectorized.precision import Precision
 from fedcover.engines.vectorized.refusals import checked_device, only_together
 from fedcover.engines.vectorized.side_stream import behind, urgent_stream
@@ -104,6 +105,7 @@ class Vectorized(Engine):
         self._sub_models = SubModels()
         self._indices = ClientIndices(self.device)
         self._compiled: set[Any] = set()
+        self._fewest = FEWEST if self.device.type == "cpu" else FEWEST_ON_GPU
         if self.device.type == "cuda":
             self.together, self.ahead = 16, 2
             prepare_in_background()
@@ -152,8 +154,10 @@ class Vectorized(Engine):
         batches = []
         for key, numbers in groups.items():
             untrained = untrained_tensors([jobs[n] for n in numbers], self._arithmetic.compiled)
-            for start in range(0, len(numbers), self._steps.most):
-                batches.append(_Batch(key._replace(untrained=untrained), numbers[start : start + self._steps.most]))
+            steps = [jobs[n].recipe.steps(jobs[n].examples) for n in numbers]
+            for similar in of_similar_length(numbers, steps, self._fewest):
+                for start in range(0, len(similar), self._steps.most):
+                    batches.append(_Batch(key._replace(untrained=untrained), similar[start : start + self._steps.most]))
         self._compile_together(parts, batches)
         return self._in_order(parts, batches, self._start_together(parts, batches))
 
