@@ -155,6 +155,17 @@ def chain(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 3))
 
 
+def two_names() -> nn.Module:
+    shared = nn.Linear(8, 8)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), shared, nn.Tanh(), shared, nn.Tanh(), nn.Linear(8, 3))
+
+
+def tied() -> nn.Module:
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 3))
+    net[4].weight = net[2].weight
+    return net
+
+
 def normed() -> nn.Module:
     norm = nn.BatchNorm1d(8)
     nn.init.constant_(norm.bias, 0.5)  # at 0, rounding decides whether a ReLU passes a channel without inputs
@@ -220,6 +231,8 @@ CASES = [
         "",
         ONLY_DROPOUT,
     ),
+    Case("a layer with two names", two_names),
+    Case("a weight of two layers", tied),
     Case("batch norm, full batches", normed),
     Case("batch norm, a short last batch", normed, sizes=(8, 7, 8)),
     Case("examples of a batch that are mixed, full batches", lambda: Odd(centred)),

@@ -23,10 +23,33 @@ def call_output(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def call_with(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
-    """Return the scores of a model under other parameters than its own."""
+    """Return the scores of a model under other parameters than its own; its own are as before afterwards.
+
+    A tensor that is at several places of the model has one of their names.
+    """
+    replaced: dict[str, Tensor] = {}
+    for places in _places(model):
+        name = next((place for place in places if place in parameters), None)
+        replaced |= {place: parameters.get(place, parameters[name]) for place in places} if name else {}
+    replaced |= {name: tensor for name, tensor in parameters.items() if name not in replaced}
+    arguments, named = (inputs if isinstance(inputs, tuple) else (inputs,)), None
     if isinstance(inputs, dict):
-        return scores_of(functional_call(model, dict(parameters), (), inputs))
-    return scores_of(functional_call(model, dict(parameters), inputs if isinstance(inputs, tuple) else (inputs,)))
+        arguments, named = (), inputs
+    return scores_of(functional_call(model, replaced, arguments, named, tie_weights=False))
+
+
+def _places(model: nn.Module) -> list[list[str]]:
+    """Return the places of each tensor of a model.
+
+    A layer with several names counts once: torch's own search would replace its tensors for each name, and restore them
+    to what the first replacement was.
+    """
+    places: dict[int, list[str]] = {}
+    for path, layer in model.named_modules():
+        for name, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
+            if tensor is not None:
+                places.setdefault(id(tensor), []).append(f"{path}.{name}" if path else name)
+    return list(places.values())
 
 
 def scores_of(output: Any) -> Tensor:
