@@ -23,8 +23,8 @@ from fedcover.seeding import Round, random_numbers
 from fedcover.structure.trace import ModelStructure
 
 LONG_ROW = 1 << 16
-"""From so many numbers on, a GPU finds all of the smallest k sooner than the k-th, for which one multiprocessor searches a
-row."""
+"""From so many numbers on, a GPU finds all of the smallest k sooner than the k-th, for which it searches a row with one
+multiprocessor."""
 
 
 @dataclass(frozen=True)

@@ -172,13 +172,14 @@ def tuned_lr(results: RefereeResults, setting: Setting, method: Method, selectio
 
 
 def _batches(cells: Sequence[RefereeCell]) -> list[list[RefereeCell]]:
-    """Return cells in batches that are run in lockstep: one method, problem, partition and number of rounds."""
+    """Return cells in batches that are run in lockstep: of one method, problem, partition and number of rounds."""
     groups: dict[object, list[RefereeCell]] = {}
     for cell in cells:
         setting = cell.setting
         key = (setting.problem.name, setting.partition, setting.training, cell.rounds, cell.method.name, cell.tuning)
         groups.setdefault(key, []).append(cell)
-    return list(groups.values())
+    together = ((group, group[0].setting.problem.together) for group in groups.values())
+    return [group[start : start + most] for group, most in together for start in range(0, len(group), most)]
 
 
 _splits: dict[tuple[str, str | None], Split] = {}

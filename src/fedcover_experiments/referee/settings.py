@@ -42,6 +42,8 @@ class Problem:
     seeds: int = 5
     crop_flip: bool = False
     """Whether images are cropped and flipped in training."""
+    together: int = 20
+    """The most runs of a batch, which is stored when it ends."""
 
     @property
     def name(self) -> str:
@@ -110,7 +112,7 @@ class Setting:
 MNIST_CNN = Problem("mnist", "cnn", 0.98)
 WRITERS_CNN = Problem("mnist_writers", "cnn", 0.98, clients=539)
 QUICKDRAW_CNN = Problem("quickdraw", "cnn", 0.5, examples=27_600)
-CIFAR10_RESNET18 = Problem("cifar10", "resnet18", 0.6, examples=50_000, seeds=3, crop_flip=True)
+CIFAR10_RESNET18 = Problem("cifar10", "resnet18", 0.6, examples=50_000, seeds=3, crop_flip=True, together=4)
 SHAKESPEARE_LSTM = Problem("shakespeare", "lstm", 0.45, clients=631, examples=40_067)
 WRITERS_MLP = Problem("mnist_writers", "mlp", 0.85, clients=539)
 MNIST_MLP = Problem("mnist", "mlp", 0.85)

@@ -39,11 +39,21 @@ def small_split() -> Split:
 @pytest.fixture
 def small_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "load", lambda name, folder: small_split())
-    running._splits.clear()
+    monkeypatch.setattr(running, "_splits", {})  # other tests read the whole data
 
 
 def selection(methods: str, rounds: int = 4, seeds: int = 2) -> Selection:
     return Selection.of("mnist_writers-mlp/natural/25-25-25-25,*-mlp/natural/nobody-full", methods, seeds, rounds)
+
+
+def test_batches_of_a_large_network_are_small() -> None:
+    for settings, most in (("*resnet18/*/short", 4), ("cifar10-lenet", 20)):
+        chosen = Selection.of(settings, "HeteroFL,FedRolex", 0, 0)
+        cells = [cell for method in chosen.methods for s in chosen.settings for cell in chosen.cells(s, method, 0.1)]
+        batches = running._batches(cells)
+        assert sorted(cell.name for batch in batches for cell in batch) == sorted(cell.name for cell in cells)
+        assert max(map(len, batches)) == most
+        assert all(len({cell.method.name for cell in batch}) == 1 for batch in batches)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
