@@ -117,17 +117,11 @@ OURS = Training(
 OURS_HALF = replace(OURS, rounds=100)
 OURS_SHORT = Training("not published: one epoch of plain SGD with a cosine schedule", 100, 0.1, 10, 1, cosine=True)
 _SHORT: Any = {"evaluations": 20, "tested_clients": 12, "label": "short"}
-SHORT = Training(
-    "not published: one epoch of HeteroFL's training with a cosine schedule",
-    100,
-    0.03,
-    10,
-    1,
-    None,
-    0.9,
-    5e-4,
-    1.0,
-    cosine=True,
+SHORT = replace(
+    OURS,
+    source="not published: one epoch of HeteroFL's training with a cosine schedule",
+    rounds=100,
+    epochs=1,
     **_SHORT,
 )
 SHAKESPEARE_SHORT = replace(

@@ -27,8 +27,8 @@ class RealExamples:
     def set(self, real: Tensor | None) -> None:
         """Set which examples of the next batch are real.
 
-        If none is, the client has finished, and its padding has a part in the statistics: without any, deep networks
-        would overflow.
+        If none is, the client has finished. Its padding then counts as real: without statistics, the values of deep
+        networks would overflow.
         """
         self.real = None if real is None else real | ~real.any()
         self.count = None if self.real is None else self.real.sum(dtype=torch.int32)

@@ -1,9 +1,9 @@
-"""Batches of clients with similar numbers of steps: a client that has ended is computed with until the last one has."""
+"""Batches of clients with similar numbers of steps, since a client that has ended costs as much as one that trains."""
 
 from collections.abc import Sequence
 
 FEWEST, FEWEST_ON_GPU = 4, 16
-"""With fewer clients, a step takes hardly less time."""
+"""The fewest clients of a batch; with fewer, a step takes hardly less time."""
 SAVING = 0.2
 """The share of the work that two batches must save in place of one."""
 
@@ -14,7 +14,7 @@ def of_similar_length(numbers: Sequence[int], steps: Sequence[int], fewest: int)
     Args:
         numbers: The numbers of the jobs.
         steps: How many steps each of them takes.
-        fewest: The fewest clients of a batch of a part of them.
+        fewest: The fewest jobs of a batch that has only a part of them.
 
     >>> of_similar_length([4, 5, 6, 7], [10, 100, 12, 90], fewest=2)
     [[5, 7], [4, 6]]
